@@ -1,0 +1,90 @@
+"""Packaging of PaSE: `pip install -e ".[mesh]"`, with `-c constraints.txt` for the versions known to work together."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+# Networks live in ./models and are installed as pase.models. In a checkout pase/models is a link to them, with which
+# pase is laid out as it is imported: mypy follows it, and an editable installation is one line in a .pth file instead
+# of an import hook that every start of Python pays for. Where links were lost on the way, the folder is named.
+if (ROOT / "pase" / "models").is_dir():
+    PACKAGES = find_packages(include=["pase", "pase.*"])
+    PACKAGE_DIR = {"": "."}
+else:
+    PACKAGES = [
+        *find_packages(include=["pase", "pase.*"]),
+        "pase.models",
+        *(f"pase.models.{name}" for name in find_packages("models")),
+    ]
+    PACKAGE_DIR = {"pase.models": "models"}
+
+EXTRAS = {
+    # What emitted programs run on, and the assignment problem that places shards on devices.
+    "mesh": ["tensorflow-cpu==2.21.*", "mesh-tensorflow==0.1.21", "scipy>=1.13"],
+    # Front ends: each one imports models of one framework.
+    "onnx": ["onnx>=1.17"],
+    "torch": ["torch>=2.6"],
+    "keras": ["keras>=3.8", "tensorflow-cpu==2.21.*"],
+    "jax": ["jax>=0.5"],
+    "report": ["jinja2>=3.1"],
+    "dev": [
+        "hypothesis>=6.100",
+        "jsonschema>=4.23",
+        "mypy>=1.15",
+        "pre-commit>=4.0",
+        "pytest>=8.3",
+        "pytest-cov>=6.0",
+        "pytest-xdist>=3.6",
+        "ruff>=0.9",
+        "scipy-stubs>=1.15",
+        "types-jsonschema>=4.23",
+    ],
+}
+
+
+def version() -> str:
+    """Return `pase.__version__`, read as text because importing pase needs what is not installed yet."""
+    text = (ROOT / "pase" / "_version.py").read_text(encoding="utf-8")
+    found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError('pase/_version.py holds no line of the form __version__ = "1.2.3"')
+    return found[1]
+
+
+def long_description() -> str:
+    """Return the README, or nothing where it is not shipped."""
+    readme = ROOT / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.is_file() else ""
+
+
+setup(
+    name="pase",
+    version=version(),
+    description="Finds the cheapest way to train a neural network on many devices, and writes the parallel program",
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Environment :: Console",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    # Only what was tried.
+    python_requires=">=3.11,<3.12",
+    install_requires=["click>=8.1", "networkx>=3.2", "numpy>=2.0", "rich>=13.7"],
+    extras_require=EXTRAS,
+    packages=PACKAGES,
+    package_dir=PACKAGE_DIR,
+    package_data={"pase": ["py.typed", "**/*.json", "**/*.toml"], "pase.models": ["**/*.json", "**/*.toml"]},
+    include_package_data=False,
+    zip_safe=False,
+    entry_points={"console_scripts": ["pase = pase.cli:main"]},
+)
