@@ -1,0 +1,126 @@
+"""Reading documents (JSON, TOML) that come from outside, and replacing files atomically.
+
+Every value is asked for by type; what is not as expected raises the caller's PaseError with the field's path.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from sys import float_info
+
+from pase.errors import PaseError
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A value in a document.
+
+    path: where it stands, "levels[1].name". error: what to raise. source: what messages call the file.
+    """
+
+    value: object
+    path: str
+    error: type[PaseError]
+    source: str
+
+    def fail(self, problem: str) -> PaseError:
+        """Return the error that says what is wrong with this field."""
+        return self.error(f"{self.source}: {self.path or 'the document'} {problem}")
+
+    def __getitem__(self, key: str) -> "Field":
+        """Return a member of an object."""
+        found = self.get(key)
+        if found is None:
+            raise self._child(key, None).fail("is missing")
+        return found
+
+    def get(self, key: str) -> "Field | None":
+        """Return a member of an object, None if it is absent."""
+        if not isinstance(self.value, dict):
+            raise self.fail(f"is {_shown(self.value)}; expected an object")
+        return self._child(key, self.value[key]) if key in self.value else None
+
+    def members(self) -> Iterator[tuple[str, "Field"]]:
+        """Yield the members of an object in order."""
+        if not isinstance(self.value, dict):
+            raise self.fail(f"is {_shown(self.value)}; expected an object")
+        for key, value in self.value.items():
+            yield str(key), self._child(str(key), value)
+
+    def items(self) -> tuple["Field", ...]:
+        """Return the elements of an array."""
+        if not isinstance(self.value, list):
+            raise self.fail(f"is {_shown(self.value)}; expected an array")
+        return tuple(Field(v, f"{self.path}[{i}]", self.error, self.source) for i, v in enumerate(self.value))
+
+    def text(self) -> str:
+        """Return a string."""
+        if not isinstance(self.value, str):
+            raise self.fail(f"is {_shown(self.value)}; expected text")
+        return self.value
+
+    def boolean(self) -> bool:
+        """Return true or false."""
+        if not isinstance(self.value, bool):
+            raise self.fail(f"is {_shown(self.value)}; expected true or false")
+        return self.value
+
+    def integer(self, minimum: int = 0) -> int:
+        """Return a whole number that is not below the minimum."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < minimum:
+            raise self.fail(f"is {_shown(self.value)}; expected a whole number of {minimum} or more")
+        return self.value
+
+    def number(self, *, above: float = -inf) -> float:
+        """Return a finite number of 0 or more, or one greater than `above`."""
+        value = self.value
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and 0 <= value <= float_info.max and value > above:  # type: ignore[operator]
+            return float(value)  # type: ignore[arg-type]
+        raise self.fail(f"is {_shown(value)}; expected a number {'above 0' if above == 0 else 'of 0 or more'}")
+
+    def scalar(self) -> str | int | float | bool:
+        """Return text, a finite number, or true or false."""
+        value = self.value
+        if not isinstance(value, str | int | float | bool) or (isinstance(value, float) and not isfinite(value)):
+            raise self.fail(f"is {_shown(value)}; expected text, a number, or true or false")
+        return value
+
+    def _child(self, key: str, value: object) -> "Field":
+        return Field(value, f"{self.path}.{key}" if self.path else key, self.error, self.source)
+
+
+def _shown(value: object) -> str:
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "an array"
+        case _:
+            text = repr(value)
+            return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Replace a file as a whole: whoever reads it sees the old contents or the new ones, never a half.
+
+    Raises OSError where the folder is missing or not writable.
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+        # mkstemp makes files that only their owner may read; a result file has the usual permissions.
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

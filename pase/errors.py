@@ -1,0 +1,65 @@
+"""The exceptions that PaSE raises for anything that a user can cause.
+
+One subclass for each stage, so that a caller can tell a bad model from a bad plan. The text of every
+error says what was found, what was expected and what to do next; the command line prints it as one
+line and exits with status 1. Violations of PaSE's own invariants are `assert`, never one of these.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PaseError(Exception):
+    """Base of every error that PaSE raises on purpose."""
+
+
+class GraphError(PaseError):
+    """A computation graph is not well formed."""
+
+
+class ModelError(PaseError):
+    """A model cannot be found, built or imported."""
+
+
+class MachineError(PaseError):
+    """A machine description is unknown or not usable."""
+
+
+class ConfigurationError(PaseError):
+    """No usable configuration exists for the number of devices that was asked for."""
+
+
+class CostError(PaseError):
+    """A cost model is unknown, or cannot cost what it was given."""
+
+
+class TablesError(PaseError):
+    """Cost tables, or a file that holds them, are not well formed."""
+
+
+class SolverError(PaseError):
+    """The solver was asked for something that it cannot do."""
+
+
+class PlanError(PaseError):
+    """A plan file cannot be read, or what it says is not consistent."""
+
+
+class EmitError(PaseError):
+    """A plan cannot be written as a program."""
+
+
+class RuntimeFailure(PaseError):
+    """A parallel program cannot be built or run."""
+
+
+class MissingExtraError(PaseError):
+    """A feature needs an optional dependency that is not installed."""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the message for a name that is not in a registry: the nearest ones first, then all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
+    hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
+    return f"unknown {what} {name!r}: {hint}known {what}s are {', '.join(names)}"

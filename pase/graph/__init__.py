@@ -1,0 +1,33 @@
+"""The computation graph: iteration spaces, accesses, operators, and a builder to write networks with."""
+
+from pase.graph.access import Access, Axis, Dim, Part, Role, Window
+from pase.graph.builder import Builder, Tensor
+from pase.graph.document import graph_document, graph_from_document
+from pase.graph.graph import Edge, Graph
+from pase.graph.operator import AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Scalar, Work
+from pase.graph.verify import verify, verify_operator
+
+__all__ = [
+    "Access",
+    "AllReduce",
+    "Axis",
+    "Builder",
+    "Dim",
+    "Edge",
+    "Exchange",
+    "Graph",
+    "Handoff",
+    "Operator",
+    "Part",
+    "Pipeline",
+    "Relayout",
+    "Role",
+    "Scalar",
+    "Tensor",
+    "Window",
+    "Work",
+    "graph_document",
+    "graph_from_document",
+    "verify",
+    "verify_operator",
+]

@@ -1,0 +1,108 @@
+"""How an operator touches a tensor: the one description from which every cost is derived."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named dimension of an operator's iteration space; extent: number of points, at least 1."""
+
+    name: str
+    extent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A tensor dim read through a sliding window: output o and kernel point k read ``o·stride + k·dilation - pad``.
+
+    out, kernel: iteration dims. pad: zeros before the first element; those after the last one follow from
+    the extents. A split of `out` exchanges halos.
+    """
+
+    out: str
+    kernel: str
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A tensor dim that is the piece ``[offset, offset + extent)`` of an iteration dim: concatenation, split, slice."""
+
+    dim: str
+    offset: int
+    extent: int
+
+
+Axis = str | tuple[str, ...] | Window | Part | None
+"""One tensor dim: an iteration dim, a product of them (row-major), a window, a part, or None (not indexed)."""
+
+
+class Role(StrEnum):
+    """What a tensor is to the operator that reads it."""
+
+    ACTIVATION = "activation"
+    PARAMETER = "parameter"
+    INDEX = "index"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """One tensor that an operator reads or writes.
+
+    tensor: its name within the operator ("x", "w", "y"). shape: [rank] extents of the whole tensor.
+    axes: [rank] how each tensor dim is indexed. role: what it is.
+    partial_over: iteration dims whose split leaves partial sums of this tensor (of its gradient, for a
+    read), to be all-reduced; None means every dim that the access lacks, which is right for contractions.
+    shared: for a parameter that several operators use, the name that they share.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    role: Role = Role.ACTIVATION
+    partial_over: tuple[str, ...] | None = None
+    shared: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the whole tensor."""
+        return prod(self.shape)
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Whether the tensor can have a gradient (indices cannot)."""
+        return self.role is not Role.INDEX
+
+
+def axis_dims(axis: Axis) -> tuple[str, ...]:
+    """Return the iteration dims whose split also splits this tensor dim.
+
+    A window's kernel dim is not among them: each of its parts reads nearly the whole input, so that the
+    input counts as replicated over it and its gradient as summed over it.
+    """
+    match axis:
+        case None:
+            return ()
+        case str():
+            return (axis,)
+        case Window():
+            return (axis.out,)
+        case Part():
+            return (axis.dim,)
+        case _:
+            return axis
+
+
+def access_dims(access: Access) -> frozenset[str]:
+    """Return the iteration dims whose split also splits the tensor."""
+    return frozenset(dim for axis in access.axes for dim in axis_dims(axis))
+
+
+def named_dims(access: Access) -> frozenset[str]:
+    """Return every iteration dim that the access names, kernels of windows included."""
+    kernels = {axis.kernel for axis in access.axes if isinstance(axis, Window)}
+    return access_dims(access) | kernels

@@ -1,0 +1,211 @@
+"""A graph as a JSON document, and back; reading checks every field and the whole graph."""
+
+from dataclasses import fields
+from typing import Any
+
+from pase.documents import Field
+from pase.errors import GraphError
+from pase.graph.access import Access, Axis, Dim, Part, Role, Window
+from pase.graph.graph import Edge, Graph
+from pase.graph.operator import AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Work
+from pase.graph.verify import verify
+
+_EXCHANGES: dict[str, type[Exchange]] = {"all_reduce": AllReduce, "relayout": Relayout, "handoff": Handoff}
+
+
+def graph_document(graph: Graph) -> dict[str, Any]:
+    """Return the JSON form of a graph; `graph_from_document` returns an equal one."""
+    return {
+        "name": graph.name,
+        "arguments": dict(graph.arguments),
+        "word_bytes": graph.word_bytes,
+        "operators": [_operator_document(operator) for operator in graph.operators],
+        "edges": [[edge.producer, edge.output, edge.consumer, edge.input] for edge in graph.edges],
+    }
+
+
+def graph_from_document(document: Field) -> Graph:
+    """Return the verified graph of a document; the document's error names the field that is wrong."""
+    graph = Graph(
+        name=document["name"].text(),
+        arguments=tuple((key, field.scalar()) for key, field in document["arguments"].members()),
+        word_bytes=document["word_bytes"].integer(1),
+        operators=tuple(_operator(field) for field in document["operators"].items()),
+        edges=tuple(_edge(field) for field in document["edges"].items()),
+    )
+    try:
+        return verify(graph)
+    except GraphError as error:
+        raise document.fail(f"is not a valid graph: {error}") from None
+
+
+def _operator_document(operator: Operator) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "name": operator.name,
+        "kind": operator.kind,
+        "dims": operator.extents,
+        "reads": [_access_document(access) for access in operator.reads],
+        "writes": [_access_document(access) for access in operator.writes],
+    }
+    optional = {
+        "work": [_work_document(work) for work in operator.work],
+        "unsplittable": list(operator.unsplittable),
+        "exchanges": [_exchange_document(exchange) for exchange in operator.exchanges],
+        "pipeline": _plain(operator.pipeline) if operator.pipeline else None,
+        "attributes": dict(operator.attributes),
+    }
+    return document | {key: value for key, value in optional.items() if value}
+
+
+def _operator(document: Field) -> Operator:
+    def optional(key: str) -> tuple[Field, ...]:
+        field = document.get(key)
+        return field.items() if field else ()
+
+    attributes = document.get("attributes")
+    pipeline = document.get("pipeline")
+    return Operator(
+        name=document["name"].text(),
+        kind=document["kind"].text(),
+        dims=tuple(Dim(name, extent.integer(1)) for name, extent in document["dims"].members()),
+        reads=tuple(_access(field) for field in document["reads"].items()),
+        writes=tuple(_access(field) for field in document["writes"].items()),
+        work=tuple(
+            Work(
+                dims=_names(work["dims"]),
+                flop_per_point=work["flop_per_point"].number(),
+                inputs=tuple(field.integer() for field in work["inputs"].items()),
+                contraction=work["contraction"].boolean(),
+            )
+            for work in optional("work")
+        ),
+        unsplittable=tuple(field.text() for field in optional("unsplittable")),
+        exchanges=tuple(_exchange(field) for field in optional("exchanges")),
+        pipeline=Pipeline(stage=pipeline["stage"].text(), sequence=pipeline["sequence"].text()) if pipeline else None,
+        attributes=tuple((key, field.scalar()) for key, field in attributes.members()) if attributes else (),
+    )
+
+
+def _plain(value: Work | Pipeline) -> dict[str, Any]:
+    found = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {key: list(item) if isinstance(item, tuple) else item for key, item in found.items()}
+
+
+def _work_document(work: Work) -> dict[str, Any]:
+    # As a float even where it was written as a whole number: equal graphs have equal documents.
+    return _plain(work) | {"flop_per_point": float(work.flop_per_point)}
+
+
+def _access_document(access: Access) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "tensor": access.tensor,
+        "shape": list(access.shape),
+        "axes": [_axis_document(axis) for axis in access.axes],
+        "role": str(access.role),
+    }
+    if access.partial_over is not None:
+        document["partial_over"] = list(access.partial_over)
+    if access.shared:
+        document["shared"] = access.shared
+    return document
+
+
+def _access(document: Field) -> Access:
+    role = document["role"]
+    if role.value not in list(Role):
+        raise role.fail(f"is {role.value!r}; expected one of {', '.join(Role)}")
+    partial, shared = document.get("partial_over"), document.get("shared")
+    return Access(
+        tensor=document["tensor"].text(),
+        shape=_extents(document["shape"]),
+        axes=_axes(document["axes"]),
+        role=Role(role.text()),
+        partial_over=_names(partial) if partial else None,
+        shared=shared.text() if shared else "",
+    )
+
+
+def _exchange_document(exchange: Exchange) -> dict[str, Any]:
+    name = next(name for name, kind in _EXCHANGES.items() if isinstance(exchange, kind))
+    common = {"pattern": name, "tensor": exchange.tensor, "shape": list(exchange.shape), "times": exchange.times}
+    match exchange:
+        case AllReduce():
+            return common | {"axes": [_axis_document(a) for a in exchange.axes], "over": list(exchange.over)}
+        case Relayout():
+            return common | {
+                "written": [_axis_document(a) for a in exchange.written],
+                "read": [_axis_document(a) for a in exchange.read],
+            }
+        case Handoff():
+            return common | {"axes": [_axis_document(a) for a in exchange.axes], "across": exchange.across}
+
+
+def _exchange(document: Field) -> Exchange:
+    pattern = document["pattern"]
+    tensor, shape, times = document["tensor"].text(), _extents(document["shape"]), document["times"].integer(1)
+    kind = _EXCHANGES.get(pattern.text())
+    if kind is AllReduce:
+        axes, over = _axes(document["axes"]), _names(document["over"])
+        return AllReduce(tensor=tensor, shape=shape, times=times, axes=axes, over=over)
+    if kind is Relayout:
+        written, read = _axes(document["written"]), _axes(document["read"])
+        return Relayout(tensor=tensor, shape=shape, times=times, written=written, read=read)
+    if kind is Handoff:
+        axes, across = _axes(document["axes"]), document["across"].text()
+        return Handoff(tensor=tensor, shape=shape, times=times, axes=axes, across=across)
+    raise pattern.fail(f"is {pattern.value!r}; expected one of {', '.join(_EXCHANGES)}")
+
+
+def _edge(document: Field) -> Edge:
+    ends = document.items()
+    if len(ends) != 4:
+        raise document.fail(f"has {len(ends)} entries; expected producer, output, consumer, input")
+    producer, output, consumer, position = ends
+    return Edge(producer=producer.text(), output=output.integer(), consumer=consumer.text(), input=position.integer())
+
+
+def _axis_document(axis: Axis) -> Any:
+    match axis:
+        case Window():
+            return {"window": {field.name: getattr(axis, field.name) for field in fields(axis)}}
+        case Part():
+            return {"part": {field.name: getattr(axis, field.name) for field in fields(axis)}}
+        case tuple():
+            return list(axis)
+        case _:
+            return axis
+
+
+def _axes(document: Field) -> tuple[Axis, ...]:
+    return tuple(_axis(field) for field in document.items())
+
+
+def _axis(document: Field) -> Axis:
+    match document.value:
+        case None:
+            return None
+        case str():
+            return document.text()
+        case list():
+            return _names(document)
+        case {"window": _}:
+            window = document["window"]
+            return Window(
+                out=window["out"].text(),
+                kernel=window["kernel"].text(),
+                stride=window["stride"].integer(1),
+                dilation=window["dilation"].integer(1),
+                pad=window["pad"].integer(),
+            )
+        case {"part": _}:
+            part = document["part"]
+            return Part(dim=part["dim"].text(), offset=part["offset"].integer(), extent=part["extent"].integer(1))
+    raise document.fail("is no axis; expected a dim, a list of dims, null, or an object with 'window' or 'part'")
+
+
+def _names(document: Field) -> tuple[str, ...]:
+    return tuple(field.text() for field in document.items())
+
+
+def _extents(document: Field) -> tuple[int, ...]:
+    return tuple(field.integer(1) for field in document.items())

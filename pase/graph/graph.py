@@ -1,0 +1,79 @@
+"""`Graph`: a frozen computation graph, and the counts that can be read off it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pase.graph.operator import Operator, Scalar
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A tensor that flows from a producer to a consumer; output: position in writes, input: position in reads."""
+
+    producer: str
+    output: int
+    consumer: str
+    input: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graph:
+    """A weakly connected, directed acyclic graph of operators, in topological order (PaSE section II).
+
+    name, arguments: the model and what it was built with. word_bytes: size of an element of every float tensor.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    edges: tuple[Edge, ...]
+    arguments: tuple[tuple[str, Scalar], ...] = ()
+    word_bytes: int = 4
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each operator by name."""
+        return {operator.name: i for i, operator in enumerate(self.operators)}
+
+    @cached_property
+    def incoming(self) -> dict[tuple[str, int], Edge]:
+        """The edge that feeds a read, by (consumer, input)."""
+        return {(edge.consumer, edge.input): edge for edge in self.edges}
+
+    @cached_property
+    def neighbours(self) -> tuple[frozenset[int], ...]:
+        """[V] positions of the operators that share an edge with each one, N(v)."""
+        sets: list[set[int]] = [set() for _ in self.operators]
+        for edge in self.edges:
+            u, v = self.index[edge.producer], self.index[edge.consumer]
+            sets[u].add(v)
+            sets[v].add(u)
+        return tuple(frozenset(s) for s in sets)
+
+    def __getitem__(self, name: str) -> Operator:
+        """Return the operator of that name; KeyError if there is none."""
+        return self.operators[self.index[name]]
+
+    def has_gradient(self, operator: Operator, read: int) -> bool:
+        """Return whether the backward pass needs the gradient of a read: data and indices need none."""
+        access = operator.reads[read]
+        if not access.is_differentiable:
+            return False
+        return access in operator.parameters or (operator.name, read) in self.incoming
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of trained values; a shared parameter counts once."""
+        sizes: dict[str, int] = {}
+        for operator in self.operators:
+            for access in operator.parameters:
+                sizes[access.shared or f"{operator.name}/{access.tensor}"] = access.size
+        return sum(sizes.values())
+
+    def forward_flop(self, *, contractions_only: bool = False) -> float:
+        """Return the FLOP of one forward pass over the batch, a multiply-add counted as two."""
+        return sum(
+            work.flop_per_point * operator.work_points(work)
+            for operator in self.operators
+            for work in operator.work
+            if work.contraction or not contractions_only
+        )

@@ -1,0 +1,126 @@
+"""`Operator`: a vertex of the computation graph, one layer of a network, as data."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TypeVar
+
+from pase.graph.access import Access, Axis, Dim, Role, access_dims
+
+Scalar = str | int | float | bool
+ScalarT = TypeVar("ScalarT", str, int, float, bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Floating-point work done once for each point of some iteration dims.
+
+    dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary).
+    flop_per_point: in the forward pass; the backward pass costs as much again for each read in `inputs`
+    that has a gradient. inputs: positions in `Operator.reads`. contraction: whether it multiplies and
+    adds (what FLOP counters count) rather than works element by element.
+    """
+
+    dims: tuple[str, ...]
+    flop_per_point: float
+    inputs: tuple[int, ...] = ()
+    contraction: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReduce:
+    """A small tensor that an operator reduces inside itself: softmax's maximum and sum, a normalisation's mean.
+
+    shape, axes: as in `Access`. over: the iteration dims whose split makes the all-reduce necessary.
+    times: all-reduces in one training step, forward and backward together.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    over: tuple[str, ...]
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relayout:
+    """A tensor that an operator writes in one layout and reads back in another (a recurrent layer's hidden state).
+
+    shape: of the tensor. written, read: its axes in either layout. times: moves in one step.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    written: tuple[Axis, ...]
+    read: tuple[Axis, ...]
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handoff:
+    """A tensor that goes to the next part along a split dim (a recurrent layer's stages). times: moves in one step."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    across: str
+    times: int
+
+
+Exchange = AllReduce | Relayout | Handoff
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Splits of `stage` and `sequence` run as a wavefront: a part waits for the one before it in both dims."""
+
+    stage: str
+    sequence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """A layer: an iteration space and how it touches its tensors.
+
+    dims: the iteration space. reads, writes: tensors; the reads that are not parameters are the inputs, in
+    the order of the edges that feed them. work: FLOP. unsplittable: dims that no configuration may split.
+    exchanges, pipeline: what the accesses alone do not say. attributes: what an executor needs besides.
+    """
+
+    name: str
+    kind: str
+    dims: tuple[Dim, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    work: tuple[Work, ...] = ()
+    unsplittable: tuple[str, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    pipeline: Pipeline | None = None
+    attributes: tuple[tuple[str, Scalar], ...] = ()
+
+    @cached_property
+    def extents(self) -> dict[str, int]:
+        """Extent of each iteration dim, in order."""
+        return {dim.name: dim.extent for dim in self.dims}
+
+    @property
+    def parameters(self) -> tuple[Access, ...]:
+        """The reads that are trained."""
+        return tuple(access for access in self.reads if access.role is Role.PARAMETER)
+
+    def attribute(self, name: str, default: ScalarT) -> ScalarT:
+        """Return an attribute, or the default where the operator does not have it."""
+        value = dict(self.attributes).get(name, default)
+        assert isinstance(value, type(default)), f"attribute {name} of {self.name} is {value!r}"
+        return value
+
+    def work_points(self, work: Work) -> int:
+        """Return how many points a piece of work runs over, on one device that does it all."""
+        return prod(self.extents[dim] for dim in work.dims)
+
+    def partial_dims(self, access: Access) -> tuple[str, ...]:
+        """Return the iteration dims whose split leaves partial sums of a tensor (of a read's gradient)."""
+        if access.partial_over is not None:
+            return access.partial_over
+        used = access_dims(access)
+        return tuple(dim.name for dim in self.dims if dim.name not in used)

@@ -1,0 +1,28 @@
+"""Operator kinds: one module and one line here for each."""
+
+from pase.graph.operators.attention import attention
+from pase.graph.operators.concat import concat
+from pase.graph.operators.conv2d import conv2d
+from pase.graph.operators.dense import dense
+from pase.graph.operators.elementwise import add_parameter, elementwise
+from pase.graph.operators.embedding import embedding
+from pase.graph.operators.lstm import lstm
+from pase.graph.operators.normalisation import batch_norm, layer_norm
+from pase.graph.operators.pool2d import global_pool, pool2d
+from pase.graph.operators.softmax import softmax_loss
+
+__all__ = [
+    "add_parameter",
+    "attention",
+    "batch_norm",
+    "concat",
+    "conv2d",
+    "dense",
+    "elementwise",
+    "embedding",
+    "global_pool",
+    "layer_norm",
+    "lstm",
+    "pool2d",
+    "softmax_loss",
+]

@@ -1,0 +1,45 @@
+"""`attention`: scaled dot-product attention over heads, as one vertex."""
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim
+from pase.graph.operator import AllReduce, Operator, Work
+
+_SOFTMAX_FLOP_PER_SCORE = 5
+"""Scale, subtract the maximum, exponentiate, add up, divide."""
+
+
+def attention(
+    name: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *, causal: bool = False
+) -> Operator:
+    """Return ``y[b,s,h,k] = Σ_t softmax_t(q[b,s,h,·] · k[b,t,h,·] / √k) v[b,t,h,k]``.
+
+    q: shape [b, s, h, k]; k, v: [b, t, h, k]. Iteration space: b, h, s (queries), t (keys), k. A split of t
+    exchanges the running maximum and sum of each query; a split of k the partial scores. causal: a query
+    attends to no later key (costed as the full square, as it is computed).
+    """
+    if len(q) != 4 or len(k) != 4 or k != v or (q[0], *q[2:]) != (k[0], *k[2:]):
+        raise GraphError(f"layer {name!r} reads shapes {q}, {k}, {v}; expected [b, s, h, k] and twice [b, t, h, k]")
+    batch, queries, heads, size = q
+    keys = k[1]
+    over_scores = ("b", "h", "s", "t")
+    statistic = AllReduce(tensor="softmax", shape=(batch, heads, queries), axes=("b", "h", "s"), over=("t",), times=3)
+    scores = AllReduce(tensor="scores", shape=(batch, heads, queries, keys), axes=over_scores, over=("k",), times=2)
+    return Operator(
+        name=name,
+        kind="attention",
+        dims=(Dim("b", batch), Dim("h", heads), Dim("s", queries), Dim("t", keys), Dim("k", size)),
+        reads=(
+            Access(tensor="q", shape=q, axes=("b", "s", "h", "k")),
+            Access(tensor="k", shape=k, axes=("b", "t", "h", "k")),
+            Access(tensor="v", shape=v, axes=("b", "t", "h", "k")),
+        ),
+        writes=(Access(tensor="y", shape=q, axes=("b", "s", "h", "k")),),
+        work=(
+            # Scores (q, k) and values (scores, v): two products of two operands each.
+            Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=(0, 1), contraction=True),
+            Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=(0, 2), contraction=True),
+            Work(dims=over_scores, flop_per_point=_SOFTMAX_FLOP_PER_SCORE, inputs=(0,)),
+        ),
+        exchanges=(statistic, scores),
+        attributes=(("causal", causal),),
+    )

@@ -1,0 +1,60 @@
+"""`dense`: a matrix product over any number of leading, reduced and produced dims, with bias and activation."""
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim, Role
+from pase.graph.operator import Operator, Work
+
+NamedExtents = tuple[tuple[str, int], ...]
+
+
+def dense(
+    name: str,
+    x: tuple[int, ...],
+    *,
+    out: NamedExtents,
+    lead: tuple[str, ...] = ("b",),
+    reduce: tuple[str, ...] = ("c",),
+    bias: bool = True,
+    activation: str = "",
+    shared: str = "",
+) -> Operator:
+    """Return ``y[lead, out] = activation(Σ_reduce x[lead, reduce] · w[reduce, out] + bias[out])``.
+
+    x: shape [lead…, reduce…]. out: names and extents of the produced dims. shared: name of a weight that
+    several layers use. Iteration space: lead, out, reduce. Raises GraphError where the rank of x does not fit.
+    """
+    if len(x) != len(lead) + len(reduce):
+        raise GraphError(f"layer {name!r} reads shape {x}; expected dims {', '.join((*lead, *reduce))}")
+    lead_dims = tuple(Dim(n, e) for n, e in zip(lead, x, strict=False))
+    reduce_dims = tuple(Dim(n, e) for n, e in zip(reduce, x[len(lead) :], strict=True))
+    out_dims = tuple(Dim(n, e) for n, e in out)
+    out_names, out_shape = tuple(d.name for d in out_dims), tuple(d.extent for d in out_dims)
+    weight = Access(
+        tensor="w",
+        shape=x[len(lead) :] + out_shape,
+        axes=(*reduce, *out_names),
+        role=Role.PARAMETER,
+        shared=shared,
+    )
+    reads = [Access(tensor="x", shape=x, axes=(*lead, *reduce)), weight]
+    work = [
+        Work(
+            dims=tuple(d.name for d in (*lead_dims, *out_dims, *reduce_dims)),
+            flop_per_point=2,
+            inputs=(0, 1),
+            contraction=True,
+        )
+    ]
+    if bias:
+        reads.append(Access(tensor="bias", shape=out_shape, axes=out_names, role=Role.PARAMETER))
+    if bias or activation:
+        work.append(Work(dims=(*lead, *out_names), flop_per_point=int(bias) + int(bool(activation)), inputs=(0,)))
+    return Operator(
+        name=name,
+        kind="dense",
+        dims=(*lead_dims, *out_dims, *reduce_dims),
+        reads=tuple(reads),
+        writes=(Access(tensor="y", shape=x[: len(lead)] + out_shape, axes=(*lead, *out_names)),),
+        work=tuple(work),
+        attributes=(("activation", activation),),
+    )

@@ -1,0 +1,58 @@
+"""`elementwise`: operators that work point by point on one or more tensors of one shape."""
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim, Role
+from pase.graph.operator import Operator, Work
+
+FUNCTIONS = ("add", "multiply", "relu", "gelu", "tanh")
+
+
+def elementwise(
+    name: str, *inputs: tuple[int, ...], dims: tuple[str, ...], function: str = "add", activation: str = ""
+) -> Operator:
+    """Return ``y = activation(function(x0, x1, …))``, point by point; inputs: shapes [dims…], all alike.
+
+    function: one of FUNCTIONS. Raises GraphError where it is another, or where shapes differ.
+    """
+    if function not in FUNCTIONS:
+        raise GraphError(f"layer {name!r}: unknown function {function!r}; expected one of {', '.join(FUNCTIONS)}")
+    if not inputs or len(set(inputs)) != 1 or len(inputs[0]) != len(dims):
+        raise GraphError(
+            f"layer {name!r} reads shapes {inputs}; expected one or more of one shape, dims {', '.join(dims)}"
+        )
+    shape = inputs[0]
+    return Operator(
+        name=name,
+        kind="elementwise",
+        dims=tuple(Dim(n, e) for n, e in zip(dims, shape, strict=True)),
+        reads=tuple(Access(tensor=f"x{i}", shape=shape, axes=dims) for i in range(len(inputs))),
+        writes=(Access(tensor="y", shape=shape, axes=dims),),
+        work=(
+            Work(
+                dims=dims,
+                flop_per_point=max(1, len(inputs) - 1) + bool(activation),
+                # The gradient of a sum is a copy: only products and functions work again backward.
+                inputs=() if function == "add" and not activation else (0,),
+            ),
+        ),
+        attributes=(("function", function), ("activation", activation)),
+    )
+
+
+def add_parameter(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over: tuple[str, ...]) -> Operator:
+    """Return ``y[dims] = x[dims] + p[over]``: a trained tensor added to every point (a learned position embedding)."""
+    if len(x) != len(dims) or not set(over) <= set(dims):
+        raise GraphError(
+            f"layer {name!r} reads shape {x}; expected dims {', '.join(dims)}, "
+            f"of which {', '.join(over)} have a parameter"
+        )
+    extents = dict(zip(dims, x, strict=True))
+    parameter = Access(tensor="p", shape=tuple(extents[n] for n in over), axes=over, role=Role.PARAMETER)
+    return Operator(
+        name=name,
+        kind="add_parameter",
+        dims=tuple(Dim(n, e) for n, e in extents.items()),
+        reads=(Access(tensor="x", shape=x, axes=dims), parameter),
+        writes=(Access(tensor="y", shape=x, axes=dims),),
+        work=(Work(dims=dims, flop_per_point=1),),
+    )

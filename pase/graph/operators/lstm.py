@@ -1,0 +1,71 @@
+"""`lstm`: a stack of LSTM layers over a whole sequence as one vertex (PaSE section IV-A)."""
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim, Part, Role
+from pase.graph.operator import AllReduce, Handoff, Operator, Pipeline, Relayout, Work
+
+_GATES = 4
+_CELL_FLOP = 9
+"""Three sigmoids, two hyperbolic tangents, three products and a sum for each unit."""
+
+
+def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
+    """Return `layers` LSTM layers of `units` units over x, shape [b, s, d], d = units.
+
+    Iteration space: l (layer), b, s (step), d (input and previous hidden state), e (hidden unit). Every point
+    multiplies an input and a recurrent weight into four gates. Splits of l and s run as a wavefront.
+    Splitting d leaves partial gates; the hidden state, written along e, is read back along d.
+    Raises GraphError where d is not `units`: the dims of a stack must agree to be one iteration space.
+    """
+    if len(x) != 3 or x[2] != units:
+        raise GraphError(
+            f"layer {name!r} reads shape {x}; expected [batch, steps, {units}]: inputs as wide as the layers"
+        )
+    batch, steps, _ = x
+    hidden = (layers, batch, steps, units)
+    return Operator(
+        name=name,
+        kind="lstm",
+        dims=(Dim("l", layers), Dim("b", batch), Dim("s", steps), Dim("d", units), Dim("e", units)),
+        reads=(
+            # The first layer alone reads the input; the others get it from the layer below (a hand-off).
+            Access(
+                tensor="x",
+                shape=(1, *x),
+                axes=(Part(dim="l", offset=0, extent=1), "b", "s", "d"),
+                partial_over=("e",),
+            ),
+            Access(tensor="w", shape=(layers, units, _GATES, units), axes=("l", "d", None, "e"), role=Role.PARAMETER),
+            Access(tensor="u", shape=(layers, units, _GATES, units), axes=("l", "d", None, "e"), role=Role.PARAMETER),
+            Access(tensor="bias", shape=(layers, _GATES, units), axes=("l", None, "e"), role=Role.PARAMETER),
+        ),
+        writes=(
+            # The last layer alone writes the output; its gates are summed over d before that.
+            Access(
+                tensor="y",
+                shape=(1, *x),
+                axes=(Part(dim="l", offset=layers - 1, extent=1), "b", "s", "e"),
+                partial_over=(),
+            ),
+        ),
+        work=(
+            Work(dims=("l", "b", "s", "d", "e"), flop_per_point=4 * _GATES, inputs=(0, 1), contraction=True),
+            Work(dims=("l", "b", "s", "e"), flop_per_point=_CELL_FLOP, inputs=(0,)),
+        ),
+        exchanges=(
+            AllReduce(
+                tensor="gates",
+                shape=(layers, batch, steps, _GATES, units),
+                axes=("l", "b", "s", None, "e"),
+                over=("d",),
+                times=1,
+            ),
+            # Backward, the gradient of the previous hidden state is summed over the units that it fed.
+            AllReduce(tensor="hidden_gradient", shape=hidden, axes=("l", "b", "s", "d"), over=("e",), times=1),
+            Relayout(tensor="hidden", shape=hidden, written=("l", "b", "s", "e"), read=("l", "b", "s", "d"), times=2),
+            Handoff(tensor="hidden", shape=hidden[1:], axes=("b", "s", "e"), across="l", times=2),
+            Handoff(tensor="state", shape=(2, layers, batch, units), axes=(None, "l", "b", "e"), across="s", times=2),
+        ),
+        pipeline=Pipeline(stage="l", sequence="s"),
+        attributes=(("layers", layers), ("units", units)),
+    )

@@ -1,0 +1,59 @@
+"""`batch_norm` and `layer_norm`: statistics over some dims, then a scale and a shift for each point of the others."""
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim, Role
+from pase.graph.operator import AllReduce, Operator, Work
+
+_FLOP_PER_POINT = 5
+"""Subtract the mean, square for the variance, divide, scale, shift."""
+
+
+def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operator:
+    """Return batch normalisation of x, shape [b, c, h, w]: statistics over b, h, w, a scale and a shift per channel.
+
+    A split of b, h or w all-reduces the mean and the mean square of each channel, forward, and the two sums of
+    the backward pass: the result is the same whatever the strategy.
+    """
+    if len(x) != 4:
+        raise GraphError(f"layer {name!r} reads shape {x}; expected [batch, channels, height, width]")
+    return _normalisation(
+        name, "batch_norm", x, ("b", "c", "h", "w"), over=("b", "h", "w"), scale=("c",), activation=activation
+    )
+
+
+def layer_norm(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "s", "d")) -> Operator:
+    """Return layer normalisation of x, shape [dims…], over its last dim, with a scale and a shift per point of it."""
+    if len(x) != len(dims):
+        raise GraphError(f"layer {name!r} reads shape {x}; expected dims {', '.join(dims)}")
+    return _normalisation(name, "layer_norm", x, dims, over=dims[-1:], scale=dims[-1:], activation="")
+
+
+def _normalisation(
+    name: str,
+    kind: str,
+    x: tuple[int, ...],
+    names: tuple[str, ...],
+    *,
+    over: tuple[str, ...],
+    scale: tuple[str, ...],
+    activation: str,
+) -> Operator:
+    extents = dict(zip(names, x, strict=True))
+    kept = tuple(n for n in names if n not in over)
+    scale_shape = tuple(extents[n] for n in scale)
+    return Operator(
+        name=name,
+        kind=kind,
+        dims=tuple(Dim(n, e) for n, e in extents.items()),
+        reads=(
+            Access(tensor="x", shape=x, axes=names),
+            Access(tensor="scale", shape=scale_shape, axes=scale, role=Role.PARAMETER),
+            Access(tensor="shift", shape=scale_shape, axes=scale, role=Role.PARAMETER),
+        ),
+        writes=(Access(tensor="y", shape=x, axes=names),),
+        work=(Work(dims=names, flop_per_point=_FLOP_PER_POINT + bool(activation), inputs=(0,)),),
+        exchanges=(
+            AllReduce(tensor="moments", shape=(2, *(extents[n] for n in kept)), axes=(None, *kept), over=over, times=2),
+        ),
+        attributes=(("activation", activation),),
+    )

@@ -1,0 +1,31 @@
+"""`softmax_loss`: softmax over the classes and the mean cross-entropy with the labels, the end of a training graph."""
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim, Role
+from pase.graph.operator import AllReduce, Operator, Work
+
+_FLOP_PER_POINT = 4
+"""Subtract the maximum, exponentiate, add up, divide."""
+
+
+def softmax_loss(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "n")) -> Operator:
+    """Return softmax cross-entropy of logits x, shape [dims…], classes last; labels: [dims without the last].
+
+    The loss is the mean over all points. A split of the classes all-reduces three numbers for each point
+    forward (maximum, sum of exponentials, the label's logit); backward, each device needs only its own classes.
+    """
+    if len(x) != len(dims):
+        raise GraphError(f"layer {name!r} reads shape {x}; expected dims {', '.join(dims)}")
+    points, classes = dims[:-1], dims[-1]
+    return Operator(
+        name=name,
+        kind="softmax_loss",
+        dims=tuple(Dim(n, e) for n, e in zip(dims, x, strict=True)),
+        reads=(
+            Access(tensor="x", shape=x, axes=dims),
+            Access(tensor="labels", shape=x[:-1], axes=points, role=Role.INDEX),
+        ),
+        writes=(Access(tensor="y", shape=x, axes=dims),),
+        work=(Work(dims=dims, flop_per_point=_FLOP_PER_POINT, inputs=(0,)),),
+        exchanges=(AllReduce(tensor="extremes", shape=x[:-1], axes=points, over=(classes,), times=3),),
+    )

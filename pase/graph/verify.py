@@ -1,0 +1,156 @@
+"""`verify`: the checks that every graph passes before anything is derived from it."""
+
+from collections import Counter
+from graphlib import CycleError, TopologicalSorter
+from math import prod
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Axis, Part, Role, Window, axis_dims, named_dims
+from pase.graph.graph import Graph
+from pase.graph.operator import AllReduce, Operator, Relayout
+
+
+def verify(graph: Graph) -> Graph:
+    """Return the graph; raise GraphError where shapes, accesses, edges or connectivity are wrong."""
+    if not graph.operators:
+        raise GraphError(f"graph {graph.name!r} is empty; a model needs at least one layer")
+    name, count = Counter(operator.name for operator in graph.operators).most_common(1)[0]
+    if count > 1:
+        raise GraphError(f"{count} layers of graph {graph.name!r} are named {name!r}; names must be unique")
+    for operator in graph.operators:
+        verify_operator(operator)
+    _verify_edges(graph)
+    _verify_order(graph)
+    _verify_connected(graph)
+    return graph
+
+
+def verify_operator(operator: Operator) -> None:
+    """Raise GraphError where an operator's accesses do not fit its iteration space."""
+    where = f"layer {operator.name!r} ({operator.kind})"
+    if not operator.dims:
+        raise GraphError(f"{where} has no iteration dims; at least one is needed")
+    if len(operator.extents) != len(operator.dims):
+        raise GraphError(f"{where} names an iteration dim twice: {', '.join(d.name for d in operator.dims)}")
+    for dim in operator.dims:
+        if not isinstance(dim.extent, int) or dim.extent < 1:
+            raise GraphError(
+                f"{where}: dim {dim.name!r} has extent {dim.extent!r}; expected a whole number of 1 or more"
+            )
+    if not operator.writes:
+        raise GraphError(f"{where} writes nothing")
+    for access in (*operator.reads, *operator.writes):
+        _verify_access(operator, access, where)
+    for exchange in operator.exchanges:
+        all_axes = (exchange.written, exchange.read) if isinstance(exchange, Relayout) else (exchange.axes,)
+        for axes in all_axes:
+            _verify_access(operator, Access(tensor=exchange.tensor, shape=exchange.shape, axes=axes), where)
+        if isinstance(exchange, AllReduce):
+            _verify_known(operator, exchange.over, f"{where}: exchange {exchange.tensor!r}")
+    for work in operator.work:
+        _verify_known(operator, work.dims, f"{where}: work")
+        if any(not 0 <= i < len(operator.reads) for i in work.inputs):
+            raise GraphError(f"{where}: work names inputs {work.inputs}; there are {len(operator.reads)} reads")
+    _verify_known(operator, operator.unsplittable, f"{where}: unsplittable")
+    if operator.pipeline:
+        _verify_known(operator, (operator.pipeline.stage, operator.pipeline.sequence), f"{where}: pipeline")
+
+
+def _verify_known(operator: Operator, dims: tuple[str, ...], where: str) -> None:
+    for dim in dims:
+        if dim not in operator.extents:
+            raise GraphError(f"{where} names dim {dim!r}; the iteration space is {', '.join(operator.extents)}")
+
+
+def _verify_access(operator: Operator, access: Access, where: str) -> None:
+    where = f"{where}: tensor {access.tensor!r}"
+    if len(access.axes) != len(access.shape):
+        raise GraphError(
+            f"{where} has {len(access.shape)} dims and {len(access.axes)} axes; expected one axis for each dim"
+        )
+    _verify_known(operator, tuple(sorted(named_dims(access))), where)
+    used = [dim for axis in access.axes for dim in axis_dims(axis)]
+    if len(set(used)) != len(used):
+        raise GraphError(f"{where} indexes two dims by the same iteration dim: {', '.join(used)}")
+    for position, (extent, axis) in enumerate(zip(access.shape, access.axes, strict=True)):
+        problem = _extent_problem(operator, axis, extent)
+        if problem:
+            raise GraphError(f"{where} of shape {access.shape}: dim {position} has extent {extent}, but {problem}")
+
+
+def _extent_problem(operator: Operator, axis: Axis, extent: int) -> str:
+    extents = operator.extents
+    match axis:
+        case None:
+            return "" if extent >= 1 else "it must be at least 1"
+        case Window():
+            if axis.stride < 1 or axis.dilation < 1 or axis.pad < 0:
+                return f"its window has stride {axis.stride}, dilation {axis.dilation}, pad {axis.pad}"
+            last = (extents[axis.out] - 1) * axis.stride - axis.pad
+            return "" if last < extent else f"window {extents[axis.out]} starts at {last}, beyond its end"
+        case Part():
+            inside = axis.offset >= 0 and axis.offset + axis.extent <= extents[axis.dim]
+            if not inside:
+                piece = f"[{axis.offset}, {axis.offset + axis.extent})"
+                return f"the part {piece} is not within {axis.dim} = {extents[axis.dim]}"
+            return "" if extent == axis.extent else f"its part has {axis.extent}"
+        case _:
+            expected = prod(extents[dim] for dim in axis_dims(axis))
+            return "" if extent == expected else f"{'·'.join(axis_dims(axis))} = {expected}"
+
+
+def _verify_edges(graph: Graph) -> None:
+    fed: set[tuple[str, int]] = set()
+    for edge in graph.edges:
+        where = f"edge from {edge.producer!r} to {edge.consumer!r}"
+        for end in (edge.producer, edge.consumer):
+            if end not in graph.index:
+                raise GraphError(f"{where}: there is no layer {end!r} in graph {graph.name!r}")
+        producer, consumer = graph[edge.producer], graph[edge.consumer]
+        if not 0 <= edge.output < len(producer.writes):
+            raise GraphError(f"{where}: output {edge.output} does not exist; there are {len(producer.writes)}")
+        if not 0 <= edge.input < len(consumer.reads):
+            raise GraphError(f"{where}: input {edge.input} does not exist; there are {len(consumer.reads)}")
+        read, written = consumer.reads[edge.input], producer.writes[edge.output]
+        if read.role is Role.PARAMETER:
+            raise GraphError(
+                f"{where}: {read.tensor!r} is a parameter; an edge can only feed an activation or an index"
+            )
+        if read.size != written.size:
+            raise GraphError(
+                f"{where}: the producer writes shape {written.shape}, the consumer reads shape {read.shape}"
+            )
+        if (edge.consumer, edge.input) in fed:
+            raise GraphError(f"{where}: input {edge.input} has two producers")
+        fed.add((edge.consumer, edge.input))
+
+
+def _verify_order(graph: Graph) -> None:
+    predecessors: dict[str, set[str]] = {operator.name: set() for operator in graph.operators}
+    for edge in graph.edges:
+        predecessors[edge.consumer].add(edge.producer)
+    try:
+        tuple(TopologicalSorter(predecessors).static_order())
+    except CycleError as error:
+        raise GraphError(
+            f"graph {graph.name!r} has a cycle: {' -> '.join(error.args[1])}; a model must be acyclic"
+        ) from None
+    for edge in graph.edges:
+        if graph.index[edge.producer] >= graph.index[edge.consumer]:
+            raise GraphError(
+                f"layer {edge.consumer!r} stands before {edge.producer!r}, which feeds it; order them topologically"
+            )
+
+
+def _verify_connected(graph: Graph) -> None:
+    reached, frontier = {0}, [0]
+    while frontier:
+        new = graph.neighbours[frontier.pop()] - reached
+        reached |= new
+        frontier.extend(new)
+    lost = [operator.name for i, operator in enumerate(graph.operators) if i not in reached]
+    if lost:
+        raise GraphError(
+            f"graph {graph.name!r} is not connected: {len(lost)} of {len(graph.operators)} layers, "
+            f"{lost[0]!r} the first, share no path with {graph.operators[0].name!r}; search each part on its own"
+        )
