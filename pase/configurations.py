@@ -1,0 +1,108 @@
+"""The configurations of an operator: every way to split its iteration space over the devices (PaSE section II)."""
+
+from dataclasses import dataclass
+from math import gcd, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.errors import ConfigurationError
+from pase.graph import Graph, Operator
+
+MAX_CONFIGURATIONS = 2_000_000
+"""Configurations of one layer that are enumerated at most: 2 million tuples of 8 factors fill 64 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Configurations:
+    """The configurations of one operator.
+
+    splits: [K, D] split factor of each iteration dim; row 0 is the one that splits nothing, the rest follow
+    in lexicographic order. uneven_dims: dims that could have more splits if parts were allowed to differ in size.
+    """
+
+    splits: NDArray[np.int32]
+    uneven_dims: tuple[str, ...]
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a positive number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
+
+
+def enumerate_configurations(operator: Operator, num_devices: int) -> Configurations:
+    """Return all tuples of split factors whose product divides `num_devices`, each factor dividing its dim's extent.
+
+    For a power of two that is every product of at most `num_devices`. Devices beyond the product hold replicas.
+    Raises ConfigurationError where there are more than MAX_CONFIGURATIONS.
+    """
+    factors_of_p = divisors(num_devices)
+    splits = np.ones((1, 0), dtype=np.int32)
+    products = np.ones(1, dtype=np.int64)
+    uneven = []
+    for dim in operator.dims:
+        if dim.name in operator.unsplittable:
+            factors = [1]
+        else:
+            fitting = [f for f in factors_of_p if f <= dim.extent]
+            factors = [f for f in fitting if dim.extent % f == 0]
+            if len(factors) < len(fitting):
+                uneven.append(dim.name)
+        kept = [np.flatnonzero(num_devices % (products * f) == 0) for f in factors]
+        if sum(map(len, kept)) > MAX_CONFIGURATIONS:
+            raise ConfigurationError(
+                f"layer {operator.name!r} has more than {MAX_CONFIGURATIONS} configurations on {num_devices} devices; "
+                "use fewer devices"
+            )
+        splits = np.concatenate(
+            [
+                np.column_stack([splits[rows], np.full(len(rows), f, dtype=np.int32)])
+                for rows, f in zip(kept, factors, strict=True)
+            ]
+        )
+        products = np.concatenate([products[rows] * f for rows, f in zip(kept, factors, strict=True)])
+    order = np.lexsort(splits.T[::-1])
+    return Configurations(splits=np.ascontiguousarray(splits[order]), uneven_dims=tuple(uneven))
+
+
+def check_devices(num_devices: int) -> None:
+    """Raise ConfigurationError unless there is at least one device."""
+    if num_devices < 1:
+        raise ConfigurationError(f"{num_devices} devices were asked for; expected a whole number of 1 or more")
+
+
+def check_splittable(graph: Graph, num_devices: int) -> None:
+    """Raise ConfigurationError where no layer can be split at all, so that every device would do the same work."""
+    if num_devices == 1:
+        return
+    extents = (d.extent for o in graph.operators for d in o.dims if d.name not in o.unsplittable)
+    if all(gcd(extent, num_devices) == 1 for extent in extents):
+        below = 1 << (num_devices.bit_length() - 1)
+        raise ConfigurationError(
+            f"no layer of {graph.name!r} can be split over {num_devices} devices: none of its dims is divisible "
+            f"by a divisor of {num_devices} beyond 1; use a number of devices with small factors, such as {below}"
+        )
+
+
+def check_batch(graph: Graph, batch: int, num_devices: int) -> None:
+    """Raise ConfigurationError where a batch of more than one example cannot be split at all."""
+    if num_devices > 1 and batch > 1 and gcd(batch, num_devices) == 1:
+        nearest = max(1, round(batch / num_devices)) * num_devices
+        raise ConfigurationError(
+            f"a batch of {batch} cannot be split over {num_devices} devices: no divisor of {num_devices} beyond 1 "
+            f"divides it; use a batch such as {nearest}, or let the other dims of {graph.name!r} alone be split "
+            "(--keep-batch)"
+        )
+
+
+def data_parallel(operator: Operator, num_devices: int, batch_dim: str = "b") -> tuple[int, ...]:
+    """Return the split factors of data parallelism: the batch as many ways as p and its extent allow, nothing else."""
+    batch = operator.extents.get(batch_dim, 1)
+    ways = max(f for f in divisors(num_devices) if batch % f == 0)
+    return tuple(ways if dim.name == batch_dim else 1 for dim in operator.dims)
+
+
+def num_parts(splits: tuple[int, ...]) -> int:
+    """Return how many parts a configuration makes."""
+    return prod(splits)

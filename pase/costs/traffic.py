@@ -1,0 +1,167 @@
+"""What one layer computes and communicates in a training step, as arrays over its configurations, before any machine.
+
+This is where accesses become numbers; a cost model turns them into cost.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from pase.costs.layouts import (
+    FloatArray,
+    IndexArray,
+    IntArray,
+    Splits,
+    components,
+    halo_size,
+    shard_size,
+    split_columns,
+    splits_of,
+)
+from pase.costs.overlap import volumes
+from pase.graph import Access, AllReduce, Exchange, Graph, Handoff, Operator, Pipeline, Relayout, Role, Window
+
+
+class Pattern(StrEnum):
+    """How a message travels."""
+
+    ALL_REDUCE = "all-reduce"
+    MOVE = "move"
+    HALO = "halo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Message:
+    """One communication inside a layer.
+
+    tensor: what is sent. pattern: how. size_bytes: [K] on each device. group: [K] devices that take part.
+    times: how often in one training step.
+    """
+
+    tensor: str
+    pattern: Pattern
+    size_bytes: FloatArray
+    group: IntArray
+    times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTraffic:
+    """flop: [K] of one training step on the busiest device, waiting in a pipeline included. messages: the rest."""
+
+    flop: FloatArray
+    messages: tuple[Message, ...]
+
+
+def gradient_reads(graph: Graph, operator: Operator) -> tuple[bool, ...]:
+    """Return, for each read, whether the backward pass computes its gradient."""
+    return tuple(graph.has_gradient(operator, i) for i in range(len(operator.reads)))
+
+
+def layer_traffic(
+    operator: Operator, values: IndexArray, *, has_gradient: tuple[bool, ...], is_fed: tuple[bool, ...], word_bytes: int
+) -> LayerTraffic:
+    """Return what a layer does under each of its configurations, values: [K, D].
+
+    has_gradient, is_fed: for each read, whether its gradient is needed and whether another layer produces
+    it (the training data is delivered as it is needed, halos included).
+    """
+    splits = splits_of(operator, values)
+    messages: list[Message] = []
+    for access in operator.writes:
+        messages += _partial_sums(operator, access, splits, word_bytes, "")
+    for access, gradient, fed in zip(operator.reads, has_gradient, is_fed, strict=True):
+        if gradient:
+            messages += _partial_sums(operator, access, splits, word_bytes, "gradient of ")
+        if fed and any(isinstance(axis, Window) for axis in access.axes):
+            halo = halo_size(access, splits) * word_bytes
+            times = 2 if gradient else 1
+            messages.append(
+                Message(tensor=access.tensor, pattern=Pattern.HALO, size_bytes=halo, group=_two(halo), times=times)
+            )
+    for exchange in operator.exchanges:
+        messages.append(_exchange(exchange, splits, word_bytes))
+    return LayerTraffic(
+        flop=_flop(operator, splits, has_gradient), messages=tuple(m for m in messages if np.any(m.size_bytes))
+    )
+
+
+def memory_bytes(operator: Operator, values: IndexArray, *, word_bytes: int) -> FloatArray:
+    """Return the [K] bytes that a layer keeps on each device during a step.
+
+    Weights and their gradients, outputs and theirs. Inputs are the producer's outputs; buffers and optimiser
+    state are left out.
+    """
+    splits = splits_of(operator, values)
+    kept = (*operator.writes, *(a for a in operator.reads if a.role is Role.PARAMETER))
+    total = np.zeros(len(values))
+    for access in kept:
+        total += 2 * word_bytes * shard_size(access.shape, access.axes, splits)
+    return total
+
+
+def _flop(operator: Operator, splits: Splits, has_gradient: tuple[bool, ...]) -> FloatArray:
+    total = np.zeros(len(splits.values))
+    for work in operator.work:
+        passes = 1 + sum(has_gradient[i] for i in work.inputs)
+        points = np.ones(len(splits.values))
+        for dim in work.dims:
+            points *= np.ceil(splits.extents[dim] / splits.of(dim))
+        total += work.flop_per_point * passes * points
+    if operator.pipeline:
+        total *= _pipeline_factor(operator.pipeline, splits)
+    return total
+
+
+def _pipeline_factor(pipeline: Pipeline, splits: Splits) -> FloatArray:
+    """Return by how much a wavefront over (stage, sequence) is longer than one device's own work.
+
+    A device runs its n stages on its part of the sequence, one after another, and c parts of the sequence
+    follow each other: (n + c - 1) / n. Groups of stages start one step apart: (S + g - 1) / S.
+    """
+    stage_groups, parts = splits.of(pipeline.stage), splits.of(pipeline.sequence)
+    stages = np.ceil(splits.extents[pipeline.stage] / stage_groups)
+    steps = splits.extents[pipeline.sequence]
+    return (stages + parts - 1) / stages * (steps + stage_groups - 1) / steps
+
+
+def _partial_sums(operator: Operator, access: Access, splits: Splits, word_bytes: int, what: str) -> list[Message]:
+    group = splits.product(operator.partial_dims(access))
+    size = shard_size(access.shape, access.axes, splits) * word_bytes * (group > 1)
+    name = f"{what}{access.tensor}"
+    return [Message(tensor=name, pattern=Pattern.ALL_REDUCE, size_bytes=size, group=group, times=1)]
+
+
+def _exchange(exchange: Exchange, splits: Splits, word_bytes: int) -> Message:
+    match exchange:
+        case AllReduce():
+            group = splits.product(exchange.over)
+            size = shard_size(exchange.shape, exchange.axes, splits) * (group > 1)
+            pattern = Pattern.ALL_REDUCE
+        case Relayout():
+            size = _relayout_size(exchange, splits)
+            group, pattern = _two(size), Pattern.MOVE
+        case Handoff():
+            crossing = splits.of(exchange.across) > 1
+            size = shard_size(exchange.shape, exchange.axes, splits) * crossing
+            group, pattern = _two(size), Pattern.MOVE
+    return Message(
+        tensor=exchange.tensor, pattern=pattern, size_bytes=size * word_bytes, group=group, times=exchange.times
+    )
+
+
+def _relayout_size(exchange: Relayout, splits: Splits) -> FloatArray:
+    written = components(exchange.shape, exchange.written, splits.extents)
+    read = components(exchange.shape, exchange.read, splits.extents)
+    columns = np.column_stack([split_columns(written, splits), split_columns(read, splits)])
+    rows, inverse = np.unique(columns, axis=0, return_inverse=True)
+    moved = np.empty(len(rows))
+    for i, row in enumerate(rows):
+        common = volumes(written, row[None, : len(written)], read, row[None, len(written) :])
+        moved[i] = common.consumed[0, 0] - common.kept_forward[0, 0]
+    return moved[inverse.reshape(-1)]
+
+
+def _two(like: FloatArray) -> IntArray:
+    return np.full(len(like), 2, dtype=np.int64)

@@ -1,0 +1,99 @@
+"""`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from pase.graph import Graph
+from pase.machine import Machine
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """The predicted traffic of one incoming edge; cost in the unit of the plan's total, bytes forward and backward."""
+
+    producer: str
+    input: int
+    cost: float
+    forward_bytes: float
+    backward_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer's part of a strategy.
+
+    dims: extent of each iteration dim. splits: split factor of each of them, in the same order.
+    devices: [p] device of each part, row-major over the dims that are split (in order) and then the replicas.
+    layer_cost: t_l, made of compute_cost and communication_cost. memory_bytes: on each device.
+    """
+
+    name: str
+    kind: str
+    dims: dict[str, int]
+    splits: dict[str, int]
+    devices: tuple[int, ...]
+    layer_cost: float
+    compute_cost: float
+    communication_cost: float
+    memory_bytes: float
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def num_parts(self) -> int:
+        """Product of the splits."""
+        return prod(self.splits.values())
+
+    @property
+    def num_replicas(self) -> int:
+        """How many devices hold each part."""
+        return len(self.devices) // self.num_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """How the strategy was found."""
+
+    ordering: str
+    largest_dependent_set: int
+    time_s: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A strategy with its certificate.
+
+    total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
+    baselines: total cost of other strategies by name.
+    """
+
+    graph: Graph
+    machine: Machine
+    num_devices: int
+    cost_model: str
+    cost_unit: str
+    layers: tuple[LayerPlan, ...]
+    total_cost: float
+    lower_bound: float
+    exact: bool
+    baselines: dict[str, float]
+    search: SearchRecord
+    tool_version: str
+    schema_version: int = SCHEMA_VERSION
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each layer by name."""
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    def __getitem__(self, name: str) -> LayerPlan:
+        """Return the layer of that name; KeyError if there is none."""
+        return self.layers[self.index[name]]
+
+    @property
+    def gap(self) -> float:
+        """(total_cost - lower_bound) / total_cost, 0 where exact."""
+        return 0.0 if self.exact or self.total_cost == 0 else (self.total_cost - self.lower_bound) / self.total_cost

@@ -1,0 +1,224 @@
+"""Plans as JSON files: written as a whole, read with every field checked and every cost computed again."""
+
+import hashlib
+import json
+from math import isclose, prod
+from pathlib import Path
+from typing import Any
+
+from pase.costs import cost_model
+from pase.documents import Field, write_atomically
+from pase.errors import CostError, PlanError
+from pase.graph import Graph, graph_document, graph_from_document
+from pase.machine import machine_document, machine_from_document
+from pase.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
+from pase.strategy import plan_layers, total_cost
+
+_RELATIVE_TOLERANCE = 1e-9
+"""Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """Return the JSON form of a plan (plan.schema.json); `plan_from_document` returns an equal plan."""
+    return {
+        "schema_version": plan.schema_version,
+        "tool_version": plan.tool_version,
+        "model": {
+            "name": plan.graph.name,
+            "arguments": dict(plan.graph.arguments),
+            "hash": graph_hash(plan.graph),
+        },
+        "num_devices": plan.num_devices,
+        "cost_model": plan.cost_model,
+        "cost_unit": plan.cost_unit,
+        "total_cost": plan.total_cost,
+        "lower_bound": plan.lower_bound,
+        "gap": plan.gap,
+        "exact": plan.exact,
+        "baselines": dict(plan.baselines),
+        "search": {
+            "ordering": plan.search.ordering,
+            "largest_dependent_set": plan.search.largest_dependent_set,
+            "time_s": plan.search.time_s,
+            "peak_memory_bytes": plan.search.peak_memory_bytes,
+        },
+        "layers": [_layer_document(layer) for layer in plan.layers],
+        "machine": machine_document(plan.machine),
+        "graph": graph_document(plan.graph),
+    }
+
+
+def graph_hash(graph: Graph) -> str:
+    """Return the SHA-256, in hexadecimal, of a graph's canonical JSON form."""
+    text = json.dumps(graph_document(graph), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan as a JSON file, replacing an old one atomically; PlanError where the file cannot be written."""
+    try:
+        write_atomically(path, json.dumps(plan_document(plan), indent=1) + "\n")
+    except OSError as error:
+        raise PlanError(f"plan file {path} cannot be written: {error.strerror or error}") from None
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan in a JSON file; PlanError says which field is missing, wrong or not consistent."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise PlanError(f"plan file {path} cannot be read: {reason}") from None
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise PlanError(
+            f"plan file {path} is not complete JSON ({error}); it may be truncated: search again with 'pase search … -o'"
+        ) from None
+    return plan_from_document(Field(document, "", PlanError, f"plan file {path}"))
+
+
+def plan_from_document(document: Field) -> Plan:
+    """Return the plan of a parsed document, after checking that its costs follow from its strategy."""
+    version = document["schema_version"]
+    if version.integer(1) != SCHEMA_VERSION:
+        raise version.fail(
+            f"is {version.value}; this version of PaSE reads {SCHEMA_VERSION}: "
+            f"{'update PaSE' if version.integer(1) > SCHEMA_VERSION else 'search again'}"
+        )
+    graph = graph_from_document(document["graph"])
+    model = document["model"]
+    if model["hash"].text() != graph_hash(graph):
+        raise model["hash"].fail("is not the hash of the graph in this file; one of them was changed: search again")
+    search = document["search"]
+    plan = Plan(
+        graph=graph,
+        machine=machine_from_document(document["machine"]),
+        num_devices=document["num_devices"].integer(1),
+        cost_model=document["cost_model"].text(),
+        cost_unit=document["cost_unit"].text(),
+        layers=_layers(document["layers"], graph, document["num_devices"].integer(1)),
+        total_cost=document["total_cost"].number(),
+        lower_bound=document["lower_bound"].number(),
+        exact=document["exact"].boolean(),
+        baselines={name: field.number() for name, field in document["baselines"].members()},
+        search=SearchRecord(
+            ordering=search["ordering"].text(),
+            largest_dependent_set=search["largest_dependent_set"].integer(),
+            time_s=search["time_s"].number(),
+            peak_memory_bytes=search["peak_memory_bytes"].integer(),
+        ),
+        tool_version=document["tool_version"].text(),
+    )
+    _verify_costs(plan, document)
+    return plan
+
+
+def _layer_document(layer: LayerPlan) -> dict[str, Any]:
+    return {
+        "name": layer.name,
+        "kind": layer.kind,
+        "dims": layer.dims,
+        "splits": layer.splits,
+        "devices": list(layer.devices),
+        "layer_cost": layer.layer_cost,
+        "compute_cost": layer.compute_cost,
+        "communication_cost": layer.communication_cost,
+        "memory_bytes": layer.memory_bytes,
+        "transfers": [
+            {
+                "producer": transfer.producer,
+                "input": transfer.input,
+                "cost": transfer.cost,
+                "forward_bytes": transfer.forward_bytes,
+                "backward_bytes": transfer.backward_bytes,
+            }
+            for transfer in layer.transfers
+        ],
+    }
+
+
+def _layers(document: Field, graph: Graph, num_devices: int) -> tuple[LayerPlan, ...]:
+    found = document.items()
+    if len(found) != len(graph.operators):
+        raise document.fail(f"has {len(found)} layers; the graph has {len(graph.operators)}")
+    layers = []
+    for field, operator in zip(found, graph.operators, strict=True):
+        for key, expected in (("name", operator.name), ("kind", operator.kind)):
+            if field[key].text() != expected:
+                raise field[key].fail(f"is {field[key].value!r}; the graph has {expected!r} here")
+        dims = {name: extent.integer(1) for name, extent in field["dims"].members()}
+        if list(dims.items()) != list(operator.extents.items()):
+            raise field["dims"].fail(f"is {dims}; layer {operator.name!r} of the graph has {operator.extents}")
+        layers.append(
+            LayerPlan(
+                name=operator.name,
+                kind=operator.kind,
+                dims=dims,
+                splits=_splits(field["splits"], dims, num_devices),
+                devices=_devices(field["devices"], num_devices),
+                layer_cost=field["layer_cost"].number(),
+                compute_cost=field["compute_cost"].number(),
+                communication_cost=field["communication_cost"].number(),
+                memory_bytes=field["memory_bytes"].number(),
+                transfers=tuple(
+                    Transfer(
+                        producer=transfer["producer"].text(),
+                        input=transfer["input"].integer(),
+                        cost=transfer["cost"].number(),
+                        forward_bytes=transfer["forward_bytes"].number(),
+                        backward_bytes=transfer["backward_bytes"].number(),
+                    )
+                    for transfer in field["transfers"].items()
+                ),
+            )
+        )
+    return tuple(layers)
+
+
+def _splits(document: Field, dims: dict[str, int], num_devices: int) -> dict[str, int]:
+    splits = {name: factor.integer(1) for name, factor in document.members()}
+    if list(splits) != list(dims):
+        raise document.fail(f"names dims {', '.join(splits) or 'none'}; expected {', '.join(dims)}, in this order")
+    for name, factor in document.members():
+        if dims[name] % factor.integer(1):
+            raise factor.fail(f"is {factor.value}, which does not divide the dim's extent {dims[name]}")
+    if num_devices % prod(splits.values()):
+        raise document.fail(f"makes {prod(splits.values())} parts, which do not divide {num_devices} devices")
+    return splits
+
+
+def _devices(document: Field, num_devices: int) -> tuple[int, ...]:
+    devices = tuple(field.integer() for field in document.items())
+    if sorted(devices) != list(range(num_devices)):
+        raise document.fail(f"must name each device 0 … {num_devices - 1} once")
+    return devices
+
+
+def _verify_costs(plan: Plan, document: Field) -> None:
+    """Raise PlanError unless costs are those of the strategy under the plan's own machine and cost model."""
+    try:
+        model = cost_model(plan.cost_model, plan.machine, plan.num_devices)
+    except CostError as error:
+        raise document["cost_model"].fail(f"cannot be used: {error}") from None
+    if plan.cost_unit != model.unit:
+        raise document["cost_unit"].fail(f"is {plan.cost_unit!r}; cost model {plan.cost_model!r} gives {model.unit!r}")
+    expected = plan_layers(plan.graph, plan.num_devices, model, [layer.splits for layer in plan.layers])
+    for field, layer, right in zip(document["layers"].items(), plan.layers, expected, strict=True):
+        for key in ("layer_cost", "compute_cost", "communication_cost", "memory_bytes"):
+            _same(field[key], getattr(layer, key), getattr(right, key))
+        if [(t.producer, t.input) for t in layer.transfers] != [(t.producer, t.input) for t in right.transfers]:
+            raise field["transfers"].fail("are not the layer's incoming edges")
+        for entry, transfer, same in zip(field["transfers"].items(), layer.transfers, right.transfers, strict=True):
+            for key in ("cost", "forward_bytes", "backward_bytes"):
+                _same(entry[key], getattr(transfer, key), getattr(same, key))
+    _same(document["total_cost"], plan.total_cost, total_cost(plan.layers))
+    if plan.lower_bound > plan.total_cost * (1 + _RELATIVE_TOLERANCE):
+        raise document["lower_bound"].fail(f"is {plan.lower_bound:g}, above the total cost {plan.total_cost:g}")
+    if plan.exact and not isclose(plan.lower_bound, plan.total_cost, rel_tol=_RELATIVE_TOLERANCE):
+        raise document["exact"].fail(f"is true, but the lower bound {plan.lower_bound:g} is below {plan.total_cost:g}")
+
+
+def _same(field: Field, found: float, expected: float) -> None:
+    if not isclose(found, expected, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12):
+        raise field.fail(f"is {found!r}, but the strategy costs {expected!r} there; the file was edited: search again")

@@ -1,0 +1,116 @@
+"""The whole search, as one readable sequence of stages: graph → cost tables → strategy → placed plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+from pase._version import __version__
+from pase.configurations import check_batch, check_devices, check_splittable, data_parallel
+from pase.costs import Problem, build_problem, cost_model
+from pase.graph import Graph, verify
+from pase.machine import DEFAULT_MACHINE, Machine, load_machine
+from pase.plan import Plan, SearchRecord
+from pase.solver import Solution, solve
+from pase.strategy import plan_layers, total_cost
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the fraction of it that is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What a search can be told.
+
+    cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". memory_limit_bytes,
+    time_limit_s: None for the solver's own. keep_batch: search although the batch cannot be split at all.
+    """
+
+    cost_model: str = "paper"
+    ordering: str = "auto"
+    memory_limit_bytes: int | None = None
+    time_limit_s: float | None = None
+    keep_batch: bool = False
+
+
+def search(
+    graph: Graph,
+    devices: int,
+    *,
+    machine: Machine | str = DEFAULT_MACHINE,
+    options: SearchOptions | None = None,
+    on_progress: Progress | None = None,
+) -> Plan:
+    """Return the cheapest strategy for training a graph on a number of devices, with its certificate.
+
+    machine: a `Machine`, the name of a preset, or the path of a machine file. Raises a PaseError for what
+    cannot be searched: no devices, nothing to split, an invalid graph, an unknown name.
+    """
+    options = options or SearchOptions()
+    verify(graph)
+    check_search(graph, devices, keep_batch=options.keep_batch)
+    machine = load_machine(machine) if isinstance(machine, str) else machine
+    start_s = perf_counter()
+    problem = problem_of(graph, devices, machine, options.cost_model, on_progress)
+    solution = solve(
+        problem.tables,
+        ordering=options.ordering,
+        memory_limit_bytes=options.memory_limit_bytes,
+        time_limit_s=options.time_limit_s,
+        on_progress=on_progress,
+    )
+    return plan_of(problem, solution, machine, options.cost_model, time_s=perf_counter() - start_s)
+
+
+def check_search(graph: Graph, devices: int, *, keep_batch: bool = False) -> None:
+    """Raise ConfigurationError where a graph cannot be searched for a number of devices at all."""
+    check_devices(devices)
+    check_splittable(graph, devices)
+    batch = dict(graph.arguments).get("batch")
+    if isinstance(batch, int) and not keep_batch:
+        check_batch(graph, batch, devices)
+
+
+def problem_of(
+    graph: Graph, devices: int, machine: Machine, model: str, on_progress: Progress | None = None
+) -> Problem:
+    """Return the search problem of a graph under a cost model, by its name."""
+    return build_problem(graph, devices, cost_model(model, machine, devices), on_progress)
+
+
+def plan_of(problem: Problem, solution: Solution, machine: Machine, model: str, *, time_s: float) -> Plan:
+    """Return the placed plan of a solution."""
+    graph, devices = problem.graph, problem.num_devices
+    costs = cost_model(model, machine, devices)
+    splits = [problem.splits(vertex, choice) for vertex, choice in enumerate(solution.choice)]
+    layers = plan_layers(graph, devices, costs, splits)
+    total = total_cost(layers)
+    assert abs(total - solution.cost) <= 1e-9 * max(1.0, total), f"plan costs {total}, solution {solution.cost}"
+    return Plan(
+        graph=graph,
+        machine=machine,
+        num_devices=devices,
+        cost_model=model,
+        cost_unit=costs.unit,
+        layers=layers,
+        total_cost=total,
+        lower_bound=total if solution.exact else min(solution.lower_bound, total),
+        exact=solution.exact,
+        baselines={"data_parallel": data_parallel_cost(problem)},
+        search=SearchRecord(
+            ordering=solution.ordering,
+            largest_dependent_set=solution.largest_dependent_set,
+            time_s=time_s,
+            peak_memory_bytes=solution.peak_memory_bytes,
+        ),
+        tool_version=__version__,
+    )
+
+
+def data_parallel_cost(problem: Problem) -> float:
+    """Return the total cost of data parallelism: every layer's batch split as far as it goes, nothing else."""
+    choice = []
+    for vertex, operator in enumerate(problem.graph.operators):
+        index = problem.choice(vertex, data_parallel(operator, problem.num_devices))
+        assert index is not None, f"data parallelism is no configuration of {operator.name}"
+        choice.append(index)
+    return problem.tables.evaluate(choice)
