@@ -1,0 +1,126 @@
+"""Options and arguments that several commands share."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from pase.errors import PlanError
+from pase.graph import Graph, Scalar
+from pase.importers import load
+from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
+
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+class ByteSize(click.ParamType[int]):
+    """A number of bytes, with a unit or without: 800000000, 800MB, 2GiB."""
+
+    name = "size"
+
+    _UNITS = {"": 1, "B": 1, **{f"{u}B": 1000 ** (i + 1) for i, u in enumerate("KMGT")}} | {
+        f"{u}iB".upper(): 1024 ** (i + 1) for i, u in enumerate("KMGT")
+    }
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number of bytes."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(value))
+        if found is None or found[2].upper() not in self._UNITS or float(found[1]) == 0:
+            self.fail(
+                f"{value!r} is not a size; expected a number above 0 and a unit, such as 800MB or 2GiB", param, ctx
+            )
+        return int(float(found[1]) * self._UNITS[found[2].upper()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArguments:
+    """What names a model and the machine that it trains on."""
+
+    model: str
+    devices: int
+    batch: int | None
+    arguments: dict[str, Scalar]
+    machine: str
+    flop_per_s: float | None
+    bandwidth_bytes_per_s: float | None
+
+    def graph(self) -> Graph:
+        """Return the model's graph."""
+        return load(self.model, batch=self.batch, arguments=self.arguments)
+
+    def loaded_machine(self) -> Machine:
+        """Return the machine, with the figures that override it."""
+        return override_machine(
+            load_machine(self.machine),
+            flop_per_s=self.flop_per_s,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+        )
+
+
+def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
+    """Return a decorator that adds the options of `ModelArguments`, devices first."""
+    options = [
+        click.option(
+            "--devices", "-p", type=click.IntRange(min=1), required=devices_required, help="Number of devices, p."
+        ),
+        click.option("--batch", "-b", type=click.IntRange(min=1), help="Examples in one step [the model's own]."),
+        click.option(
+            "--arg",
+            "arguments",
+            multiple=True,
+            metavar="KEY=VALUE",
+            callback=_key_values,
+            help="A parameter of the model's builder, such as layers=96; may be repeated.",
+        ),
+        click.option(
+            "--machine", default=DEFAULT_MACHINE, show_default=True, metavar="NAME|FILE", help="Preset or .toml file."
+        ),
+        click.option(
+            "--flops", "flop_per_s", type=float, metavar="FLOP/s", help="Peak of one device, instead of the machine's."
+        ),
+        click.option(
+            "--bandwidth",
+            "bandwidth_bytes_per_s",
+            type=float,
+            metavar="BYTES/s",
+            help="Of every link, instead of the machine's.",
+        ),
+    ]
+
+    def decorate(command: CommandT) -> CommandT:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+def json_option(command: CommandT) -> CommandT:
+    """Add --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
+
+
+def check_writable(path: Path) -> None:
+    """Raise PlanError unless a file can be made at a path: found out before a long search, not after it."""
+    folder = path.parent
+    if path.is_dir():
+        raise PlanError(f"{path} is a folder; name a file to write to")
+    if not folder.is_dir():
+        raise PlanError(f"{path} cannot be written: folder {folder} does not exist")
+
+
+def _key_values(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE")
+        if key in found:
+            raise click.BadParameter(f"{key!r} is given twice")
+        found[key] = text
+    return found

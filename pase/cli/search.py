@@ -1,0 +1,117 @@
+"""`pase search`: the best strategy for a model on a number of devices."""
+
+from pathlib import Path
+
+import click
+
+from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
+from pase.cli.output import duration, print_json, print_table, progress, quantity, warn
+from pase.configurations import enumerate_configurations
+from pase.costs import COST_MODELS
+from pase.graph import Graph
+from pase.ordering import ORDERINGS
+from pase.plan import LayerPlan, Plan
+from pase.plan_file import plan_document, write_plan
+from pase.search import SearchOptions, search
+
+
+@click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
+@click.argument("model")
+@model_options(devices_required=True)
+@click.option("--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True)
+@click.option("--ordering", type=click.Choice(["auto", *ORDERINGS]), default="auto", show_default=True)
+@click.option("--time-limit", "time_limit_s", type=click.FloatRange(min=0, min_open=True), help="Seconds to solve in.")
+@click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
+@click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the plan to this file.")
+@json_option
+def command(
+    cost_model: str,
+    ordering: str,
+    time_limit_s: float | None,
+    memory_limit_bytes: int | None,
+    keep_batch: bool,
+    output: Path | None,
+    as_json: bool,
+    **model: object,
+) -> None:
+    """Find the best strategy for MODEL, a built-in network ('pase models'), on a number of devices."""
+    if output:
+        check_writable(output)
+    chosen = ModelArguments(**model)  # type: ignore[arg-type]
+    graph, machine = chosen.graph(), chosen.loaded_machine()
+    options = SearchOptions(
+        cost_model=cost_model,
+        ordering=ordering,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=memory_limit_bytes,
+        keep_batch=keep_batch,
+    )
+    with progress() as on_progress:
+        plan = search(graph, chosen.devices, machine=machine, options=options, on_progress=on_progress)
+    if output:
+        write_plan(plan, output)
+    if as_json:
+        print_json(plan_document(plan))
+    else:
+        print_plan(plan)
+        _warn_of_uneven_dims(graph, plan.num_devices)
+        if output:
+            warn(f"plan written to {output}")
+
+
+def print_plan(plan: Plan) -> None:
+    """Print the strategy layer by layer, then what is known of it."""
+    print_table(
+        [
+            ("layer", "left"),
+            ("iteration space", "left"),
+            ("configuration", "left"),
+            ("layer cost", "right"),
+            ("transfer cost", "right"),
+            ("share", "right"),
+        ],
+        [_layer_row(layer, plan) for layer in plan.layers],
+    )
+    unit = plan.cost_unit
+    ratio = plan.baselines["data_parallel"] / plan.total_cost if plan.total_cost else 1.0
+    found = "proven optimal" if plan.exact else f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, unit)}"
+    click.echo()
+    click.echo(
+        f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name}), "
+        f"cost model {plan.cost_model}"
+    )
+    click.echo(f"  total cost              {quantity(plan.total_cost, unit)}   ({found})")
+    click.echo(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({ratio:.2f} × ours)")
+    click.echo(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
+    click.echo(f"  search time             {duration(plan.search.time_s)}")
+
+
+def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
+    transfer = sum(t.cost for t in layer.transfers)
+    share = (layer.layer_cost + transfer) / plan.total_cost if plan.total_cost else 0.0
+    split = " ".join(f"{dim} {k}" for dim, k in layer.splits.items() if k > 1) or "not split"
+    replicas = f" ×{layer.num_replicas}" if layer.num_replicas > 1 else ""
+    return [
+        layer.name,
+        " ".join(f"{dim} {extent}" for dim, extent in layer.dims.items()),
+        split + replicas,
+        quantity(layer.layer_cost, plan.cost_unit),
+        quantity(transfer, plan.cost_unit),
+        f"{share:.1%}",
+    ]
+
+
+def _warn_of_uneven_dims(graph: Graph, num_devices: int) -> None:
+    """Say which layers have fewer configurations because parts must be of one size."""
+    lost = []
+    for operator in graph.operators:
+        dims = enumerate_configurations(operator, num_devices).uneven_dims
+        if dims:
+            lost.append(f"{operator.name} ({', '.join(f'{d} {operator.extents[d]}' for d in dims)})")
+    if lost:
+        more = f", and {len(lost) - 3} more" if len(lost) > 3 else ""
+        warn(
+            f"a split must divide its dim, so {len(lost)} of {len(graph.operators)} layers have fewer configurations: "
+            f"{', '.join(lost[:3])}{more}"
+        )
