@@ -19,6 +19,7 @@ def verify(graph: Graph) -> Graph:
         raise GraphError(f"{count} layers of graph {graph.name!r} are named {name!r}; names must be unique")
     for operator in graph.operators:
         verify_operator(operator)
+    _verify_shared(graph)
     _verify_edges(graph)
     _verify_order(graph)
     _verify_connected(graph)
@@ -97,6 +98,20 @@ def _extent_problem(operator: Operator, axis: Axis, extent: int) -> str:
         case _:
             expected = prod(extents[dim] for dim in axis_dims(axis))
             return "" if extent == expected else f"{'·'.join(axis_dims(axis))} = {expected}"
+
+
+def _verify_shared(graph: Graph) -> None:
+    shapes: dict[str, tuple[str, int]] = {}
+    for operator in graph.operators:
+        for access in operator.parameters:
+            if not access.shared:
+                continue
+            first, size = shapes.setdefault(access.shared, (operator.name, access.size))
+            if size != access.size:
+                raise GraphError(
+                    f"layers {first!r} and {operator.name!r} share parameter {access.shared!r}, "
+                    f"but one has {size} values of it and the other {access.size}"
+                )
 
 
 def _verify_edges(graph: Graph) -> None:

@@ -3,6 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Dim, Role, Window
 from pase.graph.operator import Operator, Work
+from pase.graph.operators.activations import check_activation
 from pase.graph.operators.windows import Padding, Pair, output_extent, pad_pair, pair
 
 
@@ -72,5 +73,5 @@ def conv2d(
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=(batch, out, rows, cols), axes=("b", out_channels, "h", "w")),),
         work=tuple(work),
-        attributes=(("activation", activation), ("groups", groups)),
+        attributes=(("activation", check_activation(name, activation)), ("groups", groups)),
     )

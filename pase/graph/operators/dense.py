@@ -3,6 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.operator import Operator, Work
+from pase.graph.operators.activations import check_activation
 
 NamedExtents = tuple[tuple[str, int], ...]
 
@@ -56,5 +57,5 @@ def dense(
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=x[: len(lead)] + out_shape, axes=(*lead, *out_names)),),
         work=tuple(work),
-        attributes=(("activation", activation),),
+        attributes=(("activation", check_activation(name, activation)),),
     )

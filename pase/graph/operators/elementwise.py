@@ -3,6 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.operator import Operator, Work
+from pase.graph.operators.activations import check_activation
 
 FUNCTIONS = ("add", "multiply", "relu", "gelu", "tanh")
 
@@ -35,7 +36,7 @@ def elementwise(
                 inputs=() if function == "add" and not activation else (0,),
             ),
         ),
-        attributes=(("function", function), ("activation", activation)),
+        attributes=(("function", function), ("activation", check_activation(name, activation))),
     )
 
 

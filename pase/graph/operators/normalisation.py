@@ -3,6 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.operator import AllReduce, Operator, Work
+from pase.graph.operators.activations import check_activation
 
 _FLOP_PER_POINT = 5
 """Subtract the mean, square for the variance, divide, scale, shift."""
@@ -55,5 +56,5 @@ def _normalisation(
         exchanges=(
             AllReduce(tensor="moments", shape=(2, *(extents[n] for n in kept)), axes=(None, *kept), over=over, times=2),
         ),
-        attributes=(("activation", activation),),
+        attributes=(("activation", check_activation(name, activation)),),
     )

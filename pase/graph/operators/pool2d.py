@@ -28,6 +28,10 @@ def pool2d(
     batch, channels, height, width = x
     kernels, strides = pair(kernel), pair(stride)
     pads = pad_pair(padding, (height, width), kernels, strides, (1, 1))
+    for size, pad in zip(kernels, pads, strict=True):
+        if max(pad) >= size > 0:
+            # A window of padding alone has no maximum and no mean.
+            raise GraphError(f"layer {name!r}: padding {pad} holds a whole window of {size}; use less on each side")
     rows, cols = (
         output_extent(name, extent, k, s, 1, p)
         for extent, k, s, p in zip((height, width), kernels, strides, pads, strict=True)

@@ -1,0 +1,80 @@
+"""The built-in networks, by name: each one is built by its own module, which is imported when it is first asked for."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from pase.errors import ModelError, unknown_name
+from pase.graph import Graph
+from pase.graph.operator import Scalar
+
+__all__ = ["MODELS", "ModelEntry", "build"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelEntry:
+    """A built-in network; module: where its builder, a function of the same name, is. default_batch: in samples."""
+
+    name: str
+    module: str
+    description: str
+    default_batch: int
+
+    @property
+    def builder(self) -> Callable[..., Graph]:
+        """The builder, a function of keyword arguments alone; its module is imported now."""
+        builder: Callable[..., Graph] = getattr(import_module(f"{__name__}.{self.module}"), self.name)
+        return builder
+
+    @property
+    def parameters(self) -> dict[str, Scalar]:
+        """The builder's parameters and their defaults, as they are written on the command line; batch is the first."""
+        from pase.models.parameters import parameters_of
+
+        return {parameter.name: parameter.default for parameter in parameters_of(self.builder)}
+
+
+def _entries(*rows: tuple[str, str, int, str]) -> dict[str, ModelEntry]:
+    return {
+        name: ModelEntry(name=name, module=module, default_batch=batch, description=description)
+        for name, module, batch, description in rows
+    }
+
+
+MODELS: Mapping[str, ModelEntry] = _entries(
+    ("alexnet", "alexnet", 128, "AlexNet, one tower (Krizhevsky 2014); grouped=true for the two of 2012"),
+    ("inception_v3", "inception_v3", 128, "InceptionV3 (Szegedy et al. 2015) without its auxiliary head"),
+    ("rnnlm", "rnnlm", 64, "recurrent language model: embedding, LSTM layers as one vertex, projection"),
+    ("transformer", "transformer", 64, "Transformer, encoder and decoder, base (Vaswani et al. 2017)"),
+    ("transformer_big", "transformer", 64, "Transformer, encoder and decoder, big (Vaswani et al. 2017)"),
+    ("lenet5", "lenet5", 128, "LeNet-5 (LeCun et al. 1998) with 10 classes"),
+    ("vgg16", "vgg16", 128, "VGG-16 (Simonyan and Zisserman 2014, configuration D)"),
+    ("resnet101", "resnet101", 128, "ResNet-101 (He et al. 2015), stride in the 3x3 convolution"),
+    ("densenet121", "densenet121", 128, "DenseNet-121 (Huang et al. 2016)"),
+    ("bert_large", "bert_large", 64, "BERT-large (Devlin et al. 2018) with the masked-language-model head"),
+    ("gpt", "gpt", 64, "GPT-2 small (Radford et al. 2019); layers, model_width and heads make it any other"),
+    ("mlp", "mlp", 128, "multilayer perceptron of any depth and width"),
+)
+
+
+def build(name: str, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None) -> Graph:
+    """Return a built-in network; arguments: the builder's parameters, as values or as text from a command line.
+
+    batch: samples in a training step, the model's own default where it is not given here or among the arguments.
+    Raises ModelError for an unknown model or parameter, or a value that the parameter does not take, and
+    GraphError where the network cannot be built at that size (an image smaller than a window).
+    """
+    from pase.models.parameters import check_names
+
+    if name not in MODELS:
+        raise ModelError(unknown_name("model", name, MODELS))
+    given = dict(arguments or {})
+    if batch is not None:
+        if "batch" in given:
+            raise ModelError(
+                f"the batch of model {name!r} is given twice, as {batch} and as batch={given['batch']}; give it once"
+            )
+        given["batch"] = batch
+    builder = MODELS[name].builder
+    check_names(builder, name, given)
+    return builder(**given)

@@ -1,0 +1,46 @@
+"""Parts that several image networks are made of."""
+
+from pase.graph import Builder, Tensor
+from pase.graph.operators import batch_norm, conv2d, dense, global_pool, softmax_loss
+from pase.graph.operators.windows import Padding, Pair
+
+
+def flattened(net: Builder, x: Tensor) -> Tensor:
+    """Return x, shape [b, c, h, w], seen as [b, c·h·w], row-major."""
+    batch, channels, height, width = x.shape
+    return net.reshape(x, (batch, channels * height * width))
+
+
+def fully_connected(net: Builder, name: str, x: Tensor, out: int, *, activation: str = "") -> Tensor:
+    """Append ``y[b, n] = activation(x[b, c] w[c, n] + bias[n])``; x: shape [b, c]."""
+    return net.add(dense, name, x, out=(("n", out),), activation=activation)
+
+
+def classifier(net: Builder, x: Tensor, widths: tuple[int, ...]) -> None:
+    """Append fully connected layers fc1, fc2, … of those widths, all but the last with a ReLU, and the softmax loss."""
+    for number, width in enumerate(widths, 1):
+        x = fully_connected(net, f"fc{number}", x, width, activation="relu" if number < len(widths) else "")
+    net.add(softmax_loss, "softmax", x)
+
+
+def pooled_classifier(net: Builder, x: Tensor, classes: int) -> None:
+    """Append the mean over all positions of x, shape [b, c, h, w], one fully connected layer and the softmax loss."""
+    x = net.add(global_pool, "global_pool", x)
+    x = fully_connected(net, "fc", x, classes)
+    net.add(softmax_loss, "softmax", x)
+
+
+def conv_norm(
+    net: Builder,
+    name: str,
+    x: Tensor,
+    out: int,
+    kernel: int | Pair,
+    *,
+    stride: int = 1,
+    padding: Padding = 0,
+    activation: str = "relu",
+) -> Tensor:
+    """Append `name`_conv, a convolution without bias, and `name`_norm, batch normalisation and the activation."""
+    x = net.add(conv2d, f"{name}_conv", x, out=out, kernel=kernel, stride=stride, padding=padding, bias=False)
+    return net.add(batch_norm, f"{name}_norm", x, activation=activation)

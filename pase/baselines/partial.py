@@ -1,0 +1,74 @@
+"""Partial strategies: some layers' configurations are given, the others are chosen as well as they can be."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from pase.costs import Problem
+from pase.errors import ConfigurationError
+from pase.solver import Solution, solve
+from pase.tables import CostTables, EdgeTable
+
+
+def complete(
+    problem: Problem, fixed: Mapping[str, Mapping[str, int]], on_progress: Callable[[str, float], None] | None = None
+) -> Solution:
+    """Return the cheapest strategy in which the named layers have the given configurations.
+
+    fixed: for a layer, the split factor of each dim that is split. Raises ConfigurationError for a layer or a
+    dim that does not exist, or a configuration that the number of devices does not allow.
+    """
+    choice = {}
+    for name, splits in fixed.items():
+        if name not in problem.graph.index:
+            raise ConfigurationError(f"there is no layer {name!r} in graph {problem.graph.name!r}")
+        operator = problem.graph[name]
+        unknown = set(splits) - set(operator.extents)
+        if unknown:
+            raise ConfigurationError(
+                f"layer {name!r} has no dim {', '.join(sorted(unknown))}; its dims are {', '.join(operator.extents)}"
+            )
+        vertex = problem.graph.index[name]
+        found = problem.choice(vertex, tuple(splits.get(dim, 1) for dim in operator.extents))
+        if found is None:
+            raise ConfigurationError(
+                f"{dict(splits)} is no configuration of layer {name!r} ({operator.extents}) on {problem.num_devices} devices"
+            )
+        choice[vertex] = found
+    solution = solve(restrict(problem.tables, choice), on_progress=on_progress)
+    return replace(solution, choice=tuple(choice.get(v, c) for v, c in enumerate(solution.choice)))
+
+
+def restrict(tables: CostTables, choice: Mapping[int, int]) -> CostTables:
+    """Return the problem in which the given vertices have one configuration left, that of the given index."""
+    vertex_costs = list(tables.vertex_costs)
+    vertex_table = list(tables.vertex_table)
+    for vertex, index in choice.items():
+        vertex_table[vertex] = len(vertex_costs)
+        vertex_costs.append(tables.layer_costs(vertex)[index : index + 1])
+    edge_tables = list(tables.edge_tables)
+    edge_table = list(tables.edge_table)
+    for number, (u, v) in enumerate(tables.edges):
+        if u in choice or v in choice:
+            edge_table[number] = len(edge_tables)
+            edge_tables.append(_restricted(tables.edge(number), choice.get(u), choice.get(v)))
+    return replace(
+        tables,
+        vertex_costs=tuple(vertex_costs),
+        vertex_table=tuple(vertex_table),
+        edge_tables=tuple(edge_tables),
+        edge_table=tuple(edge_table),
+    )
+
+
+def _restricted(table: EdgeTable, row: int | None, col: int | None) -> EdgeTable:
+    rows = table.row_class if row is None else table.row_class[row : row + 1]
+    cols = table.col_class if col is None else table.col_class[col : col + 1]
+    row_values, row_class = np.unique(rows, return_inverse=True)
+    col_values, col_class = np.unique(cols, return_inverse=True)
+    return EdgeTable(
+        row_class=row_class.astype(np.int32),
+        col_class=col_class.astype(np.int32),
+        values=table.values[np.ix_(row_values, col_values)],
+    )

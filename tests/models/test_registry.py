@@ -1,0 +1,242 @@
+"""The registry: names, arguments as text, and the message for everything that does not fit."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pase.errors import GraphError, ModelError
+from pase.graph import Graph, verify
+from pase.models import MODELS, build
+from pase.models.parameters import written
+
+NAMES = (
+    "alexnet",
+    "inception_v3",
+    "rnnlm",
+    "transformer",
+    "transformer_big",
+    "lenet5",
+    "vgg16",
+    "resnet101",
+    "densenet121",
+    "bert_large",
+    "gpt",
+    "mlp",
+)
+
+
+def test_the_names_are_those_of_the_command_line() -> None:
+    assert tuple(MODELS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_network_is_a_verified_graph_in_topological_order(name: str) -> None:
+    graph = build(name)
+    assert verify(graph) is graph
+    reference = nx.DiGraph((edge.producer, edge.consumer) for edge in graph.edges)
+    assert nx.is_directed_acyclic_graph(reference)
+    assert nx.is_weakly_connected(reference)
+    assert set(reference) == {operator.name for operator in graph.operators}
+    position = {operator.name: i for i, operator in enumerate(graph.operators)}
+    assert all(position[u] < position[v] for u, v in reference.edges)
+    assert [v for v in reference if reference.out_degree(v) == 0] == ["softmax"]
+    assert graph["softmax"].kind == "softmax_loss"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_describes_its_builder(name: str) -> None:
+    entry = MODELS[name]
+    graph = entry.builder()
+    assert entry.name == name == graph.name
+    assert entry.parameters == dict(graph.arguments)
+    assert next(iter(entry.parameters.items())) == ("batch", entry.default_batch)
+    assert entry.description
+    assert "\n" not in entry.description
+    assert graph.operators[0].extents["b"] == entry.default_batch
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_layers_can_stand_in_a_program(name: str) -> None:
+    assert all(operator.name.isidentifier() and operator.name.islower() for operator in build(name).operators)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recorded_arguments_build_the_same_graph(name: str) -> None:
+    graph = build(name, batch=8)
+    assert build(name, arguments=dict(graph.arguments)) == graph
+    as_text = {key: written(value) for key, value in graph.arguments}
+    assert build(name, arguments=as_text) == graph
+
+
+SMALL: dict[str, dict[str, int | str]] = {
+    "alexnet": {"image": 67, "classes": 10, "width": 16},
+    "inception_v3": {"image": 75, "classes": 10, "width": 16},
+    "rnnlm": {"vocabulary": 50, "units": 16, "steps": 4},
+    "transformer": {"vocabulary": 50, "steps": 4, "layers": 1, "model_width": 16, "hidden": 32, "heads": 2},
+    "transformer_big": {"vocabulary": 50, "steps": 4, "layers": 1, "model_width": 16, "hidden": 32, "heads": 2},
+    "lenet5": {"image": 20, "classes": 4},
+    "vgg16": {"image": 32, "classes": 10, "width": 32},
+    "resnet101": {"image": 32, "classes": 10, "width": 32, "blocks": "1,1,1,1"},
+    "densenet121": {"image": 32, "classes": 10, "growth": 4, "blocks": "2,2,2,2"},
+    "bert_large": {"vocabulary": 50, "steps": 4, "layers": 1, "model_width": 16, "hidden": 32, "heads": 2},
+    "gpt": {"vocabulary": 50, "steps": 4, "layers": 1, "model_width": 16, "heads": 2},
+    "mlp": {"inputs": 12, "hidden": 16, "layers": 2, "classes": 4},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_network_has_a_small_version(name: str) -> None:
+    graph = build(name, batch=2, arguments=SMALL[name])
+    assert graph.num_parameters < 150_000
+    assert graph.num_parameters < build(name).num_parameters
+    assert {key: dict(graph.arguments)[key] for key in SMALL[name]} == SMALL[name]
+
+
+@given(batch=st.integers(1, 512))
+def test_the_batch_scales_work_and_not_parameters(batch: int) -> None:
+    one, many = build("lenet5", batch=1), build("lenet5", batch=batch)
+    assert many.forward_flop() == batch * one.forward_flop()
+    assert many.num_parameters == one.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("True", True), ("false", False), ("FALSE", False), (True, True)]
+)
+def test_truth_is_written_as_a_word(text: str | bool, value: bool) -> None:
+    assert dict(build("alexnet", arguments={"grouped": text}).arguments)["grouped"] is value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"imag": 32},
+            r"model 'alexnet' has no parameter 'imag': did you mean 'image'\? its parameters and their defaults",
+        ),
+        (
+            {"zzz": 1},
+            "has no parameter 'zzz': its parameters and their defaults are batch=128, image=224, classes=1000, ",
+        ),
+        ({"zzz": 1}, "width=1, grouped=false$"),
+        (
+            {"image": "big"},
+            r"model 'alexnet': image='big' is not usable; expected a whole number from 1 to 2147483647 \(the",
+        ),
+        ({"image": "7.5"}, "image='7.5' is not usable; expected a whole number"),
+        ({"image": 7.5}, r"image=7\.5 is not usable; expected a whole number"),
+        ({"image": ""}, "image='' is not usable"),
+        ({"image": True}, "image=True is not usable; expected a whole number"),
+        ({"image": 0}, r"image=0 is not usable; expected a whole number from 1 to 2147483647 \(the default is 224\)"),
+        ({"image": "-3"}, "image=-3 is not usable; expected a whole number from 1"),
+        ({"image": 2**31}, "image=2147483648 is not usable; expected a whole number from 1 to 2147483647"),
+        ({"grouped": "yes"}, r"grouped='yes' is not usable; expected true or false \(the default is false\)"),
+        ({"grouped": 1}, "grouped=1 is not usable; expected true or false"),
+        ({"width": 3}, "width=3 does not divide 64 channels; use a power of two that does"),
+        ({"batch": 0}, "batch=0 is not usable; expected a whole number from 1"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build("alexnet", arguments=arguments)
+
+
+@pytest.mark.parametrize("batch", [0, -3, 7.5])
+def test_a_batch_that_is_no_count_is_refused(batch: Any) -> None:
+    with pytest.raises(ModelError, match=f"batch={batch} is not usable; expected a whole number from 1"):
+        build("mlp", batch=batch)
+
+
+def test_the_batch_is_given_once() -> None:
+    message = "the batch of model 'mlp' is given twice, as 8 and as batch=16; give it once"
+    with pytest.raises(ModelError, match=message):
+        build("mlp", batch=8, arguments={"batch": "16"})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "alexnt",
+            r"unknown model 'alexnt': did you mean 'alexnet' or 'lenet5'\? known models are alexnet, bert_large, ",
+        ),
+        ("transfomer", r"did you mean 'transformer' or 'transformer_big'\?"),
+        ("qqq", "unknown model 'qqq': known models are"),
+        ("", "unknown model '': known models are"),
+    ],
+)
+def test_an_unknown_model_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build(name)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ("3,4,23", r"blocks=3,4,23 is not usable; expected 4 whole numbers with commas between them, such as 3,4,23,3"),
+        ("", "blocks= is not usable; expected 4 whole numbers"),
+        ("3,4,x,3", "blocks='x' is not usable; expected a whole number from 1 to 10000"),
+        ("3,4,0,3", "blocks=0 is not usable; expected a whole number from 1 to 10000"),
+        (3, "blocks=3 is not usable; expected 4 whole numbers"),
+    ],
+)
+def test_depths_that_do_not_fit_are_refused(blocks: str | int, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build("resnet101", arguments={"blocks": blocks})
+
+
+@pytest.mark.parametrize("name", ["transformer", "transformer_big", "bert_large", "gpt"])
+def test_heads_divide_the_width(name: str) -> None:
+    with pytest.raises(ModelError, match=r"heads=7 does not divide model_width=\d+; every head needs as many channels"):
+        build(name, arguments={"heads": 7})
+
+
+def test_a_depth_is_bounded() -> None:
+    with pytest.raises(ModelError, match="layers=10001 is not usable; expected a whole number from 1 to 10000"):
+        build("gpt", arguments={"layers": 10_001})
+    with pytest.raises(ModelError, match="layers=-1 is not usable; expected a whole number from 0 to 10000"):
+        build("rnnlm", arguments={"layers": -1})
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "message"),
+    [
+        ("alexnet", 62, "layer 'pool5': a window of 3 does not fit 2 points"),
+        ("inception_v3", 74, "a window of 3 does not fit 2 points with padding .*; use a larger input"),
+        ("vgg16", 31, "layer 'pool5': a window of 2 does not fit 1 points"),
+        ("densenet121", 28, "layer 'transition3_pool': a window of 2 does not fit 1 points"),
+        ("lenet5", 11, "layer 'pool2': a window of 2 does not fit 1 points"),
+    ],
+)
+def test_an_image_that_is_too_small_is_refused(name: str, image: int, message: str) -> None:
+    # torchvision states the least sizes, as `min_size`, of the first four: 63, 75, 32 and 29.
+    build(name, batch=1, arguments={"image": image + 1})
+    with pytest.raises(GraphError, match=message):
+        build(name, arguments={"image": image})
+
+
+def test_a_builder_checks_its_arguments_when_it_is_called_by_itself() -> None:
+    builder: Callable[..., Graph] = MODELS["mlp"].builder
+    with pytest.raises(ModelError, match="model 'mlp': layers=0 is not usable"):
+        builder(layers=0)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'depth'"):
+        builder(depth=3)
+
+
+def test_the_networks_are_imported_when_they_are_asked_for() -> None:
+    program = (
+        "import json, sys; from pase.models import build; before = sorted(sys.modules); build('mlp');"
+        "print(json.dumps([before, sorted(sys.modules)]))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, after = json.loads(result.stdout)
+    assert [name for name in before if name.startswith("pase.models.")] == []
+    assert "pase.models.mlp" in after
+    assert "pase.models.alexnet" not in after
+    assert not {"tensorflow", "torch", "keras", "jax", "onnx"} & set(after)
