@@ -1,12 +1,13 @@
 """From one configuration for each layer to what a plan says of it: costs, transfers, placement, memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from pase.costs import CostModel, edge_layouts, layer_cost, memory_bytes, transfer_bytes
+from pase.costs import CostModel, edge_layouts, layer_cost, memory_bytes, signature, transfer_bytes
 from pase.costs.layouts import IndexArray
-from pase.graph import Edge, Graph
+from pase.graph import Edge, Graph, Operator
 from pase.placement import place
 from pase.plan import LayerPlan, Transfer
 
@@ -23,10 +24,22 @@ def plan_layers(
     into: dict[str, list[Edge]] = {name: [] for name in rows}
     for edge in graph.edges:
         into[edge.consumer].append(edge)
+    # Repeated layers under equal configurations cost the same: each distinct one is costed once.
+    kinds = {op.name: (signature(graph, op), rows[op.name].tobytes()) for op in graph.operators}
+    costs: dict[Hashable, tuple[float, float, float]] = {}
+    traffic: dict[Hashable, Transfer] = {}
     layers = []
     for operator, split, where in zip(graph.operators, splits, devices, strict=True):
-        cost = layer_cost(graph, operator, rows[operator.name], model)
-        compute, communication = float(cost.compute[0]), float(cost.communication[0])
+        kind = kinds[operator.name]
+        if kind not in costs:
+            costs[kind] = _layer_costs(graph, operator, rows[operator.name], model)
+        compute, communication, memory = costs[kind]
+        transfers = []
+        for edge in into[operator.name]:
+            key = kinds[edge.producer], edge.output, kind, edge.input
+            if key not in traffic:
+                traffic[key] = _transfer(graph, edge, rows, model)
+            transfers.append(replace(traffic[key], producer=edge.producer))
         layers.append(
             LayerPlan(
                 name=operator.name,
@@ -37,8 +50,8 @@ def plan_layers(
                 layer_cost=compute + communication,
                 compute_cost=compute,
                 communication_cost=communication,
-                memory_bytes=float(memory_bytes(operator, rows[operator.name], word_bytes=graph.word_bytes)[0]),
-                transfers=tuple(_transfer(graph, edge, rows, model) for edge in into[operator.name]),
+                memory_bytes=memory,
+                transfers=tuple(transfers),
             )
         )
     return tuple(layers)
@@ -47,6 +60,13 @@ def plan_layers(
 def total_cost(layers: Sequence[LayerPlan]) -> float:
     """Return F(G, φ) (Eq. 1): all layer costs and all transfer costs."""
     return sum(layer.layer_cost + sum(transfer.cost for transfer in layer.transfers) for layer in layers)
+
+
+def _layer_costs(graph: Graph, operator: Operator, row: IndexArray, model: CostModel) -> tuple[float, float, float]:
+    """Return (compute cost, communication cost, bytes of memory) of one configuration."""
+    cost = layer_cost(graph, operator, row, model)
+    memory = memory_bytes(operator, row, word_bytes=graph.word_bytes)
+    return float(cost.compute[0]), float(cost.communication[0]), float(memory[0])
 
 
 def _transfer(graph: Graph, edge: Edge, rows: Mapping[str, IndexArray], model: CostModel) -> Transfer:

@@ -7,6 +7,7 @@ from pase.costs.build import (
     build_problem,
     edge_layouts,
     layer_cost,
+    signature,
     transfer_bytes,
 )
 from pase.costs.model import COST_MODELS, CostModel, cost_model
@@ -29,5 +30,6 @@ __all__ = [
     "layer_cost",
     "layer_traffic",
     "memory_bytes",
+    "signature",
     "transfer_bytes",
 ]

@@ -1,12 +1,12 @@
 """Cost tables of a graph: what the solver gets, each distinct layer and edge costed once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pase.configurations import Configurations, enumerate_configurations
-from pase.costs.layouts import Component, FloatArray, IndexArray, components, split_columns, splits_of
+from pase.costs.layouts import Component, FloatArray, IndexArray, components, distinct_rows, split_columns, splits_of
 from pase.costs.model import CostModel
 from pase.costs.overlap import volumes
 from pase.costs.traffic import gradient_reads, layer_traffic
@@ -63,7 +63,7 @@ def build_problem(
     configurations: list[Configurations] = []
     vertex_table = []
     for position, operator in enumerate(graph.operators):
-        number, is_new = kinds.number((_anonymous(operator), *_read_flags(graph, operator)))
+        number, is_new = kinds.number(signature(graph, operator))
         if is_new:
             found = enumerate_configurations(operator, num_devices)
             cost = layer_cost(graph, operator, found.splits, model)
@@ -110,6 +110,11 @@ def layer_cost(graph: Graph, operator: Operator, splits: IndexArray, model: Cost
     return LayerCost(compute=model.compute(traffic.flop), communication=communication)
 
 
+def signature(graph: Graph, operator: Operator) -> Hashable:
+    """Return what an operator's costs depend on: equal for repeated layers."""
+    return replace(operator, name=""), *_read_flags(graph, operator)
+
+
 def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
     """Return (producer, its write) and (consumer, its read)."""
     producer, consumer = graph[edge.producer], graph[edge.consumer]
@@ -139,12 +144,12 @@ def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tu
 
 def _edge_table(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, model: CostModel) -> EdgeTable:
     u_columns, v_columns = edge_layouts(graph, edge, us, vs)
-    u_layouts, row_class = np.unique(u_columns, axis=0, return_inverse=True)
-    v_layouts, col_class = np.unique(v_columns, axis=0, return_inverse=True)
+    u_layouts, row_class = distinct_rows(u_columns)
+    v_layouts, col_class = distinct_rows(v_columns)
     moved = transfer_bytes(graph, edge, u_layouts, v_layouts)
     return EdgeTable(
-        row_class=row_class.reshape(-1).astype(np.int32),
-        col_class=col_class.reshape(-1).astype(np.int32),
+        row_class=row_class.astype(np.int32),
+        col_class=col_class.astype(np.int32),
         values=model.transfer(moved.forward) + model.transfer(moved.backward),
     )
 
@@ -156,10 +161,6 @@ def _components(operator: Operator, access: Access) -> tuple[Component, ...]:
 def _read_flags(graph: Graph, operator: Operator) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     is_fed = tuple((operator.name, i) in graph.incoming for i in range(len(operator.reads)))
     return gradient_reads(graph, operator), is_fed
-
-
-def _anonymous(operator: Operator) -> Operator:
-    return replace(operator, name="")
 
 
 class _Numbered:

@@ -115,6 +115,18 @@ def by_split(split: IndexArray, function: Callable[[int], float]) -> FloatArray:
     return np.array([function(int(k)) for k in values], dtype=np.float64)[inverse]
 
 
+def distinct_rows(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
+    """Return the distinct rows of [N, C] non-negative integers, in order, and [N] which one each row is."""
+    base = rows.max(axis=0, initial=0).astype(np.int64) + 1
+    if prod(base.tolist()) >= 1 << 62:
+        values, inverse = np.unique(rows, axis=0, return_inverse=True)
+        return values, inverse.reshape(-1)
+    # One number for a row, its columns as digits: sorting numbers is much faster than sorting rows.
+    weights = np.concatenate([np.cumprod(base[:0:-1])[::-1], np.ones(1, dtype=np.int64)]) if base.size else base
+    _, first, inverse = np.unique(rows @ weights, return_index=True, return_inverse=True)
+    return rows[first], inverse
+
+
 def _split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
     match axis:
         case None:

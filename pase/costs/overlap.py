@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.costs.layouts import Component, FloatArray, IndexArray, IntArray, holding_fraction, part_labels
+from pase.costs.layouts import Component, FloatArray, IndexArray, IntArray, distinct_rows, holding_fraction, part_labels
 from pase.graph import Part
 
 
@@ -42,8 +42,8 @@ def volumes(u: tuple[Component, ...], u_splits: IndexArray, v: tuple[Component, 
     shape = (len(u_splits), len(v_splits))
     produced, consumed, forward, backward = (np.ones(shape) for _ in range(4))
     for group in _groups(u, v):
-        us, u_of = _distinct(u_splits[:, group.u])
-        vs, v_of = _distinct(v_splits[:, group.v])
+        us, u_of = distinct_rows(u_splits[:, group.u])
+        vs, v_of = distinct_rows(v_splits[:, group.v])
         # All pairs of the group's own layouts, of which there are far fewer than of the tensor's.
         table = _group_volumes([u[i] for i in group.u], us, [v[i] for i in group.v], vs)
         spread = table[:, u_of[:, None], v_of[None, :]]
@@ -55,11 +55,6 @@ def volumes(u: tuple[Component, ...], u_splits: IndexArray, v: tuple[Component, 
     forward[u_share < v_share] = 0.0
     backward[v_share < u_share] = 0.0
     return Volumes(produced=produced, consumed=consumed, kept_forward=forward, kept_backward=backward)
-
-
-def _distinct(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
-    values, inverse = np.unique(rows, axis=0, return_inverse=True)
-    return values, inverse.reshape(-1)
 
 
 def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[_Group]:

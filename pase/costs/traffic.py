@@ -14,6 +14,7 @@ from pase.costs.layouts import (
     IntArray,
     Splits,
     components,
+    distinct_rows,
     halo_size,
     shard_size,
     split_columns,
@@ -155,12 +156,12 @@ def _relayout_size(exchange: Relayout, splits: Splits) -> FloatArray:
     written = components(exchange.shape, exchange.written, splits.extents)
     read = components(exchange.shape, exchange.read, splits.extents)
     columns = np.column_stack([split_columns(written, splits), split_columns(read, splits)])
-    rows, inverse = np.unique(columns, axis=0, return_inverse=True)
+    rows, inverse = distinct_rows(columns)
     moved = np.empty(len(rows))
     for i, row in enumerate(rows):
         common = volumes(written, row[None, : len(written)], read, row[None, len(written) :])
         moved[i] = common.consumed[0, 0] - common.kept_forward[0, 0]
-    return moved[inverse.reshape(-1)]
+    return moved[inverse]
 
 
 def _two(like: FloatArray) -> IntArray:
