@@ -1,0 +1,178 @@
+"""The search: bound and prune until what is left can be eliminated exactly; branch where it cannot.
+
+A small problem is eliminated as it is. Otherwise passes of the bound (`bounds`) alternate with decoding strategies
+from it; configurations that cannot be part of a cheapest strategy disappear, vertices with one left are decided, and
+what remains is eliminated exactly. Where the elimination would not fit the memory, or would take longer than
+branching can hope to, the problem is reduced further (`dominance`, `contraction`) and then split (`branching`).
+"""
+
+import os
+import time
+
+import numpy as np
+
+from pase.errors import SolverError
+from pase.ordering import AUTO, NOT_WORTH_WEIGHING, OrderingReport, choose_ordering, ordering_named, report_ordering
+from pase.solver.bounds import decode
+from pase.solver.branching import branch
+from pase.solver.contraction import contract
+from pase.solver.dominance import drop_dominated
+from pase.solver.effort import RELATIVE_TOLERANCE, Effort, Incumbent, Outcome, OutOfTimeError, Progress
+from pase.solver.merging import merge_alike
+from pase.solver.narrowing import finish, narrow
+from pase.solver.network import Network
+from pase.solver.solution import Solution, Statistics
+from pase.solver.trees import eliminate_tree
+from pase.tables import CostTables, verify_tables
+
+DIRECT_OPERATIONS = NOT_WORTH_WEIGHING
+"""A problem whose elimination looks at no more combinations than this is not worth bounding first."""
+QUICK_OPERATIONS = 500_000_000
+"""An elimination that takes about a second; beyond it, reductions that take a while are tried first."""
+MAX_OPERATIONS = 20_000_000_000
+"""An elimination of more combinations than this (tens of seconds) is left to branching."""
+
+
+def solve(
+    tables: CostTables,
+    *,
+    ordering: str = AUTO,
+    memory_limit_bytes: int | None = None,
+    time_limit_s: float | None = None,
+    on_progress: Progress | None = None,
+) -> Solution:
+    """Return a cheapest strategy with its proof, or the best found, a lower bound and their gap.
+
+    ordering: a name of `pase.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
+    memory_limit_bytes: the most that the solver's own tables may take; default: half of the machine's memory.
+    time_limit_s: wall-clock time after which the best strategy so far is returned; Ctrl-C has the same effect.
+    on_progress: called now and then with what is being done and the fraction of it that is complete.
+
+    The same input gives the same strategy, whatever the number of threads. Among equals the lowest configuration
+    index is taken: vertices are decided in the reverse of the sequence in which they were eliminated, and of
+    configurations that a reduction finds equally good the first stays.
+
+    Raises TablesError for tables that are not well formed, SolverError for limits or an ordering that make no sense
+    and when no strategy has a finite cost.
+    """
+    started_s = time.perf_counter()
+    limit_bytes = default_memory_limit_bytes() if memory_limit_bytes is None else memory_limit_bytes
+    if limit_bytes <= 0:
+        raise SolverError(f"the memory limit is {limit_bytes} bytes; give a positive number")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise SolverError(f"the time limit is {time_limit_s} s; give a positive number")
+    if ordering != AUTO:
+        ordering_named(ordering)
+    verify_tables(tables)
+    effort = Effort(
+        started_s=started_s,
+        deadline_s=None if time_limit_s is None else started_s + time_limit_s,
+        memory_limit_bytes=limit_bytes,
+        on_progress=on_progress,
+    )
+    # What an elimination of everything would take tells which way to go. With "auto", the orderings are weighed for
+    # what is left to eliminate, when that is known.
+    report = report_ordering("generate_seq" if ordering == AUTO else ordering, tables.neighbours, tables.domain_sizes)
+    outcome = Outcome(incumbent=Incumbent(tables.num_vertices), ordering=report.name)
+    try:
+        _search(tables, report, ordering, effort, outcome)
+    except (OutOfTimeError, KeyboardInterrupt):
+        if not np.isfinite(outcome.incumbent.cost):  # nothing was decoded yet
+            outcome.raise_bound(sum(float(tables.layer_costs(v).min()) for v in range(tables.num_vertices)))
+            outcome.incumbent.offer(*decode(Network.of_tables(tables, np.inf), forward=True))
+    if outcome.ordering != report.name:
+        report = report_ordering(outcome.ordering, tables.neighbours, tables.domain_sizes)
+    return _solution(tables, report, effort, outcome)
+
+
+def default_memory_limit_bytes() -> int:
+    """Return half of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _search(tables: CostTables, report: OrderingReport, ordering: str, effort: Effort, outcome: Outcome) -> None:
+    def ordered(network: Network) -> list[int]:
+        around, sizes = network.neighbours()
+        chosen = choose_ordering(ordering, around, sizes)
+        outcome.ordering = chosen.name
+        return [network.live[i] for i in chosen.order]
+
+    if report.largest_dependent_set <= 1:
+        best = eliminate_tree(Network.of_tables(tables, np.inf), report.order, effort.check)
+        if best is not None:
+            effort.operations += report.operations
+            outcome.num_configurations_left, outcome.num_vertices_left = sum(tables.domain_sizes), tables.num_vertices
+            outcome.incumbent.offer(*best)
+            outcome.prove()
+            return
+    if report.largest_dependent_set <= 1 or report.operations <= DIRECT_OPERATIONS:
+        whole = Network.of_tables(tables, np.inf)
+        if finish(whole, lambda _: report.order, DIRECT_OPERATIONS * 1000, effort, outcome):
+            return
+    network = Network.of_tables(tables, cost_ceiling(tables))
+    narrow(network, effort, outcome)
+    if finish(network, ordered, QUICK_OPERATIONS, effort, outcome):
+        return
+    while True:
+        before = network.num_configurations(), len(network.live)
+        merge_alike(network)
+        drop_dominated(network, effort.check)
+        contract(network, QUICK_OPERATIONS // 10, effort.memory_limit_bytes // 4, effort.check)
+        narrow(network, effort, outcome)
+        if finish(network, ordered, QUICK_OPERATIONS, effort, outcome):
+            return
+        if network.num_configurations() > 0.9 * before[0] and len(network.live) > 0.9 * before[1]:
+            break
+    if finish(network, ordered, MAX_OPERATIONS, effort, outcome):
+        return
+    branch(network, ordered, QUICK_OPERATIONS, effort, outcome)
+
+
+def cost_ceiling(tables: CostTables) -> float:
+    """Return a cost that may stand for every higher one: no cheapest strategy contains it; +inf if none is needed.
+
+    Infinite costs cannot be moved between edges and vertices, and huge ones take the others' digits. Costs are not
+    negative, so a cost above that of a known strategy is as good as any other above it.
+    """
+    entries = [*tables.vertex_costs, *(t.values for t in tables.edge_tables)]
+    largest = max(float(values.max()) for values in entries)
+    least = [float(costs.min()) for costs in tables.vertex_costs]
+    if np.isfinite(largest) and largest <= 1e3 * sum(least[t] for t in tables.vertex_table):
+        return np.inf
+    known, _ = decode(Network.of_tables(tables, np.inf), forward=True)
+    if np.isfinite(known):
+        return 2 * known if known > 0 else 1.0
+    dearest = max(float(values[np.isfinite(values)].max()) for values in entries)
+    return 1 + 2 * (tables.num_vertices + len(tables.edges)) * dearest
+
+
+def _solution(tables: CostTables, report: OrderingReport, effort: Effort, outcome: Outcome) -> Solution:
+    choice = outcome.incumbent.choice
+    cost = tables.evaluate(choice)
+    if not np.isfinite(cost):
+        raise SolverError(
+            "every strategy has an infinite cost: the combinations that the tables forbid leave none; allow at least "
+            "one configuration for each vertex together with its neighbours'"
+            if outcome.exact
+            else "no strategy of finite cost was found within the limits; give more time or memory, or forbid less"
+        )
+    found = outcome.incumbent.cost
+    assert abs(cost - found) <= RELATIVE_TOLERANCE * max(abs(cost), abs(found)), (cost, found)
+    return Solution(
+        cost=cost,
+        lower_bound=cost if outcome.exact else max(0.0, min(cost, outcome.lower_bound * (1 - RELATIVE_TOLERANCE))),
+        exact=outcome.exact,
+        choice=choice,
+        ordering=report.name,
+        largest_dependent_set=report.largest_dependent_set,
+        time_s=time.perf_counter() - effort.started_s,
+        peak_memory_bytes=effort.peak_bytes + tables.num_bytes,
+        statistics=Statistics(
+            num_configurations=sum(tables.domain_sizes),
+            num_configurations_left=outcome.num_configurations_left,
+            num_vertices_left=outcome.num_vertices_left,
+            sweeps=effort.sweeps,
+            operations=effort.operations,
+            nodes=effort.nodes,
+        ),
+    )

@@ -1,0 +1,262 @@
+"""`CostTables`: all that the solver sees of a problem.
+
+For each vertex a vector of layer costs over its configurations, for each edge a matrix of transfer costs
+(Eq. 1 of the PaSE paper). Identical tables are stored once: vertices and edges refer to them by index.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import fsum, inf, isnan
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.errors import TablesError
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EdgeTable:
+    """Transfer costs of one edge, kept by layout instead of by configuration.
+
+    A transfer cost depends on the layouts of the shared tensor alone, and there are far fewer layouts than
+    configurations: ``cost[i, j] = values[row_class[i], col_class[j]]``.
+
+    row_class: [K_u] layout of each configuration of the producer, in 0 … L_u - 1.
+    col_class: [K_v] layout of each configuration of the consumer, in 0 … L_v - 1.
+    values: [L_u, L_v] cost, in the unit of the layer costs.
+    """
+
+    row_class: IndexArray
+    col_class: IndexArray
+    values: FloatArray
+
+    @classmethod
+    def from_dense(cls, values: FloatArray) -> "EdgeTable":
+        """Return the table whose every configuration is a layout of its own; values: [K_u, K_v]."""
+        rows, cols = values.shape
+        return cls(row_class=np.arange(rows, dtype=np.int32), col_class=np.arange(cols, dtype=np.int32), values=values)
+
+    @classmethod
+    def factored(cls, values: FloatArray) -> "EdgeTable":
+        """Return the table with equal rows, and equal columns, of [K_u, K_v] values taken as one layout each.
+
+        Layouts are numbered in the order in which they first occur.
+        """
+        first_rows, row_class = _distinct_rows(values)
+        first_cols, col_class = _distinct_rows(values[first_rows].T)
+        return cls(
+            row_class=row_class, col_class=col_class, values=np.ascontiguousarray(values[first_rows][:, first_cols])
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K_u, K_v)."""
+        return len(self.row_class), len(self.col_class)
+
+    def dense(self) -> FloatArray:
+        """Return the [K_u, K_v] matrix of costs."""
+        return self.values[self.row_class[:, None], self.col_class[None, :]]
+
+    def cost(self, row: int, col: int) -> float:
+        """Return the cost for one configuration of the producer and one of the consumer."""
+        return float(self.values[self.row_class[row], self.col_class[col]])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CostTables:
+    """A min-sum problem over a weakly connected graph.
+
+    vertex_names: [V] unique names.
+    vertex_costs: distinct layer-cost vectors, each [K].
+    vertex_table: [V] index into `vertex_costs` for each vertex.
+    edges: [E] (u, v), producer first. Two edges may join the same two vertices: both count.
+    edge_tables: distinct transfer-cost tables.
+    edge_table: [E] index into `edge_tables` for each edge.
+    """
+
+    vertex_names: tuple[str, ...]
+    vertex_costs: tuple[FloatArray, ...]
+    vertex_table: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+    edge_tables: tuple[EdgeTable, ...]
+    edge_table: tuple[int, ...]
+
+    @property
+    def num_vertices(self) -> int:
+        """V."""
+        return len(self.vertex_names)
+
+    @cached_property
+    def domain_sizes(self) -> tuple[int, ...]:
+        """[V] number of configurations of each vertex, K_v."""
+        return tuple(len(self.vertex_costs[t]) for t in self.vertex_table)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Memory of the distinct tables."""
+        arrays = [*self.vertex_costs, *(a for t in self.edge_tables for a in (t.values, t.row_class, t.col_class))]
+        return sum({id(a): a.nbytes for a in arrays}.values())
+
+    @cached_property
+    def neighbours(self) -> tuple[frozenset[int], ...]:
+        """[V] the vertices that share an edge with each vertex, N(v)."""
+        sets: list[set[int]] = [set() for _ in self.vertex_names]
+        for u, v in self.edges:
+            sets[u].add(v)
+            sets[v].add(u)
+        return tuple(frozenset(s) for s in sets)
+
+    def layer_costs(self, vertex: int) -> FloatArray:
+        """Return the [K_v] layer costs of a vertex."""
+        return self.vertex_costs[self.vertex_table[vertex]]
+
+    def edge(self, number: int) -> EdgeTable:
+        """Return the transfer-cost table of an edge."""
+        return self.edge_tables[self.edge_table[number]]
+
+    def evaluate(self, choice: Sequence[int]) -> float:
+        """Return F(G, φ) (Eq. 1) for one configuration index for each vertex, as the correctly rounded sum.
+
+        Raises TablesError when the number of indices is not V, or one is not a configuration of its vertex.
+        """
+        if len(choice) != self.num_vertices:
+            raise TablesError(
+                f"a strategy has one configuration for each of {self.num_vertices} vertices; found {len(choice)}"
+            )
+        for v, (c, size) in enumerate(zip(choice, self.domain_sizes, strict=True)):
+            if not 0 <= c < size:
+                raise TablesError(f"vertex {self.vertex_names[v]!r} has configurations 0 to {size - 1}; found {c}")
+        layers = [float(self.layer_costs(v)[c]) for v, c in enumerate(choice)]
+        transfers = [self.edge(e).cost(choice[u], choice[v]) for e, (u, v) in enumerate(self.edges)]
+        return fsum(layers + transfers)
+
+    @cached_property
+    def _verified(self) -> bool:
+        """True once the checks of `verify_tables` have passed; tables do not change, so once is enough."""
+        _verify(self)
+        return True
+
+
+def verify_tables(tables: CostTables) -> None:
+    """Raise TablesError unless shapes agree, every cost is finite or +inf and not negative, and the graph is connected.
+
+    The work is done once for each value of `CostTables`.
+    """
+    assert tables._verified
+
+
+def _verify(tables: CostTables) -> None:
+    if not tables.vertex_names:
+        raise TablesError("the problem has no vertices; at least one is needed")
+    if len(set(tables.vertex_names)) != len(tables.vertex_names):
+        twice = next(n for n in tables.vertex_names if tables.vertex_names.count(n) > 1)
+        raise TablesError(f"two vertices are named {twice!r}; names must be unique")
+    _verify_references(tables.vertex_table, tables.num_vertices, len(tables.vertex_costs), "vertex")
+    _verify_references(tables.edge_table, len(tables.edges), len(tables.edge_tables), "edge")
+    for t, costs in enumerate(tables.vertex_costs):
+        if costs.ndim != 1 or costs.size == 0:
+            raise TablesError(f"layer costs {t} have the shape {costs.shape}; expected one or more in a vector")
+        _verify_values(costs, f"layer costs {t}{_first_user(tables.vertex_table, t, tables.vertex_names)}")
+    for t, table in enumerate(tables.edge_tables):
+        _verify_classes(table, t)
+        _verify_values(table.values, f"edge table {t}")
+        if table.values.size and table.values.max() == inf:  # layouts that no configuration has do not make a choice
+            _verify_values(table.values[np.unique(table.row_class)][:, np.unique(table.col_class)], f"edge table {t}")
+    _verify_edges(tables)
+    unreached = set(range(tables.num_vertices)) - _reached_from_first(tables)
+    if unreached:
+        raise TablesError(
+            f"the graph is not connected: {len(unreached)} of {tables.num_vertices} vertices, "
+            f"{tables.vertex_names[min(unreached)]!r} the first, cannot be reached from {tables.vertex_names[0]!r}; "
+            "solve each component on its own"
+        )
+
+
+def _verify_references(references: Sequence[int], num_users: int, num_tables: int, what: str) -> None:
+    if len(references) != num_users:
+        raise TablesError(f"{num_users} {what} entries refer to tables by {len(references)} numbers; expected as many")
+    for user, t in enumerate(references):
+        if not 0 <= t < num_tables:
+            raise TablesError(f"{what} {user} refers to table {t}; there are {num_tables} (numbered from 0)")
+
+
+def _verify_edges(tables: CostTables) -> None:
+    sizes = tables.domain_sizes
+    for e, (u, v) in enumerate(tables.edges):
+        if not (0 <= u < tables.num_vertices and 0 <= v < tables.num_vertices):
+            raise TablesError(f"edge {e} joins vertices {u} and {v}; there are {tables.num_vertices} (numbered from 0)")
+        if u == v:
+            raise TablesError(f"edge {e} joins vertex {tables.vertex_names[u]!r} to itself")
+        if tables.edge(e).shape != (sizes[u], sizes[v]):
+            raise TablesError(
+                f"edge {e} ({tables.vertex_names[u]!r} to {tables.vertex_names[v]!r}) has a table of shape "
+                f"{tables.edge(e).shape}; its vertices have {sizes[u]} and {sizes[v]} configurations"
+            )
+
+
+def _verify_classes(table: EdgeTable, number: int) -> None:
+    if table.values.ndim != 2 or table.row_class.ndim != 1 or table.col_class.ndim != 1:
+        raise TablesError(f"edge table {number} has values of shape {table.values.shape}; expected a matrix by layouts")
+    for classes, num_layouts, what in zip(
+        (table.row_class, table.col_class), table.values.shape, ("row", "column"), strict=True
+    ):
+        if len(classes) and not (classes.min() >= 0 and classes.max() < num_layouts):
+            raise TablesError(
+                f"edge table {number} has {what} layouts from {classes.min()} to {classes.max()}; "
+                f"its values have {num_layouts} {what}s (numbered from 0)"
+            )
+
+
+def _verify_values(values: FloatArray, what: str) -> None:
+    if values.size == 0:
+        return
+    least = float(values.min())  # NaN if any value is
+    if isnan(least):
+        raise TablesError(f"{what} hold NaN; every cost must be a number")
+    if least < 0:
+        raise TablesError(f"{what} hold a negative cost ({least}); costs are FLOP, bytes or seconds")
+    if least == inf:
+        raise TablesError(f"{what} are all infinite; at least one choice must be possible")
+
+
+def _first_user(references: Sequence[int], table: int, names: Sequence[str]) -> str:
+    return f" (of vertex {names[references.index(table)]!r})" if table in references else ""
+
+
+def _reached_from_first(tables: CostTables) -> set[int]:
+    reached, frontier = {0}, [0]
+    while frontier:
+        new = tables.neighbours[frontier.pop()] - reached
+        reached |= new
+        frontier.extend(new)
+    return reached
+
+
+def _distinct_rows(values: FloatArray) -> tuple[NDArray[np.intp], IndexArray]:
+    """Return the rows that differ from every earlier one, and each row's number among these; values: [K, …] ≥ 0.
+
+    Rows are told apart by a 64-bit mixture of their bits, and then compared. If two that differ should ever have the
+    same mixture, every row counts as distinct, which costs time later on but changes no result.
+    """
+    bits = np.ascontiguousarray(values).view(np.uint64)
+    factors = _mixed(np.arange(1, bits.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
+    mixed = (_mixed(bits) * factors).sum(axis=1, dtype=np.uint64)
+    _, found, of = np.unique(mixed, return_index=True, return_inverse=True)
+    rank = np.empty(len(found), dtype=np.int32)
+    first = np.sort(found)
+    rank[np.argsort(found)] = np.arange(len(found), dtype=np.int32)
+    number = rank[of]
+    if not np.array_equal(values[first][number], values):
+        return np.arange(len(values)), np.arange(len(values), dtype=np.int32)
+    return first, number
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return 64-bit numbers each of whose bits depends on most bits of the given ones."""
+    bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
+    bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+    return bits ^ (bits >> np.uint64(32))

@@ -1,0 +1,314 @@
+"""Each reduction keeps the optimum: what is left is solved by looking at every strategy of it."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pase.solver.bounds import decode, sweep
+from pase.solver.branching import branch
+from pase.solver.classes import ClassAlgebra, Partition
+from pase.solver.contraction import contract
+from pase.solver.dominance import drop_dominated
+from pase.solver.effort import Effort, Incumbent, Outcome
+from pase.solver.elimination import plan_elimination, run_plan
+from pase.solver.merging import merge_alike
+from pase.solver.narrowing import finish
+from pase.solver.network import Network
+from pase.solver.trees import eliminate_tree
+from pase.tables import CostTables, EdgeTable
+from tests.solver.problems import (
+    brute_force,
+    complete,
+    frustrated,
+    random_tables,
+    repeated_blocks,
+    small_problems,
+    total_cost,
+    tree,
+)
+
+finite_problems = small_problems(finite=True, max_vertices=5)
+
+
+def no_check() -> None:
+    """Nothing limits these tests."""
+
+
+def network_of(tables: CostTables) -> Network:
+    return Network.of_tables(tables, np.inf)
+
+
+def cost_of(network: Network, choice: dict[int, int]) -> float:
+    """Return what a network says that one of its strategies (live configuration numbers) costs."""
+    total = network.offset + sum(float(network.costs[v][c]) for v, c in choice.items())
+    for link in network.links():
+        a, b = link.ends
+        total += float(link.values[link.of[0][choice[a]], link.of[1][choice[b]]])
+    return total
+
+
+def cheapest_left(tables: CostTables, network: Network) -> float:
+    """Return the least cost in a reduced network, after checking that it is the tables' cost of the whole strategy."""
+    least, best = np.inf, {}
+    for numbers in product(*(range(len(network.costs[v])) for v in network.live)):
+        choice = dict(zip(network.live, numbers, strict=True))
+        if cost_of(network, choice) < least:
+            least, best = cost_of(network, choice), choice
+    whole = network.complete({v: int(network.origin[v][c]) for v, c in best.items()})
+    strategy = [whole[v] for v in range(tables.num_vertices)]
+    assert total_cost(tables, strategy) == pytest.approx(least, rel=1e-9, abs=1e-9)
+    return least
+
+
+@given(small_problems(max_vertices=5))
+def test_merging_keeps_the_optimum_and_leaves_no_two_alike(tables):
+    network = network_of(tables)
+    before = network.num_configurations()
+    dropped = merge_alike(network)
+    assert network.num_configurations() == before - dropped
+    least = brute_force(tables)
+    if np.isfinite(least):
+        assert cheapest_left(tables, network) == pytest.approx(least, rel=1e-9, abs=1e-9)
+    for v in network.live:
+        seen = {tuple(int(link.of[s][c]) for link, s in network.incident[v]) for c in range(len(network.costs[v]))}
+        assert len(seen) == len(network.costs[v])
+
+
+@given(finite_problems)
+def test_dropping_dominated_configurations_keeps_the_optimum(tables):
+    network = network_of(tables)
+    before = network.num_configurations()
+    dropped = drop_dominated(network, no_check)
+    assert network.num_configurations() == before - dropped
+    assert cheapest_left(tables, network) == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
+    assert drop_dominated(network, no_check) == 0  # a fixed point
+
+
+def test_dominance_drops_what_is_worse_whatever_the_neighbour_does_and_nothing_else():
+    def left(costs: list[float]) -> list[int]:
+        tables = CostTables(
+            vertex_names=("v", "w"),
+            vertex_costs=(np.array(costs), np.array([0.0, 0.0])),
+            vertex_table=(0, 1),
+            edges=((0, 1),),
+            edge_tables=(EdgeTable.from_dense(np.array([[0.0, 4.0], [3.0, 0.0], [1.0, 1.0]])),),
+            edge_table=(0,),
+        )
+        network = network_of(tables)
+        # Only v is looked at: w keeps both configurations as long as v keeps some that disagree about them.
+        drop_dominated(network, no_check)
+        return list(network.origin[0])
+
+    # Changing 1 to 0 raises the transfer by 4 at worst, 0 to 1 by 3.
+    assert left([0.0, 3.5, 9.0]) == [0, 1]
+    assert left([0.0, 4.0, 9.0]) == [0]  # a tie: the lower index stays
+    assert left([2.5, 0.0, 9.0]) == [0, 1]
+    assert left([3.5, 0.0, 9.0]) == [1]
+    assert left([3.0, 0.0, 9.0]) == [0, 1]  # a tie, but the higher index is not kept for it
+
+
+def test_equal_configurations_leave_the_lowest_index():
+    tables = random_tables(np.random.default_rng(0), 3, [(0, 1), (1, 2), (0, 2)], smallest_domain=4, unary=0.0)
+    zero = CostTables(
+        vertex_names=tables.vertex_names,
+        vertex_costs=tables.vertex_costs,
+        vertex_table=tables.vertex_table,
+        edges=tables.edges,
+        edge_tables=tuple(EdgeTable.from_dense(np.ones(t.shape)) for t in tables.edge_tables),
+        edge_table=tables.edge_table,
+    )
+    network = network_of(zero)
+    drop_dominated(network, no_check)
+    assert [list(network.origin[v]) for v in range(3)] == [[0], [0], [0]]
+
+
+@given(small_problems(max_vertices=5))
+def test_contraction_keeps_the_optimum(tables):
+    network = network_of(tables)
+    before = len(network.live)
+    count = contract(network, 10**9, 10**9, no_check)
+    assert len(network.live) == before - count
+    for v in network.live:
+        assert len({link.ends[1 - side] for link, side in network.incident[v]}) > 2
+    least = brute_force(tables)
+    if np.isfinite(least):
+        assert cheapest_left(tables, network) == pytest.approx(least, rel=1e-9, abs=1e-9)
+
+
+def test_contraction_leaves_what_is_beyond_its_limits():
+    tables = random_tables(np.random.default_rng(1), 6, [(v, (v + 1) % 6) for v in range(6)], smallest_domain=4)
+    assert contract(network_of(tables), 0, 10**9, no_check) == 0
+    assert contract(network_of(tables), 10**9, 0, no_check) == 0
+    assert contract(network_of(tables), 10**9, 10**9, no_check) == 6
+
+
+@given(finite_problems, st.integers(1, 6), st.booleans())
+def test_passes_keep_the_optimum_and_bound_it(tables, num_passes, prune):
+    network = network_of(tables)
+    optimum = brute_force(tables)
+    limit = optimum * (1 + 1e-9) + 1e-12 if prune else np.inf
+    bounds = [sweep(network, limit, number % 2 == 0, no_check) for number in range(num_passes)]
+    assert all(b <= optimum + 1e-9 for b in bounds)
+    assert all(b >= a - 1e-9 for a, b in pairwise(bounds))  # a pass never lowers the bound
+    assert cheapest_left(tables, network) == pytest.approx(optimum, rel=1e-9, abs=1e-9)
+    for link in network.links():  # the invariant behind the bound
+        residual = link.values - link.messages[0][:, None] - link.messages[1]
+        assert residual.min() > -1e-9
+
+
+@given(finite_problems, st.integers(0, 3), st.booleans())
+def test_decoded_strategies_cost_what_is_said(tables, num_passes, forward):
+    network = network_of(tables)
+    for number in range(num_passes):
+        sweep(network, np.inf, number % 2 == 0, no_check)
+    cost, choice = decode(network, forward)
+    assert total_cost(tables, [choice[v] for v in range(tables.num_vertices)]) == pytest.approx(cost, rel=1e-12)
+
+
+@given(st.integers(0, 2**16))
+def test_on_a_tree_one_pass_is_the_optimum_and_decodes_it(seed):
+    rng = np.random.default_rng(seed)
+    # Numbered so that every vertex but the last has one neighbour with a higher number.
+    tables = random_tables(rng, 6, [(5 - v, 5 - u) for u, v in tree(rng, 6)])
+    network = network_of(tables)
+    assert sweep(network, np.inf, True, no_check) == pytest.approx(brute_force(tables), rel=1e-12)
+    assert decode(network, False)[0] == pytest.approx(brute_force(tables), rel=1e-12)
+
+
+@given(finite_problems, st.data())
+def test_the_reductions_together_keep_the_optimum(tables, data):
+    network = network_of(tables)
+    optimum = brute_force(tables)
+    moves = {
+        "merge": lambda: merge_alike(network),
+        "dominate": lambda: drop_dominated(network, no_check),
+        "contract": lambda: contract(network, data.draw(st.sampled_from([20, 10**9])), 10**9, no_check),
+        "pass": lambda: sweep(network, optimum * (1 + 1e-9) + 1e-12, data.draw(st.booleans()), no_check),
+        "fix": network.fix_singles,
+    }
+    for name in data.draw(st.lists(st.sampled_from(sorted(moves)), max_size=8)):
+        moves[name]()
+        assert cheapest_left(tables, network) == pytest.approx(optimum, rel=1e-9, abs=1e-9)
+        assert sweep(network.copy(), np.inf, True, no_check) <= optimum + 1e-9
+
+
+def test_shared_work_gives_what_separate_work_gives():
+    # The same problem with shared arrays and with equal but distinct ones.
+    shared = repeated_blocks(np.random.default_rng(5), 6, 5)
+    separate = CostTables(
+        vertex_names=shared.vertex_names,
+        vertex_costs=tuple(shared.layer_costs(v).copy() for v in range(shared.num_vertices)),
+        vertex_table=tuple(range(shared.num_vertices)),
+        edges=shared.edges,
+        edge_tables=tuple(EdgeTable.from_dense(shared.edge(e).dense()) for e in range(len(shared.edges))),
+        edge_table=tuple(range(len(shared.edges))),
+    )
+    for reduction in (
+        merge_alike,
+        lambda n: drop_dominated(n, no_check),
+        lambda n: contract(n, 10**9, 10**9, no_check),
+    ):
+        one, other = network_of(shared), network_of(separate)
+        assert reduction(one) == reduction(other)
+        assert one.live == other.live
+        assert one.offset == pytest.approx(other.offset)
+        for v in range(shared.num_vertices):
+            np.testing.assert_array_equal(one.origin[v], other.origin[v])
+
+
+def test_a_table_larger_than_a_block_is_filled_block_by_block(monkeypatch):
+    for seed in range(10):
+        tables = random_tables(np.random.default_rng(seed), 6, complete(6), smallest_domain=2)
+        calls = []
+        network = network_of(tables)
+        monkeypatch.setattr("pase.solver.elimination.BLOCK_CELLS", 5)
+        plan = plan_elimination(network.costs, network.factors(), network.live, ClassAlgebra())
+        optimum, choice = run_plan(plan, lambda calls=calls: calls.append(1))
+        assert len(calls) > 6  # more than one block for a step
+        assert optimum == pytest.approx(brute_force(tables), rel=1e-12)
+        assert total_cost(tables, [choice[v] for v in range(6)]) == pytest.approx(optimum, rel=1e-12)
+
+
+@given(st.integers(0, 2**16), st.integers(1, 300))
+def test_a_product_of_partitions_tells_apart_what_either_does(seed, num_classes):
+    rng = np.random.default_rng(seed)
+    parts = []
+    for _ in range(3):
+        numbers, of = np.unique(rng.integers(0, num_classes, 20), return_inverse=True)
+        parts.append(Partition(of, len(numbers)))
+    joint, maps = ClassAlgebra().join(parts)
+    assert joint.num_classes == len(set(zip(*(p.of.tolist() for p in parts), strict=True))) == len(set(joint.of))
+    for part, classes in zip(parts, maps, strict=True):
+        np.testing.assert_array_equal(part.of, joint.of if classes is None else classes[joint.of])
+
+
+def effort_and_outcome(num_vertices: int) -> tuple[Effort, Outcome]:
+    effort = Effort(started_s=0.0, deadline_s=None, memory_limit_bytes=1 << 30, on_progress=None)
+    return effort, Outcome(incumbent=Incumbent(num_vertices), ordering="given")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_splitting_finds_the_optimum(seed):
+    tables = frustrated(seed, 6, 3)
+    effort, outcome = effort_and_outcome(6)
+    branch(network_of(tables), lambda network: network.live, 5, effort, outcome)
+    assert outcome.exact
+    assert effort.nodes > 0
+    assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
+    assert total_cost(tables, outcome.incumbent.choice) == pytest.approx(outcome.incumbent.cost, rel=1e-9, abs=1e-9)
+
+
+def test_splitting_with_many_open_parts(monkeypatch):
+    monkeypatch.setattr("pase.solver.branching.MAX_OPEN", 1)
+    tables = frustrated(3, 7, 4)
+    effort, outcome = effort_and_outcome(7)
+    branch(network_of(tables), lambda network: network.live, 5, effort, outcome)
+    assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9)
+
+
+@given(small_problems())
+def test_planned_elimination_says_what_it_takes(tables):
+    effort, outcome = effort_and_outcome(tables.num_vertices)
+    assert finish(network_of(tables), lambda network: network.live, 10**9, effort, outcome)
+    assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
+    refused, nothing = effort_and_outcome(tables.num_vertices)
+    assert not finish(network_of(tables), lambda network: network.live, effort.operations - 1, refused, nothing)
+    assert refused.operations == 0
+    assert not nothing.exact
+
+
+@given(st.integers(0, 2**16), st.booleans())
+def test_trees_are_eliminated_leaves_first(seed, whole):
+    rng = np.random.default_rng(seed)
+    tables = random_tables(rng, 6, tree(rng, 6), whole=whole, forbidden=0.2)
+    found = eliminate_tree(network_of(tables), range(5, -1, -1), no_check)
+    assert found is not None
+    cost, choice = found
+    assert cost == pytest.approx(brute_force(tables), rel=1e-12)
+    assert total_cost(tables, [choice[v] for v in range(6)]) == pytest.approx(cost, rel=1e-12)
+
+
+def test_what_is_no_tree_is_not_eliminated_as_one():
+    rng = np.random.default_rng(0)
+    assert eliminate_tree(network_of(random_tables(rng, 3, complete(3))), range(3), no_check) is None
+    assert eliminate_tree(network_of(random_tables(rng, 2, [(0, 1), (0, 1)])), range(2), no_check) is None
+
+
+def test_layouts_that_no_configuration_has_are_ignored():
+    table = EdgeTable(
+        row_class=np.array([0, 2], np.int32), col_class=np.array([3, 3], np.int32), values=np.arange(16.0).reshape(4, 4)
+    )
+    tables = CostTables(
+        vertex_names=("a", "b"),
+        vertex_costs=(np.zeros(2),),
+        vertex_table=(0, 0),
+        edges=((0, 1), (0, 1)),
+        edge_tables=(table,),
+        edge_table=(0, 0),
+    )
+    network = network_of(tables)
+    assert network.links()[0].values.tolist() == [[3.0], [11.0]]
+    assert cheapest_left(tables, network) == 6.0
