@@ -13,6 +13,12 @@ from sys import float_info
 
 from pase.errors import PaseError
 
+LARGEST_INTEGER = 2**63 - 1
+"""What NumPy's integers hold."""
+
+_LONGEST_SHOWN_BITS = 128
+"""Longer integers are not written out: Python declines to from 4,300 digits on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -72,6 +78,8 @@ class Field:
         """Return a whole number that is not below the minimum."""
         if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < minimum:
             raise self.fail(f"is {_shown(self.value)}; expected a whole number of {minimum} or more")
+        if self.value > LARGEST_INTEGER:
+            raise self.fail(f"is {_shown(self.value)}; expected a whole number of at most {LARGEST_INTEGER}")
         return self.value
 
     def number(self, *, above: float = -inf) -> float:
@@ -99,6 +107,8 @@ def _shown(value: object) -> str:
             return "an object"
         case list():
             return "an array"
+        case int() if value.bit_length() > _LONGEST_SHOWN_BITS:
+            return f"a whole number of {value.bit_length()} bits"
         case _:
             text = repr(value)
             return text if len(text) <= 60 else f"{text[:57]}…"
@@ -107,9 +117,15 @@ def _shown(value: object) -> str:
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Replace a file as a whole: whoever reads it sees the old contents or the new ones, never a half.
 
-    Raises OSError where the folder is missing or not writable.
+    A link is followed. What is no regular file (/dev/stdout, a pipe) is written to, not replaced. Raises OSError
+    where the folder is missing or not writable.
     """
     raw = data.encode() if isinstance(data, str) else data
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.write(raw)
+        return
+    path = Path(os.path.realpath(path))
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as stream:

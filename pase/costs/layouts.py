@@ -54,22 +54,18 @@ def shard_size(shape: tuple[int, ...], axes: tuple[Axis, ...], splits: Splits) -
 def halo_size(access: Access, splits: Splits) -> FloatArray:
     """Return the [K] number of elements that the worst-placed device must fetch for its windows.
 
-    Outputs and inputs are both split evenly; a device needs the inputs under its outputs' windows, clipped
-    to the tensor, and owns its even part of them.
+    Outputs and inputs are both split evenly; a device needs the inputs from the first to the last under its
+    outputs' windows, clipped to the tensor, and owns its even part of them.
     """
-    needed = np.ones(len(splits.values))
-    kept = np.ones(len(splits.values))
-    for component in components(access.shape, access.axes, splits.extents):
-        split = _split_of(component.axis, splits)
-        if isinstance(component.axis, Window):
-            both = [by_split(split, lambda k, c=component, i=i: _window_need(c, k)[i]) for i in (0, 1)]  # type: ignore[misc]
-            needed *= both[0]
-            kept *= both[1]
-        else:
-            extent = by_split(split, lambda k, c=component: _largest_part(c, k))  # type: ignore[misc]
-            needed *= extent
-            kept *= extent
-    return needed - kept
+    parts = components(access.shape, access.axes, splits.extents)
+    windows = tuple(part for part in parts if isinstance(part.axis, Window))
+    others = np.ones(len(splits.values))
+    for part in parts:
+        if part not in windows:
+            others *= by_split(_split_of(part.axis, splits), lambda k, c=part: _largest_part(c, k))  # type: ignore[misc]
+    rows, inverse = distinct_rows(split_columns(windows, splits))
+    others *= np.array([_window_fetch(windows, tuple(row)) for row in rows.tolist()])[inverse]
+    return others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,19 +141,27 @@ def _largest_part(component: Component, split: int) -> float:
     return float(-(-component.length // split))
 
 
-def _window_need(component: Component, split: int) -> tuple[float, float]:
-    """Return (needed, of which owned) for the device that must fetch most along one window axis."""
+def _window_fetch(windows: tuple[Component, ...], split: tuple[int, ...]) -> float:
+    """Return the most positions of all windows together that any device needs and does not own."""
+    needed, owned = np.ones(1), np.ones(1)
+    for window, k in zip(windows, split, strict=True):
+        need, own = _window_need(window, k)
+        needed, owned = np.outer(needed, need).reshape(-1), np.outer(owned, own).reshape(-1)
+    return float((needed - owned).max())
+
+
+def _window_need(component: Component, split: int) -> tuple[IntArray, IntArray]:
+    """Return (needed, of which owned) along one window axis for each of its parts."""
     window = component.axis
     assert isinstance(window, Window)
     if split == 1:
-        return float(component.length), float(component.length)
+        return np.array([component.length]), np.array([component.length])
     out, own = even_bounds(component.dim_extent, split), even_bounds(component.length, split)
     reach = window.dilation * (component.kernel_extent - 1)
     low = np.clip(out[:-1] * window.stride - window.pad, 0, component.length)
     high = np.clip((out[1:] - 1) * window.stride - window.pad + reach + 1, 0, component.length)
     owned = np.clip(np.minimum(high, own[1:]) - np.maximum(low, own[:-1]), 0, None)
-    worst = int(np.argmax((high - low) - owned))
-    return float(high[worst] - low[worst]), float(owned[worst])
+    return high - low, owned
 
 
 def even_bounds(extent: int, parts: int) -> IntArray:
@@ -175,11 +179,13 @@ def part_labels(component: Component, split: int) -> IntArray:
     return np.searchsorted(bounds, positions, side="right").astype(np.int64) - 1
 
 
-def holding_fraction(parts: tuple[Component, ...], columns: tuple[int, ...]) -> float:
-    """Return which fraction of all devices holds anything of the tensor; columns: split factor of each component."""
-    shares = (
-        len(np.unique(part_labels(part, split))) / split
-        for part, split in zip(parts, columns, strict=True)
-        if isinstance(part.axis, Part)
-    )
-    return prod(shares, start=1.0)
+def holding_fraction(parts: tuple[Component, ...], columns: IndexArray) -> FloatArray:
+    """Return the [L] fractions of all devices that hold anything of a tensor.
+
+    columns: [L, components], split factor of each component.
+    """
+    shares = np.ones(len(columns))
+    for part, split in zip(parts, columns.T, strict=True):
+        if isinstance(part.axis, Part):
+            shares *= by_split(split, lambda k, c=part: len(np.unique(part_labels(c, k))) / k)  # type: ignore[misc]
+    return shares

@@ -2,16 +2,28 @@
 
 The producer's and the consumer's shapes may differ by a reshape, so their dims are first brought to groups of
 equal size. A group of one dim on either side is a plain box partition: |A(u,d) ∩ A(v,d)| along it is
-extent ÷ max(split_u, split_v) under the assignment that maximises locality. Every other group is counted out.
+extent ÷ max(split_u, split_v) under the assignment that maximises locality, where one split divides the other.
+Every other group is counted out. Where all parts nest, as they do on a power of two of devices, what moves is
+exactly the least that any assignment of parts to devices can reach; where parts cross, it is an estimate.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.costs.layouts import Component, FloatArray, IndexArray, IntArray, distinct_rows, holding_fraction, part_labels
+from pase.costs.layouts import (
+    Component,
+    FloatArray,
+    IndexArray,
+    IntArray,
+    distinct_rows,
+    even_bounds,
+    holding_fraction,
+    part_labels,
+)
 from pase.graph import Part
 
 
@@ -49,8 +61,7 @@ def volumes(u: tuple[Component, ...], u_splits: IndexArray, v: tuple[Component, 
         spread = table[:, u_of[:, None], v_of[None, :]]
         for total, factor in zip((produced, consumed, forward, backward), spread, strict=True):
             total *= factor
-    u_share = np.array([holding_fraction(u, tuple(row)) for row in u_splits.tolist()])[:, None]
-    v_share = np.array([holding_fraction(v, tuple(row)) for row in v_splits.tolist()])[None, :]
+    u_share, v_share = holding_fraction(u, u_splits)[:, None], holding_fraction(v, v_splits)[None, :]
     # Where fewer devices hold the tensor than need it, some device holds nothing of it.
     forward[u_share < v_share] = 0.0
     backward[v_share < u_share] = 0.0
@@ -96,7 +107,26 @@ def _group_volumes(u: list[Component], us: IndexArray, v: list[Component], vs: I
 def _box_volumes(extent: int, us: IndexArray, vs: IndexArray) -> NDArray[np.float64]:
     a, b = us[:, None].astype(np.float64), vs[None, :].astype(np.float64)
     kept = np.ceil(extent / np.maximum(a, b))
-    return np.stack(np.broadcast_arrays(np.ceil(extent / a), np.ceil(extent / b), kept, kept))
+    result = np.stack(np.broadcast_arrays(np.ceil(extent / a), np.ceil(extent / b), kept, kept))
+    # Parts that are no parts of each other (2 against 3) lie across each other: these few pairs are counted.
+    for i, j in np.argwhere(np.maximum(a, b) % np.minimum(a, b) != 0):
+        result[:, i, j] = _crossing_volumes(extent, int(us[i]), int(vs[j]))
+    return result
+
+
+def _crossing_volumes(extent: int, a: int, b: int) -> tuple[float, float, float, float]:
+    """Return the volumes of one stretch of a tensor split a ways by one side and b ways by the other.
+
+    Devices hold the parts of both sides in order, the assignment that keeps most where it is.
+    """
+    device = np.arange(lcm(a, b))
+    ours, theirs = even_bounds(extent, a), even_bounds(extent, b)
+    i, j = device // (len(device) // a), device // (len(device) // b)
+    common = np.minimum(ours[i + 1], theirs[j + 1]) - np.maximum(ours[i], theirs[j])
+    kept = np.clip(common, 0, None)
+    produced, consumed = ours[i + 1] - ours[i], theirs[j + 1] - theirs[j]
+    forward, backward = int(np.argmax(consumed - kept)), int(np.argmax(produced - kept))
+    return float(produced[backward]), float(consumed[forward]), float(kept[forward]), float(kept[backward])
 
 
 def _aligned_volumes(
@@ -161,18 +191,16 @@ def _labels(parts: list[Component], splits: list[int]) -> IntArray:
 
 def _counted_volumes(a: IntArray, b: IntArray) -> tuple[float, float, float, float]:
     width = int(b.max()) + 1
-    pairs, counts = np.unique(a * width + b, return_counts=True)
-    forward = _worst(b, pairs % width, counts)
-    backward = _worst(a, pairs // width, counts)
-    # produced - kept_backward and consumed - kept_forward are what moves; each pair is of one device.
-    return backward[0], forward[0], forward[1], backward[1]
+    # [parts of u, parts of v] elements in common
+    common = np.bincount(a * width + b, minlength=(int(a.max()) + 1) * width).reshape(-1, width)
+    consumed, kept_forward = _worst(common)
+    produced, kept_backward = _worst(common.T)
+    return produced, consumed, kept_forward, kept_backward
 
 
-def _worst(labels: IntArray, owner: IntArray, counts: NDArray[np.intp]) -> tuple[float, float]:
-    """Return (size, kept) of the part that has most to fetch, each fetched where most of it lies."""
-    sizes = np.bincount(labels)
-    kept = np.zeros_like(sizes)
-    np.maximum.at(kept, owner, counts)
+def _worst(common: IntArray) -> tuple[float, float]:
+    """Return (size, kept) of the column that has most to fetch, each fetched where most of it lies."""
+    sizes, kept = common.sum(axis=0), common.max(axis=0)
     worst = int(np.lexsort((-sizes, -(sizes - kept)))[0])
     return float(sizes[worst]), float(kept[worst])
 
@@ -201,7 +229,7 @@ def shared_splits(
     for group in _groups(u, v):
         us, vs = [u[i] for i in group.u], [v[j] for j in group.v]
         atoms = _common_atoms([c.length for c in us], [c.length for c in vs])
-        if atoms is None or any(isinstance(c.axis, Part) for c in (*us, *vs)):
+        if atoms is None:
             continue
         left = _atom_owners(us, u_split[list(group.u)], atoms)
         right = _atom_owners(vs, v_split[list(group.v)], atoms)
@@ -216,14 +244,31 @@ def shared_splits(
     return tuple(found)
 
 
+def _choosing_factor(part: Component, split: int) -> int | None:
+    """Return the factor of a component's split that tells its piece from the others, 1 where it is the whole dim.
+
+    A piece that is one of A equal pieces lies within one part of a split of up to A; what is beyond A splits
+    the piece itself. None where the parts cross the piece's bounds.
+    """
+    if not isinstance(part.axis, Part):
+        return 1
+    if part.dim_extent % part.length or part.axis.offset % part.length:
+        return None
+    pieces = part.dim_extent // part.length
+    return None if pieces % split and split % pieces else min(pieces, split)
+
+
 def _atom_owners(parts: list[Component], split: IndexArray, atoms: list[int]) -> list[tuple[int, int, int]] | None:
     """Return, for each atom, (component, factor of its split above the atom, factor at the atom)."""
-    factors = _atom_factors(parts, split[None, :], atoms)
+    choosing = [_choosing_factor(part, int(k)) for part, k in zip(parts, split, strict=True)]
+    if any(factor is None for factor in choosing):
+        return None
+    factors = _atom_factors(parts, (split // np.array(choosing, dtype=np.int64))[None, :], atoms)
     if factors is None:
         return None
     owners, position = [], 0
-    for number, part in enumerate(parts):
-        left, above = part.length, 1
+    for number, (part, first) in enumerate(zip(parts, choosing, strict=True)):
+        left, above = part.length, first or 1
         while left > 1:
             factor = int(factors[0, position])
             owners.append((number, above, factor))

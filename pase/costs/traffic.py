@@ -9,18 +9,19 @@ from enum import StrEnum
 import numpy as np
 
 from pase.costs.layouts import (
+    Component,
     FloatArray,
     IndexArray,
     IntArray,
     Splits,
     components,
     distinct_rows,
+    even_bounds,
     halo_size,
     shard_size,
     split_columns,
     splits_of,
 )
-from pase.costs.overlap import volumes
 from pase.graph import Access, AllReduce, Exchange, Graph, Handoff, Operator, Pipeline, Relayout, Role, Window
 
 
@@ -118,13 +119,17 @@ def _flop(operator: Operator, splits: Splits, has_gradient: tuple[bool, ...]) ->
 def _pipeline_factor(pipeline: Pipeline, splits: Splits) -> FloatArray:
     """Return by how much a wavefront over (stage, sequence) is longer than one device's own work.
 
-    A device runs its n stages on its part of the sequence, one after another, and c parts of the sequence
-    follow each other: (n + c - 1) / n. Groups of stages start one step apart: (S + g - 1) / S.
+    A device works through n stages of m steps each, one point at a time, after the stages and the steps before
+    it. Stage by stage, the next group of stages starts (n - 1) m + 1 points later and the next part of the
+    sequence m points later; step by step, n and (m - 1) n + 1 later. The better of the two orders counts.
     """
-    stage_groups, parts = splits.of(pipeline.stage), splits.of(pipeline.sequence)
-    stages = np.ceil(splits.extents[pipeline.stage] / stage_groups)
-    steps = splits.extents[pipeline.sequence]
-    return (stages + parts - 1) / stages * (steps + stage_groups - 1) / steps
+    groups, parts = splits.of(pipeline.stage).astype(np.int64), splits.of(pipeline.sequence).astype(np.int64)
+    stages = np.ceil(splits.extents[pipeline.stage] / groups)
+    steps = np.ceil(splits.extents[pipeline.sequence] / parts)
+    stage_by_stage = (groups - 1) * ((stages - 1) * steps + 1) + (parts - 1) * steps
+    step_by_step = (groups - 1) * stages + (parts - 1) * ((steps - 1) * stages + 1)
+    factor: FloatArray = 1 + np.minimum(stage_by_stage, step_by_step) / (stages * steps)
+    return factor
 
 
 def _partial_sums(operator: Operator, access: Access, splits: Splits, word_bytes: int, what: str) -> list[Message]:
@@ -153,15 +158,31 @@ def _exchange(exchange: Exchange, splits: Splits, word_bytes: int) -> Message:
 
 
 def _relayout_size(exchange: Relayout, splits: Splits) -> FloatArray:
+    """Return the [K] elements that the worst-placed device fetches.
+
+    Unlike on an edge nothing is left to place: a device's part of every dim is given, so that where the two
+    layouts split a tensor dim by different iteration dims, some device needs the part that it has least of.
+    """
+    needed, kept = np.ones(len(splits.values)), np.ones(len(splits.values))
     written = components(exchange.shape, exchange.written, splits.extents)
     read = components(exchange.shape, exchange.read, splits.extents)
-    columns = np.column_stack([split_columns(written, splits), split_columns(read, splits)])
-    rows, inverse = distinct_rows(columns)
-    moved = np.empty(len(rows))
-    for i, row in enumerate(rows):
-        common = volumes(written, row[None, : len(written)], read, row[None, len(written) :])
-        moved[i] = common.consumed[0, 0] - common.kept_forward[0, 0]
-    return moved[inverse]
+    for ours, theirs in zip(read, written, strict=True):
+        columns = split_columns((ours, theirs), splits)
+        rows, inverse = distinct_rows(columns)
+        pieces = np.array([_piece(ours, theirs, int(a), int(b)) for a, b in rows])[inverse]
+        needed *= pieces[:, 0]
+        kept *= pieces[:, 1]
+    return needed - kept
+
+
+def _piece(read: Component, written: Component, read_split: int, written_split: int) -> tuple[float, float]:
+    """Return (needed, of which held) of one tensor dim for the device that lacks most of it."""
+    need = -(-read.length // read_split)
+    if read.axis == written.axis:
+        return float(need), float(need)
+    a, b = even_bounds(read.length, read_split), even_bounds(read.length, written_split)
+    common = np.minimum(a[1:, None], b[None, 1:]) - np.maximum(a[:-1, None], b[None, :-1])
+    return float(need), float(np.clip(common, 0, None).min())
 
 
 def _two(like: FloatArray) -> IntArray:

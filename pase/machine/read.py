@@ -41,7 +41,7 @@ def parse_machine(text: str, *, source: str) -> Machine:
     """Return the machine that a TOML text describes; source: what messages call it."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
         raise MachineError(f"machine file {source} is not TOML: {error}") from None
     return machine_from_document(Field(document, "", MachineError, f"machine file {source}"))
 

@@ -23,6 +23,7 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
         )
     batch, steps, _ = x
     hidden = (layers, batch, steps, units)
+    along_d, along_e = ("l", "b", "s", "d"), ("l", "b", "s", "e")
     return Operator(
         name=name,
         kind="lstm",
@@ -37,7 +38,14 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             ),
             Access(tensor="w", shape=(layers, units, _GATES, units), axes=("l", "d", None, "e"), role=Role.PARAMETER),
             Access(tensor="u", shape=(layers, units, _GATES, units), axes=("l", "d", None, "e"), role=Role.PARAMETER),
-            Access(tensor="bias", shape=(layers, _GATES, units), axes=("l", None, "e"), role=Role.PARAMETER),
+            # The gates are whole by the time that the bias is added: a split of d leaves its gradient alone.
+            Access(
+                tensor="bias",
+                shape=(layers, _GATES, units),
+                axes=("l", None, "e"),
+                role=Role.PARAMETER,
+                partial_over=("b", "s"),
+            ),
         ),
         writes=(
             # The last layer alone writes the output; its gates are summed over d before that.
@@ -62,8 +70,11 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             ),
             # Backward, the gradient of the previous hidden state is summed over the units that it fed.
             AllReduce(tensor="hidden_gradient", shape=hidden, axes=("l", "b", "s", "d"), over=("e",), times=1),
-            Relayout(tensor="hidden", shape=hidden, written=("l", "b", "s", "e"), read=("l", "b", "s", "d"), times=2),
-            Handoff(tensor="hidden", shape=hidden[1:], axes=("b", "s", "e"), across="l", times=2),
+            Relayout(tensor="hidden", shape=hidden, written=along_e, read=along_d, times=1),
+            Relayout(tensor="hidden_gradient", shape=hidden, written=along_d, read=along_e, times=1),
+            # What goes to the next layers has their layout already, and so has the gradient that comes back.
+            Handoff(tensor="hidden", shape=hidden[1:], axes=along_d[1:], across="l", times=1),
+            Handoff(tensor="hidden_gradient", shape=hidden[1:], axes=along_e[1:], across="l", times=1),
             Handoff(tensor="state", shape=(2, layers, batch, units), axes=(None, "l", "b", "e"), across="s", times=2),
         ),
         pipeline=Pipeline(stage="l", sequence="s"),

@@ -12,13 +12,14 @@ _FLOP_PER_POINT = 5
 def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operator:
     """Return batch normalisation of x, shape [b, c, h, w]: statistics over b, h, w, a scale and a shift per channel.
 
-    A split of b, h or w all-reduces the mean and the mean square of each channel, forward, and the two sums of
-    the backward pass: the result is the same whatever the strategy.
+    A split of b, h or w all-reduces the mean and the mean square of each channel, forward: the result is the same
+    whatever the strategy. The two sums of the backward pass are the gradients of the shift and the scale, which
+    are all-reduced as such.
     """
     if len(x) != 4:
         raise GraphError(f"layer {name!r} reads shape {x}; expected [batch, channels, height, width]")
     return _normalisation(
-        name, "batch_norm", x, ("b", "c", "h", "w"), over=("b", "h", "w"), scale=("c",), activation=activation
+        name, "batch_norm", x, ("b", "c", "h", "w"), over=("b", "h", "w"), scale=("c",), times=1, activation=activation
     )
 
 
@@ -26,7 +27,7 @@ def layer_norm(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "
     """Return layer normalisation of x, shape [dims…], over its last dim, with a scale and a shift per point of it."""
     if len(x) != len(dims):
         raise GraphError(f"layer {name!r} reads shape {x}; expected dims {', '.join(dims)}")
-    return _normalisation(name, "layer_norm", x, dims, over=dims[-1:], scale=dims[-1:], activation="")
+    return _normalisation(name, "layer_norm", x, dims, over=dims[-1:], scale=dims[-1:], times=2, activation="")
 
 
 def _normalisation(
@@ -37,6 +38,7 @@ def _normalisation(
     *,
     over: tuple[str, ...],
     scale: tuple[str, ...],
+    times: int,
     activation: str,
 ) -> Operator:
     extents = dict(zip(names, x, strict=True))
@@ -54,7 +56,9 @@ def _normalisation(
         writes=(Access(tensor="y", shape=x, axes=names),),
         work=(Work(dims=names, flop_per_point=_FLOP_PER_POINT + bool(activation), inputs=(0,)),),
         exchanges=(
-            AllReduce(tensor="moments", shape=(2, *(extents[n] for n in kept)), axes=(None, *kept), over=over, times=2),
+            AllReduce(
+                tensor="moments", shape=(2, *(extents[n] for n in kept)), axes=(None, *kept), over=over, times=times
+            ),
         ),
         attributes=(("activation", check_activation(name, activation)),),
     )

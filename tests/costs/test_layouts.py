@@ -1,0 +1,160 @@
+"""Shards and halos against index sets that are written out element by element."""
+
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pase.costs.layouts import (
+    components,
+    distinct_rows,
+    even_bounds,
+    halo_size,
+    holding_fraction,
+    part_labels,
+    shard_size,
+    split_columns,
+    splits_of,
+)
+from pase.graph import Access, Dim, Operator, Part, Window
+
+
+def _operator(dims: dict[str, int], access: Access) -> Operator:
+    return Operator(
+        name="o", kind="test", dims=tuple(Dim(n, e) for n, e in dims.items()), reads=(access,), writes=(access,)
+    )
+
+
+def _parts(extent: int, ways: int) -> list[list[int]]:
+    return [part.tolist() for part in np.array_split(np.arange(extent), ways)]
+
+
+# -- balanced partitions
+
+
+@given(st.integers(1, 60), st.integers(1, 12))
+def test_even_bounds_are_those_of_array_split(extent: int, ways: int) -> None:
+    bounds = even_bounds(extent, ways)
+    assert [list(range(a, b)) for a, b in pairwise(bounds)] == _parts(extent, ways)
+
+
+@given(st.data())
+def test_part_labels_are_those_of_the_whole_dim(data: st.DataObject) -> None:
+    whole = data.draw(st.integers(1, 24))
+    offset = data.draw(st.integers(0, whole - 1))
+    extent = data.draw(st.integers(1, whole - offset))
+    ways = data.draw(st.integers(1, whole))
+    axis = Part(dim="c", offset=offset, extent=extent)
+    (component,) = components((extent,), (axis,), {"c": whole})
+    of = {position: number for number, part in enumerate(_parts(whole, ways)) for position in part}
+    assert part_labels(component, ways).tolist() == [of[offset + i] for i in range(extent)]
+    held = {of[offset + i] for i in range(extent)}
+    fraction = holding_fraction((component,), np.array([[ways], [1]], dtype=np.int32))
+    assert fraction.tolist() == pytest.approx([len(held) / ways, 1])
+
+
+# -- shards
+
+
+@given(st.data())
+def test_a_shard_is_the_largest_set_of_elements_that_any_part_indexes(data: st.DataObject) -> None:
+    b, c, g = (data.draw(st.integers(1, 6)) for _ in range(3))
+    offset = data.draw(st.integers(0, c - 1))
+    piece = data.draw(st.integers(1, c - offset))
+    dims = {"b": b, "c": c, "g": g, "n": 4}
+    access = Access(
+        tensor="x", shape=(2, b * g, piece), axes=(None, ("b", "g"), Part(dim="c", offset=offset, extent=piece))
+    )
+    split = {name: data.draw(st.integers(1, extent)) for name, extent in dims.items()}
+    largest = 0
+    for at in product(*(range(k) for k in split.values())):
+        mine = {name: set(_parts(dims[name], split[name])[i]) for name, i in zip(dims, at, strict=True)}
+        held = [
+            (z, row, i)
+            for z, row, i in product(range(2), range(b * g), range(piece))
+            if row // g in mine["b"] and row % g in mine["g"] and offset + i in mine["c"]
+        ]
+        largest = max(largest, len(held))
+    row = np.array([list(split.values())], dtype=np.int32)
+    assert shard_size(access.shape, access.axes, splits_of(_operator(dims, access), row)).tolist() == [largest]
+
+
+def test_a_scalar_is_whole_everywhere() -> None:
+    operator = _operator({"b": 4}, Access(tensor="x", shape=(4,), axes=("b",)))
+    splits = splits_of(operator, np.array([[1], [4]], dtype=np.int32))
+    assert shard_size((), (), splits).tolist() == [1, 1]
+    assert split_columns((), splits).shape == (2, 0)
+
+
+@given(st.lists(st.lists(st.sampled_from((0, 1, 2, 3, 64, 2**31 - 1)), min_size=3, max_size=3), min_size=1))
+def test_distinct_rows_are_those_of_unique(rows: list[list[int]]) -> None:
+    array = np.array(rows, dtype=np.int32)  # the largest three together need more than 62 bits
+    values, inverse = np.unique(array, axis=0, return_inverse=True)
+    found, of = distinct_rows(array)
+    assert np.array_equal(found, values)
+    assert np.array_equal(of, inverse.reshape(-1))
+    nothing, of_nothing = distinct_rows(array[:, :0])
+    assert nothing.shape == (1, 0)
+    assert of_nothing.tolist() == [0] * len(rows)
+
+
+# -- halos
+
+
+def _under_window(outputs: list[int], window: Window, kernel: int, extent: int) -> set[int]:
+    """Positions from the first to the last under the windows of some outputs, within the tensor."""
+    touched = [o * window.stride + k * window.dilation - window.pad for o in outputs for k in range(kernel)]
+    return set(range(max(0, min(touched)), min(extent, max(touched) + 1)))
+
+
+@given(st.data())
+def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.DataObject) -> None:
+    kernels, windows, outputs, inputs, ways = [], [], [], [], []
+    for out, kernel in (("h", "r"), ("w", "s")):
+        k, stride, dilation = (data.draw(st.integers(1, 4)) for _ in range(3))
+        pad = data.draw(st.integers(0, 3))
+        o = data.draw(st.integers(1, 9))
+        last = (o - 1) * stride - pad + dilation * (k - 1)
+        extent = data.draw(st.integers(max(1, (o - 1) * stride - pad + 1, last - 3), max(1, last) + 4))
+        kernels.append(k)
+        outputs.append(o)
+        inputs.append(extent)
+        windows.append(Window(out=out, kernel=kernel, stride=stride, dilation=dilation, pad=pad))
+        ways.append(data.draw(st.integers(1, o)))
+    channels, channel_ways = 6, data.draw(st.sampled_from((1, 2, 3)))
+    access = Access(tensor="x", shape=(channels, *inputs), axes=("c", *windows))
+    dims = {"c": channels, "h": outputs[0], "w": outputs[1], "r": kernels[0], "s": kernels[1]}
+    worst = 0
+    for i, j in product(range(ways[0]), range(ways[1])):
+        needed, owned = [], []
+        for axis, part in ((0, i), (1, j)):
+            everything = set(range(inputs[axis]))
+            mine = _parts(outputs[axis], ways[axis])[part]
+            needed.append(
+                _under_window(mine, windows[axis], kernels[axis], inputs[axis]) if ways[axis] > 1 else everything
+            )
+            owned.append(set(_parts(inputs[axis], ways[axis])[part]))
+        fetched = set(product(*needed)) - set(product(*owned))
+        worst = max(worst, len(fetched))
+    row = np.array([[channel_ways, *ways, 1, 1]], dtype=np.int32)
+    found = halo_size(access, splits_of(_operator(dims, access), row))
+    assert found.tolist() == [worst * channels // channel_ways]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "extent", "out", "ways", "halo"),
+    [
+        (3, 1, 8, 8, 2, 1),  # one row of the neighbour
+        (3, 1, 8, 8, 4, 2),  # one on either side
+        (5, 1, 8, 8, 4, 4),  # the whole neighbour on either side
+        (2, 2, 8, 4, 4, 0),  # windows that do not overlap
+        (3, 2, 8, 4, 2, 1),
+    ],
+)
+def test_halos_by_hand(kernel: int, stride: int, extent: int, out: int, ways: int, halo: int) -> None:
+    pad = (kernel - 1) // 2
+    access = Access(tensor="x", shape=(extent,), axes=(Window(out="h", kernel="r", stride=stride, pad=pad),))
+    operator = _operator({"h": out, "r": kernel}, access)
+    assert halo_size(access, splits_of(operator, np.array([[ways, 1]], dtype=np.int32))).tolist() == [halo]

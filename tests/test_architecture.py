@@ -1,0 +1,207 @@
+"""The shape of the code: imports point one way, frameworks stay in their own modules, nothing global changes."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import pase
+
+ROOT = Path(pase.__file__).parent
+
+ORDER = (
+    "pase._version",
+    "pase.errors",
+    "pase.documents",
+    "pase.graph",
+    "pase.models",
+    "pase.importers",
+    "pase.machine",
+    "pase.configurations",
+    "pase.tables",
+    "pase.problem_files",
+    "pase.costs",
+    "pase.ordering",
+    "pase.solver",
+    "pase.placement",
+    "pase.plan",
+    "pase.strategy",
+    "pase.plan_file",
+    "pase.search",
+    "pase",  # the public names
+    "pase.baselines",
+    "pase.primitives",
+    "pase.runtime",
+    "pase.emitter",
+    "pase.runtime.execute",  # emits the program that it runs
+    "pase.training",
+    "pase.report",
+    "pase.cli",
+)
+"""Modules and packages, in the order in which data flows through them: each may import those before it."""
+
+FRAMEWORKS = {
+    "tensorflow": ("pase.runtime.compat",),
+    "mesh_tensorflow": ("pase.runtime.compat",),
+    "torch": ("pase.importers",),
+    "keras": ("pase.importers",),
+    "jax": ("pase.importers",),
+    "onnx": ("pase.importers",),
+    "scipy": (),
+}
+"""Where each may be imported at all."""
+
+
+def _modules() -> Iterator[tuple[str, Path]]:
+    # Through pase/models, a link in a checkout, so that every module has its installed name.
+    for folder in (ROOT, *sorted(p for p in ROOT.rglob("*") if p.is_dir()), *sorted((ROOT / "models").rglob("*/"))):
+        for path in sorted(folder.glob("*.py")):
+            parts = ("pase", *path.relative_to(ROOT).with_suffix("").parts)
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+MODULES = dict(_modules())
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def _imports(module: str) -> Iterator[tuple[str, int]]:
+    """Yield (imported module, line), those within functions included."""
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno} imports relatively; give the module's full name"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield (full if full in MODULES else node.module), node.lineno
+
+
+def _rank(module: str) -> int:
+    parts = module.split(".")
+    for length in range(len(parts), 1, -1):
+        prefix = ".".join(parts[:length])
+        if prefix in ORDER:
+            return ORDER.index(prefix)
+    assert module == "pase", f"{module} has no place in ORDER: put it where its data comes from and goes to"
+    return ORDER.index("pase")
+
+
+def _own_imports(module: str) -> Iterator[tuple[str, int]]:
+    return ((name, line) for name, line in _imports(module) if name == "pase" or name.startswith("pase."))
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(MODULES) > 60
+    assert {"pase", "pase.models.alexnet", "pase.costs.overlap", "pase.graph.operators.lstm"} <= set(MODULES)
+    assert ("pase.costs.layouts", 1) in {(name, 1) for name, _ in _imports("pase.costs.overlap")}
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_one_way(module: str) -> None:
+    for name, line in _own_imports(module):
+        assert _rank(name) <= _rank(module), f"{module}:{line} imports {name}, which comes after it"
+
+
+def test_packages_import_nothing_in_circles() -> None:
+    edges = {module: {name for name, _ in _own_imports(module)} - {module} for module in MODULES}
+    # A package's __init__ only collects its modules: importing a name from it is importing them all.
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, " -> ".join((*path[path.index(module) :], module))
+        if module in done:
+            return
+        for name in sorted(edges.get(module, ())):
+            visit(name, (*path, module))
+        done.add(module)
+
+    for module in sorted(MODULES):
+        visit(module, ())
+
+
+def test_the_solver_sees_tables_alone() -> None:
+    solver = [m for m in MODULES if m.split(".")[1:2] == ["solver"]]
+    assert len(solver) > 3
+    allowed = ("pase.solver", "pase.tables", "pase.ordering", "pase.errors")
+    for module in solver:
+        for name, line in _imports(module):
+            own = name.split(".")[0] == "pase"
+            assert not own or name.startswith(allowed), f"{module}:{line} imports {name}"
+            assert name.split(".")[0] not in FRAMEWORKS, f"{module}:{line} imports {name}"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_frameworks_are_imported_where_they_are_needed(framework: str) -> None:
+    for module in MODULES:
+        for name, line in _imports(module):
+            if name.split(".")[0] == framework:
+                assert module.startswith(FRAMEWORKS[framework] or ("nowhere",)), f"{module}:{line} imports {name}"
+
+
+# -- state
+
+
+def _is_mutable(value: ast.expr | None) -> bool:
+    literal = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
+    makers = {"list", "dict", "set", "defaultdict", "deque", "Counter", "OrderedDict", "bytearray"}
+    call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in makers
+    return isinstance(value, literal) or call
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_no_module_holds_state(module: str) -> None:
+    for node in ast.walk(_tree(module)):
+        assert not isinstance(node, ast.Global), f"{module}:{node.lineno} changes a global"
+    for node in _tree(module).body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and not target.id.startswith("__") and not target.id.isupper():
+                assert isinstance(node, ast.Assign | ast.AnnAssign)
+                assert not _is_mutable(node.value), f"{module}:{node.lineno}: {target.id} is a global that can change"
+
+
+def test_the_package_itself_holds_names_and_no_logic() -> None:
+    body = _tree("pase").body
+    assert isinstance(body[0], ast.Expr)  # the docstring
+    assert all(isinstance(node, ast.ImportFrom) for node in body[1:-1])
+    assert isinstance(body[-1], ast.Assign)
+    assert len(pase.__all__) <= 16
+    assert all(hasattr(pase, name) for name in pase.__all__)
+
+
+# -- what a process loads
+
+HEAVY = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scipy", "networkx", "matplotlib", "pandas")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import pase",
+        "from pase.cli.main import run; assert run(['search', 'alexnet', '--devices', '8']) == 0",
+        "from pase.cli.main import run; assert run(['models']) == 0",
+        "import pase.emitter",
+        "import pase.runtime",
+    ],
+)
+def test_no_framework_is_loaded(program: str) -> None:
+    check = f"import sys\n{program}\nprint('loaded:', *[name for name in {HEAVY!r} if name in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", check],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT.parent,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "loaded:"

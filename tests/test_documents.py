@@ -1,0 +1,208 @@
+"""Fields of documents from outside, and files that are replaced whole or not at all."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from sys import float_info
+
+import pytest
+
+from pase.documents import Field, write_atomically
+from pase.errors import PlanError
+
+
+def _field(value: object, path: str = "a.b[2]") -> Field:
+    return Field(value, path, PlanError, "plan p.json")
+
+
+# -- paths
+
+
+def test_children_know_where_they_stand() -> None:
+    document = _field({"layers": [{"splits": {"b": "x"}}]}, "")
+    splits = document["layers"].items()[0]["splits"]
+    assert splits.path == "layers[0].splits"
+    assert [(key, child.path) for key, child in splits.members()] == [("b", "layers[0].splits.b")]
+    with pytest.raises(PlanError, match=r"^plan p.json: layers\[0\]\.splits\.b is 'x'; expected a whole number"):
+        splits["b"].integer()
+    with pytest.raises(PlanError, match=r"^plan p.json: layers\[0\]\.splits\.n is missing$"):
+        splits["n"]
+    assert splits.get("n") is None
+
+
+def test_the_document_itself_may_be_wrong() -> None:
+    for wrong, shown in (([], "an array"), ("text", "'text'"), (None, "None"), (3, "3")):
+        with pytest.raises(PlanError, match=f"^plan p.json: the document is {shown}; expected an object$"):
+            _field(wrong, "")["name"]
+        with pytest.raises(PlanError, match="expected an object"):
+            list(_field(wrong, "").members())
+
+
+def test_null_is_a_value_not_an_absence() -> None:
+    field = _field({"a": None}, "").get("a")
+    assert field is not None
+    with pytest.raises(PlanError, match="a is None; expected text"):
+        field.text()
+
+
+# -- types
+
+
+@pytest.mark.parametrize("value", [1, 1.0, None, True, [], {}])
+def test_text(value: object) -> None:
+    with pytest.raises(PlanError, match=r"a\.b\[2\] is .*; expected text"):
+        _field(value).text()
+    assert _field("t").text() == "t"
+
+
+@pytest.mark.parametrize("value", [1, 0, "true", None, 1.0])
+def test_boolean(value: object) -> None:
+    with pytest.raises(PlanError, match="expected true or false"):
+        _field(value).boolean()
+    assert _field(False).boolean() is False
+
+
+@pytest.mark.parametrize("value", ["1", 1.0, None, True, -1, [1]])
+def test_integer(value: object) -> None:
+    with pytest.raises(PlanError, match="expected a whole number of 0 or more"):
+        _field(value).integer()
+    assert _field(0).integer() == 0
+    assert _field(2**62).integer(minimum=1) == 2**62
+    with pytest.raises(PlanError, match="is 2; expected a whole number of 3 or more"):
+        _field(2).integer(minimum=3)
+
+
+@pytest.mark.parametrize("value", ["1", None, True, [], -1, -0.5, float("nan"), float("inf"), -float("inf"), 10**400])
+def test_number(value: object) -> None:
+    with pytest.raises(PlanError, match="expected a number of 0 or more"):
+        _field(value).number()
+    assert _field(3).number() == 3.0
+    assert isinstance(_field(3).number(), float)
+    assert _field(float_info.max).number() == float_info.max
+    with pytest.raises(PlanError, match="is 0; expected a number above 0"):
+        _field(0).number(above=0)
+
+
+@pytest.mark.parametrize("value", [None, [], {}, float("nan"), float("inf")])
+def test_scalar(value: object) -> None:
+    with pytest.raises(PlanError, match="expected text, a number, or true or false"):
+        _field(value).scalar()
+    assert [_field(v).scalar() for v in ("x", 1, 1.5, True)] == ["x", 1, 1.5, True]
+
+
+@pytest.mark.parametrize("value", [{}, "ab", None, 1])
+def test_items(value: object) -> None:
+    with pytest.raises(PlanError, match="expected an array"):
+        _field(value).items()
+
+
+def test_long_values_are_cut() -> None:
+    with pytest.raises(PlanError, match=r"is 'x{56}…; expected a whole"):
+        _field("x" * 1000).integer()
+
+
+def test_numbers_that_python_does_not_write_out_are_answered_too() -> None:
+    huge = 1 << 40_000
+    for read in (Field.text, Field.boolean, Field.integer, Field.number, Field.items):
+        with pytest.raises(PlanError, match=r"a\.b\[2\] is .{1,100}; expected"):
+            read(_field(huge))
+        with pytest.raises(PlanError, match=r"a\.b\[2\] is .{1,100}; expected"):
+            read(_field(-huge))
+
+
+# -- writing
+
+
+def test_a_file_is_made_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    write_atomically(path, "one é")
+    assert path.read_text(encoding="utf-8") == "one é"
+    write_atomically(path, b"\x00two")
+    assert path.read_bytes() == b"\x00two"
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("step", ["replace", "fsync", "chmod"])
+def test_what_fails_leaves_the_old_contents_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(*((os, "fsync") if step == "fsync" else (Path, step)), fail)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomically(path, json.dumps({"new": 1}))
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt("stop")
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="stop"):
+        write_atomically(tmp_path / "plan.json", "new")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_new_contents_appear_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # When the name changes hands, the new file is complete.
+    path = tmp_path / "plan.json"
+    path.write_text("old")
+    seen = []
+    replace = Path.replace
+
+    def observed(self: Path, target: Path) -> Path:
+        seen.append((self.read_text(), Path(target).read_text(), self.parent == path.parent))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", observed)
+    write_atomically(path, "new")
+    assert seen == [("new", "old", True)]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_permissions_are_those_of_any_new_file(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "ours", "x")
+        (tmp_path / "plain").write_text("x")
+        assert os.umask(umask) == umask  # and the mask is as it was
+    finally:
+        os.umask(before)
+    ours, plain = (stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("ours", "plain"))
+    assert ours == plain
+
+
+def test_no_folder_to_write_to(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        write_atomically(tmp_path / "absent" / "plan.json", "x")
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target = tmp_path / "folder" / "plan.json"
+    target.write_text("old")
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    write_atomically(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(pipe, "through")
+        assert os.read(reader, 100) == b"through"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
