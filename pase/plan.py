@@ -12,7 +12,11 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """The predicted traffic of one incoming edge; cost in the unit of the plan's total, bytes forward and backward."""
+    """The predicted traffic of one incoming edge, or of a weight that an earlier layer, the producer, shares.
+
+    input: position in the layer's reads. cost: in the unit of the plan's total; for a shared weight it holds the
+    all-reduce of its gradient, where the layouts differ. forward_bytes, backward_bytes: that move between layouts.
+    """
 
     producer: str
     input: int

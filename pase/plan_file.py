@@ -6,9 +6,12 @@ from math import isclose, prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from pase.configurations import data_parallel
 from pase.costs import cost_model
 from pase.documents import Field, write_atomically
-from pase.errors import CostError, PlanError
+from pase.errors import CostError, MachineError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
 from pase.machine import machine_document, machine_from_document
 from pase.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
@@ -71,9 +74,10 @@ def read_plan(path: Path) -> Plan:
         raise PlanError(f"plan file {path} cannot be read: {reason}") from None
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(
-            f"plan file {path} is not complete JSON ({error}); it may be truncated: search again with 'pase search … -o'"
+            f"plan file {path} is not complete JSON ({error}); it may be truncated: "
+            "search again with 'pase search … -o'"
         ) from None
     return plan_from_document(Field(document, "", PlanError, f"plan file {path}"))
 
@@ -87,9 +91,7 @@ def plan_from_document(document: Field) -> Plan:
             f"{'update PaSE' if version.integer(1) > SCHEMA_VERSION else 'search again'}"
         )
     graph = graph_from_document(document["graph"])
-    model = document["model"]
-    if model["hash"].text() != graph_hash(graph):
-        raise model["hash"].fail("is not the hash of the graph in this file; one of them was changed: search again")
+    _verify_model(document["model"], graph)
     search = document["search"]
     plan = Plan(
         graph=graph,
@@ -110,7 +112,9 @@ def plan_from_document(document: Field) -> Plan:
         ),
         tool_version=document["tool_version"].text(),
     )
-    _verify_costs(plan, document)
+    # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
+    with np.errstate(over="ignore", invalid="ignore"):
+        _verify_costs(plan, document)
     return plan
 
 
@@ -190,16 +194,28 @@ def _splits(document: Field, dims: dict[str, int], num_devices: int) -> dict[str
 
 def _devices(document: Field, num_devices: int) -> tuple[int, ...]:
     devices = tuple(field.integer() for field in document.items())
-    if sorted(devices) != list(range(num_devices)):
+    if len(devices) != num_devices or sorted(devices) != list(range(num_devices)):
         raise document.fail(f"must name each device 0 … {num_devices - 1} once")
     return devices
+
+
+def _verify_model(document: Field, graph: Graph) -> None:
+    """Raise PlanError unless what is said of the model is true of the graph in the file."""
+    if document["hash"].text() != graph_hash(graph):
+        raise document["hash"].fail("is not the hash of the graph in this file; one of them was changed: search again")
+    if document["name"].text() != graph.name:
+        raise document["name"].fail(f"is {document['name'].value!r}; the graph in this file is {graph.name!r}")
+    arguments = {key: field.scalar() for key, field in document["arguments"].members()}
+    # As text, because 1, 1.0 and true are equal.
+    if repr(arguments) != repr(dict(graph.arguments)):
+        raise document["arguments"].fail(f"are {arguments}; the graph in this file has {dict(graph.arguments)}")
 
 
 def _verify_costs(plan: Plan, document: Field) -> None:
     """Raise PlanError unless costs are those of the strategy under the plan's own machine and cost model."""
     try:
         model = cost_model(plan.cost_model, plan.machine, plan.num_devices)
-    except CostError as error:
+    except (CostError, MachineError) as error:
         raise document["cost_model"].fail(f"cannot be used: {error}") from None
     if plan.cost_unit != model.unit:
         raise document["cost_unit"].fail(f"is {plan.cost_unit!r}; cost model {plan.cost_model!r} gives {model.unit!r}")
@@ -207,6 +223,8 @@ def _verify_costs(plan: Plan, document: Field) -> None:
     for field, layer, right in zip(document["layers"].items(), plan.layers, expected, strict=True):
         for key in ("layer_cost", "compute_cost", "communication_cost", "memory_bytes"):
             _same(field[key], getattr(layer, key), getattr(right, key))
+        if layer.devices != right.devices:
+            raise field["devices"].fail("are not where this strategy is placed; the file was edited: search again")
         if [(t.producer, t.input) for t in layer.transfers] != [(t.producer, t.input) for t in right.transfers]:
             raise field["transfers"].fail("are not the layer's incoming edges")
         for entry, transfer, same in zip(field["transfers"].items(), layer.transfers, right.transfers, strict=True):
@@ -217,6 +235,14 @@ def _verify_costs(plan: Plan, document: Field) -> None:
         raise document["lower_bound"].fail(f"is {plan.lower_bound:g}, above the total cost {plan.total_cost:g}")
     if plan.exact and not isclose(plan.lower_bound, plan.total_cost, rel_tol=_RELATIVE_TOLERANCE):
         raise document["exact"].fail(f"is true, but the lower bound {plan.lower_bound:g} is below {plan.total_cost:g}")
+    if not plan.exact and plan.lower_bound >= plan.total_cost > 0:
+        raise document["exact"].fail(f"is false, but the lower bound is the total cost, {plan.total_cost:g}")
+    if not isclose(document["gap"].number(), plan.gap, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12):
+        raise document["gap"].fail(f"is {document['gap'].value}; total_cost and lower_bound make it {plan.gap}")
+    baseline = document["baselines"]["data_parallel"]
+    operators = plan.graph.operators
+    splits = [dict(zip(op.extents, data_parallel(op, plan.num_devices), strict=True)) for op in operators]
+    _same(baseline, baseline.number(), total_cost(plan_layers(plan.graph, plan.num_devices, model, splits)))
 
 
 def _same(field: Field, found: float, expected: float) -> None:

@@ -2,16 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from time import perf_counter
+
+import numpy as np
 
 from pase._version import __version__
 from pase.configurations import check_batch, check_devices, check_splittable, data_parallel
 from pase.costs import Problem, build_problem, cost_model
+from pase.errors import ConfigurationError
 from pase.graph import Graph, verify
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.plan import Plan, SearchRecord
 from pase.solver import Solution, solve
 from pase.strategy import plan_layers, total_cost
+
+MAX_DEVICES = 1 << 20
+"""Every layer of a plan lists all devices: a plan for a million of them is a file of 100 MB."""
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done, 0 to 1."""
@@ -47,7 +54,7 @@ def search(
     """
     options = options or SearchOptions()
     verify(graph)
-    check_search(graph, devices, keep_batch=options.keep_batch)
+    devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = load_machine(machine) if isinstance(machine, str) else machine
     start_s = perf_counter()
     problem = problem_of(graph, devices, machine, options.cost_model, on_progress)
@@ -61,20 +68,29 @@ def search(
     return plan_of(problem, solution, machine, options.cost_model, time_s=perf_counter() - start_s)
 
 
-def check_search(graph: Graph, devices: int, *, keep_batch: bool = False) -> None:
-    """Raise ConfigurationError where a graph cannot be searched for a number of devices at all."""
+def check_search(graph: Graph, devices: int, *, keep_batch: bool = False) -> int:
+    """Return the number of devices; ConfigurationError where a graph cannot be searched for it at all."""
+    try:
+        devices = index(devices)
+    except TypeError:
+        raise ConfigurationError(f"{devices!r} devices were asked for; expected a whole number of 1 or more") from None
     check_devices(devices)
+    if devices > MAX_DEVICES:
+        raise ConfigurationError(f"{devices} devices were asked for; at most {MAX_DEVICES} can be planned for")
     check_splittable(graph, devices)
     batch = dict(graph.arguments).get("batch")
     if isinstance(batch, int) and not keep_batch:
         check_batch(graph, batch, devices)
+    return devices
 
 
 def problem_of(
     graph: Graph, devices: int, machine: Machine, model: str, on_progress: Progress | None = None
 ) -> Problem:
     """Return the search problem of a graph under a cost model, by its name."""
-    return build_problem(graph, devices, cost_model(model, machine, devices), on_progress)
+    # Absurd figures of a machine overflow; the tables are then refused.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return build_problem(graph, devices, cost_model(model, machine, devices), on_progress)
 
 
 def plan_of(problem: Problem, solution: Solution, machine: Machine, model: str, *, time_s: float) -> Plan:

@@ -5,7 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from pase.costs import CostModel, edge_layouts, layer_cost, memory_bytes, signature, transfer_bytes
+from pase.costs import (
+    CostModel,
+    SharedWeight,
+    edge_layouts,
+    layer_cost,
+    memory_bytes,
+    shared_traffic,
+    shared_weights,
+    signature,
+    transfer_bytes,
+)
 from pase.costs.layouts import IndexArray
 from pase.graph import Edge, Graph, Operator
 from pase.placement import place
@@ -24,6 +34,9 @@ def plan_layers(
     into: dict[str, list[Edge]] = {name: [] for name in rows}
     for edge in graph.edges:
         into[edge.consumer].append(edge)
+    shared: dict[str, list[SharedWeight]] = {}
+    for weight in shared_weights(graph):
+        shared.setdefault(weight.user, []).append(weight)
     # Repeated layers under equal configurations cost the same: each distinct one is costed once.
     kinds = {op.name: (signature(graph, op), rows[op.name].tobytes()) for op in graph.operators}
     costs: dict[Hashable, tuple[float, float, float]] = {}
@@ -40,6 +53,7 @@ def plan_layers(
             if key not in traffic:
                 traffic[key] = _transfer(graph, edge, rows, model)
             transfers.append(replace(traffic[key], producer=edge.producer))
+        transfers += [_shared_transfer(graph, weight, rows, model) for weight in shared.get(operator.name, ())]
         layers.append(
             LayerPlan(
                 name=operator.name,
@@ -77,4 +91,16 @@ def _transfer(graph: Graph, edge: Edge, rows: Mapping[str, IndexArray], model: C
         cost=float((model.transfer(moved.forward) + model.transfer(moved.backward))[0, 0]),
         forward_bytes=float(moved.forward[0, 0]),
         backward_bytes=float(moved.backward[0, 0]),
+    )
+
+
+def _shared_transfer(graph: Graph, weight: SharedWeight, rows: Mapping[str, IndexArray], model: CostModel) -> Transfer:
+    traffic = shared_traffic(graph, weight, rows[weight.owner], rows[weight.user])
+    moved = model.transfer(traffic.forward_bytes) + model.transfer(traffic.backward_bytes)
+    return Transfer(
+        producer=weight.owner,
+        input=weight.user_read,
+        cost=float((moved + model.message(traffic.reduction) * traffic.is_reduced)[0, 0]),
+        forward_bytes=float(traffic.forward_bytes[0, 0]),
+        backward_bytes=float(traffic.backward_bytes[0, 0]),
     )

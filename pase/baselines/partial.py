@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from pase.costs import Problem
-from pase.errors import ConfigurationError
+from pase.errors import ConfigurationError, TablesError
 from pase.solver import Solution, solve
 from pase.tables import CostTables, EdgeTable
 
@@ -33,7 +33,8 @@ def complete(
         found = problem.choice(vertex, tuple(splits.get(dim, 1) for dim in operator.extents))
         if found is None:
             raise ConfigurationError(
-                f"{dict(splits)} is no configuration of layer {name!r} ({operator.extents}) on {problem.num_devices} devices"
+                f"{dict(splits)} is no configuration of layer {name!r} ({operator.extents}) "
+                f"on {problem.num_devices} devices"
             )
         choice[vertex] = found
     solution = solve(restrict(problem.tables, choice), on_progress=on_progress)
@@ -41,7 +42,18 @@ def complete(
 
 
 def restrict(tables: CostTables, choice: Mapping[int, int]) -> CostTables:
-    """Return the problem in which the given vertices have one configuration left, that of the given index."""
+    """Return the problem in which the given vertices have one configuration left, that of the given index.
+
+    Raises TablesError for a vertex or a configuration that does not exist.
+    """
+    for vertex, index in choice.items():
+        if not 0 <= vertex < tables.num_vertices:
+            raise TablesError(f"there is no vertex {vertex}; they are 0 to {tables.num_vertices - 1}")
+        if not 0 <= index < tables.domain_sizes[vertex]:
+            raise TablesError(
+                f"vertex {tables.vertex_names[vertex]!r} has no configuration {index}; "
+                f"they are 0 to {tables.domain_sizes[vertex] - 1}"
+            )
     vertex_costs = list(tables.vertex_costs)
     vertex_table = list(tables.vertex_table)
     for vertex, index in choice.items():

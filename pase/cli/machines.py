@@ -3,7 +3,7 @@
 import click
 
 from pase.cli.options import json_option
-from pase.cli.output import print_json, print_table, quantity
+from pase.cli.output import print_json, print_table, quantity, say
 from pase.machine import load_machine, machine_document, preset_names
 
 
@@ -17,18 +17,18 @@ def command(show: str | None, as_json: bool) -> None:
         print_json({"machines": [machine_document(machine) for machine in machines]})
     elif show:
         (machine,) = machines
-        click.echo(f"{machine.name}: {machine.description}")
-        click.echo(f"  {machine.device.name}, {quantity(machine.device.memory_bytes, 'B')} of memory")
+        say(f"{machine.name}: {machine.description}")
+        say(f"  {machine.device.name}, {quantity(machine.device.memory_bytes, 'B')} of memory")
         for dtype, flop_per_s in machine.device.peak_flop_per_s.items():
-            click.echo(f"    {dtype:9} {quantity(flop_per_s, 'FLOP/s')}")
-        click.echo(f"    source: {machine.device.source}")
+            say(f"    {dtype:9} {quantity(flop_per_s, 'FLOP/s')}")
+        say(f"    source: {machine.device.source}")
         for level in machine.levels:
             size = f"{level.num_devices} devices" if level.num_devices else "any number of devices"
-            click.echo(
+            say(
                 f"  {level.name}, {size}: {quantity(level.bandwidth_bytes_per_s, 'B/s')} a link, "
                 f"latency {quantity(level.latency_s, 's')}"
             )
-            click.echo(f"    source: {level.source}")
+            say(f"    source: {level.source}")
     else:
         rows = [
             [

@@ -2,18 +2,23 @@
 
 import os
 import sys
+from contextlib import suppress
 from importlib import import_module
+from io import StringIO, TextIOWrapper
+from pathlib import Path
 
 import click
 
 from pase._version import __version__
-from pase.errors import PaseError
+from pase.cli.output import printable
+from pase.errors import PaseError, unknown_name
 
 COMMANDS = {
     "search": "find the best strategy for a model on a number of devices",
     "emit": "write a plan as a Mesh-TensorFlow program",
     "run": "train with a plan on virtual devices, beside the single-device program",
     "solve": "solve a file of cost tables",
+    "tables": "write the cost tables of a model to a file",
     "models": "list the built-in networks",
     "machines": "list the machines",
 }
@@ -34,6 +39,13 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(unknown_name("command", args[0], COMMANDS), ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # The texts stand here, so that --help imports no command.
         with formatter.section("Commands"):
@@ -52,6 +64,7 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 where the input is at fault, 2 for wrong usage, 130 when interrupted."""
+    _prepare_streams()
     sys.exit(run(arguments))
 
 
@@ -61,24 +74,44 @@ def run(arguments: list[str] | None = None) -> int:
         result = cli.main(args=arguments, prog_name="pase", standalone_mode=False)
     except click.exceptions.Exit as finished:
         return finished.exit_code
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         click.echo("pase: interrupted", err=True)
         return EXIT_INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        shown = StringIO()
+        error.show(shown)
+        click.echo("\n".join(map(printable, shown.getvalue().split("\n"))), nl=False, err=True)
         return error.exit_code
     except PaseError as error:
-        click.echo(f"pase: {_one_line(str(error))}", err=True)
-        return EXIT_INPUT
-    except KeyboardInterrupt:
-        click.echo("pase: interrupted", err=True)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough (`pase search … | head`); say nothing on the way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _failed(str(error))
+    except MemoryError:
+        return _failed("there is not enough memory for this; use fewer devices or a smaller model")
+    except SystemExit:
+        # How click ends when whoever reads our output has seen enough (`pase search … | head`): no fault.
         return 0
+    except OSError as error:
+        if error.filename is not None:
+            return _failed(f"{error.filename} cannot be used: {error.strerror}")
+        _discard_output()
+        return _failed(f"the output cannot be written: {error.strerror or error}")
     return result if isinstance(result, int) else 0
 
 
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text.replace("\n", " "))
+def _failed(text: str) -> int:
+    click.echo(f"pase: {printable(text.replace(chr(10), ' '))}", err=True)
+    return EXIT_INPUT
+
+
+def _prepare_streams() -> None:
+    """Make output possible where a stream is closed, or its encoding lacks some of our characters."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere, or Python would fail to write it once more at its end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,5 +1,6 @@
 """Options and arguments that several commands share."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,12 +30,27 @@ class ByteSize(click.ParamType[int]):
         """Return the number of bytes."""
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(value))
-        if found is None or found[2].upper() not in self._UNITS or float(found[1]) == 0:
+        found = re.fullmatch(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]*)", str(value), re.ASCII)
+        size = int(float(found[1]) * self._UNITS.get(found[2].upper(), 0)) if found else 0
+        if size < 1:
             self.fail(
-                f"{value!r} is not a size; expected a number above 0 and a unit, such as 800MB or 2GiB", param, ctx
+                f"{value!r} is not a size; expected a number of bytes or one with a unit, such as 800MB or 2GiB",
+                param,
+                ctx,
             )
-        return int(float(found[1]) * self._UNITS[found[2].upper()])
+        return size
+
+
+class WholeNumber(click.IntRange):
+    """A whole number, with a message that says so."""
+
+    name = "N"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,999}\s*", value, re.ASCII) is None:
+            self.fail(f"{value!r} is not usable; expected a whole number of {self.min} or more", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +82,9 @@ def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
     """Return a decorator that adds the options of `ModelArguments`, devices first."""
     options = [
         click.option(
-            "--devices", "-p", type=click.IntRange(min=1), required=devices_required, help="Number of devices, p."
+            "--devices", "-p", type=WholeNumber(min=1), required=devices_required, help="Number of devices, p."
         ),
-        click.option("--batch", "-b", type=click.IntRange(min=1), help="Examples in one step [the model's own]."),
+        click.option("--batch", "-b", type=WholeNumber(min=1), help="Examples in one step [the model's own]."),
         click.option(
             "--arg",
             "arguments",
@@ -111,7 +127,9 @@ def check_writable(path: Path) -> None:
     if path.is_dir():
         raise PlanError(f"{path} is a folder; name a file to write to")
     if not folder.is_dir():
-        raise PlanError(f"{path} cannot be written: folder {folder} does not exist")
+        raise PlanError(f"{path} cannot be written: folder {folder} does not exist; make it first")
+    if not os.access(path if path.exists() and not path.is_file() else folder, os.W_OK):
+        raise PlanError(f"{path} cannot be written: you may not write to {folder}; name another folder")
 
 
 def _key_values(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, Scalar]:

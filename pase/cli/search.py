@@ -5,11 +5,12 @@ from pathlib import Path
 import click
 
 from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
-from pase.cli.output import duration, print_json, print_table, progress, quantity, warn
+from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
+from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.configurations import enumerate_configurations
 from pase.costs import COST_MODELS
 from pase.graph import Graph
-from pase.ordering import ORDERINGS
+from pase.ordering import ORDERINGS, OrderingReport
 from pase.plan import LayerPlan, Plan
 from pase.plan_file import plan_document, write_plan
 from pase.search import SearchOptions, search
@@ -20,6 +21,7 @@ from pase.search import SearchOptions, search
 @model_options(devices_required=True)
 @click.option("--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True)
 @click.option("--ordering", type=click.Choice(["auto", *ORDERINGS]), default="auto", show_default=True)
+@click.option("--explain-ordering", is_flag=True, help="Say what each ordering would take.")
 @click.option("--time-limit", "time_limit_s", type=click.FloatRange(min=0, min_open=True), help="Seconds to solve in.")
 @click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
@@ -28,6 +30,7 @@ from pase.search import SearchOptions, search
 def command(
     cost_model: str,
     ordering: str,
+    explain_ordering: bool,
     time_limit_s: float | None,
     memory_limit_bytes: int | None,
     keep_batch: bool,
@@ -51,13 +54,22 @@ def command(
         plan = search(graph, chosen.devices, machine=machine, options=options, on_progress=on_progress)
     if output:
         write_plan(plan, output)
+    reports = _ordering_reports(graph, chosen.devices) if explain_ordering else []
     if as_json:
-        print_json(plan_document(plan))
+        print_json(plan_document(plan) | ({"orderings": orderings_document(reports)} if reports else {}))
     else:
         print_plan(plan)
+        if reports:
+            say()
+            print_orderings(reports)
         _warn_of_uneven_dims(graph, plan.num_devices)
         if output:
             warn(f"plan written to {output}")
+
+
+def _ordering_reports(graph: Graph, num_devices: int) -> list[OrderingReport]:
+    sizes = [len(enumerate_configurations(operator, num_devices).splits) for operator in graph.operators]
+    return ordering_reports(graph.neighbours, sizes)
 
 
 def print_plan(plan: Plan) -> None:
@@ -76,25 +88,25 @@ def print_plan(plan: Plan) -> None:
     unit = plan.cost_unit
     ratio = plan.baselines["data_parallel"] / plan.total_cost if plan.total_cost else 1.0
     found = "proven optimal" if plan.exact else f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, unit)}"
-    click.echo()
-    click.echo(
+    say()
+    say(
         f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name}), "
         f"cost model {plan.cost_model}"
     )
-    click.echo(f"  total cost              {quantity(plan.total_cost, unit)}   ({found})")
-    click.echo(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({ratio:.2f} × ours)")
-    click.echo(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
-    click.echo(f"  search time             {duration(plan.search.time_s)}")
+    say(f"  total cost              {quantity(plan.total_cost, unit)}   ({found})")
+    say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({ratio:.2f} × ours)")
+    say(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
+    say(f"  search time             {duration(plan.search.time_s)}")
 
 
 def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
     transfer = sum(t.cost for t in layer.transfers)
     share = (layer.layer_cost + transfer) / plan.total_cost if plan.total_cost else 0.0
-    split = " ".join(f"{dim} {k}" for dim, k in layer.splits.items() if k > 1) or "not split"
+    split = " ".join(f"{dim}={k}" for dim, k in layer.splits.items() if k > 1) or "not split"
     replicas = f" ×{layer.num_replicas}" if layer.num_replicas > 1 else ""
     return [
         layer.name,
-        " ".join(f"{dim} {extent}" for dim, extent in layer.dims.items()),
+        " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items()),
         split + replicas,
         quantity(layer.layer_cost, plan.cost_unit),
         quantity(transfer, plan.cost_unit),
@@ -108,7 +120,7 @@ def _warn_of_uneven_dims(graph: Graph, num_devices: int) -> None:
     for operator in graph.operators:
         dims = enumerate_configurations(operator, num_devices).uneven_dims
         if dims:
-            lost.append(f"{operator.name} ({', '.join(f'{d} {operator.extents[d]}' for d in dims)})")
+            lost.append(f"{operator.name} ({', '.join(f'{d}={operator.extents[d]}' for d in dims)})")
     if lost:
         more = f", and {len(lost) - 3} more" if len(lost) > 3 else ""
         warn(

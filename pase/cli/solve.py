@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from pase.cli.options import ByteSize, check_writable, json_option
-from pase.cli.output import duration, print_json, progress, quantity
+from pase.cli.output import duration, print_json, progress, quantity, say
 from pase.ordering import ORDERINGS
 from pase.problem_files import export_cfn, read_problem
 from pase.solver import solve
@@ -56,9 +56,9 @@ def command(
         )
         return
     found = "proven optimal" if solution.exact else f"gap {solution.gap:.3%}, lower bound {solution.lower_bound!r}"
-    click.echo(f"{tables.name}: {problem.num_vertices} vertices, {len(problem.edges)} edges")
-    click.echo(f"  cost                    {solution.cost!r}   ({found})")
-    click.echo(f"  largest dependent set   {solution.largest_dependent_set}   (ordering {solution.ordering})")
-    click.echo(f"  time                    {duration(solution.time_s)}")
-    click.echo(f"  solver's memory         {quantity(solution.peak_memory_bytes, 'B')}")
-    click.echo("  configurations          " + " ".join(map(str, solution.choice)))
+    say(f"{tables.name}: {problem.num_vertices} vertices, {len(problem.edges)} edges")
+    say(f"  cost                    {solution.cost!r}   ({found})")
+    say(f"  largest dependent set   {solution.largest_dependent_set}   (ordering {solution.ordering})")
+    say(f"  time                    {duration(solution.time_s)}")
+    say(f"  solver's memory         {quantity(solution.peak_memory_bytes, 'B')}")
+    say("  configurations          " + " ".join(map(str, solution.choice)))

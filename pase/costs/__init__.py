@@ -12,7 +12,8 @@ from pase.costs.build import (
 )
 from pase.costs.model import COST_MODELS, CostModel, cost_model
 from pase.costs.paper import PaperCostModel
-from pase.costs.traffic import LayerTraffic, Message, Pattern, layer_traffic, memory_bytes
+from pase.costs.sharing import SharedTraffic, SharedWeight, shared_traffic, shared_weights
+from pase.costs.traffic import LayerTraffic, Message, Pattern, ReadTraits, layer_traffic, memory_bytes
 
 __all__ = [
     "COST_MODELS",
@@ -23,6 +24,9 @@ __all__ = [
     "PaperCostModel",
     "Pattern",
     "Problem",
+    "ReadTraits",
+    "SharedTraffic",
+    "SharedWeight",
     "TransferBytes",
     "build_problem",
     "cost_model",
@@ -30,6 +34,8 @@ __all__ = [
     "layer_cost",
     "layer_traffic",
     "memory_bytes",
+    "shared_traffic",
+    "shared_weights",
     "signature",
     "transfer_bytes",
 ]

@@ -9,7 +9,8 @@ from pase.configurations import Configurations, enumerate_configurations
 from pase.costs.layouts import Component, FloatArray, IndexArray, components, distinct_rows, split_columns, splits_of
 from pase.costs.model import CostModel
 from pase.costs.overlap import volumes
-from pase.costs.traffic import gradient_reads, layer_traffic
+from pase.costs.sharing import SharedWeight, shared_traffic, shared_weights
+from pase.costs.traffic import ReadTraits, layer_traffic
 from pase.graph import Access, Edge, Graph, Operator
 from pase.tables import CostTables, EdgeTable
 
@@ -55,6 +56,8 @@ def build_problem(
 ) -> Problem:
     """Return the cost tables of a graph (Eq. 1's t_l and r · t_x for every configuration).
 
+    An edge of the tables is an edge of the graph, in its order, or a weight that two layers share, after them.
+
     on_progress: called with what is being done and the fraction that is done. Raises ConfigurationError
     where a layer has too many configurations.
     """
@@ -84,11 +87,20 @@ def build_problem(
         edge_table.append(number)
         if on_progress:
             on_progress("costing edges", (position + 1) / len(graph.edges))
+    edges = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in graph.edges]
+    for weight in shared_weights(graph):
+        u, v = graph.index[weight.owner], graph.index[weight.user]
+        number, is_new = edge_kinds.number((vertex_table[u], weight.owner_read, vertex_table[v], weight.user_read, "w"))
+        if is_new:
+            us, vs = configurations[vertex_table[u]].splits, configurations[vertex_table[v]].splits
+            edge_tables.append(_shared_table(graph, weight, us, vs, model))
+        edges.append((u, v))
+        edge_table.append(number)
     tables = CostTables(
         vertex_names=tuple(operator.name for operator in graph.operators),
         vertex_costs=tuple(vertex_costs),
         vertex_table=tuple(vertex_table),
-        edges=tuple((graph.index[edge.producer], graph.index[edge.consumer]) for edge in graph.edges),
+        edges=tuple(edges),
         edge_tables=tuple(edge_tables),
         edge_table=tuple(edge_table),
     )
@@ -102,8 +114,7 @@ def build_problem(
 
 def layer_cost(graph: Graph, operator: Operator, splits: IndexArray, model: CostModel) -> LayerCost:
     """Return the layer cost t_l of Eq. 1 for configurations [K, D]."""
-    has_gradient, is_fed = _read_flags(graph, operator)
-    traffic = layer_traffic(operator, splits, has_gradient=has_gradient, is_fed=is_fed, word_bytes=graph.word_bytes)
+    traffic = layer_traffic(operator, splits, _read_traits(graph, operator), word_bytes=graph.word_bytes)
     communication = np.zeros(len(splits))
     for message in traffic.messages:
         communication = communication + model.message(message)
@@ -112,7 +123,7 @@ def layer_cost(graph: Graph, operator: Operator, splits: IndexArray, model: Cost
 
 def signature(graph: Graph, operator: Operator) -> Hashable:
     """Return what an operator's costs depend on: equal for repeated layers."""
-    return replace(operator, name=""), *_read_flags(graph, operator)
+    return replace(operator, name=""), _read_traits(graph, operator)
 
 
 def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
@@ -154,13 +165,29 @@ def _edge_table(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, model:
     )
 
 
+def _shared_table(graph: Graph, weight: SharedWeight, us: IndexArray, vs: IndexArray, model: CostModel) -> EdgeTable:
+    traffic = shared_traffic(graph, weight, us, vs)
+    moved = model.transfer(traffic.forward_bytes) + model.transfer(traffic.backward_bytes)
+    return EdgeTable(
+        row_class=traffic.row_class.astype(np.int32),
+        col_class=traffic.col_class.astype(np.int32),
+        values=moved + model.message(traffic.reduction) * traffic.is_reduced,
+    )
+
+
 def _components(operator: Operator, access: Access) -> tuple[Component, ...]:
     return components(access.shape, access.axes, operator.extents)
 
 
-def _read_flags(graph: Graph, operator: Operator) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    is_fed = tuple((operator.name, i) in graph.incoming for i in range(len(operator.reads)))
-    return gradient_reads(graph, operator), is_fed
+def _read_traits(graph: Graph, operator: Operator) -> tuple[ReadTraits, ...]:
+    return tuple(
+        ReadTraits(
+            has_gradient=graph.has_gradient(operator, position),
+            is_fed=(operator.name, position) in graph.incoming,
+            is_owned=not access.shared or graph.owners[access.shared] == operator.name,
+        )
+        for position, access in enumerate(operator.reads)
+    )
 
 
 class _Numbered:

@@ -22,7 +22,7 @@ from pase.costs.layouts import (
     split_columns,
     splits_of,
 )
-from pase.graph import Access, AllReduce, Exchange, Graph, Handoff, Operator, Pipeline, Relayout, Role, Window
+from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Role, Window
 
 
 class Pattern(StrEnum):
@@ -56,36 +56,42 @@ class LayerTraffic:
     messages: tuple[Message, ...]
 
 
-def gradient_reads(graph: Graph, operator: Operator) -> tuple[bool, ...]:
-    """Return, for each read, whether the backward pass computes its gradient."""
-    return tuple(graph.has_gradient(operator, i) for i in range(len(operator.reads)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTraits:
+    """What the graph around a layer says of one of its reads.
+
+    has_gradient: the backward pass computes its gradient. is_fed: another layer produces it (training data is
+    delivered as it is needed, halos included). is_owned: no earlier layer uses the same weight; where one
+    does, what its gradient costs depends on both (`sharing`).
+    """
+
+    has_gradient: bool
+    is_fed: bool
+    is_owned: bool
 
 
 def layer_traffic(
-    operator: Operator, values: IndexArray, *, has_gradient: tuple[bool, ...], is_fed: tuple[bool, ...], word_bytes: int
+    operator: Operator, values: IndexArray, reads: tuple[ReadTraits, ...], *, word_bytes: int
 ) -> LayerTraffic:
-    """Return what a layer does under each of its configurations, values: [K, D].
-
-    has_gradient, is_fed: for each read, whether its gradient is needed and whether another layer produces
-    it (the training data is delivered as it is needed, halos included).
-    """
+    """Return what a layer does under each of its configurations, values: [K, D]; reads: what the graph says of each."""
     splits = splits_of(operator, values)
     messages: list[Message] = []
     for access in operator.writes:
         messages += _partial_sums(operator, access, splits, word_bytes, "")
-    for access, gradient, fed in zip(operator.reads, has_gradient, is_fed, strict=True):
-        if gradient:
+    for access, read in zip(operator.reads, reads, strict=True):
+        if read.has_gradient and read.is_owned:
             messages += _partial_sums(operator, access, splits, word_bytes, "gradient of ")
-        if fed and any(isinstance(axis, Window) for axis in access.axes):
+        if read.is_fed and any(isinstance(axis, Window) for axis in access.axes):
             halo = halo_size(access, splits) * word_bytes
-            times = 2 if gradient else 1
+            times = 2 if read.has_gradient else 1
             messages.append(
                 Message(tensor=access.tensor, pattern=Pattern.HALO, size_bytes=halo, group=_two(halo), times=times)
             )
     for exchange in operator.exchanges:
         messages.append(_exchange(exchange, splits, word_bytes))
     return LayerTraffic(
-        flop=_flop(operator, splits, has_gradient), messages=tuple(m for m in messages if np.any(m.size_bytes))
+        flop=_flop(operator, splits, tuple(read.has_gradient for read in reads)),
+        messages=tuple(m for m in messages if np.any(m.size_bytes)),
     )
 
 

@@ -49,6 +49,16 @@ class Graph:
             sets[v].add(u)
         return tuple(frozenset(s) for s in sets)
 
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """The first layer that uses each shared weight, by the weight's name."""
+        owners: dict[str, str] = {}
+        for operator in self.operators:
+            for access in operator.parameters:
+                if access.shared:
+                    owners.setdefault(access.shared, operator.name)
+        return owners
+
     def __getitem__(self, name: str) -> Operator:
         """Return the operator of that name; KeyError if there is none."""
         return self.operators[self.index[name]]

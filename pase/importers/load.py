@@ -1,6 +1,7 @@
 """`load`: from what the user names to a graph, by the first importer that takes it."""
 
 from collections.abc import Mapping
+from os import PathLike, fspath
 from typing import Protocol
 
 from pase.errors import ModelError
@@ -30,7 +31,10 @@ def load(source: object, *, batch: int | None = None, arguments: Mapping[str, Sc
     the builder. Raises ModelError where nothing takes the source.
     """
     if isinstance(source, Graph):
+        if batch is not None or arguments:
+            raise ModelError(f"graph {source.name!r} is built already: a batch or arguments cannot change it any more")
         return verify(source)
+    source = fspath(source) if isinstance(source, PathLike) else source
     for importer in IMPORTERS:
         if importer.takes(source):
             return importer.load(source, batch=batch, arguments=arguments or {})

@@ -5,12 +5,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pase.costs import Pattern, layer_traffic
+from pase.costs import Pattern, ReadTraits, layer_traffic
 from pase.graph import Operator
 from pase.graph.operators import lstm
 
 L, B, S, D = 4, 8, 8, 16
 LSTM = lstm("lstm", (B, S, D), layers=L, units=D)
+READS = tuple(ReadTraits(has_gradient=True, is_fed=i == 0, is_owned=True) for i in range(4))
 
 
 def _row(operator: Operator, split: dict[str, int]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
@@ -18,17 +19,13 @@ def _row(operator: Operator, split: dict[str, int]) -> np.ndarray[tuple[int, int
 
 
 def _flop(operator: Operator, **split: int) -> float:
-    traffic = layer_traffic(
-        operator, _row(operator, split), has_gradient=(True,) * 4, is_fed=(True,) + (False,) * 3, word_bytes=4
-    )
+    traffic = layer_traffic(operator, _row(operator, split), READS, word_bytes=4)
     return float(traffic.flop.item())
 
 
 def _bytes(pattern: Pattern | None = None, **split: int) -> dict[str, float]:
     """Bytes of all messages by tensor, times included."""
-    traffic = layer_traffic(
-        LSTM, _row(LSTM, split), has_gradient=(True,) * 4, is_fed=(True,) + (False,) * 3, word_bytes=4
-    )
+    traffic = layer_traffic(LSTM, _row(LSTM, split), READS, word_bytes=4)
     found: dict[str, float] = {}
     for message in traffic.messages:
         if message.size_bytes.item() and pattern in (None, message.pattern):

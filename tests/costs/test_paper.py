@@ -99,6 +99,10 @@ def test_data_parallelism_of_alexnet(p: int) -> None:
         ("vgg16", 138_357_544),
         # The weights (torchvision's resnet101) and each of 52,672 channels' mean and mean square.
         ("resnet101", 44_549_160 + 105_344),
+        # Tied embeddings are reduced once (GPT-2 small, BERT-large).
+        ("gpt", 124_439_808),
+        ("bert_large", 335_174_458),
+        ("transformer", 69_701_632),
         ("rnnlm", 100_000 * 2048 * 2 + 100_000 + 2 * 4 * 2048 * (2 * 2048 + 1)),
     ],
 )

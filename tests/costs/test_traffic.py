@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from pase.costs import Pattern, layer_traffic, memory_bytes
+from pase.costs import Pattern, ReadTraits, layer_traffic, memory_bytes
 from pase.graph import Operator
 from pase.graph.operators import (
     attention,
@@ -26,9 +26,15 @@ Found = dict[str, tuple[float, int, int]]
 def _traffic(operator: Operator, *, fed: bool = True, word_bytes: int = 4, **split: int) -> tuple[float, Found]:
     """Return (FLOP, {tensor: (bytes, group, times)}) under one configuration; dims that are not named are whole."""
     row = np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
-    gradient = tuple(a.is_differentiable and (fed or a in operator.parameters) for a in operator.reads)
-    is_fed = tuple(fed and a not in operator.parameters for a in operator.reads)
-    traffic = layer_traffic(operator, row, has_gradient=gradient, is_fed=is_fed, word_bytes=word_bytes)
+    reads = tuple(
+        ReadTraits(
+            has_gradient=access.is_differentiable and (fed or access in operator.parameters),
+            is_fed=fed and access not in operator.parameters,
+            is_owned=True,
+        )
+        for access in operator.reads
+    )
+    traffic = layer_traffic(operator, row, reads, word_bytes=word_bytes)
     names = [m.tensor for m in traffic.messages]
     assert len(set(names)) == len(names)
     return traffic.flop.item(), {
@@ -195,7 +201,18 @@ def test_attention() -> None:
 def test_messages_say_how_they_travel() -> None:
     conv = conv2d("conv", (8, 4, 16, 16), out=6, kernel=3, padding=1)
     row = np.array([[2, 1, 2, 1, 2, 1, 1]], dtype=np.int32)
-    traffic = layer_traffic(conv, row, has_gradient=(True,) * 3, is_fed=(True, False, False), word_bytes=4)
+    reads = tuple(ReadTraits(has_gradient=True, is_fed=i == 0, is_owned=True) for i in range(3))
+    traffic = layer_traffic(conv, row, reads, word_bytes=4)
     patterns = {message.tensor: message.pattern for message in traffic.messages}
     assert patterns["x"] is Pattern.HALO
     assert {p for name, p in patterns.items() if name != "x"} == {Pattern.ALL_REDUCE}
+
+
+@pytest.mark.parametrize("split", ["c", "r"])
+def test_a_split_reduction_leaves_the_gradient_of_the_bias_alone(split: str) -> None:
+    conv = conv2d("conv", (8, 4, 16, 16), out=6, kernel=2)
+    assert "gradient of bias" not in _traffic(conv, **{split: 2})[1]
+    assert _traffic(conv, b=2, **{split: 2})[1]["gradient of bias"] == (4 * 6, 2, 1)
+    affine = dense("fc", (8, 4), out=(("n", 6),))
+    assert "gradient of bias" not in _traffic(affine, c=2)[1]
+    assert _traffic(affine, b=2, c=2)[1]["gradient of bias"] == (4 * 6, 2, 1)

@@ -62,7 +62,16 @@ def conv2d(
     every = tuple(dim.name for dim in dims)
     work = [Work(dims=every, flop_per_point=2, inputs=(0, 1), contraction=True)]
     if bias:
-        reads.append(Access(tensor="bias", shape=(out,), axes=(out_channels,), role=Role.PARAMETER))
+        # Added after the sum over c, r and s: its gradient is not a partial sum of a split there.
+        reads.append(
+            Access(
+                tensor="bias",
+                shape=(out,),
+                axes=(out_channels,),
+                role=Role.PARAMETER,
+                partial_over=("b", "h", "w"),
+            )
+        )
     if bias or activation:
         outputs = tuple(d for d in every if d not in {"c", "r", "s"})
         work.append(Work(dims=outputs, flop_per_point=int(bias) + int(bool(activation)), inputs=(0,)))

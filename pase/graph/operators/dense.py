@@ -47,7 +47,10 @@ def dense(
         )
     ]
     if bias:
-        reads.append(Access(tensor="bias", shape=out_shape, axes=out_names, role=Role.PARAMETER))
+        # Added after the sum over `reduce`: its gradient is not a partial sum of a split there.
+        reads.append(
+            Access(tensor="bias", shape=out_shape, axes=out_names, role=Role.PARAMETER, partial_over=tuple(lead))
+        )
     if bias or activation:
         work.append(Work(dims=(*lead, *out_names), flop_per_point=int(bias) + int(bool(activation)), inputs=(0,)))
     return Operator(

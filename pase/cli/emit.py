@@ -1,0 +1,33 @@
+"""`pase emit`: a plan as a Mesh-TensorFlow program."""
+
+from pathlib import Path
+
+import click
+
+from pase.cli.options import check_writable, json_option
+from pase.cli.output import print_json, warn
+from pase.documents import write_atomically
+from pase.emitter import emit
+from pase.errors import EmitError
+from pase.plan_file import read_plan
+
+
+@click.command("emit", epilog="Example: pase emit plan.json -o train.py")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the program here, not on standard output.")
+@json_option
+def command(plan: Path, output: Path | None, as_json: bool) -> None:
+    """Write PLAN, a file that 'pase search -o' made, as a Mesh-TensorFlow program that trains with it."""
+    if output:
+        check_writable(output)
+    source = emit(read_plan(plan))
+    if output:
+        try:
+            write_atomically(output, source)
+        except OSError as error:
+            raise EmitError(f"{output} cannot be written: {error.strerror or error}") from None
+        warn(f"program written to {output}; try: python {output} --steps 10")
+    if as_json:
+        print_json({"source": source, "output": str(output) if output else None})
+    elif not output:
+        click.echo(source, nl=False)

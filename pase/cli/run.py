@@ -1,0 +1,94 @@
+"""`pase run`: train with a plan on virtual devices, beside the single-device program."""
+
+from pathlib import Path
+
+import click
+
+from pase.cli.options import ModelArguments, json_option, model_options
+from pase.cli.output import duration, print_json, print_table, progress, quantity, warn
+from pase.plan import Plan
+from pase.plan_file import read_plan
+from pase.search import search
+
+
+@click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
+@click.argument("plan_or_model", metavar="PLAN|MODEL")
+@model_options(devices_required=False)
+@click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and made-up data.")
+@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.01, show_default=True)
+@click.option("--data", "data_path", type=click.Path(path_type=Path), help="Training data, an .npz file [made up].")
+@click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a step.")
+@json_option
+def command(
+    plan_or_model: str,
+    steps: int,
+    dtype: str,
+    seed: int,
+    learning_rate: float,
+    data_path: Path | None,
+    measure: bool,
+    as_json: bool,
+    devices: int | None,
+    **model: object,
+) -> None:
+    """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
+
+    Emits the program, runs it on virtual CPU devices, and runs the single-device program on the same weights and
+    data: the losses are equal up to rounding (try --dtype float64).
+    """
+    from pase.runtime.execute import run_plan
+
+    with progress() as on_progress:
+        plan = _plan(plan_or_model, devices, model)
+        result = run_plan(
+            plan,
+            steps=steps,
+            dtype=dtype,
+            seed=seed,
+            learning_rate=learning_rate,
+            data_path=data_path,
+            measure=measure,
+            on_progress=lambda what, done, total: on_progress(what, done / total),
+        )
+    if as_json:
+        print_json(
+            {
+                "losses": list(result.losses),
+                "reference_losses": list(result.reference_losses),
+                "max_relative_difference": result.max_relative_difference,
+                "predicted_bytes": result.predicted_bytes,
+                "measured_bytes": result.measured_bytes,
+                "build_time_s": result.build_time_s,
+                "step_time_s": result.step_time_s,
+            }
+        )
+        return
+    print_table(
+        [("step", "right"), ("loss", "right"), ("on one device", "right"), ("difference", "right")],
+        [
+            [str(step), f"{ours:.9g}", f"{reference:.9g}", f"{abs(ours - reference) / max(abs(reference), 1e-300):.1e}"]
+            for step, (ours, reference) in enumerate(zip(result.losses, result.reference_losses, strict=True), start=1)
+        ],
+    )
+    click.echo()
+    click.echo(f"{plan.graph.name} on {plan.num_devices} virtual CPU devices, {dtype}")
+    click.echo(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")
+    click.echo(f"  bytes between devices   {quantity(result.predicted_bytes, 'B')} a step predicted")
+    if result.measured_bytes is not None:
+        click.echo(f"                          {quantity(result.measured_bytes, 'B')} a step measured")
+    click.echo(f"  building the program    {duration(result.build_time_s)}")
+    click.echo(f"  one step                {duration(result.step_time_s)}   (virtual devices share this machine)")
+
+
+def _plan(plan_or_model: str, devices: int | None, model: dict[str, object]) -> Plan:
+    path = Path(plan_or_model)
+    if path.suffix == ".json" or path.is_file():
+        if devices is not None or model["batch"] is not None or model["arguments"]:
+            warn("a plan names its own model and devices: --devices, --batch and --arg are not used")
+        return read_plan(path)
+    if devices is None:
+        raise click.UsageError(f"--devices is needed to search a strategy for model {plan_or_model!r}")
+    chosen = ModelArguments(model=plan_or_model, devices=devices, **model)  # type: ignore[arg-type]
+    return search(chosen.graph(), devices, machine=chosen.loaded_machine())

@@ -1,0 +1,268 @@
+"""`emit`: the source of a Mesh-TensorFlow training program for a plan."""
+
+import ast
+from collections.abc import Iterator
+
+from pase.emitter.kinds import KINDS, Block
+from pase.emitter.names import Identifiers, printable, quoted
+from pase.emitter.text import INDENT, WIDTH, call, devices_argument, together, with_comment
+from pase.emitter.traffic import edge_bytes
+from pase.errors import EmitError, RuntimeFailure
+from pase.graph import Operator, Role
+from pase.plan import LayerPlan, Plan
+from pase.runtime.data import data_inputs
+from pase.runtime.initial import initial_deviation, parameter_name, shared_order
+from pase.runtime.layouts import PlainDim, WindowDim
+from pase.runtime.tensor_dims import tensor_dims
+
+_LAYERS = (
+    "concat", "conv2d", "dims", "embedding", "gelu", "global_pool", "max_pool2d", "mean_pool2d", "relu", "reshard",
+    "softmax_loss", "tanh", "window",
+)  # fmt: skip
+"""What an emitted program may import from `pase.runtime.layers`."""
+
+_WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", "rows", "columns", *_LAYERS)
+_LOCALS = ("x", "weights", "filters", "bias", "table", "parameter", "targets")
+
+
+def emit(plan: Plan) -> str:
+    """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
+
+    Layers that do not lead to the loss are left out. Raises EmitError for a layer of a kind that cannot be written
+    yet, a split that does not divide its dim, and a network without one loss.
+    """
+    wanted = _leading_to_loss(plan)
+    for layer in plan.layers:
+        if layer.name in wanted:
+            _check(plan, layer)
+    body = list(_body(plan, wanted))
+    source = "\n".join([*_head(plan, body), "", "", *body, "", "", *_foot(plan), ""])
+    compile(source, "<emitted>", "exec", dont_inherit=True)
+    return source
+
+
+def _leading_to_loss(plan: Plan) -> set[str]:
+    losses = [o.name for o in plan.graph.operators if o.kind in KINDS and KINDS[o.kind].is_loss]
+    unknown = [o for o in plan.graph.operators if o.kind not in KINDS]
+    if unknown:
+        operator = unknown[0]
+        raise EmitError(
+            f"layer {operator.name!r} is a {operator.kind!r}, which cannot be written as a program yet; "
+            f"kinds that can are {', '.join(sorted(KINDS))}"
+        )
+    if len(losses) != 1:
+        raise EmitError(
+            f"network {plan.graph.name!r} has {len(losses)} losses; a training program needs exactly one "
+            "(a softmax_loss layer)"
+        )
+    wanted: set[str] = set()
+    frontier = losses
+    while frontier:
+        name = frontier.pop()
+        if name not in wanted:
+            wanted.add(name)
+            frontier.extend(edge.producer for edge in plan.graph.edges if edge.consumer == name)
+    return wanted
+
+
+def _check(plan: Plan, layer: LayerPlan) -> None:
+    operator = plan.graph[layer.name]
+    problem = KINDS[operator.kind].problem(operator)
+    if problem:
+        raise EmitError(f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: {problem}")
+    for dim, parts in layer.splits.items():
+        extent = operator.extents.get(dim, 0)
+        if not extent or extent % parts or (parts != 1 and dim in operator.unsplittable):
+            raise EmitError(
+                f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program needs splits that divide "
+                f"their dims (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
+            )
+
+
+def _head(plan: Plan, body: list[str]) -> list[str]:
+    used = {node.id for node in ast.walk(ast.parse("\n".join(body))) if isinstance(node, ast.Name)}
+    arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
+    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
+    built = [f"The network was built with {printable(arguments, 90)}.", ""] if arguments else []
+    imports = [name for name in _LAYERS if name in used]
+    layers = f"from pase.runtime.layers import {', '.join(imports)}"
+    if len(layers) > WIDTH:
+        layers = "\n".join(["from pase.runtime.layers import (", *(f"{INDENT}{name}," for name in imports), ")"])
+    return [
+        f'"""{title}: a training program for Mesh-TensorFlow.',
+        "",
+        *built,
+        "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
+        "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
+        "replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes are those of a float32 step.",
+        "",
+        f"{INDENT}python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
+        '"""',
+        "",
+        "from pase.runtime.compat import mtf",
+        layers,
+        "from pase.runtime.program import Program",
+        "from pase.runtime.script import main",
+    ]
+
+
+def _foot(plan: Plan) -> list[str]:
+    return ['if __name__ == "__main__":', f"{INDENT}main(build, num_devices={plan.num_devices})"]
+
+
+def _body(plan: Plan, wanted: set[str]) -> Iterator[str]:
+    yield "def build(program: Program) -> mtf.Tensor:"
+    yield f'{INDENT}"""Declare the layers in order and return the loss."""'
+    graph = plan.graph
+    dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
+    identifiers = Identifiers(_WORDS)
+    dim_variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
+    for word in _LOCALS:
+        identifiers.new(word)
+    inputs = {key: item for key, item in data_inputs(graph).items() if key[0] in wanted}
+    tensors: dict[tuple[str, int], str] = {}
+    for key, item in inputs.items():
+        tensors[key] = identifiers.new(item.name, fallback="input")
+        shape = f"[{', '.join(map(str, item.shape))}]"
+        arguments = [quoted(item.name), shape]
+        if item.below:
+            arguments.append(f"below={item.below}")
+        yield from call(f"{tensors[key]} = program.{'indices' if item.below else 'floats'}", arguments)
+    results: dict[str, str] = {}
+    for layer in plan.layers:
+        if layer.name not in wanted:
+            continue
+        operator = graph[layer.name]
+        kind = KINDS[operator.kind]
+        results[layer.name] = "loss" if kind.is_loss else identifiers.new(layer.name)
+        sources = {
+            i: tensors[layer.name, i] if (layer.name, i) in tensors else results[graph.incoming[layer.name, i].producer]
+            for i, access in enumerate(operator.reads)
+            if access.role is not Role.PARAMETER
+        }
+        taken = {*dim_variables.values(), *tensors.values(), *results.values()}
+        yield ""
+        yield from _layer(plan, layer, dim_variables, sources, results[layer.name], taken)
+
+
+def _layer(
+    plan: Plan,
+    layer: LayerPlan,
+    dim_variables: dict[str, str],
+    sources: dict[int, str],
+    result: str,
+    taken: set[str],
+) -> Iterator[str]:
+    """Write one block. sources: variable of each input's tensor. taken: variables that must keep their values."""
+    operator = plan.graph[layer.name]
+    kind = KINDS[operator.kind]
+    own = dict(kind.variables)
+    local = Identifiers(taken | set(_WORDS))
+    names = [local.new(own.get(access.tensor, access.tensor), fallback="x") for access in operator.reads]
+    yield _comment(layer, kind.formula(operator))
+    yield from _dims(operator, dim_variables)
+    yield from _mesh(plan, layer)
+    windows = {
+        dim: name
+        for access in operator.reads
+        for dim, name in zip(
+            (d for d in _dims_of(operator, access) if isinstance(d, WindowDim)), ("rows", "columns"), strict=False
+        )
+    }
+    yield from together([(name, "window", _window(dim, dim_variables)) for dim, name in windows.items()])
+    if not kind.joins:
+        for i, source in sources.items():
+            dims = [
+                windows[dim] if isinstance(dim, WindowDim) else dim_variables[dim.name]
+                for dim in _dims_of(operator, operator.reads[i])
+            ]
+            arguments = [source, "mesh", f"[{', '.join(dims)}]"]
+            if kind.fill(operator):
+                arguments.append(f"fill={kind.fill(operator)}")
+            yield from with_comment(call(f"{names[i]} = reshard", arguments), _bytes(plan, layer.name, [i]))
+    yield from together(
+        [
+            (names[i], "program.weight", _weight(plan, operator, i, dim_variables))
+            for i, access in enumerate(operator.reads)
+            if access.role is Role.PARAMETER
+        ]
+    )
+    reads = tuple(sources[i] if kind.joins and i in sources else name for i, name in enumerate(names))
+    block = Block(operator=operator, dims=dim_variables, reads=reads, windows=tuple(windows.values()))
+    head = f"{INDENT}return " if kind.is_loss else f"{INDENT}{result} = "
+    line = [f"{head}{kind.result(block)}"]
+    if len(line[0]) > WIDTH:
+        line = [f"{head}(", f"{INDENT}{INDENT}{kind.result(block)}", f"{INDENT})"]
+    yield from with_comment(line, _bytes(plan, layer.name, list(sources)) if kind.joins else "")
+
+
+def _comment(layer: LayerPlan, formula: str) -> str:
+    splits = " ".join(f"{dim}={parts}" for dim, parts in layer.splits.items() if parts != 1) or "not split"
+    head = f"{INDENT}# -- {printable(layer.name)}   {printable(splits)}"
+    text = printable(formula, WIDTH)
+    padded = f"{head:<55} {text}"
+    return padded if len(padded) <= WIDTH else f"{head}   {text}"[:WIDTH].rstrip()
+
+
+def _dims_of(operator: Operator, access: object) -> tuple[PlainDim | WindowDim, ...]:
+    from pase.graph import Access, Part
+
+    assert isinstance(access, Access)
+    if any(isinstance(axis, Part) for axis in access.axes):
+        return ()
+    return tensor_dims(operator, access)
+
+
+def _dims(operator: Operator, variables: dict[str, str]) -> list[str]:
+    # Extents by keyword where the name is what the variable is called, as pairs before them otherwise.
+    pairs = [dim for dim in operator.dims if variables[dim.name] != dim.name]
+    plain = [dim for dim in operator.dims if variables[dim.name] == dim.name]
+    targets = ", ".join(variables[dim.name] for dim in (*pairs, *plain))
+    arguments = [f"({quoted(dim.name)}, {dim.extent})" for dim in pairs]
+    arguments += [f"{dim.name}={dim.extent}" for dim in plain]
+    return call(f"{targets}{',' if len(operator.dims) == 1 else ''} = dims", arguments)
+
+
+def _mesh(plan: Plan, layer: LayerPlan) -> list[str]:
+    axes = ", ".join(f"({quoted(dim)}, {parts})" for dim, parts in layer.splits.items() if parts != 1)
+    arguments = [quoted(layer.name), f"[{axes}]"]
+    if tuple(layer.devices) == tuple(range(plan.num_devices)):
+        return call("mesh = program.mesh", arguments)
+    short, wrapped = devices_argument(layer.devices)
+    lines = call("mesh = program.mesh", [*arguments, short])
+    if all(len(line) <= WIDTH for line in lines):
+        return lines
+    inner = [f"{INDENT}{INDENT}{argument}," for argument in arguments]
+    return [f"{INDENT}mesh = program.mesh(", *inner, *wrapped, f"{INDENT})  # fmt: skip"]
+
+
+def _window(dim: WindowDim, variables: dict[str, str]) -> list[str]:
+    arguments = [variables[dim.out], variables[dim.kernel], f"of={dim.extent}"]
+    for name, value, default in (("stride", dim.stride, 1), ("dilation", dim.dilation, 1), ("pad", dim.pad, 0)):
+        if value != default:
+            arguments.append(f"{name}={value}")
+    return arguments
+
+
+def _weight(plan: Plan, operator: Operator, read: int, variables: dict[str, str]) -> list[str]:
+    access = operator.reads[read]
+    dims = [dim for dim in tensor_dims(operator, access) if isinstance(dim, PlainDim)]
+    order = shared_order(plan.graph, operator, access)
+    if len(dims) == len(order):
+        # As the layer that declares it has them.
+        dims = [dims[order.index(i)] for i in range(len(order))]
+    arguments = ["mesh", quoted(parameter_name(operator, access)), f"[{', '.join(variables[d.name] for d in dims)}]"]
+    deviation = initial_deviation(operator, access)
+    return [*arguments, repr(deviation)] if deviation else arguments
+
+
+def _bytes(plan: Plan, layer: str, reads: list[int]) -> str:
+    edges = [plan.graph.incoming[layer, i] for i in reads if (layer, i) in plan.graph.incoming]
+    if not edges:
+        return ""
+    try:
+        moved = [edge_bytes(plan, edge) for edge in edges]
+    except RuntimeFailure as error:
+        raise EmitError(str(error)) from error
+    forward, backward = (sum(column) for column in zip(*moved, strict=True))
+    return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"

@@ -1,0 +1,17 @@
+"""How `concat` is written: the inputs are joined on their way to the layer's mesh."""
+
+from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.graph import Operator
+
+
+def _formula(operator: Operator) -> str:
+    along = operator.attribute("along", "c")
+    return f"{indexed(operator, operator.writes[0])} = {len(operator.reads)} tensors end to end along {along}"
+
+
+def _result(block: Block) -> str:
+    along = block.dims[block.operator.attribute("along", "c")]
+    return f"concat([{', '.join(block.reads)}], mesh, {block.result_dims}, along={along})"
+
+
+CONCAT = Kind(formula=_formula, result=_result, joins=True)

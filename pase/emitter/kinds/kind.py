@@ -1,0 +1,77 @@
+"""`Kind`: how one kind of operator is written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pase.graph import Access, Operator
+from pase.runtime.layouts import PlainDim
+from pase.runtime.tensor_dims import tensor_dims
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """The names that a layer's block uses.
+
+    dims: variable of each iteration dim. reads: [reads] variable of each read, on the layer's mesh; of the tensor
+    itself where the kind joins. windows: variables of the sliding windows, rows before columns.
+    """
+
+    operator: Operator
+    dims: dict[str, str]
+    reads: tuple[str, ...]
+    windows: tuple[str, ...]
+
+    def read(self, tensor: str) -> str:
+        """Return the variable of a read by the tensor's name, "" where the operator does not read it."""
+        names = [access.tensor for access in self.operator.reads]
+        return self.reads[names.index(tensor)] if tensor in names else ""
+
+    def plain_dims(self, access: Access) -> str:
+        """Return a tensor's dims as a list of variables."""
+        plain = [dim for dim in tensor_dims(self.operator, access) if isinstance(dim, PlainDim)]
+        return f"[{', '.join(self.dims[dim.name] for dim in plain)}]"
+
+    @property
+    def result_dims(self) -> str:
+        """The dims of what the layer writes."""
+        return self.plain_dims(self.operator.writes[0])
+
+
+def _zero(_: Operator) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """formula: what the layer computes, for its comment. result: the expression of its output.
+
+    fill: the value of a window's padding, "" for zero. problem: why an operator cannot be written, "" if it can.
+    variables: names for reads where the tensor's own would mislead. joins: whether the expression takes its inputs
+    from their own meshes. is_loss: whether the output is what is minimised.
+    """
+
+    formula: Callable[[Operator], str]
+    result: Callable[[Block], str]
+    fill: Callable[[Operator], str] = _zero
+    problem: Callable[[Operator], str] = _zero
+    variables: tuple[tuple[str, str], ...] = ()
+    joins: bool = False
+    is_loss: bool = False
+
+
+def activated(operator: Operator, expression: str) -> str:
+    """Return an expression inside the operator's activation."""
+    activation = operator.attribute("activation", "")
+    return f"{activation}({expression})" if activation else expression
+
+
+def plus_bias(block: Block, expression: str) -> str:
+    """Return an expression and the operator's bias, where it has one."""
+    bias = block.read("bias")
+    return f"{expression} + {bias}" if bias else expression
+
+
+def indexed(operator: Operator, access: Access, name: str = "") -> str:
+    """Return a tensor in a formula, ``w[c,n]``."""
+    dims = ",".join(dim.name for dim in tensor_dims(operator, access) if isinstance(dim, PlainDim))
+    return f"{name or access.tensor}[{dims}]"

@@ -1,0 +1,65 @@
+"""Bytes that an edge moves under a plan, from the boxes that its ends hold and need."""
+
+from pase.graph import Edge, Graph, Part
+from pase.plan import Plan
+from pase.runtime.layouts import DeviceMesh, Layout, PlainDim, device_mesh, layout_of, shifted
+from pase.runtime.moves import moved_points
+from pase.runtime.refine import Hop, hops
+from pase.runtime.tensor_dims import tensor_dims
+
+_INDEX_BYTES = 4
+
+
+def layer_mesh(plan: Plan, name: str) -> DeviceMesh:
+    """Return the mesh of a layer; RuntimeFailure where its splits and devices are none."""
+    layer = plan[name]
+    return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
+
+
+def edge_bytes(plan: Plan, edge: Edge) -> tuple[int, int]:
+    """Return the bytes that an edge moves between devices in a step, forward and backward."""
+    producer, consumer = plan.graph[edge.producer], plan.graph[edge.consumer]
+    write, read = producer.writes[edge.output], consumer.reads[edge.input]
+    source = layout_of(layer_mesh(plan, edge.producer), tensor_dims(producer, write), layer=edge.producer)
+    steps = _steps(plan, edge, source)
+    word_bytes = plan.graph.word_bytes if read.is_differentiable else _INDEX_BYTES
+    forward = sum(moved_points(hop) for hop in steps)
+    backward = sum(moved_points(hop.adjoint) for hop in steps) if needs_gradient(plan.graph, edge) else 0
+    return forward * word_bytes, backward * word_bytes
+
+
+def _steps(plan: Plan, edge: Edge, source: Layout) -> tuple[Hop, ...]:
+    consumer = plan.graph[edge.consumer]
+    read = consumer.reads[edge.input]
+    mesh = layer_mesh(plan, edge.consumer)
+    joined = [i for i, axis in enumerate(read.axes) if isinstance(axis, Part)]
+    if not joined:
+        return hops(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
+    # Joined along one dim: the source is a piece of what the consumer writes.
+    (position,) = joined
+    axis = read.axes[position]
+    assert isinstance(axis, Part)
+    target = layout_of(mesh, tensor_dims(consumer, consumer.writes[0]), layer=edge.consumer)
+    if source.shape == read.shape:
+        return (Hop(shifted(source, target.shape, position, axis.offset), target),)
+    own = list(tensor_dims(consumer, consumer.writes[0]))
+    own[position] = PlainDim(f"{axis.dim}_{edge.input}", axis.extent)
+    brought = layout_of(mesh, own, layer=edge.consumer)
+    return (*hops(source, brought), Hop(shifted(brought, target.shape, position, axis.offset), target))
+
+
+def needs_gradient(graph: Graph, edge: Edge) -> bool:
+    """Return whether a gradient flows back along an edge: whether anything before it is trained."""
+    if not graph[edge.consumer].reads[edge.input].is_differentiable:
+        return False
+    seen, frontier = set[str](), [edge.producer]
+    while frontier:
+        name = frontier.pop()
+        if graph[name].parameters:
+            return True
+        seen.add(name)
+        for i, read in enumerate(graph[name].reads):
+            before = graph.incoming.get((name, i))
+            if before is not None and read.is_differentiable and before.producer not in seen:
+                frontier.append(before.producer)
+    return False

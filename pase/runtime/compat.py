@@ -1,0 +1,72 @@
+"""TensorFlow and Mesh-TensorFlow, imported and repaired: the one module that does either.
+
+Mesh-TensorFlow 0.1.21 was written for an older TensorFlow. Three names that it imports are put back before it is
+imported. Programs are built in graphs of their own (``with tf.Graph().as_default()``), so that nothing global, such
+as eager execution, is switched off for the rest of the process. Variables are resource variables: reference
+variables race with their updates.
+"""
+
+import os
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pase.errors import MissingExtraError
+
+_HINT = "running a program needs TensorFlow and Mesh-TensorFlow: pip install 'pase[mesh]'"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Discard what goes to the file descriptor of standard error: TensorFlow greets before its logger is set up."""
+    sys.stderr.flush()
+    try:
+        saved = os.dup(2)
+    except OSError:
+        # There is no standard error.
+        yield
+        return
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)
+
+
+def _import() -> tuple[Any, Any, Any]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with _quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            import tensorflow.compat.v1 as tf
+            from tensorflow._api.v2.compat import v1 as inner
+            from tensorflow.python.framework import ops, tensor_conversion_registry
+        except ImportError as error:
+            raise MissingExtraError(f"{_HINT} ({error})") from error
+        tf.logging.set_verbosity(tf.logging.ERROR)
+        if not hasattr(tf, "estimator"):
+            estimator = types.ModuleType("estimator")
+            estimator.CheckpointSaverListener = tf.train.CheckpointSaverListener  # type: ignore[attr-defined]
+            estimator.SessionRunHook = tf.train.SessionRunHook  # type: ignore[attr-defined]
+            tf.estimator = inner.estimator = estimator
+        if not hasattr(ops, "register_tensor_conversion_function"):
+            register = tensor_conversion_registry.register_tensor_conversion_function
+            ops.register_tensor_conversion_function = register
+        try:
+            import mesh_tensorflow
+            from mesh_tensorflow import placement_mesh_impl
+        except ImportError as error:
+            raise MissingExtraError(f"{_HINT} ({error})") from error
+    return tf, mesh_tensorflow, placement_mesh_impl
+
+
+tf, mtf, placement = _import()
+
+__all__ = ["mtf", "placement", "tf"]

@@ -1,0 +1,149 @@
+"""Training data: what a network reads besides its weights, made up from a seed or taken from an ``.npz`` file."""
+
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pase.errors import RuntimeFailure
+from pase.graph import Access, Graph, Operator, Role
+from pase.graph.access import access_dims
+from pase.runtime.initial import generator
+
+Array = np.ndarray[Any, Any]
+
+_UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, MemoryError, OverflowError)
+"""What numpy and zipfile raise for files that are damaged or were written by something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataInput:
+    """One array of a batch. shape: [batch, …]. below: indices are less than this; 0 for floating-point values."""
+
+    name: str
+    shape: tuple[int, ...]
+    below: int = 0
+
+
+def data_inputs(graph: Graph) -> dict[tuple[str, int], DataInput]:
+    """Return what no edge feeds, by (layer, input).
+
+    Names: "labels" for the labels of a loss, "inputs" where there is a single other one, the layer's name (and the
+    tensor's, where a layer has two) otherwise.
+    """
+    free = [
+        (operator, i)
+        for operator in graph.operators
+        for i, read in enumerate(operator.reads)
+        if read.role is not Role.PARAMETER and (operator.name, i) not in graph.incoming
+    ]
+    labels = [(o, i) for o, i in free if o.kind == "softmax_loss" and o.reads[i].role is Role.INDEX]
+    others = [pair for pair in free if pair not in labels]
+    names: dict[tuple[str, int], str] = {}
+    for group, single in ((labels, "labels"), (others, "inputs")):
+        for operator, i in group:
+            of_layer = [j for o, j in group if o is operator]
+            own = operator.name if len(of_layer) == 1 else f"{operator.name}/{operator.reads[i].tensor}"
+            names[operator.name, i] = single if len(group) == 1 else own
+    result = {}
+    for operator, i in free:
+        read = operator.reads[i]
+        below = 0
+        if read.role is Role.INDEX:
+            below = _index_bound(operator, read)
+        result[operator.name, i] = DataInput(name=names[operator.name, i], shape=read.shape, below=below)
+    return result
+
+
+def _index_bound(operator: Operator, read: Access) -> int:
+    """Return the extent of the dim that an index runs over: one that the index lacks, looked up rather than written."""
+    written = frozenset[str]().union(*(access_dims(write) for write in operator.writes))
+    others = [dim for dim in operator.dims if dim.name not in access_dims(read)]
+    looked_up = [dim for dim in others if dim.name not in written] or others
+    assert len(looked_up) == 1, f"index {read.tensor} of {operator.name} may run over {looked_up}"
+    return looked_up[0].extent
+
+
+class Batches:
+    """Batches of every input, in a cycle; the same for every strategy and for the reference.
+
+    Without a file: numbers drawn from the seed and the input's name, one batch for all steps, so that the loss falls.
+    """
+
+    def __init__(self, inputs: Iterable[DataInput], *, seed: int, arrays: Mapping[str, Array] | None = None) -> None:
+        self._inputs = tuple(inputs)
+        self._seed = seed
+        self._arrays = arrays
+        self._made_up: dict[str, Array] = {}
+        if arrays is not None:
+            for item in self._inputs:
+                _check(item, arrays)
+
+    def batch(self, step: int) -> dict[str, Array]:
+        """Return the arrays of a step, by name: floating point as float64 or as given, indices as int32."""
+        return {item.name: self._one(item, step) for item in self._inputs}
+
+    def _one(self, item: DataInput, step: int) -> Array:
+        if self._arrays is None:
+            if item.name not in self._made_up:
+                self._made_up[item.name] = _made_up(item, self._seed)
+            return self._made_up[item.name]
+        array = self._arrays[item.name]
+        num_batches = len(array) // item.shape[0]
+        first = (step % num_batches) * item.shape[0]
+        rows = array[first : first + item.shape[0]]
+        return rows.astype(np.int32) if item.below else rows
+
+
+def _made_up(item: DataInput, seed: int) -> Array:
+    numbers = generator(f"data/{item.name}", seed)
+    if item.below:
+        return numbers.integers(item.below, size=item.shape, dtype=np.int32)
+    return numbers.standard_normal(item.shape, np.float32)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Return the arrays of an ``.npz`` file; RuntimeFailure where it is none. Nothing in it is executed."""
+    try:
+        # Opened here: numpy leaves a file open that turns out to be none of its own.
+        with path.open("rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                raise RuntimeFailure(f"{path} holds a single array; expected an .npz file with an array for each input")
+            return {name: archive[name] for name in archive.files}
+    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error, struct.error) as error:
+        raise RuntimeFailure(
+            f"cannot read data from {path}: {error}; expected an .npz file written by numpy.savez"
+        ) from None
+
+
+def _check(item: DataInput, arrays: Mapping[str, Array]) -> None:
+    if item.name not in arrays:
+        raise RuntimeFailure(
+            f"the data have no array {item.name!r}; the file holds {', '.join(sorted(arrays)) or 'none'}; "
+            f"the program needs {item.name!r} of shape [N, {', '.join(map(str, item.shape[1:]))}]"
+        )
+    array = arrays[item.name]
+    where = f"array {item.name!r} of the data"
+    if array.shape[1:] != item.shape[1:] or array.ndim == 0 or len(array) < item.shape[0]:
+        row = ", ".join(map(str, item.shape[1:]))
+        raise RuntimeFailure(
+            f"{where} has shape {list(array.shape)}; expected [N{', ' + row if row else ''}] with N at least "
+            f"{item.shape[0]}, the batch"
+        )
+    if item.below:
+        if array.dtype.kind not in "iu":
+            raise RuntimeFailure(f"{where} has type {array.dtype}; expected whole numbers from 0 to {item.below - 1}")
+        if array.min() < 0 or array.max() >= item.below:
+            wrong = array.min() if array.min() < 0 else array.max()
+            raise RuntimeFailure(f"{where} holds {wrong}; expected whole numbers from 0 to {item.below - 1}")
+    else:
+        if array.dtype.kind not in "fiu":
+            raise RuntimeFailure(f"{where} has type {array.dtype}; expected numbers")
+        if not np.isfinite(array).all():
+            raise RuntimeFailure(f"{where} holds values that are not finite; clean the data first")

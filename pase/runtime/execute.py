@@ -1,0 +1,167 @@
+"""`run_plan`: a plan emitted, executed in a process of its own, and compared with the single-device program."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pase
+from pase.errors import RuntimeFailure
+from pase.plan import Plan
+
+_LAST_LINES = 15
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, how many steps are done and how many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run showed.
+
+    losses, reference_losses: of each step, before its update. max_relative_difference: between them.
+    predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for.
+    step_time_s: median without the first step. build_time_s: until the first step could begin.
+    """
+
+    losses: tuple[float, ...]
+    reference_losses: tuple[float, ...]
+    max_relative_difference: float
+    predicted_bytes: int
+    measured_bytes: int | None
+    step_time_s: float
+    build_time_s: float
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    steps: int,
+    dtype: str = "float32",
+    seed: int = 0,
+    learning_rate: float = 0.01,
+    data_path: Path | None = None,
+    measure: bool = False,
+    on_progress: Progress | None = None,
+) -> RunResult:
+    """Return the losses of a plan's program on virtual CPU devices beside those of one device.
+
+    Raises EmitError where the plan cannot be written as a program and RuntimeFailure where the program fails.
+    """
+    from pase.emitter import emit
+
+    source = emit(plan)
+    report = on_progress or _silent
+    arguments = ["--steps", str(steps), "--dtype", dtype, "--seed", str(seed), "--learning-rate", repr(learning_rate)]
+    if data_path is not None:
+        arguments += ["--data", str(Path(data_path).resolve())]
+    if measure:
+        arguments.append("--measure")
+    report("building the program", 0, steps)
+    built: dict[str, Any] = {}
+    done: dict[str, Any] = {}
+    losses: list[float] = []
+    for event in _events(source, arguments):
+        match event:
+            case {"event": "built"}:
+                built = event
+                report("training on virtual devices", 0, steps)
+            case {"event": "step", "loss": loss}:
+                losses.append(loss)
+                report("training on virtual devices", len(losses), steps)
+            case {"event": "done"}:
+                done = event
+    if not built or not done or len(losses) != steps:
+        raise RuntimeFailure(f"the program ended after {len(losses)} of {steps} steps; run it on its own to see why")
+    # Only now: the import of TensorFlow takes seconds, and the child would have failed by then.
+    from pase.runtime.reference import reference_losses
+
+    report("training on one device", 0, steps)
+    reference = reference_losses(
+        plan.graph,
+        steps=steps,
+        dtype=dtype,
+        seed=seed,
+        learning_rate=learning_rate,
+        data_path=data_path,
+        on_step=lambda step, _: report("training on one device", step, steps),
+    )
+    return RunResult(
+        losses=tuple(losses),
+        reference_losses=tuple(reference),
+        max_relative_difference=max_relative_difference(losses, reference),
+        predicted_bytes=built["predicted_bytes"],
+        measured_bytes=done["measured_bytes"],
+        step_time_s=done["step_time_s"],
+        build_time_s=built["build_time_s"],
+    )
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    """Report nothing."""
+
+
+def max_relative_difference(losses: list[float], reference: list[float]) -> float:
+    """Return the largest difference of two lists of losses, relative to the second's."""
+    return max(
+        (abs(a - b) / abs(b) if b else abs(a - b) for a, b in zip(losses, reference, strict=True)),
+        default=0.0,
+    )
+
+
+def _events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """Run a program and return its lines of JSON as they come; RuntimeFailure with its last lines where it fails."""
+    with tempfile.TemporaryDirectory(prefix="pase-run-") as folder:
+        script = Path(folder) / "train.py"
+        script.write_text(source, encoding="utf-8")
+        # The child must find the very package that wrote the program.
+        here = str(Path(pase.__file__).resolve().parents[1])
+        path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        with (Path(folder) / "errors").open("w+", encoding="utf-8", errors="replace") as errors:
+            process = subprocess.Popen(
+                [sys.executable, str(script), *arguments, "--json"],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                env={**os.environ, "PYTHONPATH": path},
+            )
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    yield _event(line)
+                status = process.wait()
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+            errors.seek(0)
+            if status != 0:
+                raise RuntimeFailure(_failure(status, errors.read()))
+
+
+def _event(line: str) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        event = None
+    return event if isinstance(event, dict) else {"event": "text", "text": line}
+
+
+def _failure(status: int, errors: str) -> str:
+    lines = [line for line in errors.splitlines() if line.strip()]
+    if status == 1 and lines and lines[-1].startswith("error: "):
+        return lines[-1].removeprefix("error: ")
+    if status < 0:
+        return f"the program was ended by signal {-status}" + (
+            " (perhaps for want of memory: use a smaller batch or fewer devices)" if status == -9 else ""
+        )
+    shown = "\n".join(lines[-_LAST_LINES:]) or "it wrote nothing"
+    return f"the program ended with status {status}; its last lines:\n{shown}"

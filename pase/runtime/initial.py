@@ -1,0 +1,68 @@
+"""Initial weights: drawn on the host, a function of the seed and the parameter's name, whatever the strategy."""
+
+import zlib
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from pase.errors import GraphError
+from pase.graph import Access, Graph, Operator
+from pase.graph.access import access_dims, named_dims
+
+
+def parameter_name(operator: Operator, access: Access) -> str:
+    """Return the name of a parameter, one for all layers that share it."""
+    return access.shared or f"{operator.name}/{access.tensor}"
+
+
+def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int, ...]:
+    """Return [rank] for each dim of a parameter, which dim of the layer that declares it that is.
+
+    A layer may use another one's weight transposed (a projection tied to an embedding): dims are told by their
+    names. Raises GraphError where two layers share a name but neither names nor shape.
+    """
+    name = parameter_name(operator, access)
+    owner, first = next((o, a) for o in graph.operators for a in o.parameters if parameter_name(o, a) == name)
+    same = tuple(range(len(access.shape)))
+    if first.axes == access.axes and first.shape == access.shape:
+        return same
+    if set(first.axes) == set(access.axes):
+        order = tuple(first.axes.index(axis) for axis in access.axes)
+        if tuple(first.shape[i] for i in order) == access.shape:
+            return order
+    elif first.shape == access.shape:
+        return same
+    raise GraphError(
+        f"layers {owner.name!r} and {operator.name!r} share weight {name!r} with shapes {first.shape} and "
+        f"{access.shape}; shared weights have the same dims"
+    )
+
+
+def initial_deviation(operator: Operator, access: Access) -> float:
+    """Return the standard deviation of a parameter's initial values, rounded to be written in a program.
+
+    A contraction's weight: 1 / sqrt(points that are summed for one output) (LeCun et al. 1998). A table: 1 / sqrt(its
+    columns). What is added: 0.
+    """
+    produced = frozenset[str]().union(*(access_dims(write) for write in operator.writes))
+    summed = [dim for dim in operator.dims if dim.name in named_dims(access) and dim.name not in produced]
+    if not summed:
+        return 0.0
+    looked_up = all(dim.name not in named_dims(read) for dim in summed for read in operator.reads if read is not access)
+    fan = access.shape[-1] if looked_up else prod(dim.extent for dim in summed)
+    return float(f"{sqrt(1 / fan):.4g}")
+
+
+def initial_value(name: str, shape: tuple[int, ...], deviation: float, seed: int) -> np.ndarray[Any, Any]:
+    """Return float32 values of the normal distribution with that standard deviation; zeros for 0."""
+    if deviation == 0:
+        return np.zeros(shape, np.float32)
+    values = generator(name, seed).standard_normal(shape, np.float32)
+    values *= np.float32(deviation)
+    return values
+
+
+def generator(name: str, seed: int) -> np.random.Generator:
+    """Return the random numbers that belong to a name."""
+    return np.random.default_rng([seed, zlib.crc32(name.encode("utf-8", "surrogatepass"))])

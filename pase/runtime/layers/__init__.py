@@ -1,0 +1,26 @@
+"""Layers of emitted programs: one module for each kind, one line here for each name that a program may use."""
+
+from pase.runtime.layers.activations import gelu, relu, tanh
+from pase.runtime.layers.concatenate import concat
+from pase.runtime.layers.conv2d import conv2d
+from pase.runtime.layers.dims import dims, window
+from pase.runtime.layers.embedding import embedding
+from pase.runtime.layers.pool2d import global_pool, max_pool2d, mean_pool2d
+from pase.runtime.layers.softmax_loss import softmax_loss
+from pase.runtime.reshard import reshard
+
+__all__ = [
+    "concat",
+    "conv2d",
+    "dims",
+    "embedding",
+    "gelu",
+    "global_pool",
+    "max_pool2d",
+    "mean_pool2d",
+    "relu",
+    "reshard",
+    "softmax_loss",
+    "tanh",
+    "window",
+]

@@ -1,0 +1,81 @@
+"""Weights that two layers share: what moves between their layouts, worked out by hand."""
+
+import pytest
+
+from pase.costs import PaperCostModel, build_problem, shared_weights
+from pase.graph import Builder, Graph
+from pase.graph.operators import dense, embedding, softmax_loss
+from pase.plan import Transfer
+from pase.strategy import plan_layers, total_cost
+
+B, S, V, D = 8, 4, 32, 16
+WEIGHT_BYTES = 4 * V * D
+R = 10.0
+
+
+def _tied() -> Graph:
+    net = Builder("tied")
+    x = net.add(embedding, "tokens", net.input((B, S)), vocabulary=V, size=D, shared="table")
+    x = net.add(dense, "fc", x, lead=("b", "s"), reduce=("d",), out=(("v", V),), bias=False, shared="table")
+    net.add(softmax_loss, "softmax", x, dims=("b", "s", "v"))
+    return net.build()
+
+
+def _sharing(owner: dict[str, int], user: dict[str, int], num_devices: int = 4) -> Transfer:
+    graph = _tied()
+    splits = [
+        {dim: chosen.get(dim, 1) for dim in operator.extents}
+        for operator, chosen in zip(graph.operators, (owner, user, {}), strict=True)
+    ]
+    layers = plan_layers(graph, num_devices, PaperCostModel(flop_per_byte=R), splits)
+    (sharing,) = (t for t in layers[1].transfers if t.input == 1)
+    assert sharing.producer == "tokens"
+    return sharing
+
+
+def _all_reduce(size_bytes: float, group: int) -> float:
+    return R * 2 * (group - 1) / group * size_bytes
+
+
+def test_the_first_user_owns_the_weight() -> None:
+    (weight,) = shared_weights(_tied())
+    assert (weight.owner, weight.owner_read, weight.user, weight.user_read) == ("tokens", 1, "fc", 1)
+
+
+@pytest.mark.parametrize("split", [{"b": 4}, {"v": 4}, {"d": 4}, {"b": 2, "v": 2}, {"s": 2, "d": 2}])
+def test_equal_layouts_share_for_nothing(split: dict[str, int]) -> None:
+    sharing = _sharing(split, split)
+    assert (sharing.cost, sharing.forward_bytes, sharing.backward_bytes) == (0, 0, 0)
+
+
+def test_a_transposed_use_is_told_by_its_dims() -> None:
+    # tokens holds all rows of half the columns, fc all columns of half the rows: a quarter is in common.
+    sharing = _sharing({"d": 2}, {"v": 2})
+    assert sharing.forward_bytes == sharing.backward_bytes == WEIGHT_BYTES / 4
+    assert sharing.cost == R * WEIGHT_BYTES / 2
+
+
+def test_a_user_with_another_layout_reduces_its_own_gradient() -> None:
+    sharing = _sharing({"b": 4}, {"b": 2, "v": 2})
+    # Forward every device has the whole weight; backward the owner fetches the half that it did not compute.
+    assert (sharing.forward_bytes, sharing.backward_bytes) == (0, WEIGHT_BYTES / 2)
+    assert sharing.cost == R * WEIGHT_BYTES / 2 + _all_reduce(WEIGHT_BYTES / 2, 2)
+
+
+def test_equal_shards_whose_partial_sums_differ_are_reduced_apart() -> None:
+    # The owner sums over four devices; the user has the whole gradient on two of them twice.
+    sharing = _sharing({"b": 4}, {"b": 2})
+    assert (sharing.forward_bytes, sharing.backward_bytes) == (0, 0)
+    assert sharing.cost == _all_reduce(WEIGHT_BYTES, 2)
+
+
+def test_tables_and_plans_agree_on_every_pair() -> None:
+    graph = _tied()
+    problem = build_problem(graph, 4, PaperCostModel(flop_per_byte=R))
+    assert problem.tables.edges == ((0, 1), (1, 2), (0, 1))
+    for u in range(problem.tables.domain_sizes[0]):
+        for v in range(problem.tables.domain_sizes[1]):
+            choice = (u, v, 0)
+            splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
+            layers = plan_layers(graph, 4, PaperCostModel(flop_per_byte=R), splits)
+            assert problem.tables.evaluate(choice) == pytest.approx(total_cost(layers), rel=1e-12)
