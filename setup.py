@@ -30,6 +30,8 @@ EXTRAS = {
     "keras": ["keras>=3.8", "tensorflow-cpu==2.21.*"],
     "jax": ["jax>=0.5"],
     "report": ["jinja2>=3.1"],
+    # Other exact solvers, to compare with, and the plots of docs/benchmarks.md.
+    "bench": ["highspy>=1.10", "matplotlib>=3.10", "ortools>=9.12", "pytoulbar2>=1.4"],
     "dev": [
         "hypothesis>=6.100",
         "jsonschema>=4.23",

@@ -125,9 +125,7 @@ def _cost_parts(problem: Problem, model: CostModel, choice: tuple[int, ...], ver
     splits = problem.configurations[vertex].splits[choice[vertex]][None, :]
     cost = layer_cost(problem.graph, problem.graph.operators[vertex], splits, model)
     tables = problem.tables
-    edges = sum(
-        tables.edge(e).cost(choice[u], choice[v]) for e, (u, v) in enumerate(tables.edges) if vertex in (u, v)
-    )
+    edges = sum(tables.edge(e).cost(choice[u], choice[v]) for e, (u, v) in enumerate(tables.edges) if vertex in (u, v))
     return [float(cost.compute[0]) / 1e9, float(cost.communication[0]) / 1e9, edges / 1e9]
 
 

@@ -1,10 +1,11 @@
 """Whole-process timing: what a user waits for, the interpreter's start and every import included."""
 
-import resource
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from statistics import median
+from tempfile import TemporaryFile
 from time import perf_counter
 
 RUNS = 5
@@ -12,25 +13,35 @@ RUNS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """median_s, min_s, max_s: wall-clock seconds of a process over several runs after one that is not counted."""
+    """median_s, min_s, max_s: wall-clock seconds of a process over several runs after one that is not counted.
+
+    peak_bytes: the most memory that it held in any of them.
+    """
 
     median_s: float
     min_s: float
     max_s: float
+    peak_bytes: int
 
 
 def time_process(arguments: list[str], runs: int = RUNS) -> Timing:
     """Return how long a command takes as a whole process; SystemExit if it fails."""
-    times = []
+    times, peak_bytes = [], 0
     for run in range(runs + 1):
-        start_s = perf_counter()
-        finished = subprocess.run(arguments, capture_output=True, text=True, check=False)
-        elapsed_s = perf_counter() - start_s
-        if finished.returncode:
-            raise SystemExit(f"{' '.join(arguments)} failed:\n{finished.stderr}")
+        with TemporaryFile() as errors:
+            start_s = perf_counter()
+            process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=errors)
+            _, status, usage = os.wait4(process.pid, 0)
+            elapsed_s = perf_counter() - start_s
+            # The process is already waited for; without this, Popen would try again.
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                errors.seek(0)
+                raise SystemExit(f"{' '.join(arguments)} failed:\n{errors.read().decode()}")
+        peak_bytes = max(peak_bytes, usage.ru_maxrss * 1024)
         if run:
             times.append(elapsed_s)
-    return Timing(median_s=median(times), min_s=min(times), max_s=max(times))
+    return Timing(median_s=median(times), min_s=min(times), max_s=max(times), peak_bytes=peak_bytes)
 
 
 def time_pase(arguments: str, runs: int = RUNS) -> Timing:
@@ -41,8 +52,3 @@ def time_pase(arguments: str, runs: int = RUNS) -> Timing:
 def time_bare_numpy() -> Timing:
     """Return how long an interpreter takes that imports NumPy and ends: the unit that ratios are given in."""
     return time_process([sys.executable, "-c", "import numpy"])
-
-
-def children_peak_bytes() -> int:
-    """Return the most memory that any finished child process held."""
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024

@@ -1,0 +1,1 @@
+"""Programs for working on PaSE."""

