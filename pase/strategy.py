@@ -23,10 +23,18 @@ from pase.plan import LayerPlan, Transfer
 
 
 def plan_layers(
-    graph: Graph, num_devices: int, model: CostModel, splits: Sequence[Mapping[str, int]]
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    splits: Sequence[Mapping[str, int]],
+    devices: Sequence[tuple[int, ...]] | None = None,
 ) -> tuple[LayerPlan, ...]:
-    """Return the placed plan of every layer; splits: for each layer, a factor for each iteration dim."""
-    devices = place(graph, num_devices, splits)
+    """Return the placed plan of every layer; splits: for each layer, a factor for each iteration dim.
+
+    devices: for each layer, the device of each part; placed anew where they are not given.
+    """
+    if devices is None:
+        devices = place(graph, num_devices, splits)
     rows = {
         operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)

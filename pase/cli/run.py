@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from pase.cli.options import ModelArguments, json_option, model_options
-from pase.cli.output import duration, print_json, print_table, progress, quantity, warn
+from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.plan import Plan
 from pase.plan_file import read_plan
 from pase.search import search
@@ -17,7 +17,13 @@ from pase.search import search
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
 @click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and made-up data.")
-@click.option("--learning-rate", type=click.FloatRange(min=0, min_open=True), default=0.01, show_default=True)
+@click.option(
+    "--learning-rate",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.01,
+    show_default=True,
+    help="Of gradient descent.",
+)
 @click.option("--data", "data_path", type=click.Path(path_type=Path), help="Training data, an .npz file [made up].")
 @click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a step.")
 @json_option
@@ -72,14 +78,14 @@ def command(
             for step, (ours, reference) in enumerate(zip(result.losses, result.reference_losses, strict=True), start=1)
         ],
     )
-    click.echo()
-    click.echo(f"{plan.graph.name} on {plan.num_devices} virtual CPU devices, {dtype}")
-    click.echo(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")
-    click.echo(f"  bytes between devices   {quantity(result.predicted_bytes, 'B')} a step predicted")
+    say()
+    say(f"{plan.graph.name} on {plan.num_devices} virtual CPU devices, {dtype}")
+    say(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")
+    say(f"  bytes between devices   {quantity(result.predicted_bytes, 'B')} a step predicted")
     if result.measured_bytes is not None:
-        click.echo(f"                          {quantity(result.measured_bytes, 'B')} a step measured")
-    click.echo(f"  building the program    {duration(result.build_time_s)}")
-    click.echo(f"  one step                {duration(result.step_time_s)}   (virtual devices share this machine)")
+        say(f"                          {quantity(result.measured_bytes, 'B')} a step measured")
+    say(f"  building the program    {duration(result.build_time_s)}")
+    say(f"  one step                {duration(result.step_time_s)}   (virtual devices share this machine)")
 
 
 def _plan(plan_or_model: str, devices: int | None, model: dict[str, object]) -> Plan:

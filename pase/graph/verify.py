@@ -7,7 +7,7 @@ from math import prod
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Part, Role, Window, axis_dims, named_dims
 from pase.graph.graph import Graph
-from pase.graph.operator import AllReduce, Operator, Relayout
+from pase.graph.operator import AllReduce, Handoff, Operator, Relayout
 
 
 def verify(graph: Graph) -> Graph:
@@ -46,8 +46,9 @@ def verify_operator(operator: Operator) -> None:
         all_axes = (exchange.written, exchange.read) if isinstance(exchange, Relayout) else (exchange.axes,)
         for axes in all_axes:
             _verify_access(operator, Access(tensor=exchange.tensor, shape=exchange.shape, axes=axes), where)
-        if isinstance(exchange, AllReduce):
-            _verify_known(operator, exchange.over, f"{where}: exchange {exchange.tensor!r}")
+        named = exchange.over if isinstance(exchange, AllReduce) else ()
+        named = (exchange.across,) if isinstance(exchange, Handoff) else named
+        _verify_known(operator, named, f"{where}: exchange {exchange.tensor!r}")
     for work in operator.work:
         _verify_known(operator, work.dims, f"{where}: work")
         if any(not 0 <= i < len(operator.reads) for i in work.inputs):
@@ -70,6 +71,7 @@ def _verify_access(operator: Operator, access: Access, where: str) -> None:
             f"{where} has {len(access.shape)} dims and {len(access.axes)} axes; expected one axis for each dim"
         )
     _verify_known(operator, tuple(sorted(named_dims(access))), where)
+    _verify_known(operator, access.partial_over or (), where)
     used = [dim for axis in access.axes for dim in axis_dims(axis)]
     if len(set(used)) != len(used):
         raise GraphError(f"{where} indexes two dims by the same iteration dim: {', '.join(used)}")

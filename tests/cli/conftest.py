@@ -1,0 +1,32 @@
+"""The command line as a function: what it printed where, and its status."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from pase.cli.main import run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """What a command left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture
+def pase(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs one command in this process."""
+
+    def call(*arguments: object) -> Finished:
+        status = run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Finished(status=status, out=captured.out, err=captured.err)
+
+    return call

@@ -1,0 +1,360 @@
+"""What commands print: tables and numbers for people, one JSON object for programs, and nothing else."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from rich.cells import cell_len
+
+import pase as library
+from pase.cli import output
+from pase.cli.output import duration, printable, quantity
+from pase.models import MODELS
+from pase.plan_file import read_plan
+from tests.cli.conftest import Command
+from tests.cli.processes import in_terminal
+from tests.networks import SMALL
+
+LENET = ("lenet5", "--devices", "4", "--batch", "16")
+
+
+def _arguments(name: str) -> list[str]:
+    return [word for key, value in SMALL[name].items() for word in ("--arg", f"{key}={value}")]
+
+
+def _unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+# ---------------------------------------------------------------------------------------------------------- search
+
+
+def test_search_prints_a_line_for_each_layer_and_what_is_known(pase: Command) -> None:
+    finished = pase("search", *LENET)
+    assert finished.status == 0
+    header, *rows = finished.out.split("\n\n")[0].splitlines()
+    columns = ["layer", "iteration space", "configuration", "layer cost", "transfer cost", "share"]
+    assert re.split(r"  +", header) == columns
+    plan = library.search(library.load("lenet5", batch=16), 4)
+    assert [row.split()[0] for row in rows] == [layer.name for layer in plan.layers]
+    for row, layer in zip(rows, plan.layers, strict=True):
+        _, space, configuration, own, transfer, share = re.split(r"  +", row)
+        assert space == " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items())
+        splits = [f"{dim}={k}" for dim, k in layer.splits.items() if k > 1]
+        replicas = [f"×{layer.num_replicas}"] if layer.num_replicas > 1 else []
+        assert configuration == " ".join([*(splits or ["not split"]), *replicas])
+        assert own == quantity(layer.layer_cost, "FLOP")
+        assert transfer == quantity(sum(t.cost for t in layer.transfers), "FLOP")
+        part = layer.layer_cost + sum(t.cost for t in layer.transfers)
+        assert float(share.rstrip("%")) == pytest.approx(100 * part / plan.total_cost, abs=0.051)
+    below = finished.out.split("\n\n")[1]
+    ratio = plan.baselines["data_parallel"] / plan.total_cost
+    for line in (
+        r"^lenet5 on 4 × NVIDIA GeForce GTX 1080 Ti \(1080ti\), cost model paper$",
+        rf"^  total cost +{re.escape(quantity(plan.total_cost, 'FLOP'))}   \(proven optimal\)$",
+        rf"^  data parallelism +\S+ .?FLOP   \({ratio:.2f} × ours\)$",
+        r"^  largest dependent set +1   \(ordering generate_seq\)$",
+        r"^  search time +\d+ m?s$",
+    ):
+        assert re.search(line, below, re.MULTILINE), line
+
+
+def test_search_says_which_layers_lost_configurations(pase: Command) -> None:
+    finished = pase("search", *LENET)
+    assert re.fullmatch(
+        r"pase: a split must divide its dim, so \d of 8 layers have fewer configurations: .*and \d more\n", finished.err
+    )
+    assert "h=14" in finished.err
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_search_prints_one_json_object_that_is_the_plan(name: str, pase: Command, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    finished = pase("search", name, "-p", 4, *_arguments(name), "--json", "-o", path)
+    assert (finished.status, finished.err) == (0, "")
+    document = json.loads(finished.out)
+    assert json.loads(path.read_text(encoding="utf-8")) == document
+    schema = json.loads((Path(library.__file__).parent / "plan.schema.json").read_text(encoding="utf-8"))
+    assert Draft202012Validator(schema).is_valid(document)
+    assert {"schema_version", "total_cost", "lower_bound", "gap", "exact", "layers", "baselines", "search"} <= set(
+        document
+    )
+    assert {"ordering", "largest_dependent_set", "time_s", "peak_memory_bytes"} <= set(document["search"])
+    assert {"name", "kind", "dims", "splits", "layer_cost"} <= set(document["layers"][0])
+    assert document["baselines"]["data_parallel"] >= document["total_cost"]
+    assert read_plan(path).total_cost == document["total_cost"]
+
+
+def test_search_says_where_the_plan_went_on_standard_error(pase: Command, tmp_path: Path) -> None:
+    finished = pase("search", *LENET, "-o", tmp_path / "plan.json")
+    assert "plan.json" not in finished.out
+    assert finished.err.endswith(f"pase: plan written to {tmp_path / 'plan.json'}\n")
+
+
+def test_search_takes_the_machine_and_its_figures(pase: Command) -> None:
+    def total(*arguments: str) -> float:
+        return float(json.loads(pase("search", "alexnet", "-p", 8, "--json", *arguments).out)["total_cost"])
+
+    slow = total("--bandwidth", "1e9")
+    assert total("--machine", "2080ti") != total("--machine", "1080ti") == total()
+    assert slow > total()
+    # The ratio of FLOP to bytes is all that counts (Eq. 1).
+    machine = library.load_machine("1080ti")
+    ratio = machine.flop_per_byte(8)
+    assert total("--flops", str(ratio * 1e9), "--bandwidth", "1e9") == pytest.approx(total(), rel=1e-9)
+
+
+def test_search_explains_the_orderings(pase: Command) -> None:
+    finished = pase("search", *LENET, "--explain-ordering")
+    table = finished.out.split("\n\n")[2].splitlines()
+    assert [line.split()[0] for line in table[2:]] == ["generate_seq", "breadth_first", "min_fill", "min_weight"]
+    document = json.loads(pase("search", *LENET, "--explain-ordering", "--json").out)
+    assert [entry["name"] for entry in document["orderings"]] == [line.split()[0] for line in table[2:]]
+
+
+@pytest.mark.parametrize("ordering", ["generate_seq", "breadth_first"])
+def test_search_with_a_given_ordering_says_so(ordering: str, pase: Command) -> None:
+    document = json.loads(pase("search", *LENET, "--ordering", ordering, "--json").out)
+    assert document["search"]["ordering"] == ordering
+
+
+# ----------------------------------------------------------------------------------------------- tables and solving
+
+
+def test_tables_that_were_written_are_solved_to_the_same_cost(pase: Command, tmp_path: Path) -> None:
+    path = tmp_path / "tables.npz"
+    written = pase("tables", *LENET, "-o", path)
+    assert (written.status, written.out) == (0, "")
+    assert "8 vertices, 7 edges" in written.err
+    plan = json.loads(pase("search", *LENET, "--json").out)
+    solution = json.loads(pase("solve", path, "--json").out)
+    fields = {"cost", "lower_bound", "gap", "exact", "configurations", "time_s", "peak_memory_bytes"}
+    assert fields <= set(solution)
+    assert solution["cost"] == pytest.approx(plan["total_cost"], rel=1e-12)
+    assert solution["exact"] is True
+    assert len(solution["configurations"]) == 8
+    text = pase("solve", path)
+    assert text.err == ""
+    assert text.out.startswith("tables.npz: 8 vertices, 7 edges\n")
+    assert f"{solution['cost']!r}   (proven optimal)" in text.out
+    assert text.out.endswith(" ".join(map(str, solution["configurations"])) + "\n")
+
+
+def test_tables_are_written_for_other_solvers(pase: Command, tmp_path: Path) -> None:
+    path = tmp_path / "tables.cfn"
+    document = json.loads(pase("tables", *LENET, "-o", path, "--json").out)
+    assert document["output"] == str(path)
+    assert (document["vertices"], document["edges"]) == (8, 7)
+    assert document["distinct_edge_tables"] <= 7
+    exported = json.loads(path.read_text(encoding="utf-8"))
+    assert document["largest_domain"] == max(len(values) for values in exported["variables"].values())
+
+
+def test_solve_exports_for_other_solvers(pase: Command, tmp_path: Path) -> None:
+    pase("tables", *LENET, "-o", tmp_path / "tables.npz")
+    assert pase("solve", tmp_path / "tables.npz", "--export", tmp_path / "tables.cfn").status == 0
+    exported = json.loads((tmp_path / "tables.cfn").read_text(encoding="utf-8"))
+    assert len(exported["variables"]) == 8
+
+
+# ------------------------------------------------------------------------------------------------------------ lists
+
+
+def test_models_lists_each_network_with_what_arg_reaches(pase: Command) -> None:
+    finished = pase("models")
+    assert (finished.status, finished.err) == (0, "")
+    rows = {line.split()[0]: line for line in finished.out.splitlines()[1:]}
+    assert list(rows) == list(MODELS)
+    for name, entry in MODELS.items():
+        for parameter in entry.parameters:
+            assert parameter == "batch" or f" {parameter}=" in rows[name]
+        assert re.search(rf"  {entry.default_batch}  ", rows[name])
+    document = json.loads(pase("models", "--json").out)
+    assert [model["name"] for model in document["models"]] == list(MODELS)
+    assert all(model["parameters"]["batch"] == model["default_batch"] for model in document["models"])
+
+
+def test_machines_lists_the_presets_and_shows_one(pase: Command, tmp_path: Path) -> None:
+    listed = pase("machines").out.splitlines()
+    assert [line.split()[0] for line in listed] == ["name", "1080ti", "2080ti"]
+    shown = pase("machines", "--show", "1080ti").out
+    assert shown.startswith("1080ti: nodes of 8 GeForce GTX 1080 Ti")
+    assert shown.count("source: ") == 3
+    document = json.loads(pase("machines", "--show", "2080ti", "--json").out)
+    assert [machine["name"] for machine in document["machines"]] == ["2080ti"]
+    names = [machine["name"] for machine in json.loads(pase("machines", "--json").out)["machines"]]
+    assert names == ["1080ti", "2080ti"]
+
+
+# -------------------------------------------------------------------------------------------------- hostile contents
+
+HOSTILE = "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]b[/bold] [red] a\tb\rc\x9b2J \u202etxt\u2028 \ud800"
+"""Colours, a window's title, markup, a return that would overwrite the line, a C1 control, a change of direction."""
+
+
+def _is_harmless(text: str) -> bool:
+    return all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_a_machine_file_cannot_steer_the_terminal(pase: Command, tmp_path: Path) -> None:
+    from importlib import resources
+
+    toml = (resources.files("pase.machine") / "presets" / "1080ti.toml").read_text(encoding="utf-8")
+    path = tmp_path / "evil.toml"
+    quoted = json.dumps(HOSTILE.replace("\ud800", ""))
+    path.write_text(
+        re.sub(r'(?m)^(name|description|source) = ".*"$', lambda m: f"{m[1]} = {quoted}", toml), encoding="utf-8"
+    )
+    for arguments in (["machines", "--show", path], ["search", *LENET, "--machine", path]):
+        finished = pase(*arguments)
+        assert finished.status == 0
+        assert _is_harmless(finished.out + finished.err)
+        assert "[bold]b[/bold] [red] a\\tb\\rc" in finished.out
+
+
+def test_names_in_a_table_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table([("name", "left"), ("[b]cost", "right")], [[HOSTILE, "[red]"], ["", "1"]])
+    printed = capsys.readouterr().out
+    assert _is_harmless(printed)
+    assert "\\x1b[31mred" in printed
+    assert "[bold]b[/bold] [red]" in printed
+    assert "[b]cost" in printed
+    assert len(printed.splitlines()) == 3
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_what_is_printable_stays_and_the_rest_is_written_out(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert shown.encode("utf-8").decode("utf-8") == shown
+    if text.isprintable():
+        assert shown == text
+
+
+# ---------------------------------------------------------------------------------------------------------- terminal
+
+
+@pytest.mark.parametrize("name", ["alexnet", "transformer"])
+@pytest.mark.parametrize("columns", [80, 132])
+def test_tables_fit_a_terminal(name: str, columns: int) -> None:
+    written = in_terminal("search", name, "-p", "32", columns=columns)
+    assert "\x1b[1m" in written  # a header in bold
+    table = _unstyled(written).split("\n\n")[0].splitlines()
+    assert all(cell_len(line) <= columns for line in table)
+    plan = library.search(library.load(name), 32)
+    words = " ".join(table).split()
+    # Nothing is broken within a word, and nothing is lost.
+    for layer in plan.layers:
+        assert layer.name in words
+        for dim, extent in layer.dims.items():
+            assert f"{dim}={extent}" in words
+        for dim, factor in layer.splits.items():
+            assert factor == 1 or f"{dim}={factor}" in words
+    assert sum("%" in line for line in table) == len(plan.layers)
+
+
+def test_a_terminal_that_is_far_too_narrow_loses_nothing() -> None:
+    table = _unstyled(in_terminal("search", *LENET, columns=20)).split("\n\n")[0]
+    for word in ("conv1", "b=16", "softmax", "configuration", "share"):
+        assert word in table
+
+
+def test_models_fit_a_terminal() -> None:
+    lines = _unstyled(in_terminal("models", columns=80)).splitlines()
+    assert all(cell_len(line) <= 80 for line in lines)
+    assert [name for name in MODELS if not any(line.startswith(f"{name} ") for line in lines)] == []
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_terminal_can_ask_for_plain_text(environment: dict[str, str]) -> None:
+    written = in_terminal("search", *LENET, environment=environment)
+    assert "conv1" in written
+    assert "\x1b" not in written
+
+
+# ---------------------------------------------------------------------------------------------------------- progress
+
+
+def _progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> Any:
+    """Return what is shown when progress is told at the given times."""
+    clock = iter([0.0, *seconds])
+    monkeypatch.setattr(output, "monotonic", lambda: next(clock))
+    with output.progress() as on_progress:
+        for i, _ in enumerate(seconds):
+            on_progress("counting \x1b[31m" if i < 2 else "solving", i / len(seconds))
+    return capsys.readouterr()
+
+
+def test_what_takes_less_than_a_second_shows_no_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = _progress(capsys, monkeypatch, [0.1, 0.5, 0.99])
+    assert (shown.out, shown.err) == ("", "")
+
+
+def test_what_takes_longer_shows_each_stage_once_on_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = _progress(capsys, monkeypatch, [1.1, 1.2, 1.3, 1.4])
+    assert shown.out == ""
+    assert shown.err == "pase: counting \\x1b[31m …\npase: solving …\n"
+
+
+def test_a_terminal_sees_one_line_that_is_gone_at_the_end() -> None:
+    import sys
+
+    code = (
+        "import time; from pase.cli.output import progress\n"
+        "with progress() as show:\n"
+        "    time.sleep(1.05); show('one', 0.25); show('one', 0.3); time.sleep(0.15); show('two', 0.5)\n"
+        "print('result')"
+    )
+    written = in_terminal(command=[sys.executable, "-c", code])
+    assert written == "\r\x1b[Kone  25%\r\x1b[Ktwo  50%\r\x1b[K" + "result\n"
+
+
+# ----------------------------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0, "0 B"),
+        (1, "1.00 B"),
+        (999, "999 B"),
+        (999.4, "999 B"),
+        (999.6, "1.00 kB"),
+        (9994, "9.99 kB"),
+        (9996, "10.0 kB"),
+        (99_960, "100 kB"),
+        (12_345_678, "12.3 MB"),
+        (3.4e10, "34.0 GB"),
+        (1e24, "1000 ZB"),
+        (0.25, "250 mB"),
+        (2e-6, "2.00 µB"),
+        (0.0009996, "1.00 mB"),
+    ],
+)
+def test_a_quantity_has_three_digits(value: float, expected: str) -> None:
+    assert quantity(value, "B") == expected
+
+
+@given(st.floats(1e-12, 1e23))
+def test_a_quantity_is_right_to_three_digits(value: float) -> None:
+    number, unit = quantity(value, "B").split(" ")
+    factor = {"p": 1e-12, "n": 1e-9, "µ": 1e-6, "m": 1e-3, "": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+    factor |= {"E": 1e18, "Z": 1e21}
+    assert float(number) * factor[unit[:-1]] == pytest.approx(value, rel=0.0051)
+    assert len(number.replace(".", "")) == 3
+
+
+@pytest.mark.parametrize(
+    ("time_s", "expected"), [(0, "0 ms"), (0.0123, "12 ms"), (0.9994, "999 ms"), (3.44, "3.4 s"), (125, "2 min 5 s")]
+)
+def test_a_duration_has_a_fitting_unit(time_s: float, expected: str) -> None:
+    assert duration(time_s) == expected

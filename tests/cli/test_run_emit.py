@@ -1,0 +1,117 @@
+"""From a model to a program that trains: `search`, `emit` and `run`, each as a user calls it."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Command
+from tests.cli.processes import CLEAN, in_pipe
+
+# Devices this slow are worth using even for tiny layers, so that there is something to move between them.
+MLP = (
+    "mlp",
+    "-p",
+    "4",
+    "-b",
+    "8",
+    *["--arg", "inputs=8", "--arg", "hidden=16", "--arg", "classes=4", "--flops", "1e9"],
+)
+LENET = ("lenet5", "-p", "4", "-b", "8", "--flops", "1e9")
+
+
+def test_emit_writes_a_program_that_is_read_as_python(pase: Command, tmp_path: Path) -> None:
+    plan, program = tmp_path / "plan.json", tmp_path / "train.py"
+    assert pase("search", *MLP, "-o", plan).status == 0
+    shown = pase("emit", plan)
+    assert (shown.status, shown.err) == (0, "")
+    ast.parse(shown.out)
+    written = pase("emit", plan, "-o", program)
+    assert (written.status, written.out) == (0, "")
+    assert program.read_text(encoding="utf-8") == shown.out
+    assert str(program) in written.err
+    document = json.loads(pase("emit", plan, "--json").out)
+    assert document["source"] == shown.out
+    blocks = re.findall(r"^ *# -- (\S+) ", shown.out, re.MULTILINE)
+    assert blocks == [layer["name"] for layer in json.loads(plan.read_text(encoding="utf-8"))["layers"]]
+
+
+def test_emit_keeps_the_old_program_when_the_plan_is_no_plan(pase: Command, tmp_path: Path) -> None:
+    plan, program = tmp_path / "plan.json", tmp_path / "train.py"
+    plan.write_text("{", encoding="utf-8")
+    program.write_text("mine", encoding="utf-8")
+    finished = pase("emit", plan, "-o", program)
+    assert finished.status == 1
+    assert program.read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.slow
+def test_a_plan_runs_and_its_program_runs_on_its_own(tmp_path: Path) -> None:
+    assert in_pipe("search", *MLP, "-o", "plan.json", folder=tmp_path).returncode == 0
+    finished = in_pipe(
+        *["run", "plan.json", "--steps", "3", "--dtype", "float64", "--measure", "--json"], folder=tmp_path
+    )
+    assert finished.returncode == 0, finished.stderr
+    result = json.loads(finished.stdout)
+    assert {
+        "losses",
+        "reference_losses",
+        "max_relative_difference",
+        "predicted_bytes",
+        "measured_bytes",
+        "step_time_s",
+    } <= set(result)
+    assert len(result["losses"]) == len(result["reference_losses"]) == 3
+    assert result["losses"] == pytest.approx(result["reference_losses"], rel=1e-12)
+    assert result["max_relative_difference"] <= 1e-12
+    assert result["losses"][2] != result["losses"][0]
+    assert 0 < result["measured_bytes"] <= result["predicted_bytes"]
+
+    assert in_pipe("emit", "plan.json", "-o", "train.py", folder=tmp_path).returncode == 0
+    alone = subprocess.run(
+        [sys.executable, "train.py", "--steps", "3", "--dtype", "float64"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=CLEAN,
+    )
+    assert alone.returncode == 0, alone.stderr
+    # The same weights and data as those of `pase run`: what it prints are the same losses.
+    printed = [float(loss) for loss in re.findall(r"^step \d+ +loss (\S+)", alone.stdout, re.MULTILINE)]
+    assert printed == pytest.approx(result["losses"], rel=1e-7)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["plan.json", "train.py"]
+
+
+@pytest.mark.slow
+def test_a_model_runs_in_one_command() -> None:
+    finished = in_pipe("run", *LENET, "--steps", "2")
+    assert finished.returncode == 0, finished.stderr
+    header, first, second = finished.stdout.splitlines()[:3]
+    assert re.split(r"  +", header) == ["step", "loss", "on one device", "difference"]
+    for step, row in enumerate((first, second), start=1):
+        number, ours, reference, difference = row.split()
+        assert int(number) == step
+        assert float(ours) == pytest.approx(float(reference), rel=1e-5)
+        assert float(difference) < 1e-5
+    assert "lenet5 on 4 virtual CPU devices, float32" in finished.stdout
+    assert re.search(r"^  bytes between devices +[1-9].* a step predicted$", finished.stdout, re.MULTILINE)
+    assert "\x1b" not in finished.stdout + finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert "tensorflow" not in finished.stderr.lower()
+
+
+@pytest.mark.slow
+def test_what_a_plan_names_cannot_be_changed_when_it_runs(tmp_path: Path) -> None:
+    """--devices and --batch are no fault beside a plan, but they are not used either: that is said."""
+    assert in_pipe("search", *MLP, "-o", "plan.json", folder=tmp_path).returncode == 0
+    finished = in_pipe("run", "plan.json", "-p", "8", "--steps", "1", "--data", "none.npz", folder=tmp_path)
+    assert finished.returncode == 1
+    assert finished.stdout == ""
+    assert "a plan names its own model and devices" in finished.stderr
+    assert "none.npz" in finished.stderr
+    assert "Traceback" not in finished.stderr

@@ -1,0 +1,102 @@
+"""The verbs and flags: what scripts of others rely on."""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+from pase import __version__
+from pase.cli.main import COMMANDS, cli
+from tests.cli.conftest import Command
+
+MODEL = ["model", "--devices -p !", "--batch -b", "--arg", "--machine", "--flops", "--bandwidth"]
+SOLVER = ["--ordering", "--time-limit", "--memory-limit"]
+
+# To add a verb or a flag, add it here. To rename or remove one breaks what others have written.
+SURFACE = {
+    "search": [*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--output -o", "--json"],
+    "emit": ["plan", "--output -o", "--json"],
+    "run": [
+        "plan_or_model",
+        *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL[1:]),
+        *("--steps", "--dtype", "--seed", "--learning-rate", "--data", "--measure", "--json"),
+    ],
+    "solve": ["tables", *SOLVER, "--export", "--json"],
+    "tables": [*MODEL, "--cost-model", "--keep-batch", "--output -o !", "--json"],
+    "models": ["--json"],
+    "machines": ["--show", "--json"],
+}
+
+
+def _command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found is not None
+    return found
+
+
+def _flag(parameter: click.Parameter) -> str:
+    """Return an argument's name, or an option's flags, with a mark where it must be given."""
+    if isinstance(parameter, click.Argument):
+        assert parameter.required
+        assert parameter.name
+        return parameter.name
+    return " ".join([*parameter.opts, "!"] if parameter.required else parameter.opts)
+
+
+def test_the_verbs_are_these() -> None:
+    assert list(COMMANDS) == list(SURFACE)
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_the_flags_are_these(name: str) -> None:
+    assert sorted(map(_flag, _command(name).params)) == sorted(SURFACE[name])
+
+
+@pytest.mark.parametrize("name", SURFACE)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_has_an_example_that_parses(name: str, flag: str, pase: Command) -> None:
+    finished = pase(name, flag)
+    assert (finished.status, finished.err) == (0, "")
+    assert finished.out.startswith(f"Usage: pase {name} ")
+    (example,) = re.findall(rf"^  Example: pase ({name} ?.*)$", finished.out, re.MULTILINE)
+    verb, *arguments = shlex.split(example)
+    with _command(verb).make_context(verb, arguments) as context:
+        assert context.args == []
+    assert max(map(len, finished.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", SURFACE)
+def test_every_option_is_explained(name: str) -> None:
+    """An option says what it is; one whose name, with its choices or its default, says it all need not."""
+    for parameter in _command(name).params:
+        if isinstance(parameter, click.Option):
+            says_all = isinstance(parameter.type, click.Choice) or parameter.show_default
+            assert parameter.help or says_all, parameter.name
+
+
+def test_the_help_of_the_program_lists_every_verb(pase: Command) -> None:
+    finished = pase("--help")
+    assert finished.status == 0
+    for name, text in COMMANDS.items():
+        assert re.search(rf"^  {name} +{text[:30]}", finished.out, re.MULTILINE)
+    assert "pase search alexnet --devices 8" in finished.out
+
+
+def test_without_a_verb_the_help_is_shown_as_wrong_usage(pase: Command) -> None:
+    finished = pase()
+    assert (finished.status, finished.out) == (2, "")
+    assert finished.err.startswith("Usage: pase ")
+
+
+def test_the_version_is_that_of_the_package(pase: Command) -> None:
+    assert pase("--version").out == f"pase, version {__version__}\n"
+
+
+def test_the_program_is_installed_under_its_name() -> None:
+    """The entry point that setup.py names is the function that these tests call."""
+    root = Path(__file__).parents[2]
+    assert '"console_scripts": ["pase = pase.cli:main"]' in (root / "setup.py").read_text(encoding="utf-8")
+    assert "scripts" not in tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})

@@ -1,0 +1,121 @@
+"""The public interface: its names, the example of its documentation, and what an import costs."""
+
+import doctest
+import json
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+import pase
+from pase import Builder, LayerPlan, Machine, PaseError, Plan, SearchOptions, errors, load, load_machine, search
+from pase.graph.operators import dense, softmax_loss
+from pase.plan_file import read_plan, write_plan
+from tests.networks import small_plan
+
+PUBLIC = (
+    "Builder",
+    "Graph",
+    "LayerPlan",
+    "Machine",
+    "PaseError",
+    "Plan",
+    "SearchOptions",
+    "__version__",
+    "load",
+    "load_machine",
+    "search",
+)
+
+FRAMEWORKS = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scipy", "jsonschema", "jinja2")
+
+
+def test_the_public_names_are_these() -> None:
+    assert tuple(sorted(pase.__all__)) == tuple(sorted(PUBLIC))
+    assert all(hasattr(pase, name) for name in PUBLIC)
+
+
+def test_the_example_of_the_documentation_holds() -> None:
+    results = doctest.testmod(pase)
+    assert results.attempted >= 4
+    assert results.failed == 0
+
+
+def test_a_network_of_ones_own_is_planned_in_a_few_lines(tmp_path: Path) -> None:
+    net = Builder("classifier")
+    x = net.add(dense, "hidden", net.input((256, 784)), out=(("n", 4096),), activation="relu")
+    x = net.add(dense, "logits", x, out=(("n", 16),))
+    net.add(softmax_loss, "loss", x, dims=("b", "n"))
+    machine = load_machine("2080ti")
+    plan = search(net.build(), devices=8, machine=machine, options=SearchOptions(ordering="generate_seq"))
+    assert isinstance(plan, Plan)
+    assert isinstance(plan["hidden"], LayerPlan)
+    assert isinstance(plan.machine, Machine)
+    assert plan.exact
+    assert plan.total_cost < plan.baselines["data_parallel"]
+    # A wide layer with a small batch: what pays is to split its weights.
+    assert plan["hidden"].splits["n"] > 1
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
+
+
+def test_a_layer_is_found_by_its_name() -> None:
+    plan = small_plan("lenet5", 4)
+    assert plan["conv2"] is plan.layers[2]
+    assert plan["conv2"].name == "conv2"
+    with pytest.raises(KeyError, match="conv9"):
+        plan["conv9"]
+
+
+def test_a_graph_can_be_asked_for_its_size() -> None:
+    graph = load("lenet5", batch=1)
+    assert graph.num_parameters == 61_706
+    assert graph["fc1"].extents == {"b": 1, "n": 120, "c": 400}
+    with pytest.raises(KeyError, match="fc9"):
+        graph["fc9"]
+
+
+def test_every_error_is_a_pase_error() -> None:
+    found = [value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)]
+    assert len(found) > 8
+    assert all(issubclass(error, PaseError) for error in found)
+    with pytest.raises(PaseError, match="unknown model 'alexnett': did you mean 'alexnet'"):
+        load("alexnett")
+
+
+def test_results_cannot_be_changed_by_accident() -> None:
+    plan = small_plan("mlp", 4)
+    for value, field in (
+        (plan, "total_cost"),
+        (plan.layers[0], "splits"),
+        (plan.graph, "edges"),
+        (plan.machine, "levels"),
+        (plan.search, "time_s"),
+    ):
+        with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{field}'"):
+            setattr(value, field, None)
+
+
+def _modules(code: str) -> set[str]:
+    """Return the top-level modules that are loaded after some code in a process of its own."""
+    finished = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name.partition(".")[0] for name in json.loads(finished.stdout.splitlines()[-1])}
+
+
+def test_importing_and_searching_load_no_framework() -> None:
+    code = "from pase.cli.main import run\nassert run(['search', 'alexnet', '-p', '8', '--json']) == 0"
+    loaded = _modules(code)
+    assert {"pase", "numpy", "click"} <= loaded
+    assert loaded.isdisjoint(FRAMEWORKS)
+
+
+def test_importing_the_library_does_not_load_the_command_line() -> None:
+    loaded = _modules("import pase")
+    assert loaded.isdisjoint({*FRAMEWORKS, "click", "rich"})

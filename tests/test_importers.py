@@ -1,0 +1,89 @@
+"""`load`: names, graphs, and what is said of everything else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pase import load
+from pase.errors import GraphError, ModelError
+from pase.graph import Graph
+from pase.graph.operators import dense
+from pase.models import MODELS, build
+from tests.networks import SMALL, small_graph
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_name_is_a_built_in_network(name: str) -> None:
+    assert small_graph(name) == build(name, arguments=SMALL[name])
+
+
+def test_a_batch_and_arguments_reach_the_builder() -> None:
+    graph = load("mlp", batch=32, arguments={"layers": "5", "hidden": 64})
+    assert dict(graph.arguments) == {"batch": 32, "inputs": 784, "hidden": 64, "layers": 5, "classes": 10}
+    assert graph["fc5"].extents["b"] == 32
+
+
+def test_a_graph_is_itself() -> None:
+    graph = small_graph("mlp")
+    assert load(graph) is graph
+
+
+def test_a_graph_is_verified() -> None:
+    with pytest.raises(GraphError, match="graph 'none' is empty"):
+        load(Graph(name="none", operators=(), edges=()))
+    layer = dense("fc", (8, 4), out=(("n", 4),))
+    with pytest.raises(GraphError, match="2 layers of graph 'twins' are named 'fc'"):
+        load(Graph(name="twins", operators=(layer, layer), edges=()))
+
+
+@pytest.mark.parametrize("given", [{"batch": 8}, {"arguments": {"layers": 2}}])
+def test_a_graph_takes_no_arguments(given: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="graph 'mlp' is built already: a batch or arguments cannot change it"):
+        load(small_graph("mlp"), **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("alexnett", "alexnet"), ("Alexnet", "alexnet"), ("inception", "inception_v3"), ("resnet", "resnet101")],
+)
+def test_a_misspelt_name_is_answered_with_the_nearest(name: str, nearest: str) -> None:
+    with pytest.raises(ModelError, match=rf"^unknown model '{name}': did you mean '{nearest}'.*known models are alexn"):
+        load(name)
+
+
+@pytest.mark.parametrize("name", ["", " ", "zzzzzz", "alexnet\x00", "\x1b[31m", "os", "__init__"])
+def test_a_name_that_resembles_none_is_answered_with_all(name: str) -> None:
+    with pytest.raises(ModelError, match=r"^unknown model .*known models are .*alexnet.* vgg16$"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    "source", ["net.onnx", "./alexnet", "models/alexnet", "NET.ONNX", "C:\\net.keras", Path("n.pt")]
+)
+def test_a_file_is_said_to_be_out_of_reach(source: str | Path) -> None:
+    with pytest.raises(ModelError, match=r"looks like a file; this version of PaSE searches built-in networks"):
+        load(source)
+
+
+@pytest.mark.parametrize("source", [None, 8, b"alexnet", ["alexnet"], object()])
+def test_what_is_no_model_is_refused_by_its_type(source: object) -> None:
+    with pytest.raises(ModelError, match=rf"^a model of type {type(source).__name__} cannot be imported"):
+        load(source)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"batch": 0}, "batch=0 is not usable; expected a whole number from 1"),
+        ({"batch": -8}, "batch=-8 is not usable"),
+        ({"batch": 7.5}, "batch=7.5 is not usable"),
+        ({"batch": 2**31}, "batch=2147483648 is not usable; expected a whole number from 1 to 2147483647"),
+        ({"batch": 8, "arguments": {"batch": 8}}, "is given twice"),
+        ({"arguments": {"layer": 2}}, "model 'mlp' has no parameter 'layer': did you mean 'layers'"),
+        ({"arguments": {"layers": "two"}}, "layers='two' is not usable"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load("mlp", **given)

@@ -1,0 +1,307 @@
+"""The whole search: against every strategy of small graphs, against the recurrences, and against data parallelism."""
+
+import itertools
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase import Builder, Graph, Machine, PaseError, SearchOptions, load, load_machine, search
+from pase.costs import CostModel, cost_model
+from pase.errors import ConfigurationError, CostError, GraphError, MachineError, SolverError
+from pase.graph import Edge
+from pase.graph.operators import dense, elementwise, softmax_loss
+from pase.models import MODELS
+from pase.ordering import ORDERINGS, breadth_first, generate_seq
+from pase.search import MAX_DEVICES, problem_of
+from pase.solver import find_best_strategy, naive_recurrence
+from pase.strategy import plan_layers, total_cost
+from tests.networks import slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
+
+Splits = dict[str, int]
+
+
+def _model(machine: Machine, num_devices: int) -> CostModel:
+    return cost_model("paper", machine, num_devices)
+
+
+def _configurations(extents: dict[str, int], num_devices: int) -> list[Splits]:
+    """Return every way to split an iteration space evenly into a number of parts that divides p, by trying them all."""
+    factors = itertools.product(*(range(1, min(extent, num_devices) + 1) for extent in extents.values()))
+    return [
+        dict(zip(extents, split, strict=True))
+        for split in factors
+        if num_devices % prod(split) == 0
+        and all(extent % factor == 0 for extent, factor in zip(extents.values(), split, strict=True))
+    ]
+
+
+def _cheapest(graph: Graph, num_devices: int, machine: Machine) -> float:
+    """Return the cost of the cheapest of all strategies, each costed as a whole."""
+    domains = [_configurations(operator.extents, num_devices) for operator in graph.operators]
+    model = _model(machine, num_devices)
+    return min(total_cost(plan_layers(graph, num_devices, model, list(s))) for s in itertools.product(*domains))
+
+
+def _diamond() -> Graph:
+    """Return a graph with two paths between its ends."""
+    net = Builder("diamond")
+    x = net.add(dense, "fc1", net.input((4, 6)), out=(("n", 4),), bias=False)
+    left = net.add(dense, "left", x, out=(("n", 2),), bias=False)
+    right = net.add(dense, "right", x, out=(("n", 2),), bias=False)
+    net.add(elementwise, "add", left, right, dims=("b", "n"))
+    return net.build()
+
+
+# ------------------------------------------------------------------------------------------------------- the optimum
+
+
+@pytest.mark.parametrize("machine", [load_machine("1080ti"), slow_machine()], ids=["fast", "slow"])
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_no_strategy_of_a_chain_is_cheaper(num_devices: int, machine: Machine) -> None:
+    plan = search(tiny_graph(), num_devices, machine=machine)
+    assert plan.total_cost == pytest.approx(_cheapest(tiny_graph(), num_devices, machine), rel=1e-12)
+    assert plan.exact
+    assert plan.lower_bound == plan.total_cost
+    assert plan.gap == 0.0
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_no_strategy_of_a_diamond_is_cheaper(num_devices: int) -> None:
+    machine = slow_machine()
+    plan = search(_diamond(), num_devices, machine=machine)
+    assert plan.total_cost == pytest.approx(_cheapest(_diamond(), num_devices, machine), rel=1e-12)
+    assert any(layer.num_parts > 1 for layer in plan.layers)
+
+
+@pytest.mark.parametrize(("name", "num_devices"), [("lenet5", 8), ("alexnet", 8), ("rnnlm", 12), ("mlp", 16)])
+def test_the_search_agrees_with_both_recurrences_of_the_paper(name: str, num_devices: int) -> None:
+    machine = load_machine("1080ti")
+    plan = search(small_graph(name), num_devices, machine=machine, options=SearchOptions(keep_batch=True))
+    tables = problem_of(small_graph(name), num_devices, machine, "paper").tables
+    fourth = find_best_strategy(tables, generate_seq(tables.neighbours, tables.domain_sizes))
+    second = naive_recurrence(tables, breadth_first(tables.neighbours, tables.domain_sizes))
+    assert plan.total_cost == pytest.approx(fourth.cost, rel=1e-12)
+    assert plan.total_cost == pytest.approx(second.cost, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("num_devices", [4, 8, 16])
+def test_no_network_is_dearer_than_data_parallelism(name: str, num_devices: int) -> None:
+    plan = small_plan(name, num_devices)
+    assert plan.exact
+    batch = [
+        {dim: num_devices if dim == "b" else 1 for dim in operator.extents} for operator in small_graph(name).operators
+    ]
+    for operator, split in zip(small_graph(name).operators, batch, strict=True):
+        assert operator.extents.get("b", num_devices) % num_devices == 0
+        assert set(split) == set(operator.extents)
+    model = _model(load_machine("1080ti"), num_devices)
+    theirs = total_cost(plan_layers(small_graph(name), num_devices, model, batch))
+    assert plan.baselines["data_parallel"] == pytest.approx(theirs, rel=1e-12)
+    assert plan.total_cost <= theirs
+
+
+@pytest.mark.parametrize("name", ["lenet5", "transformer", "resnet101"])
+@pytest.mark.parametrize("num_devices", [4, 6])
+def test_a_plan_is_one_that_its_devices_can_run(name: str, num_devices: int) -> None:
+    plan = small_plan(name, num_devices)
+    assert [layer.name for layer in plan.layers] == list(plan.graph.index)
+    for layer, operator in zip(plan.layers, plan.graph.operators, strict=True):
+        assert layer.dims == operator.extents
+        assert list(layer.splits) == list(layer.dims)
+        assert all(layer.dims[dim] % factor == 0 for dim, factor in layer.splits.items())
+        assert all(layer.splits[dim] == 1 for dim in operator.unsplittable)
+        assert layer.num_parts * layer.num_replicas == num_devices
+        assert sorted(layer.devices) == list(range(num_devices))
+        assert layer.layer_cost == layer.compute_cost + layer.communication_cost
+        moved = [(edge.producer, edge.input) for edge in plan.graph.edges if edge.consumer == layer.name]
+        for position, access in enumerate(operator.reads):
+            users = [op.name for op in plan.graph.operators if access.shared in {a.shared for a in op.reads}]
+            if access.shared and layer.name != users[0]:
+                moved.append((users[0], position))
+        assert [(t.producer, t.input) for t in layer.transfers] == moved
+    assert plan.total_cost == pytest.approx(
+        sum(layer.layer_cost for layer in plan.layers) + sum(t.cost for layer in plan.layers for t in layer.transfers)
+    )
+
+
+def test_one_device_has_nothing_to_send() -> None:
+    plan = search(small_graph("lenet5"), 1)
+    assert all(set(layer.splits.values()) == {1} for layer in plan.layers)
+    assert sum(layer.communication_cost for layer in plan.layers) == 0
+    assert plan.total_cost == plan.baselines["data_parallel"]
+
+
+# ----------------------------------------------------------------------------------------------------------- options
+
+
+def _without_times(plan: Any) -> Any:
+    return replace(plan, search=replace(plan.search, time_s=0.0))
+
+
+def test_the_same_search_has_the_same_result() -> None:
+    again = search(small_graph("transformer"), 8)
+    assert _without_times(again) == _without_times(small_plan("transformer", 8))
+
+
+@pytest.mark.parametrize("ordering", ORDERINGS)
+def test_every_ordering_leads_to_the_optimum(ordering: str) -> None:
+    plan = search(small_graph("transformer"), 4, options=SearchOptions(ordering=ordering))
+    assert plan.search.ordering == ordering
+    assert plan.total_cost == pytest.approx(small_plan("transformer", 4).total_cost, rel=1e-12)
+
+
+def test_a_search_without_memory_or_time_still_answers() -> None:
+    best = small_plan("transformer", 16)
+    for options in (SearchOptions(memory_limit_bytes=1), SearchOptions(time_limit_s=1e-9)):
+        plan = search(small_graph("transformer"), 16, options=options)
+        assert plan.total_cost >= best.total_cost * (1 - 1e-12)
+        assert plan.lower_bound <= best.total_cost * (1 + 1e-12)
+        assert plan.exact or plan.gap == pytest.approx(1 - plan.lower_bound / plan.total_cost)
+
+
+def test_a_search_that_ran_out_of_time_says_so() -> None:
+    plan = search(small_graph("transformer"), 16, options=SearchOptions(time_limit_s=1e-9))
+    assert not plan.exact
+    assert 0 < plan.gap <= 1
+
+
+def test_a_machine_is_given_by_name_or_as_itself(tmp_path: Any) -> None:
+    by_name = search(tiny_graph(), 4, machine="2080ti")
+    assert _without_times(search(tiny_graph(), 4, machine=load_machine("2080ti"))) == _without_times(by_name)
+    assert by_name.machine.name == "2080ti"
+    assert search(tiny_graph(), 4).machine.name == "1080ti"
+    assert by_name.total_cost != tiny_plan().total_cost
+
+
+def test_faster_links_make_a_strategy_cheaper_and_slower_ones_dearer() -> None:
+    machine = load_machine("1080ti")
+    costs = []
+    for factor in (0.25, 1.0, 4.0):
+        levels = tuple(replace(lv, bandwidth_bytes_per_s=lv.bandwidth_bytes_per_s * factor) for lv in machine.levels)
+        costs.append(search(small_graph("alexnet"), 16, machine=replace(machine, levels=levels)).total_cost)
+    assert costs[0] > costs[1] > costs[2]
+
+
+def test_progress_is_told_in_fractions() -> None:
+    told: list[tuple[str, float]] = []
+    search(small_graph("transformer"), 8, on_progress=lambda what, fraction: told.append((what, fraction)))
+    assert {"costing layers", "costing edges"} <= {what for what, _ in told}
+    assert all(0 <= fraction <= 1 for _, fraction in told)
+    layers = [fraction for what, fraction in told if what == "costing layers"]
+    assert layers == sorted(layers)
+    assert layers[-1] == 1
+
+
+def test_a_batch_that_nothing_divides_can_be_kept() -> None:
+    graph = load("mlp", batch=7)
+    plan = search(graph, 4, options=SearchOptions(keep_batch=True))
+    assert all(layer.splits["b"] == 1 for layer in plan.layers)
+    assert any(layer.num_parts > 1 for layer in plan.layers)
+    assert plan.baselines["data_parallel"] >= plan.total_cost
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    plan = search(tiny_graph(), np.int64(4), machine=slow_machine())  # type: ignore[arg-type]
+    assert type(plan.num_devices) is int
+    assert _without_times(plan) == _without_times(tiny_plan())
+
+
+# ------------------------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize("devices", [0, -3])
+def test_too_few_devices_are_refused(devices: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{devices} devices were asked for; expected a whole number of 1"):
+        search(tiny_graph(), devices)
+
+
+@pytest.mark.parametrize("devices", [7.5, "8", None, [8]])
+def test_what_is_no_number_of_devices_is_refused(devices: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"devices were asked for; expected a whole number of 1 or more"):
+        search(tiny_graph(), devices)
+
+
+def test_a_large_prime_of_devices_is_refused_with_a_number_to_use() -> None:
+    with pytest.raises(ConfigurationError, match=r"no layer of 'alexnet' can be split over 1000003 .* 524288$"):
+        search(load("alexnet"), 1_000_003)
+
+
+@pytest.mark.parametrize("devices", [MAX_DEVICES + 1, 2**60, 10**30])
+def test_too_many_devices_are_refused_at_once(devices: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^{devices} devices were asked for; at most {MAX_DEVICES}"):
+        search(tiny_graph(), devices)
+
+
+def test_a_batch_that_nothing_divides_is_refused_with_one_to_use() -> None:
+    with pytest.raises(ConfigurationError, match=r"a batch of 7 cannot be split over 4 devices: .* such as 8"):
+        search(load("mlp", batch=7), 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (SearchOptions(cost_model="papre"), CostError, r"unknown cost model 'papre': did you mean 'paper'"),
+        (SearchOptions(ordering="genseq"), SolverError, r"unknown ordering 'genseq'.* generate_seq"),
+        (SearchOptions(time_limit_s=0), SolverError, r"the time limit is 0 s; give a positive number"),
+        (SearchOptions(time_limit_s=float("nan")), SolverError, r"the time limit is nan s"),
+        (SearchOptions(memory_limit_bytes=-1), SolverError, r"the memory limit is -1 bytes; give a positive number"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: SearchOptions, error: type[PaseError], message: str) -> None:
+    with pytest.raises(error, match=message):
+        search(tiny_graph(), 4, options=options)
+
+
+@pytest.mark.parametrize("machine", ["1080tii", "", "../1080ti", "1080TI"])
+def test_an_unknown_machine_is_refused(machine: str) -> None:
+    with pytest.raises(MachineError, match=r"unknown machine .* known machines are 1080ti, 2080ti"):
+        search(tiny_graph(), 4, machine=machine)
+
+
+def _edge(producer: str, consumer: str) -> Edge:
+    return Edge(producer=producer, output=0, consumer=consumer, input=0)
+
+
+def test_an_empty_graph_is_refused() -> None:
+    with pytest.raises(GraphError, match="graph 'none' is empty; a model needs at least one layer"):
+        search(Graph(name="none", operators=(), edges=()), 4)
+
+
+def test_a_cyclic_graph_is_refused() -> None:
+    layers = tuple(dense(name, (8, 4), out=(("n", 4),)) for name in ("one", "two"))
+    graph = Graph(name="ring", operators=layers, edges=(_edge("one", "two"), _edge("two", "one")))
+    with pytest.raises(GraphError, match=r"graph 'ring' has a cycle: .*one.* a model must be acyclic"):
+        search(graph, 4)
+
+
+def test_a_disconnected_graph_is_refused() -> None:
+    layers = tuple(dense(name, (8, 4), out=(("n", 4),)) for name in ("one", "two"))
+    with pytest.raises(GraphError, match="graph 'pair' is not connected: 1 of 2 layers, 'two' the first"):
+        search(Graph(name="pair", operators=layers, edges=()), 4)
+
+
+def test_a_graph_with_layers_of_one_name_is_refused() -> None:
+    layers = tuple(dense("fc", (8, 4), out=(("n", 4),)) for _ in range(2))
+    with pytest.raises(GraphError, match="2 layers of graph 'twins' are named 'fc'; names must be unique"):
+        search(Graph(name="twins", operators=layers, edges=()), 4)
+
+
+def test_figures_beyond_all_measure_are_refused() -> None:
+    machine = load_machine("1080ti")
+    device = replace(machine.device, peak_flop_per_s={"float32": 1e308})
+    levels = tuple(replace(level, bandwidth_bytes_per_s=1e-300) for level in machine.levels)
+    with pytest.raises(PaseError, match=r"layer costs .* hold NaN|infinite"):
+        search(tiny_graph(), 4, machine=replace(machine, device=device, levels=levels))
+
+
+def test_a_graph_without_a_batch_can_be_searched() -> None:
+    net = Builder("net")
+    x = net.add(dense, "fc", net.input((6, 4)), lead=("x",), out=(("n", 8),))
+    net.add(softmax_loss, "loss", x, dims=("x", "n"))
+    plan = search(net.build(), 2, machine=slow_machine())
+    assert plan.total_cost <= plan.baselines["data_parallel"]
+    assert list(plan["fc"].dims) == ["x", "n", "c"]
