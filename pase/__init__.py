@@ -8,6 +8,7 @@
 """
 
 from pase._version import __version__
+from pase.emitter import emit
 from pase.errors import PaseError
 from pase.graph import Builder, Graph
 from pase.importers import load
@@ -24,6 +25,7 @@ __all__ = [
     "Plan",
     "SearchOptions",
     "__version__",
+    "emit",
     "load",
     "load_machine",
     "search",

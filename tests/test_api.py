@@ -24,6 +24,7 @@ PUBLIC = (
     "Plan",
     "SearchOptions",
     "__version__",
+    "emit",
     "load",
     "load_machine",
     "search",

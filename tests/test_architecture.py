@@ -31,11 +31,11 @@ ORDER = (
     "pase.strategy",
     "pase.plan_file",
     "pase.search",
-    "pase",  # the public names
     "pase.baselines",
     "pase.primitives",
     "pase.runtime",
     "pase.emitter",
+    "pase",  # the public names
     "pase.runtime.execute",  # emits the program that it runs
     "pase.training",
     "pase.report",

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from pase.errors import RuntimeFailure
 from pase.runtime.layouts import HOST
 from pase.runtime.program import virtual_cpu
 
@@ -14,9 +13,10 @@ def crossed_bytes(run_metadata: Any, graph: Any) -> int:
     """
     total = 0
     for partition in run_metadata.partition_graphs:
+        nodes = {node.name: node for node in partition.node}
         for node in partition.node:
-            if node.op in {"_Send", "_HostSend"} and not _stays(node) and not node.input[0].startswith("^"):
-                total += _tensor_bytes(graph, node)
+            if node.op == "_Send" and not _stays(node):
+                total += _tensor_bytes(graph, nodes[node.input[0].partition(":")[0]], node.input[0])
     return total
 
 
@@ -25,16 +25,9 @@ def _stays(node: Any) -> bool:
     return sender == receiver or any(device.endswith(virtual_cpu(HOST)) for device in (sender, receiver))
 
 
-def _tensor_bytes(graph: Any, node: Any) -> int:
-    name = node.attr["tensor_name"].s.decode()
-    # edge_<number>_<operation>, and the output's number where it is not the first.
-    source = node.input[0]
-    tensor_name = source if ":" in source else f"{source}:0"
-    try:
-        tensor = graph.get_tensor_by_name(tensor_name)
-    except (KeyError, ValueError):
-        # A control edge is sent as an empty tensor that the partitioner made.
-        if node.attr["T"].type and "control" in name.lower():
-            return 0
-        raise RuntimeFailure(f"the graph has no tensor {tensor_name!r}, which was sent as {name!r}") from None
+def _tensor_bytes(graph: Any, sender: Any, name: str) -> int:
+    """Return the size of an operation's output; 0 for the empty constant that stands for a control edge."""
+    if sender.op == "Const" and 0 in [dim.size for dim in sender.attr["value"].tensor.tensor_shape.dim]:
+        return 0
+    tensor = graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
     return int(tensor.shape.num_elements() * tensor.dtype.size)

@@ -90,7 +90,7 @@ class MeshImplementation(placement.PlacementMeshImpl):
                     reads.append(self._slices[-1].read_value())
             self.laid_out_tensor = mesh_impl.LaidOutTensor(reads)
             self.copy_master_to_slices = self.assign_to_slices(
-                mtf.assign_slice, mesh_impl.make_slices(variable.get_master(), shape)
+                assign_slice, mesh_impl.make_slices(variable.get_master(), shape)
             )
             self._shape = shape
 
@@ -109,14 +109,12 @@ class MeshImplementation(placement.PlacementMeshImpl):
             return tf.group(operations)
 
     def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a function for the slices of each position, on its device."""
+        """Call a function of tensors, that returns one, for the slices of each position on its device."""
         columns = [self._slices_of(item) for item in inputs]
         results = []
         for position, device in enumerate(self.devices):
             with tf.device(device):
                 results.append(fn(*(column[position] for column in columns)))
-        if isinstance(results[0], tuple):
-            return tuple(self.LaidOutTensor(list(column)) for column in zip(*results, strict=True))
         return self.LaidOutTensor(results)
 
     def _slices_of(self, item: Any) -> list[Any]:
@@ -165,6 +163,11 @@ class MeshImplementation(placement.PlacementMeshImpl):
             with tf.device(device):
                 gathered.append(tf.reshape(tf.concat(sums, 0), shape))
         return gathered
+
+
+def assign_slice(_: Any, slice_: Any, value: Any) -> Any:
+    """Return the operation that assigns a value to a slice of a variable, and does not read it back."""
+    return slice_.assign(value, read_value=False)
 
 
 def _maximum(values: list[Any]) -> Any:

@@ -13,7 +13,7 @@ from pase.runtime.data import Array, DataInput
 from pase.runtime.guards import check_operations
 from pase.runtime.initial import initial_value
 from pase.runtime.layouts import HOST, DeviceMesh, device_mesh
-from pase.runtime.mesh import LayerMesh, Traffic
+from pase.runtime.mesh import LayerMesh, Traffic, assign_slice
 from pase.runtime.reshard import reshard
 
 HOST_DEVICE = "/device:CPU:0"
@@ -148,6 +148,7 @@ class Training:
     _loss: Any
     _update: Any
     _restore: Any
+    _save: Callable[[], Any]
     _masters: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -157,7 +158,8 @@ class Training:
         updates = []
         for tensor, gradient in zip(tensors, mtf.gradients([loss], tensors), strict=True):
             if gradient is not None:
-                updates.append(mtf.assign(tensor, tensor - gradient * learning_rate))
+                new = tensor - gradient * learning_rate
+                updates.append(mtf.assign(tensor, new, assign_fn=assign_slice))
         check_operations(program.graph, program.meshes)
         traffic = Traffic()
         implementations = {mesh: mesh.implementation(traffic) for mesh in program.meshes}
@@ -169,6 +171,7 @@ class Training:
             lowering.export_to_tf_tensor(loss),
             tf.group([lowering.lowered_operation(update) for update in updates]),
             lowering.copy_masters_to_slices(),
+            lowering.copy_slices_to_masters,
             {name: weight.tensor.operation.get_master() for name, weight in program.weights.items()},
         )
         training.initialise(seed)
@@ -192,6 +195,13 @@ class Training:
         if not np.isfinite(loss):
             raise RuntimeFailure(f"the loss is {loss}; use a smaller learning rate, or look for it in the data")
         return StepResult(loss=float(loss), run_metadata=metadata)
+
+    def weights(self) -> dict[str, Array]:
+        """Return the weights as they are now, whole, by name; also leaves them in the masters."""
+        with self.session.graph.as_default():
+            self.session.run(self._save())
+        values: dict[str, Array] = self.session.run(self._masters)
+        return values
 
     def close(self) -> None:
         """Free the session."""

@@ -200,7 +200,7 @@ def _factored(first: int, last: int, factors: Sequence[int]) -> list[Range] | No
             return None
         ranges.append((first // inner, first // inner + 1))
         first, last = first % inner, (last - 1) % inner + 1
-    return ranges
+    raise AssertionError("the last factor is whole blocks of nothing")
 
 
 def _gathered(layout: Layout, groups: Sequence[Range]) -> Layout:

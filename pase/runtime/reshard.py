@@ -1,12 +1,9 @@
 """`reshard`: a tensor taken from one layer's mesh to another's; its gradient is the adjoint movement."""
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
-from pase.errors import RuntimeFailure
 from pase.runtime.assemble import run_hop
-from pase.runtime.boxes import extents
 from pase.runtime.compat import mtf, tf
 from pase.runtime.layouts import Layout, PlainDim, TensorDim, WindowDim, layout_of
 from pase.runtime.mesh import LayerMesh
@@ -76,8 +73,6 @@ def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, 
     kernel is split too, a dim of the kernel's name stands before it. Raises RuntimeFailure where sizes differ or a
     split does not divide its dim. No data moves where every device already has what it needs.
     """
-    if prod(x.shape.to_integer_list) == 0:
-        raise RuntimeFailure(f"layer {mesh.layer!r} reads a tensor without elements, dims {x.shape.to_string}")
     wanted = [_tensor_dim(dim) for dim in dims]
     target = layout_of(mesh.devices, wanted, layer=mesh.layer)
     steps = hops(layout_of_tensor(x), target)
@@ -97,8 +92,3 @@ def _result_dims(dim: TensorDim, mesh: LayerMesh) -> list[Any]:
     parts, kernel_parts = mesh.devices.size(dim.out), mesh.devices.size(dim.kernel)
     points = mtf.Dimension(dim.out, parts * dim.reach(mesh.devices))
     return [points] if kernel_parts == 1 else [mtf.Dimension(dim.kernel, kernel_parts), points]
-
-
-def local_extents(layout: Layout) -> tuple[int, ...]:
-    """Return [rank] the extents of one part."""
-    return extents(layout.boxes[0])

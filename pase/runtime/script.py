@@ -121,9 +121,9 @@ def _text_line(event: dict[str, Any]) -> None:
             text = f"step {step}  loss {loss:.8g}  {seconds:.3f} s"
         case {"event": "done", "step_time_s": seconds, "measured_bytes": None}:
             text = f"median step {seconds:.3f} s"
-        case {"event": "done", "step_time_s": seconds, "measured_bytes": moved}:
+        case {"step_time_s": seconds, "measured_bytes": moved}:
             text = f"median step {seconds:.3f} s; {moved:,} bytes moved between devices in a step"
         case _:
-            text = str(event)
+            raise AssertionError(f"unknown event {event}")
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

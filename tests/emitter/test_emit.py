@@ -1,0 +1,222 @@
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pase.emitter import emit
+from pase.emitter.emit import _LAYERS
+from pase.emitter.kinds import KINDS
+from pase.errors import EmitError, GraphError
+from pase.graph import Builder, Graph
+from pase.graph.operators import concat, conv2d, dense, elementwise, lstm, pool2d, softmax_loss
+from pase.models import build
+from pase.plan import Plan
+from pase.runtime.tensor_dims import tensor_dims
+from tests.emitter.golden import GOLDEN, golden_plan
+from tests.runtime.networks import mixed, small, tied
+from tests.runtime.plans import make_plan, random_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_golden_program() -> None:
+    assert emit(golden_plan()) == GOLDEN.read_text(encoding="utf-8"), "python -m tests.emitter.golden makes it again"
+
+
+def plans() -> list[Plan]:
+    found = [random_plan(graph, p, 5) for graph in (mixed(), tied(), small("alexnet")) for p in (2, 12)]
+    # Many devices: lists that must be wrapped.
+    return [*found, random_plan(build("alexnet"), 64, 1), random_plan(build("mlp", arguments={"layers": 1}), 32, 2)]
+
+
+def test_programs_are_formatted_and_lint_clean(tmp_path: Path) -> None:
+    for i, plan in enumerate(plans()):
+        source = emit(plan)
+        assert max(len(line) for line in source.splitlines()) <= 120
+        (tmp_path / f"program_{i}.py").write_text(source, encoding="utf-8")
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+    for command in (["check"], ["format", "--check", "--diff"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_layer_is_a_block_of_few_lines() -> None:
+    source = emit(random_plan(build("mlp", arguments={"layers": 3}), 8, 3))
+    blocks = source.split("# -- ")[1:]
+    assert len(blocks) == 4
+    assert all(len(block.split("if __name__", maxsplit=1)[0].strip().splitlines()) <= 7 for block in blocks)
+    assert len(source.splitlines()) < 60
+
+
+def test_writing_a_program_loads_no_framework() -> None:
+    code = (
+        "import sys; from tests.emitter.golden import golden_plan; from pase.emitter import emit; emit(golden_plan()); "
+        "import pase.runtime.execute; "
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'tensorflow', 'mesh_tensorflow', 'torch'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_everything_that_may_be_imported_exists() -> None:
+    import pase.runtime.layers
+
+    assert sorted(_LAYERS) == sorted(pase.runtime.layers.__all__)
+
+
+HOSTILE = [
+    'x"); import os; os.system("touch pwned") #',
+    "'''\nimport os\n'''",
+    '"""\nraise SystemExit\n"""',
+    "a\nraise SystemExit(7)",
+    "a\rraise SystemExit(7)",
+    "\\",
+    "{os}",
+    "import",
+    "mtf",
+    "program",
+    "loss",
+    "relu",
+    "x",
+    "b",
+    "é ✓ \u2028 \x00",
+    "a" * 200,
+    "",
+]
+
+
+def hostile_network(name: str) -> Graph:
+    net = Builder(name)
+    x = net.input((4, 6))
+    for i, layer in enumerate([name, f"{name} ", "fc"]):
+        x = net.add(dense, layer, x, out=((f"{name}{i}", 6),), reduce=("c",) if i == 0 else (f"{name}{i - 1}",))
+    net.add(softmax_loss, "softmax", x, dims=("b", f"{name}2"))
+    return net.build({"text": name})
+
+
+STATEMENTS = {ast.Expr, ast.ImportFrom, ast.FunctionDef, ast.Assign, ast.Return, ast.If}
+
+
+def called(tree: ast.AST) -> list[str]:
+    return sorted(ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_cannot_become_code(name: str) -> None:
+    """The program of hostile names calls what that of harmless ones calls, and has the names as strings."""
+    plan = make_plan(hostile_network(name), 2, {"fc": {"b": 2}})
+    harmless = make_plan(hostile_network("harmless"), 2, {"fc": {"b": 2}})
+    tree, expected = ast.parse(emit(plan)), ast.parse(emit(harmless))
+    assert called(tree) == called(expected)
+    assert {type(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)} <= STATEMENTS
+    strings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    assert {name, f"{name} ", f"{name}/w", f"{name} /w"} <= strings
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_programs_of_hostile_names_train(name: str) -> None:
+    from pase.runtime.execute import max_relative_difference
+    from pase.runtime.reference import reference_losses
+    from tests.runtime.training import parallel_losses
+
+    graph = hostile_network(name)
+    losses = parallel_losses(make_plan(graph, 2, {"fc": {"b": 2}}), steps=2)
+    reference = reference_losses(graph, steps=2, dtype="float64", learning_rate=0.05)
+    assert max_relative_difference(losses, reference) < 1e-12
+
+
+def test_layers_that_do_not_lead_to_the_loss_are_left_out() -> None:
+    net = Builder("net")
+    x = net.add(dense, "fc1", net.input((4, 6)), out=(("n", 6),))
+    net.add(dense, "unused", x, out=(("n", 6),))
+    net.add(softmax_loss, "loss", net.add(dense, "fc2", x, out=(("n", 6),)))
+    source = emit(make_plan(net.build(), 2, {}))
+    assert '"fc2"' in source
+    assert "unused" not in source
+
+
+def test_layers_of_other_kinds_are_refused() -> None:
+    net = Builder("net")
+    x = net.add(lstm, "recurrent", net.input((2, 3, 4)), layers=1, units=4)
+    net.add(softmax_loss, "loss", net.reshape(x, (2, 3, 4)), dims=("b", "s", "n"))
+    message = (
+        r"layer 'recurrent' is a 'lstm', which cannot be written as a program yet; kinds that can are add_parameter"
+    )
+    with pytest.raises(EmitError, match=message):
+        emit(make_plan(net.build(), 2, {}))
+    assert "lstm" not in KINDS
+
+
+def test_networks_without_one_loss_are_refused() -> None:
+    net = Builder("net")
+    x = net.add(dense, "fc", net.input((4, 6)), out=(("n", 6),))
+    none = make_plan(net.build(), 2, {})
+    for name in ("one", "two"):
+        net.add(softmax_loss, name, x)
+    for plan, count in ((none, 0), (make_plan(net.build(), 2, {}), 2)):
+        with pytest.raises(EmitError, match=rf"network 'net' has {count} losses; a training program needs exactly one"):
+            emit(plan)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"conv": {"b": 4}}, r"layer 'conv' splits b = 6 in 4 parts; a program needs splits that divide their dims"),
+        ({"pool": {"r": 2}}, r"layer 'pool' splits r = 2 in 2 parts; .*\(of b, c, h, w\)"),
+    ],
+)
+def test_splits_that_cannot_run_are_refused(splits: dict[str, dict[str, int]], message: str) -> None:
+    net = Builder("net")
+    x = net.add(conv2d, "conv", net.input((6, 2, 4, 4)), out=2, kernel=1)
+    x = net.add(pool2d, "pool", x, kernel=2, stride=2)
+    net.add(softmax_loss, "loss", net.reshape(x, (6, 8)))
+    with pytest.raises(EmitError, match=message):
+        emit(make_plan(net.build(), 4, splits))
+
+
+def test_devices_that_are_no_permutation_are_refused() -> None:
+    plan = golden_plan()
+    layers = tuple(replace(layer, devices=(0, 1, 2, 2)) if layer.name == "fc2" else layer for layer in plan.layers)
+    with pytest.raises(EmitError, match=r"layer 'fc2': devices \[0, 1, 2, 2\] must name each of 0 to 3 once"):
+        emit(replace(plan, layers=layers))
+
+
+def test_a_function_of_several_tensors_is_refused() -> None:
+    net = Builder("net")
+    x = net.add(elementwise, "f", net.input((4, 6)), net.input((4, 6)), dims=("b", "n"), function="relu")
+    net.add(softmax_loss, "loss", x)
+    with pytest.raises(
+        EmitError, match=r"layer 'f' \(elementwise\) cannot be written .*: it applies 'relu' to 2 tensors"
+    ):
+        emit(make_plan(net.build(), 2, {}))
+
+
+def test_weights_that_cannot_be_shared_are_refused() -> None:
+    net = Builder("net")
+    x = net.add(dense, "fc1", net.input((4, 6)), out=(("n", 4),), shared="w")
+    x = net.add(dense, "fc2", x, out=(("n", 6),), shared="w")
+    net.add(softmax_loss, "loss", x)
+    with pytest.raises(GraphError, match=r"layers 'fc1' and 'fc2' share weight 'w' with shapes \(6, 4\) and \(4, 6\)"):
+        emit(make_plan(net.build(), 2, {}))
+
+
+def test_a_piece_of_a_dim_has_no_layout() -> None:
+    operator = concat("join", (2, 3), (2, 4), dims=("b", "c"))
+    with pytest.raises(
+        EmitError, match=r"layer 'join' \(concat\): tensor 'x1' is indexed by Part\(.* cannot lay out yet"
+    ):
+        tensor_dims(operator, operator.reads[1])
+
+
+def test_a_join_is_written_once() -> None:
+    net = Builder("net")
+    x = net.add(conv2d, "stem", net.input((4, 2, 3, 3)), out=2, kernel=1)
+    x = net.add(concat, "join", x, x)
+    net.add(softmax_loss, "loss", net.reshape(x, (4, 36)))
+    source = emit(make_plan(net.build(), 2, {"stem": {"b": 2}, "join": {"c": 2}}))
+    assert "join = concat([stem, stem], mesh, [b, c, h, w], along=c)  # 288 B forward + 288 B backward" in source

@@ -1,0 +1,49 @@
+"""The bytes in an emitted program's comments are those that its reshards are lowered to."""
+
+import re
+
+import pytest
+
+from pase.emitter import emit
+from pase.emitter.traffic import edge_bytes, needs_gradient
+from pase.graph import Builder, Graph
+from pase.graph.operators import dense, elementwise, pool2d, softmax_loss
+from pase.runtime.compat import tf
+from pase.runtime.program import Program, Training
+from tests.runtime.networks import mixed, small
+from tests.runtime.plans import random_plan
+from tests.runtime.training import builder_of
+
+
+def pooled() -> Graph:
+    """A network whose first layers hold no weights: nothing flows back to them."""
+    net = Builder("pooled")
+    x = net.add(pool2d, "pool", net.input((12, 2, 6, 6)), kernel=2, stride=2)
+    x = net.add(elementwise, "square", x, x, dims=("b", "c", "h", "w"), function="multiply")
+    x = net.add(dense, "fc", net.reshape(x, (12, 18)), out=(("n", 6),))
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+def test_data_get_no_gradient() -> None:
+    graph = pooled()
+    assert [needs_gradient(graph, edge) for edge in graph.edges] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "graph", [pooled(), small("mlp"), small("rnnlm"), small("alexnet"), mixed()], ids=lambda g: g.name
+)
+@pytest.mark.parametrize("num_devices", [2, 4, 6])
+def test_comments_are_what_is_lowered(graph: Graph, num_devices: int) -> None:
+    plan = random_plan(graph, num_devices, 17)
+    source = emit(plan)
+    with tf.Graph().as_default():
+        program = Program(num_devices=num_devices)
+        training = Training.start(program, builder_of(source)(program), learning_rate=0.1, seed=0)
+        training.close()
+    moved = training.traffic.bytes_by_operation
+    lowered = sum(size for operation, size in moved.items() if not operation.endswith("/all_reduce"))
+    written = sum(int(number) for number in re.findall(r"(\d+) B (?:forward|backward)", source))
+    assert written == lowered
+    assert written == sum(sum(edge_bytes(plan, edge)) for edge in graph.edges)
+    assert written > 0

@@ -1,0 +1,89 @@
+"""Plans made by hand for tests: a graph, splits and devices, without a search."""
+
+import random
+from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
+
+from pase.graph import Graph, Operator
+from pase.machine import Machine
+from pase.machine.machine import Device, Level
+from pase.plan import LayerPlan, Plan, SearchRecord
+
+MACHINE = Machine(
+    name="test",
+    description="one level",
+    device=Device(name="gpu", peak_flop_per_s={"float32": 1e12}, memory_bytes=2**30, source="made up"),
+    levels=(Level(name="link", num_devices=0, latency_s=1e-6, bandwidth_bytes_per_s=1e9, source="made up"),),
+)
+
+
+def make_plan(
+    graph: Graph,
+    num_devices: int,
+    splits: Mapping[str, Mapping[str, int]],
+    devices: Mapping[str, tuple[int, ...]] | None = None,
+) -> Plan:
+    """splits: by layer, of the dims that are split; devices: by layer, in order where not given."""
+    layers = tuple(
+        LayerPlan(
+            name=operator.name,
+            kind=operator.kind,
+            dims=dict(operator.extents),
+            splits={dim: splits.get(operator.name, {}).get(dim, 1) for dim in operator.extents},
+            devices=(devices or {}).get(operator.name, tuple(range(num_devices))),
+            layer_cost=0.0,
+            compute_cost=0.0,
+            communication_cost=0.0,
+            memory_bytes=0.0,
+            transfers=(),
+        )
+        for operator in graph.operators
+    )
+    return Plan(
+        graph=graph,
+        machine=MACHINE,
+        num_devices=num_devices,
+        cost_model="paper",
+        cost_unit="flop",
+        layers=layers,
+        total_cost=0.0,
+        lower_bound=0.0,
+        exact=True,
+        baselines={},
+        search=SearchRecord(ordering="none", largest_dependent_set=0, time_s=0.0, peak_memory_bytes=0),
+        tool_version="0",
+    )
+
+
+def configurations(operator: Operator, num_devices: int) -> list[dict[str, int]]:
+    """Every tuple of splits that divide their dims and whose product divides the devices."""
+
+    def divisors() -> Iterator[list[int]]:
+        for dim, extent in operator.extents.items():
+            fixed = dim in operator.unsplittable
+            yield [
+                k
+                for k in range(1, num_devices + 1)
+                if extent % k == 0 and num_devices % k == 0 and not (fixed and k > 1)
+            ]
+
+    names = list(operator.extents)
+    found = [dict(zip(names, factors, strict=True)) for factors in product(*divisors())]
+    return [splits for splits in found if num_devices % prod(splits.values()) == 0]
+
+
+def random_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
+    """A plan with a random configuration and random devices for each layer; most of them use all devices."""
+    numbers = random.Random(seed)
+    splits, devices = {}, {}
+    for operator in graph.operators:
+        choices = configurations(operator, num_devices)
+        full = [c for c in choices if prod(c.values()) == num_devices]
+        splits[operator.name] = numbers.choice(full if full and numbers.random() < 0.7 else choices)
+        devices[operator.name] = tuple(numbers.sample(range(num_devices), num_devices))
+    return make_plan(graph, num_devices, splits, devices)
+
+
+def data_parallel_plan(graph: Graph, num_devices: int) -> Plan:
+    return make_plan(graph, num_devices, {operator.name: {"b": num_devices} for operator in graph.operators})

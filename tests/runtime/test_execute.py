@@ -1,0 +1,85 @@
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pase.errors import EmitError, RuntimeFailure
+from pase.graph import Builder
+from pase.graph.operators import batch_norm, softmax_loss
+from pase.plan import Plan
+from pase.runtime.execute import max_relative_difference, run_plan
+from pase.runtime.reference import reference_losses
+from tests.runtime.networks import small
+from tests.runtime.plans import make_plan, random_plan
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return random_plan(small("mlp"), 4, 1)
+
+
+def test_the_program_and_the_reference_agree_in_a_process_of_its_own(plan: Plan) -> None:
+    seen: list[tuple[str, int, int]] = []
+    result = run_plan(plan, steps=3, dtype="float64", measure=True, on_progress=lambda *what: seen.append(what))
+    assert result.max_relative_difference < 1e-12
+    assert len(result.losses) == len(result.reference_losses) == 3
+    assert result.losses[2] < result.losses[0]
+    assert result.measured_bytes is not None
+    assert 0 < result.measured_bytes <= result.predicted_bytes
+    assert result.measured_bytes > 0.9 * result.predicted_bytes
+    assert result.build_time_s > 0
+    assert result.step_time_s > 0
+    assert seen[0] == ("building the program", 0, 3)
+    assert seen[-1] == ("training on one device", 3, 3)
+
+
+def test_data_of_a_file_are_used_by_both(plan: Plan, tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0)
+    np.savez(tmp_path / "data.npz", inputs=numbers.standard_normal((48, 12)), labels=numbers.integers(12, size=48))
+    result = run_plan(plan, steps=2, dtype="float64", data_path=tmp_path / "data.npz")
+    made_up = reference_losses(plan.graph, steps=1, dtype="float64")
+    assert result.max_relative_difference < 1e-12
+    assert result.losses[0] != made_up[0]
+    assert result.measured_bytes is None
+
+
+def test_a_program_that_fails_says_why(plan: Plan, tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", labels=np.zeros(48, int))
+    with pytest.raises(RuntimeFailure, match=r"^the data have no array 'inputs'; the file holds labels"):
+        run_plan(plan, steps=2, data_path=tmp_path / "data.npz")
+
+
+def test_a_program_that_breaks_shows_its_last_lines(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pase.emitter.emit", lambda _: "print('no JSON')\nraise KeyError('broken')")
+    with pytest.raises(RuntimeFailure, match=r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"):
+        run_plan(plan, steps=1)
+    monkeypatch.setattr("pase.emitter.emit", lambda _: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(RuntimeFailure, match=r"was ended by signal 9 \(perhaps for want of memory"):
+        run_plan(plan, steps=1)
+    monkeypatch.setattr("pase.emitter.emit", lambda _: "")
+    with pytest.raises(RuntimeFailure, match=r"ended after 0 of 1 steps"):
+        run_plan(plan, steps=1)
+
+
+def test_the_program_ends_when_nobody_listens_any_more(plan: Plan) -> None:
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(plan, steps=10**9, on_progress=interrupt)
+
+
+def test_what_cannot_be_written_is_not_run() -> None:
+    net = Builder("net")
+    x = net.add(batch_norm, "norm", net.input((2, 3, 4, 4)))
+    net.add(softmax_loss, "loss", net.reshape(x, (2, 48)))
+    with pytest.raises(EmitError, match=r"layer 'norm' is a 'batch_norm'"):
+        run_plan(make_plan(net.build(), 2, {}), steps=1)
+
+
+def test_the_largest_relative_difference() -> None:
+    assert max_relative_difference([1.0, 2.0, 0.0], [1.0, 4.0, 0.0]) == 0.5
+    assert math.isclose(max_relative_difference([0.25], [0.0]), 0.25)
+    assert max_relative_difference([], []) == 0

@@ -1,0 +1,33 @@
+"""Emitted programs run in this process, many strategies after one another."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pase.emitter import emit
+from pase.plan import Plan
+from pase.runtime.script import train
+
+
+def builder_of(source: str) -> Callable[[Any], Any]:
+    """The function `build` of an emitted program."""
+    namespace: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(source, "<emitted>", "exec"), namespace)
+    build = namespace["build"]
+    assert callable(build)
+    return build
+
+
+def parallel_losses(
+    plan: Plan, *, steps: int = 5, seed: int = 0, rate: float = 0.05, data: Path | None = None
+) -> list[float]:
+    """Losses of a plan's program in float64."""
+    return train(
+        builder_of(emit(plan)),
+        num_devices=plan.num_devices,
+        steps=steps,
+        dtype="float64",
+        seed=seed,
+        learning_rate=rate,
+        data_path=data,
+    )
