@@ -79,3 +79,18 @@ def test_tables_and_plans_agree_on_every_pair() -> None:
             splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
             layers = plan_layers(graph, 4, PaperCostModel(flop_per_byte=R), splits)
             assert problem.tables.evaluate(choice) == pytest.approx(total_cost(layers), rel=1e-12)
+
+
+def test_uses_with_dims_of_other_names_are_matched_in_order() -> None:
+    net = Builder("stack")
+    x = net.add(dense, "first", net.input((B, D)), out=(("n", D),), bias=False, shared="w")
+    net.add(dense, "second", x, reduce=("n",), out=(("m", D),), bias=False, shared="w")
+    graph = net.build()
+    model = PaperCostModel(flop_per_byte=R)
+    splits = [{"b": 1, "n": 2, "c": 1}, {"b": 1, "m": 2, "n": 1}]
+    (aligned,) = (t for t in plan_layers(graph, 2, model, splits)[1].transfers if t.input == 1)
+    assert aligned.cost == 0
+    # Columns in halves on one side, rows on the other: a quarter of the matrix is in common.
+    splits = [{"b": 1, "n": 2, "c": 1}, {"b": 1, "m": 1, "n": 2}]
+    (crossed,) = (t for t in plan_layers(graph, 2, model, splits)[1].transfers if t.input == 1)
+    assert crossed.forward_bytes == crossed.backward_bytes == 4 * D * D / 4
