@@ -63,6 +63,7 @@ def search(
         ordering=options.ordering,
         memory_limit_bytes=options.memory_limit_bytes,
         time_limit_s=options.time_limit_s,
+        known=[data_parallel_choice(problem)],
         on_progress=on_progress,
     )
     return plan_of(problem, solution, machine, options.cost_model, time_s=perf_counter() - start_s)
@@ -123,10 +124,15 @@ def plan_of(problem: Problem, solution: Solution, machine: Machine, model: str, 
 
 
 def data_parallel_cost(problem: Problem) -> float:
-    """Return the total cost of data parallelism: every layer's batch split as far as it goes, nothing else."""
+    """Return the total cost of data parallelism."""
+    return problem.tables.evaluate(data_parallel_choice(problem))
+
+
+def data_parallel_choice(problem: Problem) -> tuple[int, ...]:
+    """Return data parallelism, by configuration index: each layer's batch split as far as it goes, nothing else."""
     choice = []
     for vertex, operator in enumerate(problem.graph.operators):
         index = problem.choice(vertex, data_parallel(operator, problem.num_devices))
         assert index is not None, f"data parallelism is no configuration of {operator.name}"
         choice.append(index)
-    return problem.tables.evaluate(choice)
+    return tuple(choice)

@@ -305,3 +305,10 @@ def test_a_graph_without_a_batch_can_be_searched() -> None:
     plan = search(net.build(), 2, machine=slow_machine())
     assert plan.total_cost <= plan.baselines["data_parallel"]
     assert list(plan["fc"].dims) == ["x", "n", "c"]
+
+
+def test_a_search_that_is_cut_short_is_no_worse_than_data_parallelism() -> None:
+    plan = search(load("densenet121", batch=64), 16, options=SearchOptions(time_limit_s=1e-6))
+    assert not plan.exact
+    assert plan.total_cost <= plan.baselines["data_parallel"]
+    assert 0 < plan.lower_bound < plan.total_cost

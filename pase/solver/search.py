@@ -8,6 +8,7 @@ branching can hope to, the problem is reduced further (`dominance`, `contraction
 
 import os
 import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -39,6 +40,7 @@ def solve(
     ordering: str = AUTO,
     memory_limit_bytes: int | None = None,
     time_limit_s: float | None = None,
+    known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
 ) -> Solution:
     """Return a cheapest strategy with its proof, or the best found, a lower bound and their gap.
@@ -46,6 +48,7 @@ def solve(
     ordering: a name of `pase.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
     memory_limit_bytes: the most that the solver's own tables may take; default: half of the machine's memory.
     time_limit_s: wall-clock time after which the best strategy so far is returned; Ctrl-C has the same effect.
+    known: strategies, each a configuration index for each vertex; the answer is never worse than the best of them.
     on_progress: called now and then with what is being done and the fraction of it that is complete.
 
     The same input gives the same strategy, whatever the number of threads. Among equals the lowest configuration
@@ -74,10 +77,12 @@ def solve(
     # what is left to eliminate, when that is known.
     report = report_ordering("generate_seq" if ordering == AUTO else ordering, tables.neighbours, tables.domain_sizes)
     outcome = Outcome(incumbent=Incumbent(tables.num_vertices), ordering=report.name)
+    for strategy in known:
+        outcome.incumbent.offer(tables.evaluate(strategy), dict(enumerate(strategy)))
     try:
         _search(tables, report, ordering, effort, outcome)
     except (OutOfTimeError, KeyboardInterrupt):
-        if not np.isfinite(outcome.incumbent.cost):  # nothing was decoded yet
+        if not effort.sweeps:  # nothing was decoded or bounded yet
             outcome.raise_bound(sum(float(tables.layer_costs(v).min()) for v in range(tables.num_vertices)))
             outcome.incumbent.offer(*decode(Network.of_tables(tables, np.inf), forward=True))
     if outcome.ordering != report.name:

@@ -322,3 +322,13 @@ def test_millions_of_configurations_of_one_layer():
     solution = solve(tables)
     assert (solution.cost, solution.choice) == (1.0, (size - 1, (size - 1) % 50, (size - 1) % 50))
     assert solution.peak_memory_bytes < tables.num_bytes + 1_000_000
+
+
+def test_the_answer_is_never_worse_than_a_known_strategy() -> None:
+    tables = frustrated(7, 30, 8)
+    good = solve(tables, time_limit_s=1.0).choice
+    known = solve(tables, time_limit_s=1e-9, known=[[0] * 30, good])
+    assert known.cost <= tables.evaluate(good)
+    assert 0 <= known.lower_bound <= known.cost
+    with pytest.raises(TablesError, match="one configuration for each of 30 vertices; found 2"):
+        solve(tables, known=[[0, 0]])
