@@ -21,6 +21,10 @@ REPEAT_BELOW_S = 0.5
 """Our own solver is timed as the best of several runs below this: the peers' warm-up is not in their figures either."""
 
 
+MAX_PAIRS = 1_500_000
+"""Pairs of layouts that the linear models are built with at most: more fill the memory of a machine of 24 GB."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """cost: of the strategy found, None for none; exact: whether the solver says that it is proven."""
@@ -74,6 +78,8 @@ def cp_sat(tables: CostTables, limit_s: float) -> Answer:
     """OR-Tools CP-SAT on the local polytope; it takes integers alone: costs in steps of the largest one ÷ 2^40."""
     from ortools.sat.python import cp_model
 
+    if num_pairs(tables) > MAX_PAIRS:
+        return _too_large(tables)
     model = cp_model.CpModel()
     chosen = [[model.new_bool_var("") for _ in range(size)] for size in tables.domain_sizes]
     top = max(float(costs.max()) for costs in (*tables.vertex_costs, *(t.values for t in tables.edge_tables)))
@@ -112,6 +118,8 @@ def highs(tables: CostTables, limit_s: float) -> Answer:
     """HiGHS on the local polytope: binary choices, continuous pairs of layouts."""
     import highspy
 
+    if num_pairs(tables) > MAX_PAIRS:
+        return _too_large(tables)
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.setOptionValue("time_limit", float(limit_s))
@@ -158,6 +166,17 @@ PEERS: dict[str, Callable[[CostTables, float], Answer]] = {
     "CP-SAT": cp_sat,
     "HiGHS": highs,
 }
+
+
+def num_pairs(tables: CostTables) -> int:
+    """Return how many pairs of layouts all edges have, the variables of a linear model beside the choices."""
+    return sum(tables.edge(e).values.size for e in range(len(tables.edges)))
+
+
+def _too_large(tables: CostTables) -> Answer:
+    return Answer(
+        cost=None, exact=False, time_s=0.0, note=f"not tried: {num_pairs(tables) / 1e6:.1f} million variables"
+    )
 
 
 def _of(solution: Solution) -> Answer:
