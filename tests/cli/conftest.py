@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
+from pase.cli import output
 from pase.cli.main import run
 
 
@@ -21,8 +23,13 @@ Command = Callable[..., Finished]
 
 
 @pytest.fixture
-def pase(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs one command in this process."""
+def pase(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Return a function that runs one command in this process.
+
+    Without progress, which work that takes long shows: on a busy machine that is any. A test of the progress itself
+    sets the time after which it appears.
+    """
+    monkeypatch.setattr(output, "QUIET_S", inf)
 
     def call(*arguments: object) -> Finished:
         status = run([str(argument) for argument in arguments])
