@@ -1,0 +1,96 @@
+"""`pase halo`: the paper's worked examples as a user sees them, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.cli.conftest import Command
+
+B2 = ("halo", "--extent", 11, "--kernel", 5, "--stride", 1, "--padding", 2, "--workers", 3)
+
+
+def test_the_table_of_figure_b2(pase: Command) -> None:
+    finished = pase(*B2)
+    assert (finished.status, finished.err) == (0, "")
+    first, _, header, *rows, _, legend = finished.out.splitlines()
+    assert first == "input 11, output 11: kernel 5, stride 1, dilation 1, padding 2"
+    assert header.split() == ["worker", "output", "owns", "needs", "halo", "unused", "padding"]
+    assert [re.split(r"  +", row.strip()) for row in rows] == [
+        ["0", "[0, 4)", "[0, 4)", "[0, 6)", "0 | 2", "0 | 0", "2 | 0"],
+        ["1", "[4, 8)", "[4, 8)", "[2, 10)", "2 | 2", "0 | 0", "0 | 0"],
+        ["2", "[8, 11)", "[8, 11)", "[6, 11)", "2 | 0", "0 | 0", "0 | 2"],
+    ]
+    assert "left | right" in legend
+
+
+def test_the_json_of_figure_b5(pase: Command) -> None:
+    finished = pase("halo", "--extent", 20, "--kernel", 2, "--stride", 2, "--workers", 6, "--json")
+    assert (finished.status, finished.err) == (0, "")
+    document = json.loads(finished.out)
+    assert {key: value for key, value in document.items() if key != "workers"} == {
+        "extent": 20,
+        "kernel": 2,
+        "stride": 2,
+        "dilation": 1,
+        "padding": 0,
+        "output_extent": 10,
+    }
+    assert len(document["workers"]) == 6
+    assert document["workers"][3] == {
+        "output": [6, 8],
+        "owned_input": [11, 14],
+        "needed_input": [12, 16],
+        "halo_left": 0,
+        "halo_right": 2,
+        "unused_left": 1,
+        "unused_right": 0,
+        "padding_left": 0,
+        "padding_right": 0,
+    }
+
+
+def test_the_documentation_shows_what_is_printed(pase: Command) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "primitives.md").read_text(encoding="utf-8")
+    arguments, shown = re.search(r"^    \$ pase (halo .*)\n((?:    .*\n|\n)+)", text, re.MULTILINE).groups()  # type: ignore[union-attr]
+    assert dedent(shown).strip() == pase(*arguments.split()).out.strip()
+
+
+def test_dilation_reaches_the_geometry(pase: Command) -> None:
+    document = json.loads(pase("halo", "--extent", 9, "--kernel", 2, "--dilation", 4, "--workers", 2, "--json").out)
+    assert [worker["needed_input"] for worker in document["workers"]] == [[0, 7], [3, 9]]
+
+
+@pytest.mark.parametrize("extent", [1, 64, 99_999])
+def test_the_table_fits_80_columns(extent: int, pase: Command) -> None:
+    finished = pase("halo", "--extent", extent, "--kernel", 1, "--workers", 12, "--padding", 3)
+    assert max(map(len, finished.out.splitlines())) <= 80
+
+
+def test_workers_with_nothing_to_do_are_shown(pase: Command) -> None:
+    finished = pase("halo", "--extent", 3, "--kernel", 2, "--workers", 4)
+    assert finished.status == 0
+    assert finished.out.splitlines()[-3].split() == ["3", "none", "none", "none", *(["0", "|", "0"] * 3)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--kernel", "5", "--workers", "3"), 1, r"^pase: a kernel that reaches over 5 points .* use a smaller one"),
+        (("--kernel", "2", "--dilation", "4", "--workers", "3"), 1, r"reaches over 5 points \(kernel 2, dilation 4\)"),
+        (("--kernel", "1", "--workers", "9999999"), 1, r"^pase: 9999999 workers were asked for; expected 1 to 1048576"),
+        (("--kernel", "9" * 30, "--workers", "3"), 1, r"^pase: 9{30} points are too many"),
+        (("--kernel", "0", "--workers", "3"), 2, r"Invalid value for '--kernel': 0 is not in the range x>=1"),
+        (("--kernel", "1", "--workers", "two"), 2, r"'--workers': 'two' is not usable; expected a whole number of 1"),
+        (("--kernel", "1", "--workers", "2", "--padding", "-1"), 2, r"'--padding': -1 is not in the range x>=0"),
+        (("--kernel", "1", "--workers", "2", "--stride", "0"), 2, r"'--stride': 0 is not in the range x>=1"),
+        (("--kernel", "1"), 2, r"Missing option '--workers'"),
+    ],
+)
+def test_what_is_impossible_is_refused(arguments: tuple[str, ...], status: int, message: str, pase: Command) -> None:
+    finished = pase("halo", "--extent", "4", *arguments)
+    assert (finished.status, finished.out) == (status, "")
+    assert re.search(message, finished.err, re.MULTILINE)
+    assert "Traceback" not in finished.err

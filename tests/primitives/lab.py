@@ -1,0 +1,185 @@
+"""Workers in one graph: parts go in as arrays, come out as arrays, and so do their gradients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from pase.primitives.buffers import Distributed, from_parts, part_tensors
+from pase.primitives.partitions import Buffers, Partition, blocks, partition
+from pase.runtime.boxes import Box
+from pase.runtime.compat import mtf, tf
+from pase.runtime.layouts import DeviceMesh
+from pase.runtime.measure import crossed_bytes
+from pase.runtime.mesh import LayerMesh
+from pase.runtime.program import virtual_cpu
+from pase.runtime.traffic import Traffic
+
+Array = np.ndarray[Any, Any]
+
+NUM_DEVICES = 9
+
+
+class Lab:
+    """Sets of workers in one Mesh-TensorFlow graph."""
+
+    def __init__(self) -> None:
+        self.graph = mtf.Graph()
+        self.meshes: list[LayerMesh] = []
+        self.traffic = Traffic()
+        self.crossed_bytes = 0
+
+    def workers(self, devices: Sequence[int], axes: Sequence[tuple[str, int]] | None = None) -> LayerMesh:
+        name = f"set{len(self.meshes)}"
+        grid = DeviceMesh(tuple(axes or [("worker", len(devices))]), tuple(devices))
+        mesh = LayerMesh(self.graph, name=name, layer=name, devices=grid, device_name=virtual_cpu)
+        self.meshes.append(mesh)
+        return mesh
+
+    def put(self, mesh: LayerMesh, held: Partition | Buffers, parts: Sequence[Array]) -> Distributed:
+        tensors = []
+        for part, name in zip(parts, mesh.device_names, strict=True):
+            with tf.device(name):
+                tensors.append(tf.constant(part))
+        return from_parts(mesh, held, tensors)
+
+    def get(self, *tensors: Distributed) -> list[list[Array]]:
+        implementations = {mesh: mesh.implementation(self.traffic) for mesh in self.meshes}
+        lowering = mtf.Lowering(self.graph, implementations, autostack=False)
+        fetched = [part_tensors(lowering, x) for x in tensors]
+        config = tf.ConfigProto(device_count={"CPU": NUM_DEVICES + 1})
+        # Nothing folded or merged: what is sent is what was planned.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+        options, metadata = tf.RunOptions(output_partition_graphs=True), tf.RunMetadata()
+        with tf.Session(config=config) as session:
+            results: list[list[Array]] = session.run(fetched, options=options, run_metadata=metadata)
+        self.crossed_bytes = crossed_bytes(metadata, tf.get_default_graph())
+        return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """F x, and F* y for a random y; operations: the names of the primitives, forward and of the gradient.
+
+    moved_bytes: planned, there and back; crossed_bytes: sent in the graphs that TensorFlow ran.
+    """
+
+    x: list[Array]
+    forward: list[Array]
+    y: list[Array]
+    adjoint: list[Array]
+    operations: list[str]
+    moved_bytes: int
+    crossed_bytes: int
+
+    def relative_defect(self) -> float:
+        """The left side of Eq. 13."""
+        left, right = dot(self.forward, self.y), dot(self.x, self.adjoint)
+        largest = max(norm(self.forward) * norm(self.y), norm(self.x) * norm(self.adjoint))
+        return abs(left - right) / largest if largest else abs(left - right)
+
+
+def dot(a: Sequence[Array], b: Sequence[Array]) -> float:
+    return float(sum(np.vdot(one.astype(np.float64), other) for one, other in zip(a, b, strict=True)))
+
+
+def norm(a: Sequence[Array]) -> float:
+    return float(np.sqrt(dot(a, a)))
+
+
+def randoms(held: Partition | Buffers, dtype: Any, seed: int) -> list[Array]:
+    numbers = np.random.default_rng(seed)
+    return [numbers.standard_normal(shape).astype(dtype) for shape in held.extents]
+
+
+def outcome(
+    held: Partition | Buffers,
+    devices: Sequence[int],
+    apply: Callable[[Lab, Distributed], Distributed],
+    *,
+    dtype: Any = np.float64,
+    axes: Sequence[tuple[str, int]] | None = None,
+    x: Sequence[Array] | None = None,
+) -> Outcome:
+    """Run a primitive on random parts, and its gradient on a random cotangent."""
+    values = list(x) if x is not None else randoms(held, dtype, 1)
+    with tf.Graph().as_default():
+        lab = Lab()
+        first = lab.put(lab.workers(devices, axes), held, values)
+        before = len(lab.graph.operations)
+        result = apply(lab, first)
+        cotangent = randoms(result.held, dtype, 2)
+        dy = lab.put(result.mesh, result.held, cotangent)
+        (gradient,) = mtf.gradients([result.tensor], [first.tensor], grad_ys=[dy.tensor])
+        forward, adjoint = lab.get(result, Distributed(gradient, held))
+        kinds = [type(operation).__name__ for operation in lab.graph.operations[before:]]
+    return Outcome(
+        x=values,
+        forward=forward,
+        y=cotangent,
+        adjoint=adjoint,
+        operations=[kind for kind in kinds if kind != "ImportLaidOutTensorOperation"],
+        moved_bytes=lab.traffic.total_bytes,
+        crossed_bytes=lab.crossed_bytes,
+    )
+
+
+def cut(tensor: Array, box: Box) -> Array:
+    return tensor[tuple(slice(*limits) for limits in box)]
+
+
+def together(parts: Sequence[Array], held: Partition) -> Array:
+    """The whole tensor: the sum of all parts in their places."""
+    tensor = np.zeros(held.shape, parts[0].dtype)
+    for part, box in zip(parts, held.boxes, strict=True):
+        tensor[tuple(slice(*limits) for limits in box)] += part
+    return tensor
+
+
+TOLERANCE = {np.float32: 2e-6, np.float64: 5e-15}
+
+
+def assert_coherent(result: Outcome, dtype: Any, *, all_used: bool = True) -> None:
+    """Eq. 13, and as many bytes sent as planned; less only where TensorFlow leaves out what nobody uses."""
+    assert result.relative_defect() < TOLERANCE[dtype]
+    assert result.crossed_bytes <= result.moved_bytes
+    assert result.crossed_bytes == result.moved_bytes or not all_used
+    assert {part.dtype for part in (*result.forward, *result.adjoint)} == {np.dtype(dtype)}
+
+
+def assert_parts(found: list[Array], expected: list[Array]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
+# ------------------------------------------------------------------------------------------------- what to draw from
+
+shapes = st.lists(st.integers(1, 7), min_size=1, max_size=3)
+dtypes = st.sampled_from([np.float32, np.float64])
+
+
+def worker_sets(size: int) -> st.SearchStrategy[list[int]]:
+    """Any different devices, in any order."""
+    return st.permutations(range(NUM_DEVICES)).map(lambda order: order[:size])
+
+
+@st.composite
+def covers(draw: st.DrawFn, shape: list[int]) -> Partition:
+    """A partition in boxes: balanced blocks, or boxes cut in two again and again; some may be empty."""
+    if draw(st.booleans()):
+        counts: list[int] = []
+        for _ in shape:
+            counts.append(draw(st.integers(1, min(4, NUM_DEVICES // prod(counts)))))
+        return blocks(shape, counts)
+    boxes: list[Box] = [tuple((0, n) for n in shape)]
+    for _ in range(draw(st.integers(0, NUM_DEVICES - 1))):
+        box = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
+        dim = draw(st.integers(0, len(shape) - 1))
+        low, high = box[dim]
+        middle = draw(st.integers(low, high))
+        boxes += [(*box[:dim], (low, middle), *box[dim + 1 :]), (*box[:dim], (middle, high), *box[dim + 1 :])]
+    return partition(shape, draw(st.permutations(boxes)))

@@ -1,0 +1,223 @@
+"""Halo geometry: the paper's worked examples, and every position of small tensors."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pase.costs.layouts import halo_size, splits_of
+from pase.errors import RuntimeFailure
+from pase.graph import Access, Dim, Operator, Window
+from pase.primitives.halo import Kernel, Region, regions
+from pase.runtime.boxes import Range
+
+# ------------------------------------------------------------------------------------------- the paper's appendix B.1
+
+
+def ranges(found: tuple[Region, ...]) -> list[tuple[Range, Range, Range]]:
+    """What each worker computes, owns and needs."""
+    return [(r.output, r.owned, r.needed) for r in found]
+
+
+def halos(found: tuple[Region, ...]) -> list[tuple[int, int]]:
+    return [(r.halo_left, r.halo_right) for r in found]
+
+
+def unused(found: tuple[Region, ...]) -> list[tuple[int, int]]:
+    return [(r.unused_left, r.unused_right) for r in found]
+
+
+def padding(found: tuple[Region, ...]) -> list[tuple[int, int]]:
+    return [(r.padding_left, r.padding_right) for r in found]
+
+
+def test_figure_b2_normal_convolution() -> None:
+    found = regions(11, Kernel(extent=5, padding=(2, 2)), 3)
+    assert ranges(found) == [
+        ((0, 4), (0, 4), (0, 6)),
+        ((4, 8), (4, 8), (2, 10)),
+        ((8, 11), (8, 11), (6, 11)),
+    ]
+    assert halos(found) == [(0, 2), (2, 2), (2, 0)]
+    assert unused(found) == [(0, 0)] * 3
+    assert padding(found) == [(2, 0), (0, 0), (0, 2)]
+
+
+def test_figure_b3_unbalanced_convolution() -> None:
+    found = regions(11, Kernel(extent=5), 3)
+    # The figure numbers outputs by the middle of their window: 2 3 4, 5 6, 7 8.
+    assert ranges(found) == [
+        ((0, 3), (0, 4), (0, 7)),
+        ((3, 5), (4, 8), (3, 9)),
+        ((5, 7), (8, 11), (5, 11)),
+    ]
+    # "the first and last workers have large, one-sided halos and the middle worker has small, balanced halos"
+    assert halos(found) == [(0, 3), (1, 1), (3, 0)]
+    assert unused(found) == padding(found) == [(0, 0)] * 3
+
+
+def test_figure_b4_simple_unbalanced_pooling() -> None:
+    """The text says n = 11, but what the figure shows and the text describes is n = 10."""
+    found = regions(10, Kernel(extent=2, stride=2), 3)
+    assert ranges(found) == [
+        ((0, 2), (0, 4), (0, 4)),
+        ((2, 4), (4, 7), (4, 8)),
+        ((4, 5), (7, 10), (8, 10)),
+    ]
+    # "For the first worker, there is no halo. For the second worker, only the right-side has a halo, with size 1. The
+    # last worker does not have any halo, but … the first entry of the input tensor actually has to be removed".
+    assert halos(found) == [(0, 0), (0, 1), (0, 0)]
+    assert unused(found) == [(0, 0), (0, 0), (1, 0)]
+
+
+def test_figure_b4_with_the_extent_of_its_text() -> None:
+    found = regions(11, Kernel(extent=2, stride=2), 3)
+    assert [r.owned for r in found] == [(0, 4), (4, 8), (8, 11)]
+    assert halos(found) == [(0, 0)] * 3
+    assert unused(found) == [(0, 0), (0, 0), (0, 1)]
+
+
+def test_figure_b5_complex_unbalanced_pooling() -> None:
+    found = regions(20, Kernel(extent=2, stride=2), 6)
+    assert ranges(found) == [
+        ((0, 2), (0, 4), (0, 4)),
+        ((2, 4), (4, 8), (4, 8)),
+        ((4, 6), (8, 11), (8, 12)),
+        ((6, 8), (11, 14), (12, 16)),
+        ((8, 9), (14, 17), (16, 18)),
+        ((9, 10), (17, 20), (18, 20)),
+    ]
+    assert halos(found) == [(0, 0), (0, 0), (0, 1), (0, 2), (0, 1), (0, 0)]
+    assert unused(found) == [(0, 0), (0, 0), (0, 0), (1, 0), (2, 0), (1, 0)]
+
+
+def test_figures_b6_to_b8_widths() -> None:
+    """Left and right workers share 3 points one way; upper and lower ones 2 and 4."""
+    across = regions(9, Kernel(extent=4, padding=(3, 0)), 2)
+    down = regions(11, Kernel(extent=7, padding=(4, 2)), 2)
+    assert halos(across) == [(0, 0), (3, 0)]
+    assert halos(down) == [(0, 2), (4, 0)]
+
+
+# ----------------------------------------------------------------------------------------------------- every position
+
+
+def dealt(extent: int, num_workers: int) -> list[list[int]]:
+    """The positions of each worker, one after the other: as many rounds as each has."""
+    counts = [0] * num_workers
+    for position in range(extent):
+        counts[position % num_workers] += 1
+    positions = iter(range(extent))
+    return [[next(positions) for _ in range(count)] for count in counts]
+
+
+kernels = st.builds(
+    Kernel,
+    extent=st.integers(1, 6),
+    stride=st.integers(1, 7),
+    dilation=st.integers(1, 3),
+    padding=st.tuples(st.integers(0, 7), st.integers(0, 7)),
+)
+
+
+@settings(max_examples=500)
+@given(st.integers(1, 40), kernels, st.integers(1, 12))
+def test_every_position(extent: int, kernel: Kernel, num_workers: int) -> None:
+    before, after = kernel.padding
+    outputs = []
+    first = -before
+    while first + (kernel.extent - 1) * kernel.dilation < extent + after:
+        outputs.append(range(first, first + (kernel.extent - 1) * kernel.dilation + 1, kernel.dilation))
+        first += kernel.stride
+    if not outputs:
+        with pytest.raises(RuntimeFailure, match="does not fit an extent of"):
+            regions(extent, kernel, num_workers)
+        return
+    assert kernel.num_outputs(extent) == len(outputs)
+    found = regions(extent, kernel, num_workers)
+    assert len(found) == num_workers
+    for region, own_outputs, owned in zip(
+        found, dealt(len(outputs), num_workers), dealt(extent, num_workers), strict=True
+    ):
+        assert list(range(*region.output)) == own_outputs
+        assert list(range(*region.owned)) == owned
+        read = [position for o in own_outputs for position in outputs[o]]
+        under = set(range(min(read), max(read) + 1)) if read else set()
+        needed = {position for position in under if 0 <= position < extent}
+        assert set(range(*region.needed)) == needed
+        assert (region.padding_left, region.padding_right) == (
+            sum(position < 0 for position in under),
+            sum(position >= extent for position in under),
+        )
+        assert len(range(*region.window)) == len(under)
+        if needed:
+            assert set(range(*region.window)) == under
+        # Halo and unused: each position once, on the side where it lies.
+        assert region.halo_left + region.halo_right == len(needed - set(owned))
+        assert region.unused_left + region.unused_right == len(set(owned) - needed)
+        if owned:
+            assert region.halo_left == sum(position < owned[0] for position in needed)
+        if needed:
+            assert region.unused_left == sum(position < min(needed) for position in owned)
+        held = [position for segment in region.segments for position in range(*segment)]
+        assert held == sorted(set(owned) | needed)
+        assert len(held) == region.buffer_extent
+        kept = held[region.unused_left : len(held) - region.unused_right]
+        assert set(kept) == needed
+
+
+@settings(max_examples=100)
+@given(st.integers(1, 40), kernels, st.integers(1, 8))
+def test_the_cost_model_fetches_the_widest_halo(extent: int, kernel: Kernel, num_workers: int) -> None:
+    """What the search predicts for a split is what the worst-placed worker gets."""
+    num_outputs = kernel.num_outputs(extent)
+    if kernel.reach > extent + sum(kernel.padding) or num_workers > num_outputs:
+        return
+    window = Window(out="h", kernel="r", stride=kernel.stride, dilation=kernel.dilation, pad=kernel.padding[0])
+    access = Access(tensor="x", shape=(extent,), axes=(window,))
+    operator = Operator(
+        name="pool",
+        kind="pool",
+        dims=(Dim("h", num_outputs), Dim("r", kernel.extent)),
+        reads=(access,),
+        writes=(Access(tensor="y", shape=(num_outputs,), axes=("h",)),),
+    )
+    splits = splits_of(operator, np.array([[num_workers, 1]], dtype=np.int32))
+    widest = max(sum(halo) for halo in halos(regions(extent, kernel, num_workers)))
+    assert halo_size(access, splits).tolist() == [widest]
+
+
+def test_halos_beyond_the_next_worker() -> None:
+    # Worker 0 needs five of worker 1's, 2's and 3's points; worker 4 begins beyond worker 5's first point.
+    assert halos(regions(8, Kernel(extent=6, padding=(0, 5)), 4))[0] == (0, 5)
+    pooled = regions(24, Kernel(extent=2, stride=2), 8)[4]
+    assert (pooled.owned, pooled.needed) == ((12, 15), (16, 18))
+    assert (pooled.halo_left, pooled.halo_right, pooled.unused_left, pooled.unused_right) == (0, 2, 3, 0)
+    assert pooled.segments == ((12, 15), (16, 18))
+
+
+def test_workers_with_nothing_to_do() -> None:
+    found = regions(3, Kernel(extent=2), 5)
+    assert [r.output for r in found] == [(0, 1), (1, 2), (2, 2), (2, 2), (2, 2)]
+    assert [len(range(*r.needed)) for r in found] == [2, 2, 0, 0, 0]
+    assert halos(found) == [(0, 1), (0, 1), (0, 0), (0, 0), (0, 0)]
+    assert unused(found) == [(0, 0), (0, 0), (0, 1), (0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("extent", "kernel", "num_workers", "message"),
+    [
+        (0, Kernel(extent=1), 1, "an extent of 0 is not possible; expected 1 or more"),
+        (5, Kernel(extent=0), 1, "a kernel of 0 is not possible"),
+        (5, Kernel(extent=1, stride=0), 1, "a stride of 0 is not possible"),
+        (5, Kernel(extent=1, dilation=0), 1, "a dilation of 0 is not possible"),
+        (5, Kernel(extent=1, padding=(0, -1)), 1, "a padding of -1 is not possible; expected 0 or more"),
+        (5, Kernel(extent=1), 0, "0 workers were asked for; expected 1 to"),
+        (5, Kernel(extent=1), 10**7, "10000000 workers were asked for; expected 1 to 1048576"),
+        (10**13, Kernel(extent=1), 2, "10000000000000 points are too many; expected at most"),
+        (4, Kernel(extent=3, dilation=3, padding=(1, 1)), 2, r"over 7 points .* extent of 4 with padding, 6 points"),
+    ],
+)
+def test_what_is_impossible_is_refused(extent: int, kernel: Kernel, num_workers: int, message: str) -> None:
+    with pytest.raises(RuntimeFailure, match=message):
+        regions(extent, kernel, num_workers)

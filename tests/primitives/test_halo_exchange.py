@@ -1,0 +1,261 @@
+"""The halo exchange on tensors of any rank: buffers by position, its adjoint, and convolutions built on it."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pase.errors import RuntimeFailure
+from pase.primitives.buffers import Distributed
+from pase.primitives.data_movement import all_to_all, allocate, halo_exchange, windows
+from pase.primitives.halo import Kernel
+from pase.primitives.operations import HaloExchange
+from pase.primitives.partitions import Buffers, blocks, copies, halo_buffers
+from pase.runtime.compat import mtf, tf
+from tests.primitives.lab import (
+    NUM_DEVICES,
+    TOLERANCE,
+    Array,
+    Lab,
+    assert_coherent,
+    assert_parts,
+    cut,
+    dtypes,
+    outcome,
+    together,
+    worker_sets,
+)
+
+
+@st.composite
+def exchanges(draw: st.DrawFn) -> Buffers:
+    """Kernels of any kind over 1 to 3 dims, on any grid of workers; also more workers than points."""
+    shape, kernels, counts = [], [], []
+    for _ in range(draw(st.integers(1, 3))):
+        extent = draw(st.integers(1, 9))
+        kernel = draw(
+            st.builds(
+                Kernel,
+                extent=st.integers(1, 5),
+                stride=st.integers(1, 4),
+                dilation=st.integers(1, 2),
+                padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+            )
+        )
+        assume(kernel.reach <= extent + sum(kernel.padding))
+        shape.append(extent)
+        kernels.append(kernel)
+        counts.append(draw(st.integers(1, min(5, NUM_DEVICES // int(np.prod(counts, initial=1))))))
+    return halo_buffers(shape, kernels, counts)
+
+
+def positions(buffers: Buffers) -> list[list[list[int]]]:
+    """[workers][rank] the positions that a buffer holds, in order: those owned or needed."""
+    return [
+        [sorted({*range(*region.owned), *range(*region.needed)}) for region in worker]
+        for worker in product(*buffers.regions)
+    ]
+
+
+def owned(buffers: Buffers) -> list[Array]:
+    """[workers] which entries of a buffer are its bulk."""
+    result = []
+    for worker, held in zip(product(*buffers.regions), positions(buffers), strict=True):
+        is_own = np.ones((), bool)
+        for region, each in zip(worker, held, strict=True):
+            is_own = np.logical_and.outer(is_own, [i in range(*region.owned) for i in each])
+        result.append(is_own.astype(bool))
+    return result
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), exchanges(), dtypes)
+def test_halo_exchange_in_place(data: st.DataObject, buffers: Buffers, dtype: Any) -> None:
+    devices = data.draw(worker_sets(len(buffers.workers)))
+    result = outcome(buffers, devices, lambda _, x: halo_exchange(x), dtype=dtype)
+    held, is_own = positions(buffers), owned(buffers)
+    tensor = np.zeros(buffers.shape, dtype)
+    gradient = np.zeros(buffers.shape, dtype)
+    for at, own, x, y in zip(held, is_own, result.x, result.y, strict=True):
+        # The bulks make up the tensor; what stood in the halos does not matter.
+        np.add.at(tensor, np.ix_(*at), np.where(own, x, 0))
+        np.add.at(gradient, np.ix_(*at), y)
+    for at, own, found, back in zip(held, is_own, result.forward, result.adjoint, strict=True):
+        np.testing.assert_array_equal(found, tensor[np.ix_(*at)], strict=True)
+        # The sum of everything that is a copy of it; nothing is left in the halos.
+        expected = np.where(own, gradient[np.ix_(*at)], 0)
+        np.testing.assert_allclose(back, expected, rtol=0, atol=30 * TOLERANCE[dtype], strict=True)
+    assert_coherent(result, dtype)
+    assert result.operations == ["HaloExchange", "HaloAdjoint"]
+    assert result.moved_bytes == 2 * sum(int((~own).sum()) for own in is_own) * np.dtype(dtype).itemsize
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data(), exchanges(), dtypes)
+def test_windows_of_exchanged_buffers(data: st.DataObject, buffers: Buffers, dtype: Any) -> None:
+    """What a kernel is applied to is that part of the padded tensor, whoever owns it; the way back adds."""
+    devices = data.draw(worker_sets(len(buffers.workers)))
+    result = outcome(buffers.bulk, devices, lambda _, x: windows(halo_exchange(allocate(x, buffers))), dtype=dtype)
+    pad = 12
+    padded = np.pad(together(result.x, buffers.bulk), pad)
+    gradient = np.zeros_like(padded)
+    boxes = [tuple((low + pad, high + pad) for low, high in box) for box in buffers.windows.boxes]
+    assert_parts(result.forward, [cut(padded, box) for box in boxes])
+    for box, y in zip(boxes, result.y, strict=True):
+        gradient[tuple(slice(*limits) for limits in box)] += y
+    inner = gradient[tuple(slice(pad, -pad) for _ in buffers.shape)]
+    for box, back in zip(buffers.bulk.boxes, result.adjoint, strict=True):
+        np.testing.assert_allclose(back, cut(inner, box), rtol=0, atol=30 * TOLERANCE[dtype], strict=True)
+    # Halos along one dim are not used where the window lies in the padding of another.
+    assert_coherent(result, dtype, all_used=False)
+    assert result.operations == ["Frame", "HaloExchange", "Frame", "Frame", "HaloAdjoint", "Frame"]
+
+
+def test_figures_b7_and_b8() -> None:
+    """2 x 2 workers: 3 points go right, 2 up and 4 down, with corners; the adjoint adds them where they are from."""
+    down, across = Kernel(extent=7, padding=(4, 2)), Kernel(extent=4, padding=(3, 0))
+    buffers = halo_buffers([11, 9], [down, across], [2, 2])
+    # Worker 3's buffer, for one: 4 rows of workers 0 and 1 above its own 5, 3 columns of 0 and 2 before its own 4.
+    assert buffers.extents == ((8, 5), (8, 7), (9, 5), (9, 7))
+    tensor = np.arange(99.0).reshape(11, 9)
+    result = outcome(
+        buffers.bulk,
+        range(4),
+        lambda _, x: halo_exchange(allocate(x, buffers)),
+        x=[tensor[:6, :5], tensor[:6, 5:], tensor[6:, :5], tensor[6:, 5:]],
+    )
+    assert_parts(result.forward, [tensor[:8, :5], tensor[:8, 2:], tensor[2:, :5], tensor[2:, 2:]])
+    y = result.y
+    expected = y[0][:6].copy()
+    expected[:, 2:] += y[1][:6, :3]
+    expected[2:] += y[2][:4]
+    expected[2:, 2:] += y[3][:4, :3]
+    np.testing.assert_allclose(result.adjoint[0], expected, rtol=1e-14)
+    lower_right = y[3][4:, 3:].copy()
+    lower_right[:2] += y[1][6:, 3:]
+    np.testing.assert_allclose(result.adjoint[3], lower_right, rtol=1e-14)
+
+
+def test_the_operation_may_be_done_twice() -> None:
+    """In place: exchanging again changes nothing (H² = H)."""
+    buffers = halo_buffers([11], [Kernel(extent=5)], [3])
+    once = outcome(buffers, [0, 1, 2], lambda _, x: halo_exchange(x))
+    twice = outcome(buffers, [0, 1, 2], lambda _, x: halo_exchange(halo_exchange(x)))
+    assert_parts(once.forward, twice.forward)
+    for one, other in zip(once.adjoint, twice.adjoint, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-14, atol=1e-15)
+
+
+def test_the_adjoint_of_the_adjoint_is_the_exchange() -> None:
+    buffers = halo_buffers([20], [Kernel(extent=2, stride=2)], [6])
+
+    def adjoint(_: Lab, x: Distributed) -> Distributed:
+        return Distributed(HaloExchange(x.tensor, buffers).adjoint(x.tensor).outputs[0], buffers)
+
+    result = outcome(buffers, range(6), adjoint)
+    # The exchange whose adjoint is taken is made and not used.
+    assert_coherent(result, np.float64, all_used=False)
+    forward = outcome(buffers, range(6), lambda _, x: halo_exchange(x), x=result.y)
+    assert_parts(result.adjoint, forward.forward)
+
+
+@pytest.mark.parametrize(
+    ("extent", "kernel", "num_workers"),
+    [
+        (11, Kernel(extent=5, padding=(2, 2)), 3),
+        (11, Kernel(extent=5), 3),
+        (20, Kernel(extent=2, stride=2), 6),
+        (24, Kernel(extent=2, stride=2), 8),
+        (13, Kernel(extent=3, stride=2, dilation=3, padding=(4, 1)), 5),
+        (3, Kernel(extent=2, padding=(3, 3)), 9),
+    ],
+    ids=["B2", "B3", "B5", "beyond a neighbour", "dilated", "more workers than points"],
+)
+def test_a_convolution_by_parts_is_the_whole_one(extent: int, kernel: Kernel, num_workers: int) -> None:
+    """Each worker slides the kernel over its own window; end to end that is the convolution of the whole."""
+    buffers = halo_buffers([extent], [kernel], [num_workers])
+    result = outcome(buffers.bulk, range(num_workers), lambda _, x: windows(halo_exchange(allocate(x, buffers))))
+    weights = np.random.default_rng(3).standard_normal(kernel.extent)
+    whole = slid(np.pad(together(result.x, buffers.bulk), kernel.padding), weights, kernel)
+    assert len(whole) == kernel.num_outputs(extent)
+    parts = [slid(part, weights, kernel) for part in result.forward]
+    assert [len(part) for part in parts] == [r.output[1] - r.output[0] for r in buffers.regions[0]]
+    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-13)
+
+
+def test_a_maximum_over_padding() -> None:
+    """Padding of another value than zero, for max-pooling; it has no gradient."""
+    kernel = Kernel(extent=3, stride=2, padding=(1, 1))
+    buffers = halo_buffers([11], [kernel], [4])
+    result = outcome(
+        buffers.bulk,
+        range(4),
+        lambda _, x: windows(halo_exchange(allocate(x, buffers)), fill=-np.inf),
+        x=[-np.ones(shape) for shape in buffers.bulk.extents],
+    )
+    assert result.forward[0].tolist() == [-np.inf, -1, -1, -1, -1]
+    assert result.forward[3].tolist() == [-1, -1, -np.inf]
+    sums = np.zeros(13)
+    for (box,), y in zip(buffers.windows.boxes, result.y, strict=True):
+        sums[box[0] + 1 : box[1] + 1] += y
+    np.testing.assert_allclose(np.concatenate(result.adjoint), sums[1:-1], rtol=1e-14)
+
+
+def slid(x: Array, weights: Array, kernel: Kernel) -> Array:
+    starts = range(0, len(x) - kernel.reach + 1, kernel.stride)
+    return np.array([weights @ x[i : i + kernel.reach : kernel.dilation] for i in starts])
+
+
+def test_a_distributed_convolution_has_the_gradient_of_the_whole_one() -> None:
+    """TensorFlow's own convolution on 2 x 2 workers, feature maps and images whole, against one on a single device."""
+    kernel = Kernel(extent=3, stride=2, padding=(1, 1))
+    still = Kernel(extent=1)
+    buffers = halo_buffers([2, 9, 7, 3], [still, kernel, kernel, still], [1, 2, 2, 1])
+    numbers = np.random.default_rng(4)
+    value, filters = numbers.standard_normal((2, 9, 7, 3)), numbers.standard_normal((3, 3, 3, 4))
+    outputs = blocks([2, 5, 4, 4], [1, 2, 2, 1])
+    cotangent = numbers.standard_normal((2, 5, 4, 4))
+    with tf.Graph().as_default():
+        lab = Lab()
+        x = lab.put(lab.workers([0, 1, 2, 3]), buffers.bulk, [cut(value, box) for box in buffers.bulk.boxes])
+        seen = windows(halo_exchange(allocate(x, buffers)))
+
+        def convolved(part: Any) -> Any:
+            return tf.nn.conv2d(part[0], tf.constant(filters), strides=2, padding="VALID")[None]
+
+        # Slices are as large as the largest part; what is computed from what stands behind a part has no gradient.
+        shape = mtf.Shape([seen.tensor.shape.dims[0], *(mtf.Dimension(f"o{i}", n) for i, n in enumerate((2, 3, 2, 4)))])
+        y = mtf.slicewise(convolved, [seen.tensor], output_shape=shape, splittable_dims=shape.dims[:1])
+        result = Distributed(y, outputs)
+        whole = all_to_all(result, lab.workers([5]), copies([2, 5, 4, 4], 1))
+        dy = lab.put(whole.mesh, whole.held, [cotangent])
+        (gradient,) = mtf.gradients([whole.tensor], [x.tensor], grad_ys=[dy.tensor])
+        ((found,), back) = lab.get(whole, Distributed(gradient, buffers.bulk))
+    with tf.Graph().as_default(), tf.Session() as session:
+        one = tf.constant(value)
+        same = tf.nn.conv2d(tf.pad(one, [[0, 0], [1, 1], [1, 1], [0, 0]]), filters, strides=2, padding="VALID")
+        (slope,) = tf.gradients([same], [one], [tf.constant(cotangent)])
+        expected, expected_back = session.run([same, slope])
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(together(back, buffers.bulk), expected_back, rtol=1e-12, atol=1e-13)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    buffers = halo_buffers([11], [Kernel(extent=5)], [3])
+    with tf.Graph().as_default():
+        lab = Lab()
+        mesh = lab.workers([0, 1, 2])
+        other = blocks([12], [3])
+        x = lab.put(mesh, other, [np.zeros(4)] * 3)
+        with pytest.raises(RuntimeFailure, match=r"allocate: workers hold .* the bulks of the buffers are"):
+            allocate(x, buffers)
+        with pytest.raises(RuntimeFailure, match=r"halo_exchange: the workers hold no buffers with halos"):
+            halo_exchange(x)
+        held = allocate(lab.put(mesh, buffers.bulk, [np.zeros(shape) for shape in buffers.bulk.extents]), buffers)
+        with pytest.raises(RuntimeFailure, match=r"all_to_all: the workers hold buffers with halos"):
+            all_to_all(held, mesh, other)
+    with pytest.raises(RuntimeFailure, match=r"1 kernels for a tensor of shape \[4, 4\]; give one for each dim"):
+        halo_buffers([4, 4], [Kernel(extent=1)], [1, 2])
