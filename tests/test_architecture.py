@@ -32,9 +32,21 @@ ORDER = (
     "pase.plan_file",
     "pase.search",
     "pase.baselines",
+    # The framework, and the geometry of layouts, on which both the primitives and the runtime stand.
+    "pase.runtime.compat",
+    "pase.runtime.boxes",
+    "pase.runtime.layouts",
+    "pase.runtime.refine",
+    "pase.runtime.moves",
+    "pase.runtime.traffic",
+    "pase.runtime.mesh",
+    "pase.runtime.assemble",
     "pase.primitives",
     "pase.runtime",
     "pase.emitter",
+    "pase.traffic",  # lays a plan out as its program does
+    "pase.placement_report",
+    "pase.device_memory",
     "pase",  # the public names
     "pase.runtime.execute",  # emits the program that it runs
     "pase.training",
@@ -190,7 +202,9 @@ HEAVY = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scip
         "from pase.cli.main import run; assert run(['search', 'alexnet', '--devices', '8']) == 0",
         "from pase.cli.main import run; assert run(['models']) == 0",
         "import pase.emitter",
+        "import pase.primitives",
         "import pase.runtime",
+        "from pase.cli.main import run; assert run(['halo', '--extent', '9', '--kernel', '2', '--workers', '3']) == 0",
     ],
 )
 def test_no_framework_is_loaded(program: str) -> None:

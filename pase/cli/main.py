@@ -15,12 +15,14 @@ from pase.errors import PaseError, unknown_name
 
 COMMANDS = {
     "search": "find the best strategy for a model on a number of devices",
+    "explain": "say what a plan or one of its layers costs, where it lies and what it moves",
     "emit": "write a plan as a Mesh-TensorFlow program",
     "run": "train with a plan on virtual devices, beside the single-device program",
     "solve": "solve a file of cost tables",
     "tables": "write the cost tables of a model to a file",
     "models": "list the built-in networks",
     "machines": "list the machines",
+    "halo": "show the halos of a sliding kernel on a number of workers",
 }
 """Each command lives in the module of its name, which is imported when the command is used."""
 

@@ -1,5 +1,6 @@
 """`pase run`: train with a plan on virtual devices, beside the single-device program."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -8,7 +9,10 @@ from pase.cli.options import ModelArguments, json_option, model_options
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.plan import Plan
 from pase.plan_file import read_plan
+from pase.runtime.execute import RunResult, run_plan
 from pase.search import search
+
+PHASES = ("forward", "backward", "update")
 
 
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
@@ -44,8 +48,6 @@ def command(
     Emits the program, runs it on virtual CPU devices, and runs the single-device program on the same weights and
     data: the losses are equal up to rounding (try --dtype float64).
     """
-    from pase.runtime.execute import run_plan
-
     with progress() as on_progress:
         plan = _plan(plan_or_model, devices, model)
         result = run_plan(
@@ -66,6 +68,12 @@ def command(
                 "max_relative_difference": result.max_relative_difference,
                 "predicted_bytes": result.predicted_bytes,
                 "measured_bytes": result.measured_bytes,
+                "host_bytes": result.host_bytes,
+                "edges": list(result.edges),
+                "layers": list(result.layers),
+                "predicted_memory_bytes": result.predicted_memory.total_bytes,
+                "predicted_memory": asdict(result.predicted_memory),
+                "peak_memory_bytes": list(result.peak_memory_bytes or []) or None,
                 "build_time_s": result.build_time_s,
                 "step_time_s": result.step_time_s,
             }
@@ -83,9 +91,42 @@ def command(
     say(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")
     say(f"  bytes between devices   {quantity(result.predicted_bytes, 'B')} a step predicted")
     if result.measured_bytes is not None:
-        say(f"                          {quantity(result.measured_bytes, 'B')} a step measured")
+        ratio = result.measured_bytes / result.predicted_bytes if result.predicted_bytes else 1.0
+        say(f"                          {quantity(result.measured_bytes, 'B')} a step measured   ({ratio:.2%} of it)")
+        say(f"  bytes from the host     {quantity(result.host_bytes or 0, 'B')} a step, and the loss to it")
+    say(f"  memory of a device      {quantity(result.predicted_memory.total_bytes, 'B')} predicted")
+    if result.peak_memory_bytes:
+        low, high = (quantity(choose(result.peak_memory_bytes), "B") for choose in (min, max))
+        say(f"                          {low} to {high} at most, as its allocator recorded")
     say(f"  building the program    {duration(result.build_time_s)}")
     say(f"  one step                {duration(result.step_time_s)}   (virtual devices share this machine)")
+    if result.edges or result.layers:
+        say()
+        _print_moved(result)
+
+
+def _print_moved(result: RunResult) -> None:
+    """Print what crossed devices, for each edge and within each layer, the predicted bytes by phase."""
+    named = [(f"{row['producer']} → {row['consumer']}", row) for row in result.edges]
+    named += [(str(row["name"]), row) for row in result.layers]
+    named = [(name, row) for name, row in named if row["predicted_bytes"] or row["measured_bytes"]]
+    print_table(
+        [
+            ("edge, or sums within a layer", "left"),
+            *((phase, "right") for phase in PHASES),
+            ("predicted, B", "right"),
+            ("measured, B", "right"),
+        ],
+        [
+            [
+                name,
+                *(f"{row[phase]['predicted_bytes']:,}" for phase in PHASES),
+                f"{row['predicted_bytes']:,}",
+                f"{row['measured_bytes']:,}",
+            ]
+            for name, row in named
+        ],
+    )
 
 
 def _plan(plan_or_model: str, devices: int | None, model: dict[str, object]) -> Plan:

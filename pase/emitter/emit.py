@@ -8,21 +8,23 @@ from pase.emitter.names import Identifiers, printable, quoted
 from pase.emitter.text import INDENT, WIDTH, call, devices_argument, together, with_comment
 from pase.emitter.traffic import edge_bytes
 from pase.errors import EmitError, RuntimeFailure
-from pase.graph import Operator, Role
+from pase.graph import Access, Operator, Role
 from pase.plan import LayerPlan, Plan
 from pase.runtime.data import data_inputs
 from pase.runtime.initial import initial_deviation, parameter_name, shared_order
 from pase.runtime.layouts import PlainDim, WindowDim
-from pase.runtime.tensor_dims import tensor_dims
+from pase.runtime.tensor_dims import WHOLE, tensor_dims
 
 _LAYERS = (
-    "concat", "conv2d", "dims", "embedding", "gelu", "global_pool", "max_pool2d", "mean_pool2d", "relu", "reshard",
-    "softmax_loss", "tanh", "window",
+    "GATES", "attention", "batch_norm", "concat", "conv2d", "dims", "embedding", "gelu", "global_pool", "layer_norm",
+    "lstm", "max_pool2d", "mean_pool2d", "relu", "reshard", "sigmoid", "softmax_loss", "tanh", "window",
 )  # fmt: skip
 """What an emitted program may import from `pase.runtime.layers`."""
 
 _WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", "rows", "columns", *_LAYERS)
-_LOCALS = ("x", "weights", "filters", "bias", "table", "parameter", "targets")
+_LOCALS = (
+    "x", "weights", "filters", "bias", "table", "parameter", "scale", "shift", "queries", "keys", "values", "targets",
+)  # fmt: skip
 
 
 def emit(plan: Plan) -> str:
@@ -70,6 +72,12 @@ def _check(plan: Plan, layer: LayerPlan) -> None:
     problem = KINDS[operator.kind].problem(operator)
     if problem:
         raise EmitError(f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: {problem}")
+    whole = [access.tensor for access in (*operator.reads, *operator.writes) if None in access.axes]
+    if whole and not KINDS[operator.kind].whole:
+        raise EmitError(
+            f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: a dim of its tensor {whole[0]!r} "
+            "is none of its iteration space; give it a name there"
+        )
     for dim, parts in layer.splits.items():
         extent = operator.extents.get(dim, 0)
         if not extent or extent % parts or (parts != 1 and dim in operator.unsplittable):
@@ -157,6 +165,7 @@ def _layer(
     operator = plan.graph[layer.name]
     kind = KINDS[operator.kind]
     own = dict(kind.variables)
+    dim_variables = {**dim_variables, WHOLE: kind.whole}
     local = Identifiers(taken | set(_WORDS))
     names = [local.new(own.get(access.tensor, access.tensor), fallback="x") for access in operator.reads]
     yield _comment(layer, kind.formula(operator))
@@ -204,13 +213,8 @@ def _comment(layer: LayerPlan, formula: str) -> str:
     return padded if len(padded) <= WIDTH else f"{head}   {text}"[:WIDTH].rstrip()
 
 
-def _dims_of(operator: Operator, access: object) -> tuple[PlainDim | WindowDim, ...]:
-    from pase.graph import Access, Part
-
-    assert isinstance(access, Access)
-    if any(isinstance(axis, Part) for axis in access.axes):
-        return ()
-    return tensor_dims(operator, access)
+def _dims_of(operator: Operator, access: Access) -> tuple[PlainDim | WindowDim, ...]:
+    return () if KINDS[operator.kind].joins else tensor_dims(operator, access)
 
 
 def _dims(operator: Operator, variables: dict[str, str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Bytes that an edge moves under a plan, from the boxes that its ends hold and need."""
 
+from pase.emitter.kinds import KINDS
 from pase.graph import Edge, Graph, Part
 from pase.plan import Plan
 from pase.runtime.layouts import DeviceMesh, Layout, PlainDim, device_mesh, layout_of, shifted
@@ -7,7 +8,7 @@ from pase.runtime.moves import moved_points
 from pase.runtime.refine import Hop, hops
 from pase.runtime.tensor_dims import tensor_dims
 
-_INDEX_BYTES = 4
+INDEX_BYTES = 4
 
 
 def layer_mesh(plan: Plan, name: str) -> DeviceMesh:
@@ -16,13 +17,19 @@ def layer_mesh(plan: Plan, name: str) -> DeviceMesh:
     return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
 
 
+def edge_hops(plan: Plan, edge: Edge) -> tuple[Hop, ...]:
+    """Return the movements that take an edge's tensor from its producer to its consumer."""
+    producer = plan.graph[edge.producer]
+    write = producer.writes[edge.output]
+    source = layout_of(layer_mesh(plan, edge.producer), tensor_dims(producer, write), layer=edge.producer)
+    return _steps(plan, edge, source)
+
+
 def edge_bytes(plan: Plan, edge: Edge) -> tuple[int, int]:
     """Return the bytes that an edge moves between devices in a step, forward and backward."""
-    producer, consumer = plan.graph[edge.producer], plan.graph[edge.consumer]
-    write, read = producer.writes[edge.output], consumer.reads[edge.input]
-    source = layout_of(layer_mesh(plan, edge.producer), tensor_dims(producer, write), layer=edge.producer)
-    steps = _steps(plan, edge, source)
-    word_bytes = plan.graph.word_bytes if read.is_differentiable else _INDEX_BYTES
+    read = plan.graph[edge.consumer].reads[edge.input]
+    steps = edge_hops(plan, edge)
+    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
     forward = sum(moved_points(hop) for hop in steps)
     backward = sum(moved_points(hop.adjoint) for hop in steps) if needs_gradient(plan.graph, edge) else 0
     return forward * word_bytes, backward * word_bytes
@@ -32,13 +39,10 @@ def _steps(plan: Plan, edge: Edge, source: Layout) -> tuple[Hop, ...]:
     consumer = plan.graph[edge.consumer]
     read = consumer.reads[edge.input]
     mesh = layer_mesh(plan, edge.consumer)
-    joined = [i for i, axis in enumerate(read.axes) if isinstance(axis, Part)]
-    if not joined:
+    if consumer.kind not in KINDS or not KINDS[consumer.kind].joins:
         return hops(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
     # Joined along one dim: the source is a piece of what the consumer writes.
-    (position,) = joined
-    axis = read.axes[position]
-    assert isinstance(axis, Part)
+    ((position, axis),) = ((i, axis) for i, axis in enumerate(read.axes) if isinstance(axis, Part))
     target = layout_of(mesh, tensor_dims(consumer, consumer.writes[0]), layer=edge.consumer)
     if source.shape == read.shape:
         return (Hop(shifted(source, target.shape, position, axis.offset), target),)

@@ -6,9 +6,9 @@ from typing import Any
 from pase.runtime.boxes import Box, extents, num_points, offsets
 from pase.runtime.compat import tf
 from pase.runtime.layouts import HOST
-from pase.runtime.mesh import Traffic
 from pase.runtime.moves import pieces
 from pase.runtime.refine import Hop
+from pase.runtime.traffic import Account
 
 _Placed = tuple[Box, Any]
 """A tensor and the box that it fills."""
@@ -21,34 +21,41 @@ def run_hop(
     source_names: Sequence[str],
     target_names: Sequence[str],
     fill: float,
-    traffic: Traffic,
+    traffic: Account,
 ) -> list[Any]:
     """Return [target positions] the tensors of a layout, made from the slices of another.
 
     slices: [source positions], in any shape with as many points as their boxes. fill: what stands where a box
     sticks out of the tensor. Pieces that overlap are added, in the order of the source's parts.
     """
-    local = [
-        _as_shape(x, extents(box), name) for x, box, name in zip(slices, hop.source.boxes, source_names, strict=True)
-    ]
-    cuts: dict[tuple[int, Box], Any] = {}
-    results = []
-    moved_bytes = 0
-    for position, taken in enumerate(pieces(hop)):
-        box, device = hop.target.boxes[position], hop.target.devices[position]
-        placed: list[_Placed] = []
-        for piece in taken:
-            key = (piece.source, piece.box)
-            if key not in cuts:
-                held = hop.source.boxes[piece.source]
-                cuts[key] = _cut(local[piece.source], held, piece.box, source_names[piece.source])
-            placed.append((piece.box, cuts[key]))
-            sender = hop.source.devices[piece.source]
-            if sender != device and HOST not in (sender, device):
-                moved_bytes += num_points(piece.box) * slices[0].dtype.size
-        with tf.device(target_names[position]):
-            results.append(assembled(placed, box, fill, slices[0].dtype))
-    traffic.add(tf.get_default_graph().get_name_scope() or "reshard", moved_bytes)
+    # A scope of its own for each movement: what crosses devices is told apart by it.
+    with tf.name_scope("move") as scope:
+        local = [
+            _as_shape(x, extents(box), name, is_own=traffic.keeps_alive)
+            for x, box, name in zip(slices, hop.source.boxes, source_names, strict=True)
+        ]
+        cuts: dict[tuple[int, Box], Any] = {}
+        results = []
+        moved_bytes = 0
+        for position, taken in enumerate(pieces(hop)):
+            box, device = hop.target.boxes[position], hop.target.devices[position]
+            placed: list[_Placed] = []
+            for piece in taken:
+                key = (piece.source, piece.box)
+                if key not in cuts:
+                    held = hop.source.boxes[piece.source]
+                    cuts[key] = _cut(local[piece.source], held, piece.box, source_names[piece.source])
+                placed.append((piece.box, cuts[key]))
+                sender = hop.source.devices[piece.source]
+                if sender != device and HOST not in (sender, device):
+                    moved_bytes += num_points(piece.box) * slices[0].dtype.size
+            with tf.device(target_names[position]):
+                whole = assembled(placed, box, fill, slices[0].dtype)
+                is_sent = len(placed) == 1 and whole is placed[0][1] and hop.source.devices[taken[0].source] != device
+                # Brought here once, whoever uses it.
+                results.append(tf.identity(whole) if is_sent else whole)
+        traffic.add(scope.rstrip("/"), moved_bytes)
+        traffic.keep(results)
     return results
 
 
@@ -124,8 +131,12 @@ def _cut(tensor: Any, held: Box, wanted: Box, device: str) -> Any:
         return tf.slice(tensor, offsets(wanted, held), extents(wanted))
 
 
-def _as_shape(tensor: Any, shape: tuple[int, ...], device: str) -> Any:
+def _as_shape(tensor: Any, shape: tuple[int, ...], device: str, *, is_own: bool) -> Any:
+    """Return a tensor in a shape; is_own: as one of its own, so that TensorFlow does not send it for several uses."""
     if tuple(tensor.shape.as_list()) == shape:
-        return tensor
+        if not is_own:
+            return tensor
+        with tf.device(device):
+            return tf.identity(tensor)
     with tf.device(device):
         return tf.reshape(tensor, shape)

@@ -1,4 +1,4 @@
-"""Training data: what a network reads besides its weights, made up from a seed or taken from an ``.npz`` file."""
+"""Training data: what a network reads besides its weights, made up from a seed or taken from files of arrays."""
 
 import struct
 import zipfile
@@ -84,6 +84,15 @@ class Batches:
             for item in self._inputs:
                 _check(item, arrays)
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """What tells these data from others, as JSON has it: a position in the ones means nothing in the others."""
+        inputs = {item.name: list(item.shape) for item in self._inputs}
+        if self._arrays is None:
+            return {"source": "made up", "batch": inputs}
+        rows = {item.name: len(self._arrays[item.name]) for item in self._inputs}
+        return {"source": "arrays", "batch": inputs, "rows": rows}
+
     def batch(self, step: int) -> dict[str, Array]:
         """Return the arrays of a step, by name: floating point as float64 or as given, indices as int32."""
         return {item.name: self._one(item, step) for item in self._inputs}
@@ -108,7 +117,15 @@ def _made_up(item: DataInput, seed: int) -> Array:
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
-    """Return the arrays of an ``.npz`` file; RuntimeFailure where it is none. Nothing in it is executed."""
+    """Return the arrays of an ``.npz`` file, or of a directory of ``.npy`` files, which are left on disk.
+
+    In a directory an array has its file's name, with that of folders within it: ``block/x.npy`` holds ``block/x``.
+    Raises RuntimeFailure where there are none. Nothing in the files is executed.
+    """
+    return _read_directory(path) if path.is_dir() else _read_archive(path)
+
+
+def _read_archive(path: Path) -> dict[str, Array]:
     try:
         # Opened here: numpy leaves a file open that turns out to be none of its own.
         with path.open("rb") as file:
@@ -120,6 +137,21 @@ def read_arrays(path: Path) -> dict[str, Array]:
         raise RuntimeFailure(
             f"cannot read data from {path}: {error}; expected an .npz file written by numpy.savez"
         ) from None
+
+
+def _read_directory(path: Path) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    for file in sorted(path.rglob("*.npy")):
+        try:
+            array = np.load(file, mmap_mode="r", allow_pickle=False)
+        except _UNREADABLE as error:
+            raise RuntimeFailure(
+                f"cannot read data from {file}: {error}; expected an .npy file written by numpy.save"
+            ) from None
+        arrays[file.relative_to(path).with_suffix("").as_posix()] = array
+    if not arrays:
+        raise RuntimeFailure(f"directory {path} holds no .npy files; expected one for each input, such as inputs.npy")
+    return arrays
 
 
 def _check(item: DataInput, arrays: Mapping[str, Array]) -> None:
@@ -136,6 +168,13 @@ def _check(item: DataInput, arrays: Mapping[str, Array]) -> None:
             f"{where} has shape {list(array.shape)}; expected [N{', ' + row if row else ''}] with N at least "
             f"{item.shape[0]}, the batch"
         )
+    # A piece at a time: the array may be larger than the memory.
+    for first in range(0, len(array), item.shape[0]):
+        check_values(item, array[first : first + item.shape[0]], where)
+
+
+def check_values(item: DataInput, array: Array, where: str) -> None:
+    """Raise RuntimeFailure where the numbers of an array are not what an input takes. where: what messages call it."""
     if item.below:
         if array.dtype.kind not in "iu":
             raise RuntimeFailure(f"{where} has type {array.dtype}; expected whole numbers from 0 to {item.below - 1}")

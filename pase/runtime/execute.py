@@ -5,19 +5,27 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pase
+from pase.device_memory import DeviceMemory, device_memory
 from pase.errors import RuntimeFailure
 from pase.plan import Plan
+from pase.runtime.traffic import NOTHING_MOVED
 
 _LAST_LINES = 15
 
+_WORD_BYTES = {"float32": 4, "float64": 8}
+
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
+
+
+Row = Mapping[str, Any]
+"""Bytes of an edge or a layer, as JSON has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +33,10 @@ class RunResult:
     """What a run showed.
 
     losses, reference_losses: of each step, before its update. max_relative_difference: between them.
-    predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for.
+    predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for;
+    host_bytes: fed from the host and fetched by it, apart. edges, layers: whose they are, in rows of predicted_bytes
+    and measured_bytes, each with its phases forward, backward and update; by producer and consumer or by name.
+    predicted_memory: of each device; peak_memory_bytes: [devices] what the allocators recorded, where asked for.
     step_time_s: median without the first step. build_time_s: until the first step could begin.
     """
 
@@ -34,6 +45,11 @@ class RunResult:
     max_relative_difference: float
     predicted_bytes: int
     measured_bytes: int | None
+    host_bytes: int | None
+    edges: tuple[Row, ...]
+    layers: tuple[Row, ...]
+    predicted_memory: DeviceMemory
+    peak_memory_bytes: tuple[int, ...] | None
     step_time_s: float
     build_time_s: float
 
@@ -97,9 +113,28 @@ def run_plan(
         max_relative_difference=max_relative_difference(losses, reference),
         predicted_bytes=built["predicted_bytes"],
         measured_bytes=done["measured_bytes"],
+        host_bytes=done.get("host_bytes"),
+        edges=_edge_rows(plan, done["edges"]) if measure else (),
+        layers=_layer_rows(plan, done["layers"]) if measure else (),
+        predicted_memory=device_memory(plan, word_bytes=_WORD_BYTES[dtype]),
+        peak_memory_bytes=tuple(done["peak_memory_bytes"]) if measure else None,
         step_time_s=done["step_time_s"],
         build_time_s=built["build_time_s"],
     )
+
+
+def _edge_rows(plan: Plan, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return a row for every edge of the plan's graph, those that share a weight after them."""
+    pairs = dict.fromkeys((edge.producer, edge.consumer) for edge in plan.graph.edges)
+    found = {(row["producer"], row["consumer"]): row for row in rows}
+    return tuple(
+        found.get(ends, {"producer": ends[0], "consumer": ends[1], **NOTHING_MOVED}) for ends in {**pairs, **found}
+    )
+
+
+def _layer_rows(plan: Plan, rows: Sequence[Row]) -> tuple[Row, ...]:
+    found = {row["name"]: row for row in rows}
+    return tuple(found.get(layer.name, {"name": layer.name, **NOTHING_MOVED}) for layer in plan.layers)
 
 
 def _silent(_what: str, _done: int, _total: int) -> None:

@@ -1,32 +1,12 @@
 """`LayerMesh`: the mesh of one layer; `MeshImplementation`: how Mesh-TensorFlow lays tensors out on it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf, placement, tf
 from pase.runtime.layouts import DeviceMesh
-
-_SMALL_POINTS = 1024
-"""Below this size an all-reduce adds on one device: as many bytes, and far fewer operations."""
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes that a program's operations were planned to move between devices in one step, by operation."""
-
-    bytes_by_operation: dict[str, int] = field(default_factory=dict)
-
-    def add(self, operation: str, moved_bytes: int) -> None:
-        """Count bytes of an operation."""
-        if moved_bytes:
-            self.bytes_by_operation[operation] = self.bytes_by_operation.get(operation, 0) + moved_bytes
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of one step."""
-        return sum(self.bytes_by_operation.values())
+from pase.runtime.traffic import SMALL_POINTS, Phase, Traffic
 
 
 class LayerMesh(mtf.Mesh):
@@ -48,20 +28,23 @@ class LayerMesh(mtf.Mesh):
         """Return what lowers this mesh's tensors: a dim is split by the axis of its name."""
         shape = mtf.Shape([mtf.Dimension(name, size) for name, size in self.devices.axes])
         layout = mtf.LayoutRules([(name, name) for name, _ in self.devices.axes])
-        return MeshImplementation(shape, layout, self.device_names, self.layer, traffic)
+        return MeshImplementation(shape, layout, self.device_names, self.layer, traffic, name=self.name)
 
 
 class MeshImplementation(placement.PlacementMeshImpl):
     """Explicit placement that checks its devices, adds in a fixed order and reads every variable slice once."""
 
-    def __init__(self, shape: Any, layout: Any, device_names: Sequence[str], layer: str, traffic: Traffic) -> None:
+    def __init__(
+        self, shape: Any, layout: Any, device_names: Sequence[str], layer: str, traffic: Traffic, *, name: str = "mesh"
+    ) -> None:
         super().__init__(shape, layout, list(device_names))
         if len(set(device_names)) != self.size or len(device_names) != self.size:
             raise RuntimeFailure(
                 f"layer {layer!r}: a mesh of {self.size} positions needs as many different devices, "
                 f"found {', '.join(device_names)}"
             )
-        self.traffic = traffic
+        self.traffic = traffic.account(layer)
+        self._name = name
 
     class LaidOutVariable:
         """The slices of a variable on their devices, and the copies from and to the master."""
@@ -130,39 +113,61 @@ class MeshImplementation(placement.PlacementMeshImpl):
         slices = list(x.to_laid_out_tensor().tensor_list)
         result: list[Any] = [None] * self.size
         reduce = _REDUCTIONS[reduction_fn_string]
-        for group in mtf.ops.processor_groups(self.shape, mesh_axes):
-            reduced = self._reduce_group([slices[i] for i in group], [self.devices[i] for i in group], reduce)
-            for position, value in zip(group, reduced, strict=True):
-                result[position] = value
+        # Sums are made where they are first needed, in the midst of another operation, perhaps another layer's.
+        scope = "/".join(filter(None, [tf.get_default_graph().get_name_scope(), self._name, "all_reduce"]))
+        with tf.name_scope(f"{scope}/"):
+            for group in mtf.ops.processor_groups(self.shape, mesh_axes):
+                own = [slices[i] for i in group]
+                self.traffic.add(scope, 2 * (len(group) - 1) * own[0].shape.num_elements() * own[0].dtype.size)
+                for position, value in zip(
+                    group, _reduce_group(own, [self.devices[i] for i in group], reduce), strict=True
+                ):
+                    result[position] = value
+            self.traffic.keep(result)
         return self.LaidOutTensor(result)
 
-    def _reduce_group(self, slices: list[Any], devices: list[str], reduce: Callable[[list[Any]], Any]) -> list[Any]:
-        count = len(slices)
-        if count == 1:
-            return slices
-        shape = slices[0].shape.as_list()
-        num_points = slices[0].shape.num_elements()
-        # Sums are made where they are first needed, in the midst of another operation.
-        name = f"{tf.get_default_graph().get_name_scope()}/all_reduce"
-        self.traffic.add(name, 2 * (count - 1) * num_points * slices[0].dtype.size)
-        if num_points < max(_SMALL_POINTS, count):
-            with tf.device(devices[0]):
-                # The others use it where it is: it is sent once to each device.
-                return [reduce(slices)] * count
-        sizes = [num_points // count + (i < num_points % count) for i in range(count)]
-        shares = []
-        for device, slice_ in zip(devices, slices, strict=True):
+
+def _reduce_group(slices: list[Any], devices: list[str], reduce: Callable[[list[Any]], Any]) -> list[Any]:
+    count = len(slices)
+    if count == 1:
+        return slices
+    shape = slices[0].shape.as_list()
+    num_points = slices[0].shape.num_elements()
+    if num_points < max(SMALL_POINTS, count):
+        with tf.device(devices[0]):
+            total = reduce(slices)
+        results = [total]
+        for device in devices[1:]:
             with tf.device(device):
-                shares.append(tf.split(tf.reshape(slice_, [-1]), sizes))
-        sums = []
-        for i, device in enumerate(devices):
-            with tf.device(device):
-                sums.append(reduce([share[i] for share in shares]))
-        gathered = []
-        for device in devices:
-            with tf.device(device):
-                gathered.append(tf.reshape(tf.concat(sums, 0), shape))
-        return gathered
+                # Brought here once, whoever uses it.
+                results.append(tf.identity(total))
+        return results
+    sizes = [num_points // count + (i < num_points % count) for i in range(count)]
+    shares = []
+    for device, slice_ in zip(devices, slices, strict=True):
+        with tf.device(device):
+            shares.append(tf.split(tf.reshape(slice_, [-1]), sizes))
+    sums = []
+    for i, device in enumerate(devices):
+        with tf.device(device):
+            sums.append(reduce([share[i] for share in shares]))
+    gathered = []
+    for device in devices:
+        with tf.device(device):
+            gathered.append(tf.reshape(tf.concat(sums, 0), shape))
+    return gathered
+
+
+class PhaseMark(mtf.Operation):
+    """Computes nothing: what is lowered after it belongs to another phase of the step."""
+
+    def __init__(self, mesh: LayerMesh, phase: Phase) -> None:
+        super().__init__([], mesh=mesh, name=f"begin_{phase}")
+        self._phase = phase
+
+    def lower(self, lowering: Any) -> None:
+        """Say so."""
+        lowering.mesh_impl(self).traffic.traffic.phase = self._phase
 
 
 def assign_slice(_: Any, slice_: Any, value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The reference: a network trained by plain TensorFlow on one device, without meshes, for comparison."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,17 @@ import numpy as np
 from pase.errors import RuntimeFailure
 from pase.graph import Graph, Role
 from pase.runtime.compat import tf
-from pase.runtime.data import Batches, DataInput, data_inputs, read_arrays
+from pase.runtime.data import Array, Batches, DataInput, data_inputs, read_arrays
 from pase.runtime.initial import initial_deviation, initial_value, parameter_name, shared_order
 from pase.runtime.reference_kinds import COMPUTE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceResult:
+    """losses: of every step, before its update. weights: by name, after the last one."""
+
+    losses: list[float]
+    weights: dict[str, Array]
 
 
 def reference_losses(
@@ -24,10 +33,32 @@ def reference_losses(
     data_path: Path | None = None,
     on_step: Callable[[int, float], None] | None = None,
 ) -> list[float]:
-    """Return the loss of every step, before its update, of the single-device program.
+    """Return the losses of `reference_training`, which is given the same."""
+    return reference_training(
+        graph,
+        steps=steps,
+        dtype=dtype,
+        seed=seed,
+        learning_rate=learning_rate,
+        data_path=data_path,
+        on_step=on_step,
+    ).losses
 
-    Weights, batches and updates are those of the parallel program. Raises RuntimeFailure for a kind of layer that
-    it cannot compute, for data that do not fit and for a loss that is not finite.
+
+def reference_training(
+    graph: Graph,
+    *,
+    steps: int,
+    dtype: str = "float32",
+    seed: int = 0,
+    learning_rate: float = 0.01,
+    data_path: Path | None = None,
+    on_step: Callable[[int, float], None] | None = None,
+) -> ReferenceResult:
+    """Train the single-device program; its initial weights, batches and updates are those of the parallel one.
+
+    Raises RuntimeFailure for a kind of layer that it cannot compute, for data that do not fit and for a loss that is
+    not finite.
     """
     arrays = None if data_path is None else read_arrays(data_path)
     with tf.Graph().as_default(), tf.device("/device:CPU:0"):
@@ -41,10 +72,18 @@ def reference_losses(
             for variable, gradient in zip(variables, gradients, strict=True)
             if gradient is not None
         ]
-        with tf.Session() as session:
-            for name, variable in network.variables.items():
-                value = initial_value(name, tuple(variable.shape.as_list()), network.deviations[name], seed)
-                session.run(variable.initializer, {variable.initializer.inputs[1]: value})
+        config = tf.ConfigProto()
+        # It takes longer than it saves, and rounds differently.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.Session(config=config) as session:
+            initial = {
+                variable.initializer.inputs[1]: initial_value(
+                    name, tuple(variable.shape.as_list()), network.deviations[name], seed
+                )
+                for name, variable in network.variables.items()
+            }
+            # In one run: each run looks through the whole graph first.
+            session.run([variable.initializer for variable in variables], initial)
             losses: list[float] = []
             for step in range(steps):
                 batch = batches.batch(step)
@@ -57,7 +96,8 @@ def reference_losses(
                 losses.append(float(value))
                 if on_step is not None:
                     on_step(step + 1, losses[-1])
-    return losses
+            weights: dict[str, Array] = session.run(network.variables)
+    return ReferenceResult(losses=losses, weights=weights)
 
 
 class _Network:

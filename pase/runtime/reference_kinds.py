@@ -16,6 +16,7 @@ def _activated(operator: Operator, y: Any) -> Any:
         "relu": tf.nn.relu,
         "tanh": tf.math.tanh,
         "gelu": lambda x: 0.5 * x * (1 + tf.math.erf(x / 2**0.5)),
+        "sigmoid": tf.math.sigmoid,
     }
     return functions[operator.attribute("activation", "")](y)
 
@@ -109,14 +110,64 @@ def _concat(operator: Operator, reads: Sequence[Any]) -> Any:
     return tf.concat(reads, axis=operator.writes[0].axes.index(along))
 
 
+_EPSILON = 1e-5
+
+
+def _normalised(operator: Operator, reads: Sequence[Any], over: Sequence[int], shape: Sequence[int]) -> Any:
+    x, scale, shift = reads
+    mean, variance = tf.nn.moments(x, list(over), keepdims=True)
+    # Weights of zero leave the normalised tensor as it is.
+    weights = (tf.reshape(shift, shape), tf.reshape(scale, shape) + 1)
+    return _activated(operator, tf.nn.batch_normalization(x, mean, variance, *weights, _EPSILON))
+
+
+def _batch_norm(operator: Operator, reads: Sequence[Any]) -> Any:
+    return _normalised(operator, reads, [0, 2, 3], [1, -1, 1, 1])
+
+
+def _layer_norm(operator: Operator, reads: Sequence[Any]) -> Any:
+    return _normalised(operator, reads, [-1], [-1])
+
+
+def _attention(operator: Operator, reads: Sequence[Any]) -> Any:
+    # [b, h, s or t, k]
+    q, k, v = (tf.transpose(x, [0, 2, 1, 3]) for x in reads)
+    scores = tf.matmul(q, k, transpose_b=True) / operator.extents["k"] ** 0.5
+    if operator.attribute("causal", False):
+        seen = tf.linalg.band_part(tf.ones(scores.shape[-2:], scores.dtype), -1, 0)
+        # Far below any score, and finite: its exponential is zero.
+        scores = scores * seen - 1e9 * (1 - seen)
+    return tf.transpose(tf.matmul(tf.nn.softmax(scores), v), [0, 2, 1, 3])
+
+
+def _lstm(operator: Operator, reads: Sequence[Any]) -> Any:
+    x, w, u, bias = reads
+    hidden_units, sequence = operator.extents["e"], x[0]
+    for layer in range(operator.extents["l"]):
+        hidden = cell = tf.zeros_like(sequence[:, 0])
+        outputs = []
+        for step in range(operator.extents["s"]):
+            gates = tf.einsum("bd,dge->bge", sequence[:, step], w[layer]) + tf.einsum("bd,dge->bge", hidden, u[layer])
+            into, forget, out, candidate = tf.unstack(gates + bias[layer], 4, axis=1)
+            cell = tf.sigmoid(forget) * cell + tf.sigmoid(into) * tf.tanh(candidate)
+            hidden = tf.sigmoid(out) * tf.tanh(cell)
+            outputs.append(hidden)
+        sequence = tf.stack(outputs, axis=1)
+    return tf.reshape(sequence, [1, -1, operator.extents["s"], hidden_units])
+
+
 COMPUTE: Mapping[str, Compute] = {
     "add_parameter": _add_parameter,
+    "attention": _attention,
+    "batch_norm": _batch_norm,
     "concat": _concat,
     "conv2d": _conv2d,
     "dense": _dense,
     "elementwise": _elementwise,
     "embedding": _embedding,
     "global_pool": _global_pool,
+    "layer_norm": _layer_norm,
+    "lstm": _lstm,
     "pool2d": _pool2d,
     "softmax_loss": _softmax_loss,
 }

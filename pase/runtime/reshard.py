@@ -5,7 +5,7 @@ from typing import Any
 
 from pase.runtime.assemble import run_hop
 from pase.runtime.compat import mtf, tf
-from pase.runtime.layouts import Layout, PlainDim, TensorDim, WindowDim, layout_of
+from pase.runtime.layouts import HOST, Layout, PlainDim, TensorDim, WindowDim, layout_of
 from pase.runtime.mesh import LayerMesh
 from pase.runtime.refine import Hop, hops
 
@@ -35,7 +35,9 @@ class Transport(mtf.Operation):
         """Slice on the devices that have the tensor, put together on those that need it."""
         (x,), (y,) = self.inputs, self.outputs
         slices = lowering.tensors[x].to_laid_out_tensor().tensor_list
-        traffic = lowering.mesh_impl(self).traffic
+        # The host's part is not counted: what is left of a movement from or to it is the layer's own.
+        layers = [mesh.layer for mesh in (x.mesh, self.mesh) if HOST not in mesh.devices.devices]
+        traffic = lowering.mesh_impl(self).traffic.coming_from(layers[0] if layers else self.mesh.layer)
         names = {
             device: name
             for mesh in (x.mesh, self.mesh)

@@ -1,14 +1,18 @@
 """From an operator's accesses to the dims of the tensors that a program lays out."""
 
 from pase.errors import EmitError
-from pase.graph import Access, Operator, Window
+from pase.graph import Access, Operator, Part, Window
 from pase.runtime.layouts import PlainDim, TensorDim, WindowDim
+
+WHOLE = "whole dim"
+"""Name of a tensor dim that no iteration dim indexes; with a space, as no dim of ours has."""
 
 
 def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
     """Return the dims of a tensor as its layer's mesh holds it: a product of iteration dims is one dim for each.
 
-    Raises EmitError for an axis that no layout expresses (a piece of a dim).
+    A single point of a dim (what the first layer of a stack reads) is none: every part holds it. Raises EmitError for
+    an axis that no layout expresses (a larger piece of a dim).
     """
     dims: list[TensorDim] = []
     for axis, extent in zip(access.axes, access.shape, strict=True):
@@ -30,6 +34,10 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
                         pad=axis.pad,
                     )
                 )
+            case None:
+                dims.append(PlainDim(WHOLE, extent))
+            case Part(extent=1):
+                pass
             case _:
                 raise EmitError(
                     f"layer {operator.name!r} ({operator.kind}): tensor {access.tensor!r} is indexed by {axis!r}, "

@@ -7,6 +7,7 @@ BENCHMARKS = {
     "paper": "the strategies beside those of the PaSE paper (docs/paper.md)",
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",
+    "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
     "solver": "our solver beside others on the same tables (docs/benchmarks.md)",
 }
 

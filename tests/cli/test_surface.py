@@ -18,6 +18,7 @@ SOLVER = ["--ordering", "--time-limit", "--memory-limit"]
 # To add a verb or a flag, add it here. To rename or remove one breaks what others have written.
 SURFACE = {
     "search": [*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--output -o", "--json"],
+    "explain": ["plan", "layer ?", "--json"],
     "emit": ["plan", "--output -o", "--json"],
     "run": [
         "plan_or_model",
@@ -28,6 +29,7 @@ SURFACE = {
     "tables": [*MODEL, "--cost-model", "--keep-batch", "--output -o !", "--json"],
     "models": ["--json"],
     "machines": ["--show", "--json"],
+    "halo": ["--extent !", "--kernel !", "--stride", "--dilation", "--padding", "--workers !", "--json"],
 }
 
 
@@ -38,11 +40,10 @@ def _command(name: str) -> click.Command:
 
 
 def _flag(parameter: click.Parameter) -> str:
-    """Return an argument's name, or an option's flags, with a mark where it must be given."""
+    """Return an argument's name, with a mark where it may be left out, or an option's flags, where it must be given."""
     if isinstance(parameter, click.Argument):
-        assert parameter.required
         assert parameter.name
-        return parameter.name
+        return parameter.name if parameter.required else f"{parameter.name} ?"
     return " ".join([*parameter.opts, "!"] if parameter.required else parameter.opts)
 
 

@@ -10,7 +10,7 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, pool2d, softmax_loss
 from pase.runtime.compat import tf
 from pase.runtime.program import Program, Training
-from tests.runtime.networks import mixed, small
+from tests.runtime.networks import attentions, lstms, mixed, small
 from tests.runtime.plans import random_plan
 from tests.runtime.training import builder_of
 
@@ -31,7 +31,9 @@ def test_data_get_no_gradient() -> None:
 
 
 @pytest.mark.parametrize(
-    "graph", [pooled(), small("mlp"), small("rnnlm"), small("alexnet"), mixed()], ids=lambda g: g.name
+    "graph",
+    [pooled(), small("mlp"), small("rnnlm"), small("alexnet"), mixed(), attentions(), lstms()],
+    ids=lambda g: g.name,
 )
 @pytest.mark.parametrize("num_devices", [2, 4, 6])
 def test_comments_are_what_is_lowered(graph: Graph, num_devices: int) -> None:

@@ -1,14 +1,20 @@
 """Small networks for tests: the built-in ones at small extents, and one that holds every kind of layer."""
 
-from pase.graph import Builder, Graph
+from dataclasses import replace
+
+from pase.graph import Builder, Graph, Operator
 from pase.graph.operators import (
     add_parameter,
+    attention,
+    batch_norm,
     concat,
     conv2d,
     dense,
     elementwise,
     embedding,
     global_pool,
+    layer_norm,
+    lstm,
     pool2d,
     softmax_loss,
 )
@@ -18,15 +24,82 @@ from pase.models import build
 def small(name: str) -> Graph:
     """A built-in network whose extents have many divisors."""
     batch, arguments = _SMALL[name]
-    return build(name, batch=batch, arguments=arguments)
+    return build(_NETWORKS.get(name, name), batch=batch, arguments=arguments)
 
+
+_NETWORKS = {"lstm_lm": "rnnlm"}
+"""Networks that are here twice: without its LSTM layers, that one is quick."""
+
+
+_LANGUAGE: dict[str, str | int | float | bool] = {
+    "vocabulary": 24, "steps": 4, "layers": 1, "model_width": 8, "heads": 2,
+}  # fmt: skip
 
 _SMALL: dict[str, tuple[int, dict[str, str | int | float | bool]]] = {
     "mlp": (24, {"inputs": 12, "hidden": 24, "layers": 3, "classes": 12}),
     "lenet5": (24, {"classes": 12}),
     "alexnet": (24, {"image": 127, "width": 16, "classes": 24}),
     "rnnlm": (24, {"vocabulary": 24, "units": 12, "steps": 4, "layers": 0}),
+    "vgg16": (8, {"image": 32, "width": 16, "classes": 8}),
+    "inception_v3": (8, {"image": 75, "width": 16, "classes": 8}),
+    "resnet101": (8, {"image": 32, "width": 16, "classes": 8, "blocks": "1,1,1,1"}),
+    "densenet121": (8, {"image": 32, "growth": 4, "classes": 8, "blocks": "2,1,1,1"}),
+    "lstm_lm": (4, {"vocabulary": 24, "units": 12, "steps": 4, "layers": 2}),
+    "transformer": (4, {**_LANGUAGE, "hidden": 16}),
+    "transformer_big": (4, {**_LANGUAGE, "hidden": 16, "tied": False}),
+    "bert_large": (4, {**_LANGUAGE, "hidden": 16}),
+    "gpt": (4, _LANGUAGE),
 }
+
+
+def batch_norms() -> Graph:
+    """Batch normalisation with and without an activation, before and after a convolution."""
+    net = Builder("batch_norms")
+    x = net.add(batch_norm, "first", net.input((12, 6, 6, 4)))
+    x = net.add(conv2d, "conv", x, out=12, kernel=3, padding=1, bias=False)
+    x = net.add(batch_norm, "second", x, activation="sigmoid")
+    x = net.add(dense, "fc", net.reshape(x, (12, 288)), out=(("n", 6),))
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+def layer_norms() -> Graph:
+    """Layer normalisation of three dims and of two."""
+    net = Builder("layer_norms")
+    x = net.add(layer_norm, "first", net.input((12, 4, 6)))
+    x = net.add(dense, "hidden", x, lead=("b", "s"), reduce=("d",), out=(("e", 12),), activation="gelu")
+    x = net.add(layer_norm, "second", net.reshape(x, (12, 48)), dims=("b", "n"))
+    x = net.add(dense, "fc", x, out=(("n", 6),))
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+def attentions() -> Graph:
+    """Causal attention of a sequence to itself, all three inputs one tensor, then attention to a longer sequence."""
+    net = Builder("attentions")
+    heads = (("h", 4), ("k", 6))
+    x = net.add(dense, "own", net.input((6, 8, 24)), lead=("b", "s"), reduce=("d",), out=heads, activation="tanh")
+    x = net.add(attention, "causal", x, x, x, causal=True)
+    q = net.add(dense, "queries", x, lead=("b", "s"), reduce=("h", "k"), out=(("g", 4), ("c", 6)))
+    k = net.add(dense, "memory", net.input((6, 12, 4)), lead=("b", "s"), reduce=("d",), out=heads)
+    x = net.add(attention, "cross", q, k, k)
+    x = net.add(dense, "fc", x, lead=("b", "s"), reduce=("h", "k"), out=(("n", 6),))
+    net.add(softmax_loss, "loss", x, dims=("b", "s", "n"))
+    return net.build()
+
+
+def lstms() -> Graph:
+    """A stack of two LSTM layers, between layers that are trained."""
+    net = Builder("lstms")
+    x = net.add(dense, "widen", net.input((6, 4, 4)), lead=("b", "s"), reduce=("c",), out=(("d", 12),))
+    x = net.add(lstm, "lstm", x, layers=2, units=12)
+    x = net.add(dense, "fc", net.reshape(x, (6, 4, 12)), lead=("b", "s"), reduce=("d",), out=(("v", 6),))
+    net.add(softmax_loss, "loss", x, dims=("b", "s", "v"))
+    return net.build()
+
+
+EXCHANGING = {"batch_norm": batch_norms, "layer_norm": layer_norms, "attention": attentions, "lstm": lstms}
+"""A network for each kind that exchanges tensors within its layer."""
 
 
 def mixed() -> Graph:
@@ -55,6 +128,11 @@ def mixed() -> Graph:
     logits = net.add(dense, "logits", net.reshape(spatial, (12, 36)), out=(("n", 6),), bias=False)
     net.add(softmax_loss, "loss", logits)
     return net.build()
+
+
+def sorting(name: str, x: tuple[int, ...]) -> Operator:
+    """An operator of a kind that nothing computes; x: [b, n]."""
+    return replace(elementwise(name, x, dims=("b", "n")), kind="sorting")
 
 
 def tied() -> Graph:

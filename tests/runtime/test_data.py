@@ -1,4 +1,6 @@
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from pase.errors import RuntimeFailure
 from pase.graph import Builder
 from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.runtime.data import Batches, DataInput, data_inputs, read_arrays
+from pase.runtime.generated import GeneratedBatches, load_function
 from tests.runtime.networks import small, tied
 
 INPUTS = (DataInput(name="inputs", shape=(2, 3)), DataInput(name="labels", shape=(2,), below=5))
@@ -91,3 +94,123 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "objects.npz", inputs=np.array([{"a": 1}], dtype=object))
     with pytest.raises(RuntimeFailure, match=r"cannot read data from .*objects.npz"):
         read_arrays(tmp_path / "objects.npz")
+
+
+# -- a directory of arrays
+
+
+def test_a_directory_of_arrays_is_left_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "block").mkdir()
+    np.save(tmp_path / "inputs.npy", np.arange(15.0).reshape(5, 3))
+    np.save(tmp_path / "labels.npy", np.arange(5))
+    np.save(tmp_path / "block" / "x.npy", np.zeros(4))
+    arrays = read_arrays(tmp_path)
+    assert set(arrays) == {"inputs", "labels", "block/x"}
+    assert all(isinstance(array, np.memmap) for array in arrays.values())
+    batches = Batches(INPUTS, seed=0, arrays=arrays)
+    np.testing.assert_array_equal(batches.batch(1)["inputs"], [[6, 7, 8], [9, 10, 11]])
+    assert batches.batch(1)["labels"].tolist() == [2, 3]
+    assert batches.description == {
+        "source": "arrays",
+        "batch": {"inputs": [2, 3], "labels": [2]},
+        "rows": {"inputs": 5, "labels": 5},
+    }
+
+
+def test_a_wrong_number_far_into_an_array_is_found(tmp_path: Path) -> None:
+    inputs = np.zeros((1001, 3))
+    inputs[1000, 2] = np.inf
+    np.save(tmp_path / "inputs.npy", inputs)
+    np.save(tmp_path / "labels.npy", np.zeros(1001, int))
+    with pytest.raises(RuntimeFailure, match=r"'inputs' of the data holds values that are not finite"):
+        Batches(INPUTS, seed=0, arrays=read_arrays(tmp_path))
+
+
+def test_directories_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeFailure, match=r"holds no .npy files; expected one for each input, such as inputs.npy"):
+        read_arrays(tmp_path)
+    bad: dict[str, bytes | None] = {"text": b"no array at all", "empty": b"", "objects": None}
+    for name, content in bad.items():
+        path = tmp_path / name / f"{name}.npy"
+        path.parent.mkdir()
+        if content is None:
+            np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+        else:
+            path.write_bytes(content)
+        with pytest.raises(RuntimeFailure, match=rf"cannot read data from .*{name}.npy: "):
+            read_arrays(path.parent)
+
+
+# -- a generator
+
+
+def counting(start: int = 0) -> Iterator[dict[str, Any]]:
+    for step in range(start, 6):
+        yield {"inputs": np.full((2, 3), step), "labels": [step % 5, 0], "more": "unused"}
+
+
+def counting_from_zero() -> Iterator[dict[str, Any]]:
+    yield from counting()
+
+
+@pytest.mark.parametrize("function", [counting, counting_from_zero])
+@pytest.mark.parametrize("start", [0, 3])
+def test_a_generator_goes_on_where_it_was(function: Any, start: int) -> None:
+    batches = GeneratedBatches(INPUTS, function, name="tests:f", start=start)
+    for step in range(start, 6):
+        for _ in range(2):
+            batch = batches.batch(step)
+            assert batch["inputs"].tolist() == [[step] * 3] * 2
+        assert batch["labels"].dtype == np.int32
+        assert set(batch) == {"inputs", "labels"}
+    with pytest.raises(RuntimeFailure, match=r"tests:f ended before the batch of step 7; train fewer steps"):
+        batches.batch(6)
+
+
+@pytest.mark.parametrize(
+    ("yielded", "message"),
+    [
+        ({"inputs": np.zeros((2, 3))}, r"step 1 of data generator m:f has no array 'labels'; it holds inputs"),
+        (
+            {**GOOD, "inputs": np.zeros((3, 3))},
+            r"'inputs' of the batch of step 1 .* has shape \[3, 3\]; expected \[",
+        ),
+        ({"inputs": np.zeros((2, 3)), "labels": [0, 5]}, r"'labels' of .* holds 5; expected whole numbers from 0 to 4"),
+        ({"inputs": np.full((2, 3), np.nan), "labels": [0, 1]}, r"'inputs' of .* holds values that are not finite"),
+        ({"inputs": [[1, 2], [3]], "labels": [0, 1]}, r"'inputs' of .* is no array: "),
+        ([1, 2], r"the batch of step 1 of data generator m:f is of type list; expected package.module:function"),
+    ],
+)
+def test_what_a_generator_yields_is_checked_at_once(yielded: Any, message: str) -> None:
+    with pytest.raises(RuntimeFailure, match=message):
+        GeneratedBatches(INPUTS, lambda: iter([yielded]), name="m:f")
+
+
+def test_a_generator_that_raises_is_told() -> None:
+    def broken() -> Iterator[dict[str, Any]]:
+        yield {"inputs": np.zeros((2, 3)), "labels": [0, 1]}
+        raise KeyError("x")
+
+    batches = GeneratedBatches(INPUTS, broken, name="m:f")
+    batches.batch(0)
+    with pytest.raises(RuntimeFailure, match=r"data generator m:f raised KeyError: 'x'"):
+        batches.batch(1)
+    with pytest.raises(RuntimeFailure, match=r"data generator m:f raised TypeError: "):
+        GeneratedBatches(INPUTS, lambda: 3, name="m:f")
+
+
+def test_functions_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_batches.py").write_text("def f(): yield {}\nnumber = 3\n", encoding="utf-8")
+    (tmp_path / "my_broken.py").write_text("import no_such_module_at_all\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert next(load_function("my_batches:f")()) == {}
+    for name, message in (
+        ("my_batches", r"'my_batches' names no function; expected package.module:function"),
+        ("my batches:f", r"'my batches:f' names no function"),
+        ("no_such_module_at_all:f", r"cannot import no_such_module_at_all for the data: .*; is it on PYTHONPATH"),
+        ("my_broken:f", r"cannot import my_broken for the data: No module named 'no_such_module_at_all'"),
+        ("my_batches:g", r"module my_batches has no function 'g'"),
+        ("my_batches:number", r"module my_batches has no function 'number'"),
+    ):
+        with pytest.raises(RuntimeFailure, match=message):
+            load_function(name)

@@ -9,10 +9,11 @@ from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf, tf
 from pase.runtime.layers import concat, dims, reshard
 from pase.runtime.layouts import DeviceMesh, Layout, TensorDim, layout_of
-from pase.runtime.mesh import LayerMesh, Traffic
+from pase.runtime.mesh import LayerMesh
 from pase.runtime.moves import moved_points
 from pase.runtime.program import Program, virtual_cpu
 from pase.runtime.refine import hops
+from pase.runtime.traffic import Traffic
 from tests.runtime.geometry import Array, distinct_dot, held, meshes, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]

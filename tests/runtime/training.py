@@ -6,7 +6,12 @@ from typing import Any
 
 from pase.emitter import emit
 from pase.plan import Plan
+from pase.runtime.compat import tf
+from pase.runtime.data import Array, Batches
+from pase.runtime.program import Program, Training
 from pase.runtime.script import train
+
+Weights = dict[str, Array]
 
 
 def builder_of(source: str) -> Callable[[Any], Any]:
@@ -31,3 +36,16 @@ def parallel_losses(
         learning_rate=rate,
         data_path=data,
     )
+
+
+def parallel_training(plan: Plan, *, steps: int, seed: int = 0, rate: float = 0.05) -> tuple[list[float], Weights]:
+    """Losses of a plan's program in float64, and its weights after the last step."""
+    with tf.Graph().as_default():
+        program = Program(num_devices=plan.num_devices, dtype="float64")
+        loss = builder_of(emit(plan))(program)
+        batches = Batches(program.inputs, seed=seed)
+        training = Training.start(program, loss, learning_rate=rate, seed=seed)
+        losses = [training.step(batches.batch(step)).loss for step in range(steps)]
+        weights = training.weights()
+        training.close()
+    return losses, weights

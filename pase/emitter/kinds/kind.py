@@ -47,7 +47,8 @@ class Kind:
 
     fill: the value of a window's padding, "" for zero. problem: why an operator cannot be written, "" if it can.
     variables: names for reads where the tensor's own would mislead. joins: whether the expression takes its inputs
-    from their own meshes. is_loss: whether the output is what is minimised.
+    from their own meshes. is_loss: whether the output is what is minimised. whole: the dim of a program that stands
+    for a tensor dim which no iteration dim indexes, "" where there is none.
     """
 
     formula: Callable[[Operator], str]
@@ -57,6 +58,7 @@ class Kind:
     variables: tuple[tuple[str, str], ...] = ()
     joins: bool = False
     is_loss: bool = False
+    whole: str = ""
 
 
 def activated(operator: Operator, expression: str) -> str:

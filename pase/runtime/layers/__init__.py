@@ -1,25 +1,34 @@
 """Layers of emitted programs: one module for each kind, one line here for each name that a program may use."""
 
-from pase.runtime.layers.activations import gelu, relu, tanh
+from pase.runtime.layers.activations import gelu, relu, sigmoid, tanh
+from pase.runtime.layers.attention import attention
 from pase.runtime.layers.concatenate import concat
 from pase.runtime.layers.conv2d import conv2d
 from pase.runtime.layers.dims import dims, window
 from pase.runtime.layers.embedding import embedding
+from pase.runtime.layers.lstm import GATES, lstm
+from pase.runtime.layers.normalise import batch_norm, layer_norm
 from pase.runtime.layers.pool2d import global_pool, max_pool2d, mean_pool2d
 from pase.runtime.layers.softmax_loss import softmax_loss
 from pase.runtime.reshard import reshard
 
 __all__ = [
+    "GATES",
+    "attention",
+    "batch_norm",
     "concat",
     "conv2d",
     "dims",
     "embedding",
     "gelu",
     "global_pool",
+    "layer_norm",
+    "lstm",
     "max_pool2d",
     "mean_pool2d",
     "relu",
     "reshard",
+    "sigmoid",
     "softmax_loss",
     "tanh",
     "window",

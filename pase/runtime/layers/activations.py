@@ -18,6 +18,11 @@ def tanh(x: Any) -> Any:
     return _pointwise("tanh", x, tf.tanh, lambda _, y, dy: tf.raw_ops.TanhGrad(y=y, dy=dy))
 
 
+def sigmoid(x: Any) -> Any:
+    """Return 1 / (1 + exp(-x))."""
+    return _pointwise("sigmoid", x, tf.sigmoid, lambda _, y, dy: tf.raw_ops.SigmoidGrad(y=y, dy=dy))
+
+
 def gelu(x: Any) -> Any:
     """Return x Φ(x), Φ the normal distribution function."""
     return _pointwise("gelu", x, lambda z: z * _normal_distribution(z), _gelu_gradient)

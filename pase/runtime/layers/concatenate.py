@@ -73,7 +73,7 @@ class _Concat(mtf.Operation):
                 source_names=x.mesh.device_names,
                 target_names=self.mesh.device_names,
                 fill=0.0,
-                traffic=implementation.traffic,
+                traffic=implementation.traffic.coming_from(x.mesh.layer),
             )
             for share, box, result in zip(shares, clipped.boxes, results, strict=True):
                 if 0 not in extents(box):

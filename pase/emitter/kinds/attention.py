@@ -1,0 +1,18 @@
+"""How `attention` is written."""
+
+from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.graph import Operator
+
+
+def _formula(operator: Operator) -> str:
+    q, k, v = (indexed(operator, access) for access in operator.reads)
+    causal = ", no later t" if operator.attribute("causal", False) else ""
+    return f"{indexed(operator, operator.writes[0])} = softmax({q} {k} / sqrt k{causal}) {v}"
+
+
+def _result(block: Block) -> str:
+    causal = ["causal=True"] if block.operator.attribute("causal", False) else []
+    return f"attention({', '.join([*block.reads, *causal])})"
+
+
+ATTENTION = Kind(formula=_formula, result=_result, variables=(("q", "queries"), ("k", "keys"), ("v", "values")))

@@ -1,0 +1,161 @@
+"""`train`: a program built and trained, with its checkpoints, metrics and reports."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pase.errors import RuntimeFailure
+from pase.runtime.checkpoint import Checkpoint
+from pase.runtime.compat import tf
+from pase.runtime.data import Batches, DataInput, read_arrays
+from pase.runtime.generated import GeneratedBatches, load_function
+from pase.runtime.measure import crossed, tabulated
+from pase.runtime.memory import peak_bytes
+from pase.runtime.metrics import MetricsFile, ProgressLine
+from pase.runtime.optimisers import Rule
+from pase.runtime.optimisers.sgd import Sgd
+from pase.runtime.program import Program, Training, TrainingState
+from pase.runtime.resume import Checkpointing, check_fits
+from pase.runtime.schedules import Schedule
+
+Build = Callable[[Program], Any]
+Report = Callable[[dict[str, Any]], None]
+
+
+def train(
+    build: Build,
+    *,
+    num_devices: int,
+    steps: int,
+    dtype: str = "float32",
+    seed: int | None = None,
+    learning_rate: float = 0.01,
+    schedule: Schedule | None = None,
+    rule: Rule | None = None,
+    data_path: Path | None = None,
+    generator: str | None = None,
+    checkpointing: Checkpointing | None = None,
+    metrics_path: Path | None = None,
+    measure: bool = False,
+    keep_alive: bool = False,
+    report: Report | None = None,
+    progress: bool = False,
+) -> list[float]:
+    """Build a program, train it and return the loss of every step, before its update.
+
+    steps: in all, those before the checkpoint that it goes on from included. seed: that of the checkpoint, otherwise 0,
+    where it is None. schedule: of the learning rate, by default constant. rule: of the updates, by default gradient
+    descent. generator: ``package.module:function`` that yields the data; its module is executed.
+
+    Reports events: ``resumed`` (step, checkpoint), ``built`` (build_time_s, predicted_bytes), ``step`` (step, loss,
+    learning_rate, examples_per_s, time_s), ``saved`` (step, path), ``done`` (step_time_s, median without the first;
+    where asked for measured_bytes, host_bytes and whose they are: edges, layers).
+    measure: count the bytes that cross devices in a step. keep_alive: move replicas that nobody uses too.
+    """
+    if learning_rate <= 0 or steps < 1:
+        raise RuntimeFailure(f"steps is {steps} and the learning rate {learning_rate}; both must be above 0")
+    if seed is not None and seed < 0:
+        raise RuntimeFailure(f"the seed is {seed}; it must be 0 or more")
+    report = report or _silent
+    rule = rule or Sgd()
+    schedule = schedule or Schedule(peak=learning_rate)
+    # Before anything expensive: what is wrong is found out at once.
+    found = checkpointing.found() if checkpointing else None
+    begin = time.perf_counter()
+    with tf.Graph().as_default(), ExitStack() as opened:
+        program = Program(num_devices=num_devices, dtype=dtype)
+        loss = build(program)
+        used_seed = found.seed if found else seed or 0
+        first = found.step if found else 0
+        batches = _batches(program.inputs, used_seed, data_path, generator, first)
+        if found and checkpointing:
+            data = batches.description
+            check_fits(found, checkpointing, program, rule=rule, seed=seed, steps=steps, data=data)
+        resume = checkpointing is not None and checkpointing.resume is not None
+        metrics = metrics_path and opened.enter_context(MetricsFile(metrics_path, num_steps=first, resume=resume))
+        training = Training.start(
+            program, loss, learning_rate=learning_rate, seed=used_seed, rule=rule, keep_alive=keep_alive
+        )
+        opened.enter_context(closing(training))
+        if found:
+            training.restore(_state(found))
+            report({"event": "resumed", "step": found.step})
+        predicted_bytes = training.traffic.total_bytes
+        report({"event": "built", "build_time_s": time.perf_counter() - begin, "predicted_bytes": predicted_bytes})
+        losses, times = [], []
+        measured: dict[str, Any] = {"measured_bytes": None}
+        line = ProgressLine(steps) if progress else None
+        num_examples = program.inputs[0].shape[0] if program.inputs else 1
+        for step in range(first, steps):
+            batch = batches.batch(step)
+            rate = schedule.rate(step)
+            begin = time.perf_counter()
+            wants_metadata = measure and step == steps - 1
+            with _told_of_the_checkpoint(checkpointing, line):
+                result = training.step(batch, learning_rate=rate, with_metadata=wants_metadata)
+            times.append(time.perf_counter() - begin)
+            losses.append(result.loss)
+            values = {
+                "step": step + 1,
+                "loss": result.loss,
+                "learning_rate": rate,
+                "examples_per_s": num_examples / times[-1],
+                "time_s": times[-1],
+            }
+            report({"event": "step", **values})
+            if metrics:
+                metrics.write({**values, "unix_time_s": time.time()})
+            if line:
+                line.show(step + 1, result.loss, num_examples / times[-1])
+            if checkpointing and checkpointing.is_due(step + 1, steps):
+                with _told_of_the_checkpoint(checkpointing, line):
+                    path = checkpointing.save(
+                        training.state(), dtype=dtype, seed=used_seed, rule=rule, data=batches.description
+                    )
+                report({"event": "saved", "step": step + 1, "path": str(path)})
+            if wants_metadata:
+                moved = crossed(result.run_metadata, tf.get_default_graph(), training.traffic)
+                measured = {"measured_bytes": moved.total_bytes, "host_bytes": moved.host_bytes}
+                measured |= tabulated(training.traffic, moved)
+                measured["peak_memory_bytes"] = peak_bytes(result.run_metadata, tf.get_default_graph(), num_devices)
+        if line:
+            line.end()
+    step_time_s = median(times[1:] or times)
+    report({"event": "done", "step_time_s": step_time_s, **measured})
+    return losses
+
+
+def _batches(
+    inputs: list[DataInput], seed: int, data_path: Path | None, generator: str | None, first: int
+) -> Batches | GeneratedBatches:
+    if generator is None:
+        arrays = None if data_path is None else read_arrays(data_path)
+        return Batches(inputs, seed=seed, arrays=arrays)
+    if data_path is not None:
+        raise RuntimeFailure("both --data and --data-generator are given; choose one of them")
+    return GeneratedBatches(inputs, load_function(generator), name=generator, start=first)
+
+
+def _state(found: Checkpoint) -> TrainingState:
+    return TrainingState(num_steps=found.step, weights=found.weights, slots=found.slots)
+
+
+@contextmanager
+def _told_of_the_checkpoint(checkpointing: Checkpointing | None, line: ProgressLine | None) -> Iterator[None]:
+    """Have a failure end the line of progress, and name the checkpoint that is left."""
+    try:
+        yield
+    except RuntimeFailure as error:
+        if line:
+            line.end()
+        kept = checkpointing.newest() if checkpointing else None
+        if kept is None:
+            raise
+        raise RuntimeFailure(f"{error}; the last checkpoint, {kept}, is as it was") from None
+
+
+def _silent(_: dict[str, Any]) -> None:
+    """Report nothing."""

@@ -1,0 +1,92 @@
+"""Kinds that exchange tensors within a layer: under any strategy, losses and weights are those of one device."""
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import pase
+from pase.graph import Graph
+from pase.plan import Plan
+from pase.runtime.execute import max_relative_difference
+from pase.runtime.reference import ReferenceResult, reference_training
+from tests.runtime.networks import EXCHANGING, small
+from tests.runtime.plans import configurations, make_plan, random_plan
+from tests.runtime.training import Weights, parallel_training
+
+TOLERANCE = 1e-12
+RATES = {"inception_v3": 1e-6, "lstm": 0.5, "lstm_lm": 0.5}
+NETWORKS = (
+    "vgg16", "resnet101", "densenet121", pytest.param("inception_v3", marks=pytest.mark.slow),
+    "lstm_lm", "transformer", "transformer_big", "bert_large", "gpt",
+)  # fmt: skip
+
+
+@cache
+def network(name: str) -> Graph:
+    return EXCHANGING[name]() if name in EXCHANGING else small(name)
+
+
+@cache
+def reference(name: str) -> ReferenceResult:
+    return reference_training(network(name), steps=3, dtype="float64", learning_rate=RATES.get(name, 0.05))
+
+
+def check(name: str, plan: Plan) -> None:
+    losses, weights = parallel_training(plan, steps=3, rate=RATES.get(name, 0.05))
+    expected = reference(name)
+    assert max_relative_difference(losses, expected.losses) < TOLERANCE
+    assert set(weights) == set(expected.weights)
+    assert weight_difference(weights, expected.weights) < TOLERANCE
+
+
+def weight_difference(weights: Weights, expected: Weights) -> float:
+    """The largest difference, relative to the largest weight of the layer.
+
+    A normalisation's weights begin at zero: theirs is relative to the 1 of what they scale and shift. The gradient of
+    an attention's key bias is zero but for rounding: it is compared with the other weights of its layer.
+    """
+    sizes: dict[str, float] = {}
+    for name, values in expected.items():
+        of_norm = name.endswith(("/scale", "/shift"))
+        layer = name.rpartition("/")[0] or name
+        sizes[layer] = max(sizes.get(layer, 0.0), 1.0 if of_norm else float(np.abs(values).max()))
+    return max(
+        float(np.abs(weights[name] - values).max()) / sizes[name.rpartition("/")[0] or name]
+        for name, values in expected.items()
+    )
+
+
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_they_learn(name: str) -> None:
+    """A network that does not learn would hide a wrong gradient."""
+    losses = reference(name).losses
+    assert all(earlier - later > 1e-4 for earlier, later in pairwise(losses)), losses
+
+
+@pytest.mark.parametrize("num_devices", [3, 4, 6, 8])
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_random_strategies(name: str, num_devices: int) -> None:
+    check(name, random_plan(network(name), num_devices, num_devices))
+
+
+@pytest.mark.parametrize("name", EXCHANGING)
+def test_every_configuration_of_two_devices(name: str) -> None:
+    """Layers of the kind go through all of theirs, each in an order of its own; the others are not split."""
+    graph = network(name)
+    choices = {operator.name: configurations(operator, 2) for operator in graph.operators if operator.kind == name}
+    for i in range(max(len(found) for found in choices.values())):
+        splits = {layer: found[(i * (1 + j)) % len(found)] for j, (layer, found) in enumerate(choices.items())}
+        check(name, make_plan(graph, 2, splits))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_under_the_searched_strategy(name: str) -> None:
+    check(name, pase.search(network(name), devices=4))
+
+
+# A random strategy of InceptionV3 takes minutes.
+@pytest.mark.parametrize("name", [name for name in NETWORKS if isinstance(name, str)])
+def test_networks_under_a_random_strategy(name: str) -> None:
+    check(name, random_plan(network(name), 4, 1))

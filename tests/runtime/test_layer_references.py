@@ -1,0 +1,129 @@
+"""The reference's normalisations, attention and LSTM against numpy: losses by hand, gradients by finite differences."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase.graph import Builder, Graph, Tensor
+from pase.graph.operators import attention, batch_norm, dense, layer_norm, lstm, softmax_loss
+from pase.runtime.data import Batches, data_inputs
+from pase.runtime.initial import initial_deviation, initial_value, parameter_name
+from pase.runtime.reference import reference_training
+from tests.runtime.test_reference import Array, cross_entropy, gradient
+
+RATE = 0.5
+
+
+def projected(net: Builder, name: str, shape: tuple[int, int, int], **options: Any) -> Tensor:
+    return net.add(dense, name, net.input(shape), lead=("b", "s"), reduce=("c",), bias=False, **options)
+
+
+def batch_normalised() -> Graph:
+    net = Builder("batch_normalised")
+    out = (("c", 2), ("h", 3), ("w", 2))
+    x = net.add(dense, "first", net.input((3, 4)), reduce=("d",), out=out, bias=False)
+    x = net.add(batch_norm, "norm", x, activation="sigmoid")
+    net.add(softmax_loss, "loss", net.reshape(x, (3, 12)))
+    return net.build()
+
+
+def batch_normalised_loss(weights: dict[str, Array], batch: dict[str, Array]) -> float:
+    x = np.einsum("bd,dchw->bchw", batch["inputs"].astype(float), weights["first/w"])
+    for channel in range(2):
+        values = x[:, channel]
+        deviation = (((values - values.mean()) ** 2).mean() + 1e-5) ** 0.5
+        factor = 1 + weights["norm/scale"][channel]
+        x[:, channel] = (values - values.mean()) / deviation * factor + weights["norm/shift"][channel]
+    return cross_entropy((1 / (1 + np.exp(-x))).reshape(3, 12), batch["labels"])
+
+
+def layer_normalised() -> Graph:
+    net = Builder("layer_normalised")
+    x = projected(net, "first", (2, 3, 4), out=(("d", 5),))
+    net.add(softmax_loss, "loss", net.add(layer_norm, "norm", x), dims=("b", "s", "d"))
+    return net.build()
+
+
+def layer_normalised_loss(weights: dict[str, Array], batch: dict[str, Array]) -> float:
+    x = batch["inputs"].astype(float) @ weights["first/w"]
+    for point in np.ndindex(2, 3):
+        values = x[point]
+        deviation = (((values - values.mean()) ** 2).mean() + 1e-5) ** 0.5
+        x[point] = (values - values.mean()) / deviation * (1 + weights["norm/scale"]) + weights["norm/shift"]
+    return cross_entropy(x, batch["labels"])
+
+
+def attended(*, causal: bool) -> Graph:
+    net = Builder("attended")
+    heads = (("h", 2), ("k", 3))
+    q, k, v = (projected(net, name, (2, 4, 3), out=heads) for name in ("q", "k", "v"))
+    x = net.add(attention, "attention", q, k, v, causal=causal)
+    net.add(softmax_loss, "loss", net.reshape(x, (2, 4, 6)), dims=("b", "s", "n"))
+    return net.build()
+
+
+def attended_loss(weights: dict[str, Array], batch: dict[str, Array], *, causal: bool) -> float:
+    q, k, v = (np.einsum("bsd,dhk->bshk", batch[name].astype(float), weights[f"{name}/w"]) for name in ("q", "k", "v"))
+    result = np.zeros_like(q)
+    for b, s, h in np.ndindex(2, 4, 2):
+        seen = range(s + 1) if causal else range(4)
+        powers = np.array([np.exp(q[b, s, h] @ k[b, t, h] / np.sqrt(3)) for t in seen])
+        result[b, s, h] = sum(power * v[b, t, h] for power, t in zip(powers / powers.sum(), seen, strict=True))
+    return cross_entropy(result.reshape(2, 4, 6), batch["labels"])
+
+
+def recurrent() -> Graph:
+    net = Builder("recurrent")
+    x = net.add(lstm, "lstm", projected(net, "first", (2, 3, 2), out=(("d", 3),)), layers=2, units=3)
+    net.add(softmax_loss, "loss", net.reshape(x, (2, 3, 3)), dims=("b", "s", "n"))
+    return net.build()
+
+
+def recurrent_loss(weights: dict[str, Array], batch: dict[str, Array]) -> float:
+    x = batch["inputs"].astype(float) @ weights["first/w"]
+    for layer in range(2):
+        w, u, bias = (weights[f"lstm/{name}"][layer] for name in ("w", "u", "bias"))
+        result = np.zeros_like(x)
+        for b in range(2):
+            hidden = cell = np.zeros(3)
+            for s in range(3):
+                gates = [x[b, s] @ w[:, g] + hidden @ u[:, g] + bias[g] for g in range(4)]
+                into, forget, out = (1 / (1 + np.exp(-gate)) for gate in gates[:3])
+                cell = forget * cell + into * np.tanh(gates[3])
+                hidden = out * np.tanh(cell)
+                result[b, s] = hidden
+        x = result
+    return cross_entropy(x, batch["labels"])
+
+
+@pytest.mark.parametrize(
+    ("graph", "loss"),
+    [
+        (batch_normalised(), batch_normalised_loss),
+        (layer_normalised(), layer_normalised_loss),
+        (attended(causal=False), lambda weights, batch: attended_loss(weights, batch, causal=False)),
+        (attended(causal=True), lambda weights, batch: attended_loss(weights, batch, causal=True)),
+        (recurrent(), recurrent_loss),
+    ],
+    ids=["batch_norm", "layer_norm", "attention", "causal", "lstm"],
+)
+def test_training_is_that_of_numpy(graph: Graph, loss: Any) -> None:
+    weights = {}
+    for operator in graph.operators:
+        for access in operator.parameters:
+            name = parameter_name(operator, access)
+            weights[name] = initial_value(name, access.shape, initial_deviation(operator, access), 3).astype(float)
+    batch = Batches(data_inputs(graph).values(), seed=3).batch(0)
+    expected = []
+    for _ in range(2):
+        expected.append(loss(weights, batch))
+        changes = {name: gradient(loss, weights, name, batch) for name in weights}
+        assert all(np.abs(change).max() > 1e-6 for change in changes.values())
+        weights = {name: value - RATE * changes[name] for name, value in weights.items()}
+    result = reference_training(graph, steps=2, dtype="float64", seed=3, learning_rate=RATE)
+    assert result.losses[0] == pytest.approx(expected[0], rel=1e-13)
+    assert result.losses[1] == pytest.approx(expected[1], rel=1e-6)
+    assert set(result.weights) == set(weights)
+    for name, value in weights.items():
+        np.testing.assert_allclose(result.weights[name], value, rtol=1e-5, atol=1e-7)
