@@ -40,15 +40,8 @@ def enumerate_configurations(operator: Operator, num_devices: int) -> Configurat
     factors_of_p = divisors(num_devices)
     splits = np.ones((1, 0), dtype=np.int32)
     products = np.ones(1, dtype=np.int64)
-    uneven = []
     for dim in operator.dims:
-        if dim.name in operator.unsplittable:
-            factors = [1]
-        else:
-            fitting = [f for f in factors_of_p if f <= dim.extent]
-            factors = [f for f in fitting if dim.extent % f == 0]
-            if len(factors) < len(fitting):
-                uneven.append(dim.name)
+        factors = [1] if dim.name in operator.unsplittable else [f for f in factors_of_p if dim.extent % f == 0]
         kept = [np.flatnonzero(num_devices % (products * f) == 0) for f in factors]
         if sum(map(len, kept)) > MAX_CONFIGURATIONS:
             raise ConfigurationError(
@@ -63,7 +56,17 @@ def enumerate_configurations(operator: Operator, num_devices: int) -> Configurat
         )
         products = np.concatenate([products[rows] * f for rows, f in zip(kept, factors, strict=True)])
     order = np.lexsort(splits.T[::-1])
-    return Configurations(splits=np.ascontiguousarray(splits[order]), uneven_dims=tuple(uneven))
+    return Configurations(splits=np.ascontiguousarray(splits[order]), uneven_dims=uneven_dims(operator, num_devices))
+
+
+def uneven_dims(operator: Operator, num_devices: int) -> tuple[str, ...]:
+    """Return the dims that could have more splits if parts were allowed to differ in size; nothing is enumerated."""
+    factors = divisors(num_devices)
+    return tuple(
+        dim.name
+        for dim in operator.dims
+        if dim.name not in operator.unsplittable and any(f <= dim.extent and dim.extent % f for f in factors)
+    )
 
 
 def check_devices(num_devices: int) -> None:

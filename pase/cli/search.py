@@ -7,7 +7,7 @@ import click
 from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
 from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
-from pase.configurations import enumerate_configurations
+from pase.configurations import enumerate_configurations, uneven_dims
 from pase.costs import COST_MODELS
 from pase.graph import Graph
 from pase.ordering import ORDERINGS, OrderingReport
@@ -118,7 +118,7 @@ def _warn_of_uneven_dims(graph: Graph, num_devices: int) -> None:
     """Say which layers have fewer configurations because parts must be of one size."""
     lost = []
     for operator in graph.operators:
-        dims = enumerate_configurations(operator, num_devices).uneven_dims
+        dims = uneven_dims(operator, num_devices)
         if dims:
             lost.append(f"{operator.name} ({', '.join(f'{d}={operator.extents[d]}' for d in dims)})")
     if lost:
