@@ -6,16 +6,18 @@ digit to the same cut of the tensor between them leave that cut where it is, so 
 matching its splits to the digits where its neighbours have theirs: small work even for thousands of devices.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import gcd, prod
 
 import numpy as np
 
-from pase.costs.layouts import components, split_columns, splits_of
+from pase.costs.layouts import components, shard_size, split_columns, splits_of
 from pase.costs.overlap import shared_splits
-from pase.graph import Access, Graph, Operator, Part, Window
+from pase.graph import Access, AllReduce, Graph, Operator, Part, Window
+from pase.graph.access import access_dims
+from pase.node_order import Fetch, Sum, choose_order
 
 Slot = tuple[str, int]
 """A prime factor of a dim's split: (dim, position among the split's factors, the coarsest first)."""
@@ -51,21 +53,25 @@ class _Cut:
 class _Link:
     """An edge as placement sees it: layers u and v, by number, and the slots that cut its tensor at the same bounds.
 
-    size: elements that stay on each device where every pair of slots has the same digit. pairs: (u's slot,
-    v's slot, prime); where a pair's digits differ, one in `prime` devices keeps what the pair selects.
+    edge: its number. size: elements that stay on each device where every pair of slots has the same digit.
+    pairs: (u's slot, v's slot, prime); where a pair's digits differ, one in `prime` devices keeps what it selects.
     """
 
+    edge: int
     u: int
     v: int
     size: float
     pairs: tuple[tuple[Slot, Slot, int], ...]
 
 
-def place(graph: Graph, num_devices: int, splits: Sequence[Mapping[str, int]]) -> tuple[tuple[int, ...], ...]:
+def place(
+    graph: Graph, num_devices: int, splits: Sequence[Mapping[str, int]], *, group_sizes: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
     """Return, for each layer, the device of each of its parts, [p].
 
     splits: for each layer, the split factor of each iteration dim; their product divides num_devices. Parts are
     counted row-major over the dims that are split, in the order of the iteration space, then the replicas.
+    group_sizes: consecutive devices that are closer to each other than to others: those of a node.
     Layers are placed in topological order, each as close to its producers as they allow, the largest tensors
     first (the paper's greedy assignment that maximises locality); then each is placed anew among all its
     neighbours as long as less moves. The same from digits in their plain order; the better of the two counts.
@@ -73,6 +79,7 @@ def place(graph: Graph, num_devices: int, splits: Sequence[Mapping[str, int]]) -
     bases = prime_factors(num_devices)
     cuts = _edge_cuts(graph, splits)
     best: list[Placement] = []
+    best_links: list[_Link] = []
     best_kept = -1.0
     for primes in _orders_worth_trying(graph, splits, cuts, bases):
         links = _links(graph, cuts, primes)
@@ -85,9 +92,13 @@ def place(graph: Graph, num_devices: int, splits: Sequence[Mapping[str, int]]) -
             _improve(placed, bases, incident)
             kept = _kept(links, placed)
             if kept > best_kept * (1 + 1e-12):
-                best, best_kept = placed, kept
+                best, best_links, best_kept = placed, links, kept
+    order = tuple(range(len(bases)))
+    if inner := [size for size in group_sizes if 1 < size < num_devices]:
+        sums, fetches = _sums(graph, splits, best), _fetches(graph, splits, best, best_links)
+        order = choose_order(bases, inner, sums, fetches)
     return tuple(
-        _devices(operator, split, bases, placement)
+        _devices(operator, split, [bases[i] for i in order], _reordered(placement, order))
         for operator, split, placement in zip(graph.operators, splits, best, strict=True)
     )
 
@@ -208,7 +219,7 @@ def _links(
     graph: Graph, cuts: Sequence[tuple[_Cut, ...]], primes: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> list[_Link]:
     links = []
-    for edge, shared in zip(graph.edges, cuts, strict=True):
+    for number, (edge, shared) in enumerate(zip(graph.edges, cuts, strict=True)):
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
         pairs: list[tuple[Slot, Slot, int]] = []
         size = float(graph.operators[u].writes[edge.output].size)
@@ -223,7 +234,7 @@ def _links(
             # Beyond the cuts that they share the two sides' parts lie across each other.
             size /= cut.u_factor * cut.v_factor / prod(prime for prime, _ in same)
         if pairs:
-            links.append(_Link(u=u, v=v, size=size, pairs=tuple(pairs)))
+            links.append(_Link(edge=number, u=u, v=v, size=size, pairs=tuple(pairs)))
     return links
 
 
@@ -311,8 +322,62 @@ def _assign(
     return Placement(digits=tuple(digits), primes=primes)
 
 
+def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement]) -> Iterator[Sum]:
+    """Yield what the layers add up inside themselves. What a recurrent layer hands on is small beside it."""
+    for operator, split, placement in zip(graph.operators, splits, placed, strict=True):
+        inside = [(write.shape, write.axes, operator.partial_dims(write), 1) for write in operator.writes]
+        inside += [
+            (read.shape, read.axes, operator.partial_dims(read), 1)
+            for position, read in enumerate(operator.reads)
+            if graph.has_gradient(operator, position)
+        ]
+        inside += [
+            (exchange.shape, exchange.axes, exchange.over, exchange.times)
+            for exchange in operator.exchanges
+            if isinstance(exchange, AllReduce)
+        ]
+        for shape, axes, over, times in inside:
+            digits = frozenset(i for i, slot in enumerate(placement.digits) if slot is not None and slot[0] in over)
+            if digits:
+                access = Access(tensor="sum", shape=shape, axes=axes)
+                yield Sum(digits=digits, shard_bytes=times * _shard_bytes(graph, operator, access, split))
+
+
+def _fetches(
+    graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement], links: Sequence[_Link]
+) -> Iterator[Fetch]:
+    """Yield what each edge moves, forward and backward: a device fetches what digits cut elsewhere than its own do."""
+    stays: dict[int, set[tuple[Slot, Slot]]] = {}
+    for link in links:
+        stays.setdefault(link.edge, set()).update(pair[:2] for pair in link.pairs)
+    for number, edge in enumerate(graph.edges):
+        u, v = graph.index[edge.producer], graph.index[edge.consumer]
+        written, read = graph.operators[u].writes[edge.output], graph.operators[v].reads[edge.input]
+        ends = ((u, written, v, read, False), (v, read, u, written, True))
+        for sender, sent, receiver, received, is_backward in ends:
+            if is_backward and not read.is_differentiable:
+                continue
+            pairs = {pair[::-1] if is_backward else pair for pair in stays.get(number, ())}
+            digits = frozenset(
+                i
+                for i, (slot, own) in enumerate(zip(placed[sender].digits, placed[receiver].digits, strict=True))
+                if slot is not None and slot[0] in access_dims(sent) and (slot, own) not in pairs
+            )
+            size = _shard_bytes(graph, graph.operators[receiver], received, splits[receiver])
+            yield Fetch(digits=digits, shard_bytes=size)
+
+
+def _shard_bytes(graph: Graph, operator: Operator, access: Access, split: Mapping[str, int]) -> float:
+    row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
+    return graph.word_bytes * float(shard_size(access.shape, access.axes, splits_of(operator, row))[0])
+
+
+def _reordered(placement: Placement, order: Sequence[int]) -> Placement:
+    return Placement(digits=tuple(placement.digits[i] for i in order), primes=placement.primes)
+
+
 def _devices(
-    operator: Operator, split: Mapping[str, int], bases: tuple[int, ...], placement: Placement
+    operator: Operator, split: Mapping[str, int], bases: Sequence[int], placement: Placement
 ) -> tuple[int, ...]:
     """Return the device of each part, row-major over the split dims and the replicas."""
     weights = [prod(bases[i + 1 :]) for i in range(len(bases))]

@@ -99,7 +99,8 @@ def plan_of(problem: Problem, solution: Solution, machine: Machine, model: str, 
     graph, devices = problem.graph, problem.num_devices
     costs = cost_model(model, machine, devices)
     splits = [problem.splits(vertex, choice) for vertex, choice in enumerate(solution.choice)]
-    layers = plan_layers(graph, devices, costs, splits)
+    sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
+    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes)
     total = total_cost(layers)
     assert abs(total - solution.cost) <= 1e-9 * max(1.0, total), f"plan costs {total}, solution {solution.cost}"
     return Plan(

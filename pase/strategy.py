@@ -28,13 +28,16 @@ def plan_layers(
     model: CostModel,
     splits: Sequence[Mapping[str, int]],
     devices: Sequence[tuple[int, ...]] | None = None,
+    *,
+    group_sizes: Sequence[int] = (),
 ) -> tuple[LayerPlan, ...]:
     """Return the placed plan of every layer; splits: for each layer, a factor for each iteration dim.
 
-    devices: for each layer, the device of each part; placed anew where they are not given.
+    devices: for each layer, the device of each part; placed anew where they are not given, so that groups of so many
+    consecutive devices (those of a node) have the least to exchange.
     """
     if devices is None:
-        devices = place(graph, num_devices, splits)
+        devices = place(graph, num_devices, splits, group_sizes=group_sizes)
     rows = {
         operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)

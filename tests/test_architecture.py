@@ -26,6 +26,7 @@ ORDER = (
     "pase.costs",
     "pase.ordering",
     "pase.solver",
+    "pase.node_order",
     "pase.placement",
     "pase.plan",
     "pase.strategy",

@@ -45,7 +45,8 @@ def _own(hop: Hop, position: int) -> tuple[Piece, ...]:
 
 
 def _nearest(source: Layout, positions: list[int], device: int) -> int:
-    return min(positions, key=lambda position: (abs(source.devices[position] - device), position))
+    # Numbers that agree in their first binary digits are closest: those of one node, where nodes have 2^k devices.
+    return min(positions, key=lambda position: (source.devices[position] ^ device, position))
 
 
 def moved_points(hop: Hop) -> int:
