@@ -246,5 +246,5 @@ def _verify_costs(plan: Plan, document: Field) -> None:
 
 
 def _same(field: Field, found: float, expected: float) -> None:
-    if not isclose(found, expected, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12):
+    if not isclose(found, expected, rel_tol=_RELATIVE_TOLERANCE):
         raise field.fail(f"is {found!r}, but the strategy costs {expected!r} there; the file was edited: search again")
