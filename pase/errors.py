@@ -53,6 +53,10 @@ class RuntimeFailure(PaseError):
     """A parallel program cannot be built or run."""
 
 
+class PrimitiveError(PaseError):
+    """A movement of data between workers does not fit their partitions, or a kernel's halo cannot be worked out."""
+
+
 class MissingExtraError(PaseError):
     """A feature needs an optional dependency that is not installed."""
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.primitives.partitions import Buffers, Partition
 from pase.runtime.assemble import assembled
 from pase.runtime.boxes import Box, extents, intersection, offsets, whole
@@ -37,9 +37,9 @@ class Distributed:
 
 
 def expect_workers(parts: Partition, mesh: LayerMesh, name: str) -> None:
-    """Raise RuntimeFailure, on behalf of a primitive, unless a mesh has a worker for each part."""
+    """Raise PrimitiveError, on behalf of a primitive, unless a mesh has a worker for each part."""
     if len(parts.boxes) != len(mesh.device_names):
-        raise RuntimeFailure(
+        raise PrimitiveError(
             f"{name}: {len(parts.boxes)} parts for the {len(mesh.device_names)} workers of {mesh.layer!r}; "
             "give each worker one"
         )
@@ -58,15 +58,15 @@ def capacity(parts: Sequence[Shape]) -> Shape:
 
 
 def from_parts(mesh: LayerMesh, held: Partition | Buffers, parts: Sequence[Any]) -> Distributed:
-    """Return the tensor whose workers hold these TensorFlow tensors; RuntimeFailure where a part has another shape."""
+    """Return the tensor whose workers hold these TensorFlow tensors; PrimitiveError where a part has another shape."""
     if not len(parts) == len(held.extents) == len(mesh.device_names):
-        raise RuntimeFailure(
+        raise PrimitiveError(
             f"{len(parts)} parts of a partition for {len(held.extents)} workers on mesh {mesh.layer!r}, which has "
             f"{len(mesh.device_names)}; give each worker one"
         )
     for i, (part, wanted) in enumerate(zip(parts, held.extents, strict=True)):
         if tuple(part.shape.as_list()) != wanted:
-            raise RuntimeFailure(f"worker {i} holds a part of shape {list(wanted)}, not {part.shape.as_list()}")
+            raise PrimitiveError(f"worker {i} holds a part of shape {list(wanted)}, not {part.shape.as_list()}")
     shape = mesh_shape(mesh, held.extents)
     laid_out = placement.PlacementMeshImpl.LaidOutTensor(to_slices(parts, held.extents, mesh))
     imported = mtf.import_laid_out_tensor(mesh, laid_out, shape, name=f"{mesh.name}/parts")

@@ -1,12 +1,12 @@
 """Data movement between sets of workers, for programs to call; the gradient of each is its adjoint.
 
 Names and adjoints are those of section 3 of Hewett and Grady (2020). A set of workers is a `LayerMesh`; a tensor on it
-is `Distributed`. Every function raises RuntimeFailure where partitions and workers do not fit together.
+is `Distributed`. Every function raises PrimitiveError where partitions and workers do not fit together.
 """
 
 from collections.abc import Sequence
 
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.primitives.buffers import Distributed, expect_workers
 from pase.primitives.operations import (
     AllReduce,
@@ -60,7 +60,7 @@ def broadcast(x: Distributed, mesh: LayerMesh, roots: Sequence[int] | None = Non
         _expect_one(held, "broadcast")
         roots = [0] * len(mesh.device_names)
     if any(not 0 <= root < len(held.boxes) for root in roots):
-        raise RuntimeFailure(f"broadcast: the roots {list(roots)} must be workers 0 to {len(held.boxes) - 1} of x")
+        raise PrimitiveError(f"broadcast: the roots {list(roots)} must be workers 0 to {len(held.boxes) - 1} of x")
     _expect_disjoint(held, "broadcast")
     target = partition(held.shape, [held.boxes[root] for root in roots])
     return _moved(Broadcast, x, (held, target), mesh)
@@ -77,7 +77,7 @@ def sum_reduce(x: Distributed, mesh: LayerMesh, parts: Partition | None = None) 
     _expect_disjoint(target, "sum_reduce")
     missing = [box for box in held.boxes if box not in target.boxes]
     if missing or target.shape != held.shape:
-        raise RuntimeFailure(
+        raise PrimitiveError(
             f"sum_reduce: workers hold {sorted(set(held.boxes))} and the sums go to {list(target.boxes)}; "
             "every box must be one of the targets'"
         )
@@ -113,7 +113,7 @@ def allocate(x: Distributed, buffers: Buffers) -> Distributed:
     """Return the bulks with room for halos, zeros for now (Eq. 3); the adjoint is deallocation (Eq. 4)."""
     held = _partition(x, "allocate")
     if held != buffers.bulk:
-        raise RuntimeFailure(
+        raise PrimitiveError(
             f"allocate: workers hold {list(held.boxes)}, the bulks of the buffers are {list(buffers.bulk.boxes)}; "
             "partition the tensor in balanced blocks first"
         )
@@ -159,19 +159,19 @@ def _shares(box: Box, num_workers: int) -> list[Box]:
 
 def _partition(x: Distributed, name: str) -> Partition:
     if not isinstance(x.held, Partition):
-        raise RuntimeFailure(f"{name}: the workers hold buffers with halos; exchange them and take their windows first")
+        raise PrimitiveError(f"{name}: the workers hold buffers with halos; exchange them and take their windows first")
     return x.held
 
 
 def _buffers(x: Distributed, name: str) -> Buffers:
     if not isinstance(x.held, Buffers):
-        raise RuntimeFailure(f"{name}: the workers hold no buffers with halos; allocate them first")
+        raise PrimitiveError(f"{name}: the workers hold no buffers with halos; allocate them first")
     return x.held
 
 
 def _expect_one(held: Partition, name: str) -> None:
     if held.boxes != (whole(held.shape),):
-        raise RuntimeFailure(
+        raise PrimitiveError(
             f"{name}: one worker must hold the whole tensor; {len(held.boxes)} hold {list(held.boxes)}"
         )
 
@@ -181,6 +181,6 @@ def _expect_disjoint(parts: Partition, name: str) -> None:
     for i, box in enumerate(boxes):
         for other in boxes[:i]:
             if intersection(box, other) is not None:
-                raise RuntimeFailure(
+                raise PrimitiveError(
                     f"{name}: parts {list(other)} and {list(box)} overlap; give parts that have no element in common"
                 )

@@ -8,7 +8,7 @@ are half-open, from 0, and clipped to the tensor; the padding beyond its ends is
 from dataclasses import dataclass
 
 from pase.costs.layouts import even_bounds
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.runtime.boxes import Range
 
 MAX_WORKERS = 1 << 20
@@ -109,7 +109,7 @@ def regions(extent: int, kernel: Kernel, num_workers: int) -> tuple[Region, ...]
     """Return [num_workers] the parts of a dim of that extent under a sliding kernel (Appendix B.1).
 
     Of n points on P workers the first n mod P own one more; workers beyond the number of points or outputs have empty
-    ranges. Raises RuntimeFailure for numbers that are no kernel and for a kernel beyond the padded input.
+    ranges. Raises PrimitiveError for numbers that are no kernel and for a kernel beyond the padded input.
     """
     _check(extent, kernel, num_workers)
     num_outputs = kernel.num_outputs(extent)
@@ -147,15 +147,15 @@ def _check(extent: int, kernel: Kernel, num_workers: int) -> None:
     for name, (value, lowest) in least.items():
         if value < lowest:
             article = "an" if name == "extent" else "a"
-            raise RuntimeFailure(f"{article} {name} of {value} is not possible; expected {lowest} or more")
+            raise PrimitiveError(f"{article} {name} of {value} is not possible; expected {lowest} or more")
     largest = max(extent, kernel.extent, kernel.stride, kernel.dilation, *kernel.padding)
     if largest > MAX_EXTENT:
-        raise RuntimeFailure(f"{largest} points are too many; expected at most {MAX_EXTENT}")
+        raise PrimitiveError(f"{largest} points are too many; expected at most {MAX_EXTENT}")
     if not 1 <= num_workers <= MAX_WORKERS:
-        raise RuntimeFailure(f"{num_workers} workers were asked for; expected 1 to {MAX_WORKERS}")
+        raise PrimitiveError(f"{num_workers} workers were asked for; expected 1 to {MAX_WORKERS}")
     padded = extent + sum(kernel.padding)
     if kernel.reach > padded:
-        raise RuntimeFailure(
+        raise PrimitiveError(
             f"a kernel that reaches over {kernel.reach} points (kernel {kernel.extent}, dilation {kernel.dilation}) "
             f"does not fit an extent of {extent} with padding, {padded} points; use a smaller one or more padding"
         )

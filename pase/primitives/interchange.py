@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.primitives.buffers import Distributed, expect_workers
 from pase.primitives.operations import LinearOperation
 from pase.primitives.partitions import Partition, expect_cover, layout
@@ -74,7 +74,7 @@ class ToTensor(LinearOperation):
 
 
 def to_parts(x: Any, mesh: LayerMesh, parts: Partition) -> Distributed:
-    """Return a plain tensor in a partition, on any workers; RuntimeFailure where that is not a cover."""
+    """Return a plain tensor in a partition, on any workers; PrimitiveError where that is not a cover."""
     expect_cover(parts, x.shape.to_integer_list, "to_parts")
     expect_workers(parts, mesh, "to_parts")
     return Distributed(ToParts(x, mesh, parts).outputs[0], parts)
@@ -83,10 +83,10 @@ def to_parts(x: Any, mesh: LayerMesh, parts: Partition) -> Distributed:
 def to_tensor(x: Distributed, mesh: LayerMesh, dims: Sequence[Any]) -> Any:
     """Return a partitioned tensor as a plain one, split by the mesh's axes of its dims' names.
 
-    Raises RuntimeFailure where a split does not divide its dim, or x does not hold each element once.
+    Raises PrimitiveError where x does not hold each element once, RuntimeFailure where a split does not divide its dim.
     """
     if not isinstance(x.held, Partition):
-        raise RuntimeFailure("to_tensor: the workers hold buffers with halos; take their windows or a partition first")
+        raise PrimitiveError("to_tensor: the workers hold buffers with halos; take their windows or a partition first")
     expect_cover(x.held, [dim.size for dim in dims], "to_tensor")
     return ToTensor(x.tensor, x.held, mesh, list(dims)).outputs[0]
 

@@ -6,7 +6,7 @@ from itertools import pairwise, product
 from math import prod
 
 from pase.costs.layouts import even_bounds
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.primitives.halo import Kernel, Region, regions
 from pase.runtime.boxes import Box, extents, intersection, num_points, whole
 from pase.runtime.layouts import Layout
@@ -40,15 +40,15 @@ class Partition:
 
 
 def partition(shape: Sequence[int], boxes: Sequence[Box]) -> Partition:
-    """Return the partition of these boxes; RuntimeFailure where one is not in the tensor or the tensor is a scalar."""
+    """Return the partition of these boxes; PrimitiveError where one is not in the tensor or the tensor is a scalar."""
     if not shape or min(shape) < 1:
-        raise RuntimeFailure(f"a tensor of shape {list(shape)} cannot be parted; give a scalar the shape [1]")
+        raise PrimitiveError(f"a tensor of shape {list(shape)} cannot be parted; give a scalar the shape [1]")
     if not boxes:
-        raise RuntimeFailure("a partition needs at least one worker")
+        raise PrimitiveError("a partition needs at least one worker")
     for i, box in enumerate(boxes):
         inside = all(0 <= low <= high <= n for (low, high), n in zip(box, shape, strict=False))
         if len(box) != len(shape) or not inside:
-            raise RuntimeFailure(
+            raise PrimitiveError(
                 f"worker {i} holds {list(box)}, which is no part of a tensor of shape {list(shape)}; "
                 "give one half-open range for each dim, within its extent"
             )
@@ -68,11 +68,11 @@ def copies(shape: Sequence[int], num_workers: int) -> Partition:
 
 
 def expect_cover(parts: Partition, shape: Sequence[int], name: str) -> None:
-    """Raise RuntimeFailure, on behalf of a primitive, unless every element of a tensor is held once and only once."""
+    """Raise PrimitiveError, on behalf of a primitive, unless every element of a tensor is held once and only once."""
     if parts.shape != tuple(shape):
-        raise RuntimeFailure(f"{name}: the partition is of a tensor of shape {list(parts.shape)}, not {list(shape)}")
+        raise PrimitiveError(f"{name}: the partition is of a tensor of shape {list(parts.shape)}, not {list(shape)}")
     if not parts.is_cover:
-        raise RuntimeFailure(f"{name}: the boxes {list(parts.boxes)} must hold every element of {list(shape)} once")
+        raise PrimitiveError(f"{name}: the boxes {list(parts.boxes)} must hold every element of {list(shape)} once")
 
 
 def layout(parts: Partition, devices: Sequence[int]) -> Layout:
@@ -143,11 +143,11 @@ class Buffers:
 def halo_buffers(shape: Sequence[int], kernels: Sequence[Kernel], counts: Sequence[int]) -> Buffers:
     """Return the buffers of a tensor under one kernel for each dim, with that many parts along each dim.
 
-    A dim over which nothing slides has ``Kernel(extent=1)``. Raises RuntimeFailure where a kernel does not fit.
+    A dim over which nothing slides has ``Kernel(extent=1)``. Raises PrimitiveError where a kernel does not fit.
     """
     _check_counts(shape, counts)
     if len(kernels) != len(shape):
-        raise RuntimeFailure(f"{len(kernels)} kernels for a tensor of shape {list(shape)}; give one for each dim")
+        raise PrimitiveError(f"{len(kernels)} kernels for a tensor of shape {list(shape)}; give one for each dim")
     return Buffers(
         shape=tuple(shape),
         regions=tuple(regions(n, kernel, k) for n, kernel, k in zip(shape, kernels, counts, strict=True)),
@@ -166,6 +166,6 @@ def _placed(region: Region) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def _check_counts(shape: Sequence[int], counts: Sequence[int]) -> None:
     if len(counts) != len(shape) or any(k < 1 for k in counts):
-        raise RuntimeFailure(
+        raise PrimitiveError(
             f"parts {list(counts)} for a tensor of shape {list(shape)}; give each dim a number of 1 or more"
         )

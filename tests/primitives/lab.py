@@ -12,10 +12,10 @@ from pase.primitives.buffers import Distributed, from_parts, part_tensors
 from pase.primitives.partitions import Buffers, Partition, blocks, partition
 from pase.runtime.boxes import Box
 from pase.runtime.compat import mtf, tf
+from pase.runtime.devices import virtual_cpu
 from pase.runtime.layouts import DeviceMesh
 from pase.runtime.measure import crossed_bytes
 from pase.runtime.mesh import LayerMesh
-from pase.runtime.program import virtual_cpu
 from pase.runtime.traffic import Traffic
 
 Array = np.ndarray[Any, Any]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.primitives.buffers import Distributed, from_parts
 from pase.primitives.data_movement import (
     all_reduce,
@@ -261,37 +261,37 @@ def test_what_does_not_fit_is_refused() -> None:
         x = lab.put(two, halves, [np.zeros(2), np.zeros(2)])
         y = lab.put(two, both, [np.zeros(4), np.zeros(4)])
         z = lab.put(one, copies([4], 1), [np.zeros(4)])
-        with pytest.raises(RuntimeFailure, match=r"send_receive: 2 parts for the 1 workers of 'set1'"):
+        with pytest.raises(PrimitiveError, match=r"send_receive: 2 parts for the 1 workers of 'set1'"):
             send_receive(x, one)
-        with pytest.raises(RuntimeFailure, match=r"scatter: one worker must hold the whole tensor; 2 hold"):
+        with pytest.raises(PrimitiveError, match=r"scatter: one worker must hold the whole tensor; 2 hold"):
             scatter(x, two, halves)
-        with pytest.raises(RuntimeFailure, match=r"scatter: the boxes .* must hold every element of \[4\] once"):
+        with pytest.raises(PrimitiveError, match=r"scatter: the boxes .* must hold every element of \[4\] once"):
             scatter(z, two, both)
-        with pytest.raises(RuntimeFailure, match=r"all_to_all: the partition is of a tensor of shape \[5\], not \[4\]"):
+        with pytest.raises(PrimitiveError, match=r"all_to_all: the partition is of a tensor of shape \[5\], not \[4\]"):
             all_to_all(x, two, blocks([5], [2]))
-        with pytest.raises(RuntimeFailure, match=r"gather: the boxes .* must hold every element of \[4\] once"):
+        with pytest.raises(PrimitiveError, match=r"gather: the boxes .* must hold every element of \[4\] once"):
             gather(y, one)
-        with pytest.raises(RuntimeFailure, match=r"broadcast: parts .* and .* overlap"):
+        with pytest.raises(PrimitiveError, match=r"broadcast: parts .* and .* overlap"):
             broadcast(y, two, [0, 1])
-        with pytest.raises(RuntimeFailure, match=r"broadcast: the roots \[2\] must be workers 0 to 1 of x"):
+        with pytest.raises(PrimitiveError, match=r"broadcast: the roots \[2\] must be workers 0 to 1 of x"):
             broadcast(x, one, [2])
-        with pytest.raises(RuntimeFailure, match=r"sum_reduce: workers hold .*; every box must be one of the targets'"):
+        with pytest.raises(PrimitiveError, match=r"sum_reduce: workers hold .*; every box must be one of the targets'"):
             sum_reduce(x, one)
-        with pytest.raises(RuntimeFailure, match=r"worker 1 holds a part of shape \[2\], not \[3\]"):
+        with pytest.raises(PrimitiveError, match=r"worker 1 holds a part of shape \[2\], not \[3\]"):
             from_parts(two, halves, [tf.zeros([2]), tf.zeros([3])])
-        with pytest.raises(RuntimeFailure, match=r"3 parts of a partition for 2 workers on mesh 'set0', which has 2"):
+        with pytest.raises(PrimitiveError, match=r"3 parts of a partition for 2 workers on mesh 'set0', which has 2"):
             from_parts(two, halves, [tf.zeros([2])] * 3)
         overlapping = partition([4], [((0, 3),), ((1, 4),)])
-        with pytest.raises(RuntimeFailure, match=r"all_reduce: parts .* overlap"):
+        with pytest.raises(PrimitiveError, match=r"all_reduce: parts .* overlap"):
             all_reduce(lab.put(two, overlapping, [np.zeros(3), np.zeros(3)]))
 
 
 def test_what_is_no_partition_is_refused() -> None:
-    with pytest.raises(RuntimeFailure, match=r"shape \[\] cannot be parted; give a scalar the shape \[1\]"):
+    with pytest.raises(PrimitiveError, match=r"shape \[\] cannot be parted; give a scalar the shape \[1\]"):
         copies([], 2)
-    with pytest.raises(RuntimeFailure, match=r"worker 1 holds \[\(3, 5\)\], which is no part of .* shape \[4\]"):
+    with pytest.raises(PrimitiveError, match=r"worker 1 holds \[\(3, 5\)\], which is no part of .* shape \[4\]"):
         partition([4], [((0, 3),), ((3, 5),)])
-    with pytest.raises(RuntimeFailure, match="needs at least one worker"):
+    with pytest.raises(PrimitiveError, match="needs at least one worker"):
         partition([4], [])
-    with pytest.raises(RuntimeFailure, match=r"parts \[2\] for a tensor of shape \[4, 4\]; give each dim a number"):
+    with pytest.raises(PrimitiveError, match=r"parts \[2\] for a tensor of shape \[4, 4\]; give each dim a number"):
         blocks([4, 4], [2])

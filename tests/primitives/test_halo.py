@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.costs.layouts import halo_size, splits_of
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.graph import Access, Dim, Operator, Window
 from pase.primitives.halo import Kernel, Region, regions
 from pase.runtime.boxes import Range
@@ -130,7 +130,7 @@ def test_every_position(extent: int, kernel: Kernel, num_workers: int) -> None:
         outputs.append(range(first, first + (kernel.extent - 1) * kernel.dilation + 1, kernel.dilation))
         first += kernel.stride
     if not outputs:
-        with pytest.raises(RuntimeFailure, match="does not fit an extent of"):
+        with pytest.raises(PrimitiveError, match="does not fit an extent of"):
             regions(extent, kernel, num_workers)
         return
     assert kernel.num_outputs(extent) == len(outputs)
@@ -219,5 +219,5 @@ def test_workers_with_nothing_to_do() -> None:
     ],
 )
 def test_what_is_impossible_is_refused(extent: int, kernel: Kernel, num_workers: int, message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(PrimitiveError, match=message):
         regions(extent, kernel, num_workers)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pase.errors import RuntimeFailure
+from pase.errors import PrimitiveError
 from pase.primitives.buffers import Distributed
 from pase.primitives.data_movement import all_to_all, allocate, halo_exchange, windows
 from pase.primitives.halo import Kernel
@@ -250,12 +250,12 @@ def test_what_does_not_fit_is_refused() -> None:
         mesh = lab.workers([0, 1, 2])
         other = blocks([12], [3])
         x = lab.put(mesh, other, [np.zeros(4)] * 3)
-        with pytest.raises(RuntimeFailure, match=r"allocate: workers hold .* the bulks of the buffers are"):
+        with pytest.raises(PrimitiveError, match=r"allocate: workers hold .* the bulks of the buffers are"):
             allocate(x, buffers)
-        with pytest.raises(RuntimeFailure, match=r"halo_exchange: the workers hold no buffers with halos"):
+        with pytest.raises(PrimitiveError, match=r"halo_exchange: the workers hold no buffers with halos"):
             halo_exchange(x)
         held = allocate(lab.put(mesh, buffers.bulk, [np.zeros(shape) for shape in buffers.bulk.extents]), buffers)
-        with pytest.raises(RuntimeFailure, match=r"all_to_all: the workers hold buffers with halos"):
+        with pytest.raises(PrimitiveError, match=r"all_to_all: the workers hold buffers with halos"):
             all_to_all(held, mesh, other)
-    with pytest.raises(RuntimeFailure, match=r"1 kernels for a tensor of shape \[4, 4\]; give one for each dim"):
+    with pytest.raises(PrimitiveError, match=r"1 kernels for a tensor of shape \[4, 4\]; give one for each dim"):
         halo_buffers([4, 4], [Kernel(extent=1)], [1, 2])
