@@ -11,12 +11,21 @@ _HIDDEN = 4096
 
 
 @network
-def alexnet(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int = 1, grouped: bool = False) -> Graph:
+def alexnet(
+    *,
+    batch: int = 128,
+    image: int = 224,
+    classes: int = 1000,
+    width: int = 1,
+    grouped: bool = False,
+    dropout: float = 0.0,
+) -> Graph:
     """Return AlexNet on images of `image` x `image` x 3.
 
     grouped: the two towers of 2012, convolutions 2, 4 and 5 in two groups, instead of one tower. width divides the
-    number of every layer's channels. ReLUs are folded into their layers; local response normalisation and
-    dropout, which hold no parameters, are left out, as in the version of 2014.
+    number of every layer's channels. dropout: its rate after the first two fully connected layers, 0.5 in the
+    paper; without such layers by default. ReLUs are folded into their layers; local response normalisation, which
+    holds no parameters, is left out, as in the version of 2014.
     """
     net = Builder("alexnet")
     n1, n2, n3, n4, n5 = (divided(n, width) for n in (_TWO_TOWERS if grouped else _ONE_TOWER))
@@ -31,5 +40,5 @@ def alexnet(*, batch: int = 128, image: int = 224, classes: int = 1000, width: i
     x = net.add(conv2d, "conv5", x, out=n5, kernel=3, padding=1, groups=groups, activation="relu")
     x = net.add(pool2d, "pool5", x, kernel=3, stride=2)
     hidden = divided(_HIDDEN, width)
-    classifier(net, flattened(net, x), (hidden, hidden, classes))
+    classifier(net, flattened(net, x), (hidden, hidden, classes), rate=dropout)
     return net.build()

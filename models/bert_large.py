@@ -2,6 +2,7 @@
 
 from pase.graph import Builder, Graph, Tensor
 from pase.graph.operators import add_parameter, dense, embedding, softmax_loss
+from pase.models.blocks import dropped
 from pase.models.parameters import Depth, network
 from pase.models.sublayers import DIMS, add_and_norm, added, feed_forward, multi_head_attention, normalised
 
@@ -18,12 +19,14 @@ def bert_large(
     model_width: int = 1024,
     hidden: int = 4096,
     heads: int = 16,
+    dropout: float = 0.0,
 ) -> Graph:
     """Return BERT-large: token, segment and position embeddings, the encoder, and the masked-language-model head.
 
     The head is a dense layer with GELU, a normalisation, and the projection by the token embedding's matrix with a bias
     of its own; logits are computed at every position. The pooler and the next-sentence head, which train
     on a loss of their own, are left out. steps: tokens in a sample, and rows of the position embedding.
+    dropout: its rate after the embeddings and each sub-layer (the paper: 0.1); by default there are no such layers.
     """
     net = Builder("bert_large")
     tokens = net.add(
@@ -32,9 +35,9 @@ def bert_large(
     segments = net.add(embedding, "segments", net.input((batch, steps)), vocabulary=_SEGMENTS, size=model_width)
     x = added(net, "embedding", tokens, segments)
     x = net.add(add_parameter, "positions", x, dims=DIMS, over=("s", "d"))
-    x = normalised(net, "embedding", x)
+    x = dropped(net, "embedding", normalised(net, "embedding", x), dropout, dims=DIMS)
     for number in range(1, layers + 1):
-        x = _layer(net, f"layer{number}", x, hidden, heads)
+        x = _layer(net, f"layer{number}", x, hidden, heads, dropout)
     x = net.add(dense, "head_dense", x, lead=("b", "s"), reduce=("d",), out=(("e", model_width),), activation="gelu")
     x = normalised(net, "head", x)
     x = net.add(dense, "fc", x, lead=("b", "s"), reduce=("d",), out=(("v", vocabulary),), shared="tokens")
@@ -42,7 +45,8 @@ def bert_large(
     return net.build()
 
 
-def _layer(net: Builder, name: str, x: Tensor, hidden: int, heads: int) -> Tensor:
-    x = add_and_norm(net, f"{name}_self", x, multi_head_attention(net, f"{name}_self", x, heads=heads, bias=True))
+def _layer(net: Builder, name: str, x: Tensor, hidden: int, heads: int, dropout: float) -> Tensor:
+    y = multi_head_attention(net, f"{name}_self", x, heads=heads, bias=True)
+    x = add_and_norm(net, f"{name}_self", x, y, dropout=dropout)
     y = feed_forward(net, f"{name}_ff", x, hidden=hidden, activation="gelu")
-    return add_and_norm(net, f"{name}_ff", x, y)
+    return add_and_norm(net, f"{name}_ff", x, y, dropout=dropout)

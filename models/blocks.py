@@ -1,7 +1,7 @@
 """Parts that several image networks are made of."""
 
 from pase.graph import Builder, Tensor
-from pase.graph.operators import batch_norm, conv2d, dense, global_pool, softmax_loss
+from pase.graph.operators import batch_norm, conv2d, dense, dropout, global_pool, softmax_loss
 from pase.graph.operators.windows import Padding, Pair
 
 
@@ -16,11 +16,22 @@ def fully_connected(net: Builder, name: str, x: Tensor, out: int, *, activation:
     return net.add(dense, name, x, out=(("n", out),), activation=activation)
 
 
-def classifier(net: Builder, x: Tensor, widths: tuple[int, ...]) -> None:
-    """Append fully connected layers fc1, fc2, … of those widths, all but the last with a ReLU, and the softmax loss."""
-    for number, width in enumerate(widths, 1):
-        x = fully_connected(net, f"fc{number}", x, width, activation="relu" if number < len(widths) else "")
+def classifier(net: Builder, x: Tensor, widths: tuple[int, ...], *, rate: float = 0.0) -> None:
+    """Append fully connected layers fc1, fc2, … of those widths, all but the last with a ReLU, and the softmax loss.
+
+    rate: of the dropout, fc1_dropout, …, that follows all but the last; none where it is 0.
+    """
+    *hidden, classes = widths
+    for number, width in enumerate(hidden, 1):
+        x = fully_connected(net, f"fc{number}", x, width, activation="relu")
+        x = dropped(net, f"fc{number}", x, rate, dims=("b", "n"))
+    x = fully_connected(net, f"fc{len(widths)}", x, classes)
     net.add(softmax_loss, "softmax", x)
+
+
+def dropped(net: Builder, name: str, x: Tensor, rate: float, *, dims: tuple[str, ...]) -> Tensor:
+    """Append `name`_dropout, which sets points of x to zero; x itself, without a layer, where the rate is 0."""
+    return net.add(dropout, f"{name}_dropout", x, dims=dims, rate=rate) if rate else x
 
 
 def pooled_classifier(net: Builder, x: Tensor, classes: int) -> None:

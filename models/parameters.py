@@ -37,7 +37,7 @@ Depths = Annotated[tuple[int, ...], Bounds(1, LARGEST_DEPTH)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of a builder; kind: int, bool or tuple (of whole numbers). default: as it is written."""
+    """One parameter of a builder; kind: int, bool, float (a rate) or tuple (of whole numbers). default: as written."""
 
     name: str
     kind: type
@@ -150,6 +150,19 @@ def _truth(parameter: Parameter, value: object, model: str) -> bool:
     return words[word]
 
 
+def _rate(parameter: Parameter, value: object, model: str) -> float:
+    expected = "a number from 0 to below 1"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise _refused(parameter, value, model, expected)
+    try:
+        number = float(value)
+    except ValueError:
+        raise _refused(parameter, repr(value), model, expected) from None
+    if not 0 <= number < 1:
+        raise _refused(parameter, number, model, expected)
+    return number
+
+
 def _whole_numbers(parameter: Parameter, value: object, model: str) -> tuple[int, ...]:
     items = value if isinstance(value, tuple) else tuple(str(value).split(","))
     default = parameter.default
@@ -161,8 +174,9 @@ def _whole_numbers(parameter: Parameter, value: object, model: str) -> tuple[int
     return tuple(_whole_number(parameter, item, model) for item in items)
 
 
-_CONVERTERS: Mapping[type, Callable[[Parameter, object, str], int | bool | tuple[int, ...]]] = {
+_CONVERTERS: Mapping[type, Callable[[Parameter, object, str], int | bool | float | tuple[int, ...]]] = {
     int: _whole_number,
     bool: _truth,
+    float: _rate,
     tuple: _whole_numbers,
 }

@@ -6,6 +6,7 @@ value channels; t is the sequence of the keys.
 
 from pase.graph import Builder, Tensor
 from pase.graph.operators import attention, dense, elementwise, layer_norm
+from pase.models.blocks import dropped
 from pase.models.parameters import head_size
 
 DIMS = ("b", "s", "d")
@@ -45,8 +46,9 @@ def feed_forward(net: Builder, name: str, x: Tensor, *, hidden: int, activation:
     return net.add(dense, f"{name}_2", y, lead=("b", "s"), reduce=("e",), out=(("d", x.shape[-1]),))
 
 
-def added(net: Builder, name: str, x: Tensor, y: Tensor) -> Tensor:
-    """Append `name`_add, the sum of two tensors [b, s, d]: a residual connection."""
+def added(net: Builder, name: str, x: Tensor, y: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Append `name`_add, the sum of two tensors [b, s, d]: a residual connection, after `name`_dropout of y."""
+    y = dropped(net, name, y, dropout, dims=DIMS)
     return net.add(elementwise, f"{name}_add", x, y, dims=DIMS)
 
 
@@ -55,6 +57,6 @@ def normalised(net: Builder, name: str, x: Tensor) -> Tensor:
     return net.add(layer_norm, f"{name}_norm", x)
 
 
-def add_and_norm(net: Builder, name: str, x: Tensor, y: Tensor) -> Tensor:
-    """Append `name`_add and `name`_norm: normalisation after the residual connection."""
-    return normalised(net, name, added(net, name, x, y))
+def add_and_norm(net: Builder, name: str, x: Tensor, y: Tensor, *, dropout: float = 0.0) -> Tensor:
+    """Append `name`_add and `name`_norm: normalisation after the residual connection; dropout as in `added`."""
+    return normalised(net, name, added(net, name, x, y, dropout=dropout))

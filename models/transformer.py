@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from pase.graph import Builder, Graph, Tensor
 from pase.graph.operators import dense, embedding, softmax_loss
+from pase.models.blocks import dropped
 from pase.models.parameters import Depth, network
-from pase.models.sublayers import add_and_norm, feed_forward, multi_head_attention
+from pase.models.sublayers import DIMS, add_and_norm, feed_forward, multi_head_attention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,7 @@ class _Sizes:
     model_width: int
     hidden: int
     heads: int
+    dropout: float
 
 
 @network
@@ -27,14 +29,17 @@ def transformer(
     hidden: int = 2048,
     heads: int = 8,
     tied: bool = True,
+    dropout: float = 0.0,
 ) -> Graph:
     """Return the base model (the paper's Table 3): 6 layers in the encoder and 6 in the decoder.
 
     steps: tokens in the source and in the target. tied: both embeddings and the projection to the vocabulary
     share one matrix (the paper's section 3.4). Projections of the attention have no bias, normalisation follows
     the residual, as in the paper; sinusoidal positions hold no parameters and are part of the embedding's vertex.
+    dropout: its rate after the embeddings and after each sub-layer (the paper's section 5.4: 0.1); by default there are
+    no such layers. That of the attention's weights is left out.
     """
-    sizes = _Sizes(layers=layers, model_width=model_width, hidden=hidden, heads=heads)
+    sizes = _Sizes(layers=layers, model_width=model_width, hidden=hidden, heads=heads, dropout=dropout)
     return _build("transformer", (batch, steps), vocabulary, sizes, tied=tied)
 
 
@@ -49,9 +54,10 @@ def transformer_big(
     hidden: int = 4096,
     heads: int = 16,
     tied: bool = True,
+    dropout: float = 0.0,
 ) -> Graph:
     """Return the big model (the paper's Table 3): twice the width, twice the heads; parameters as of `transformer`."""
-    sizes = _Sizes(layers=layers, model_width=model_width, hidden=hidden, heads=heads)
+    sizes = _Sizes(layers=layers, model_width=model_width, hidden=hidden, heads=heads, dropout=dropout)
     return _build("transformer_big", (batch, steps), vocabulary, sizes, tied=tied)
 
 
@@ -69,10 +75,12 @@ def _build(name: str, tokens: tuple[int, int], vocabulary: int, sizes: _Sizes, *
         )
         for side in ("source", "target")
     )
-    memory = source
+    memory, x = (
+        dropped(net, f"{side}_embedding", y, sizes.dropout, dims=DIMS)
+        for side, y in (("source", source), ("target", target))
+    )
     for number in range(1, sizes.layers + 1):
         memory = _encoder_layer(net, f"encoder{number}", memory, sizes)
-    x = target
     for number in range(1, sizes.layers + 1):
         x = _decoder_layer(net, f"decoder{number}", x, memory, sizes)
     out = (("v", vocabulary),)
@@ -83,15 +91,15 @@ def _build(name: str, tokens: tuple[int, int], vocabulary: int, sizes: _Sizes, *
 
 def _encoder_layer(net: Builder, name: str, x: Tensor, sizes: _Sizes) -> Tensor:
     y = multi_head_attention(net, f"{name}_self", x, heads=sizes.heads, bias=False)
-    x = add_and_norm(net, f"{name}_self", x, y)
+    x = add_and_norm(net, f"{name}_self", x, y, dropout=sizes.dropout)
     y = feed_forward(net, f"{name}_ff", x, hidden=sizes.hidden, activation="relu")
-    return add_and_norm(net, f"{name}_ff", x, y)
+    return add_and_norm(net, f"{name}_ff", x, y, dropout=sizes.dropout)
 
 
 def _decoder_layer(net: Builder, name: str, x: Tensor, memory: Tensor, sizes: _Sizes) -> Tensor:
     y = multi_head_attention(net, f"{name}_self", x, heads=sizes.heads, bias=False, causal=True)
-    x = add_and_norm(net, f"{name}_self", x, y)
+    x = add_and_norm(net, f"{name}_self", x, y, dropout=sizes.dropout)
     y = multi_head_attention(net, f"{name}_cross", x, memory=memory, heads=sizes.heads, bias=False)
-    x = add_and_norm(net, f"{name}_cross", x, y)
+    x = add_and_norm(net, f"{name}_cross", x, y, dropout=sizes.dropout)
     y = feed_forward(net, f"{name}_ff", x, hidden=sizes.hidden, activation="relu")
-    return add_and_norm(net, f"{name}_ff", x, y)
+    return add_and_norm(net, f"{name}_ff", x, y, dropout=sizes.dropout)

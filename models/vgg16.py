@@ -10,8 +10,11 @@ _HIDDEN = 4096
 
 
 @network
-def vgg16(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int = 1) -> Graph:
-    """Return VGG-16 on images of `image` x `image` x 3, at least 32; width divides every layer's channels."""
+def vgg16(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int = 1, dropout: float = 0.0) -> Graph:
+    """Return VGG-16 on images of `image` x `image` x 3, at least 32; width divides every layer's channels.
+
+    dropout: its rate after the first two fully connected layers, 0.5 in the paper; no such layers by default.
+    """
     net = Builder("vgg16")
     x = net.input((batch, 3, image, image))
     for block, channels in enumerate(_BLOCKS, 1):
@@ -20,5 +23,5 @@ def vgg16(*, batch: int = 128, image: int = 224, classes: int = 1000, width: int
             x = net.add(conv2d, name, x, out=divided(out, width), kernel=3, padding=1, activation="relu")
         x = net.add(pool2d, f"pool{block}", x, kernel=2, stride=2)
     hidden = divided(_HIDDEN, width)
-    classifier(net, flattened(net, x), (hidden, hidden, classes))
+    classifier(net, flattened(net, x), (hidden, hidden, classes), rate=dropout)
     return net.build()

@@ -169,13 +169,19 @@ def _layer_flows(plan: Plan, operator: Operator, moved: dict[Hop, Pairs]) -> Ite
         for write in operator.writes:
             points = shard_points(operator, write.shape, write.axes, mesh)
             yield summed(write.tensor, Phase.FORWARD, operator.partial_dims(write), points)
+            for dim in _single_points(write):
+                # The part that computes it gives it to the others, which hold it in a program too.
+                pairs = _handed(mesh, dim, points)
+                yield _flow(write.tensor, name, name, Phase.FORWARD, pairs, graph.word_bytes)
     for position, read in enumerate(operator.reads):
         phase = _gradient_phase(graph, operator, position)
         if phase is not None:
             points = shard_points(operator, read.shape, read.axes, mesh)
             # Parts of a kernel read different windows: on their way back these are added where they overlap.
             kernels = {axis.kernel for axis in read.axes if isinstance(axis, Window)}
-            yield summed(f"gradient of {read.tensor}", phase, {*operator.partial_dims(read)} - kernels, points)
+            # All parts hold what the first alone reads: theirs are sums to which the others add nothing.
+            over = {*operator.partial_dims(read), *_single_points(read)} - kernels
+            yield summed(f"gradient of {read.tensor}", phase, over, points)
     for exchange in operator.exchanges:
         match exchange:
             case AllReduce():
@@ -203,6 +209,11 @@ def _gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | 
         return Phase.BACKWARD if read.shared and len(users) > 1 else Phase.UPDATE
     edge = graph.incoming.get((operator.name, position))
     return Phase.BACKWARD if edge is not None and needs_gradient(graph, edge) else None
+
+
+def _single_points(access: Access) -> tuple[str, ...]:
+    """Return the dims of which one point is read or written, such as a stack's first layer or its last."""
+    return tuple(axis.dim for axis in access.axes if isinstance(axis, Part) and axis.extent == 1)
 
 
 def _handed(mesh: DeviceMesh, across: str, points: int) -> Pairs:

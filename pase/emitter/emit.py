@@ -16,12 +16,16 @@ from pase.runtime.layouts import PlainDim, WindowDim
 from pase.runtime.tensor_dims import WHOLE, tensor_dims
 
 _LAYERS = (
-    "GATES", "attention", "batch_norm", "concat", "conv2d", "dims", "embedding", "gelu", "global_pool", "layer_norm",
-    "lstm", "max_pool2d", "mean_pool2d", "relu", "reshard", "sigmoid", "softmax_loss", "tanh", "window",
+    "GATES", "attention", "batch_norm", "concat", "conv1d", "conv2d", "conv3d", "dims", "dropout", "embedding", "gelu",
+    "global_pool", "layer_norm", "lstm", "max_pool1d", "max_pool2d", "max_pool3d", "mean_pool1d", "mean_pool2d",
+    "mean_pool3d", "relu", "reshard", "sigmoid", "softmax_loss", "tanh", "window",
 )  # fmt: skip
 """What an emitted program may import from `pase.runtime.layers`."""
 
-_WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", "rows", "columns", *_LAYERS)
+_WINDOWS = ("planes", "rows", "columns")
+"""Variables of sliding windows: of a line the last alone, of an image the last two."""
+
+_WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", *_WINDOWS, *_LAYERS)
 _LOCALS = (
     "x", "weights", "filters", "bias", "table", "parameter", "scale", "shift", "queries", "keys", "values", "targets",
 )  # fmt: skip
@@ -171,13 +175,8 @@ def _layer(
     yield _comment(layer, kind.formula(operator))
     yield from _dims(operator, dim_variables)
     yield from _mesh(plan, layer)
-    windows = {
-        dim: name
-        for access in operator.reads
-        for dim, name in zip(
-            (d for d in _dims_of(operator, access) if isinstance(d, WindowDim)), ("rows", "columns"), strict=False
-        )
-    }
+    found = [dim for access in operator.reads for dim in _dims_of(operator, access) if isinstance(dim, WindowDim)]
+    windows = dict(zip(found, _WINDOWS[-len(found) :], strict=True)) if found else {}
     yield from together([(name, "window", _window(dim, dim_variables)) for dim, name in windows.items()])
     if not kind.joins:
         for i, source in sources.items():

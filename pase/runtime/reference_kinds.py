@@ -1,6 +1,9 @@
 """What each kind of operator computes, in plain TensorFlow on whole tensors: written apart from the parallel layers."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from itertools import product
+from math import prod
 from typing import Any
 
 from pase.graph import Operator, Window
@@ -22,48 +25,69 @@ def _activated(operator: Operator, y: Any) -> Any:
 
 
 def _windows(operator: Operator, x: Any, fill: float) -> tuple[Any, list[Window], list[int]]:
-    """Return x padded as its windows need, [b, height, width, channels], with the windows and their kernels."""
-    windows = [axis for axis in operator.reads[0].axes if isinstance(axis, Window)]
+    """Return x padded as its windows need, [b, c, …], with the windows and their kernels."""
+    windows = _sliding(operator)
     kernels = [operator.extents[window.kernel] for window in windows]
-    pads = [(0, 0)]
-    crops = []
+    pads = [(0, 0), (0, 0)]
+    crops = [slice(None), slice(None)]
     for window, kernel, extent in zip(windows, kernels, operator.reads[0].shape[2:], strict=True):
         end = (operator.extents[window.out] - 1) * window.stride + (kernel - 1) * window.dilation + 1
         pads.append((window.pad, max(0, end - window.pad - extent)))
-        crops.append(end)
-    x = tf.transpose(x, [0, 2, 3, 1])
-    x = tf.pad(x, [*pads, (0, 0)], constant_values=tf.constant(fill, x.dtype))
-    return x[:, : crops[0], : crops[1]], windows, kernels
+        crops.append(slice(0, end))
+    x = tf.pad(x, pads, constant_values=tf.constant(fill, x.dtype))
+    return x[tuple(crops)], windows, kernels
 
 
-def _conv2d(operator: Operator, reads: Sequence[Any]) -> Any:
+def _convolution(operator: Operator, reads: Sequence[Any]) -> Any:
     x, windows, _ = _windows(operator, reads[0], 0.0)
     strides, dilations = [w.stride for w in windows], [w.dilation for w in windows]
-    filters = tf.transpose(reads[1], [2, 3, 1, 0])
+    rank = len(windows)
+    # [b, c, …] and [n, c, …] with channels last.
+    x = tf.transpose(x, [0, *range(2, rank + 2), 1])
+    filters = tf.transpose(reads[1], [*range(2, rank + 2), 1, 0])
+    if max(strides) > 1 and max(dilations) > 1:
+        # TensorFlow has either, not both: what it computes with dilation alone, at every stride.
+        strides, steps = [1] * rank, strides
+    else:
+        steps = [1] * rank
     groups = operator.attribute("groups", 1)
     outputs = [
         tf.nn.convolution(a, w, strides=strides, dilation_rate=dilations, padding="VALID")
-        if max(strides) == 1
-        else tf.nn.conv2d(a, w, strides=strides, padding="VALID")
-        for a, w in zip(tf.split(x, groups, axis=3), tf.split(filters, groups, axis=3), strict=True)
+        for a, w in zip(tf.split(x, groups, axis=-1), tf.split(filters, groups, axis=-1), strict=True)
     ]
-    y = tf.concat(outputs, axis=3)
+    y = tf.concat(outputs, axis=-1)[(slice(None), *(slice(None, None, step) for step in steps))]
     if len(reads) == 3:
-        y = tf.nn.bias_add(y, reads[2])
-    return _activated(operator, tf.transpose(y, [0, 3, 1, 2]))
+        y = y + reads[2]
+    return _activated(operator, tf.transpose(y, [0, rank + 1, *range(1, rank + 1)]))
 
 
-def _pool2d(operator: Operator, reads: Sequence[Any]) -> Any:
-    is_max = operator.attribute("reduction", "max") == "max"
-    x, windows, kernels = _windows(operator, reads[0], float("-inf") if is_max else 0.0)
-    strides = [window.stride for window in windows]
-    if is_max:
-        return tf.transpose(tf.nn.max_pool2d(x, kernels, strides, "VALID"), [0, 3, 1, 2])
-    y = tf.nn.avg_pool2d(x, kernels, strides, "VALID")
-    if not operator.attribute("count_padding", False):
-        ones, _, _ = _windows(operator, tf.ones_like(reads[0]), 0.0)
-        y = y / tf.nn.avg_pool2d(ones, kernels, strides, "VALID")
-    return tf.transpose(y, [0, 3, 1, 2])
+def _pooling(operator: Operator, reads: Sequence[Any]) -> Any:
+    if operator.attribute("reduction", "max") == "max":
+        # Of equal values the first counts, as in TensorFlow's own pooling of images: maximum's gradient goes there.
+        return reduce(tf.maximum, _window_points(operator, reads[0], float("-inf")))
+    total = tf.add_n(_window_points(operator, reads[0], 0.0))
+    points = tf.ones_like(reads[0])
+    if operator.attribute("count_padding", False):
+        return total / prod(operator.extents[axis.kernel] for axis in _sliding(operator))
+    return total / tf.add_n(_window_points(operator, points, 0.0))
+
+
+def _window_points(operator: Operator, x: Any, fill: float) -> list[Any]:
+    """Return [kernel points] that point of every window, row-major."""
+    x, windows, kernels = _windows(operator, x, fill)
+    outs = [operator.extents[window.out] for window in windows]
+    points = []
+    for offsets in product(*map(range, kernels)):
+        cut = (
+            slice(offset, offset + (out - 1) * window.stride + 1, window.stride)
+            for offset, out, window in zip(offsets, outs, windows, strict=True)
+        )
+        points.append(x[(slice(None), slice(None), *cut)])
+    return points
+
+
+def _sliding(operator: Operator) -> list[Window]:
+    return [axis for axis in operator.reads[0].axes if isinstance(axis, Window)]
 
 
 def _dense(operator: Operator, reads: Sequence[Any]) -> Any:
@@ -94,6 +118,12 @@ def _elementwise(operator: Operator, reads: Sequence[Any]) -> Any:
     return _activated(operator, functions[operator.attribute("function", "add")](*reads))
 
 
+def _dropout(_: Operator, reads: Sequence[Any]) -> Any:
+    # The last of what it reads is zero for a point that is dropped, and the scale of what is kept.
+    x, factor = reads
+    return x * factor
+
+
 def _add_parameter(operator: Operator, reads: Sequence[Any]) -> Any:
     x, parameter = reads
     over = operator.reads[1].axes
@@ -102,7 +132,7 @@ def _add_parameter(operator: Operator, reads: Sequence[Any]) -> Any:
 
 
 def _global_pool(_: Operator, reads: Sequence[Any]) -> Any:
-    return tf.reduce_mean(reads[0], axis=[2, 3])
+    return tf.reduce_mean(reads[0], axis=list(range(2, len(reads[0].shape))))
 
 
 def _concat(operator: Operator, reads: Sequence[Any]) -> Any:
@@ -122,7 +152,8 @@ def _normalised(operator: Operator, reads: Sequence[Any], over: Sequence[int], s
 
 
 def _batch_norm(operator: Operator, reads: Sequence[Any]) -> Any:
-    return _normalised(operator, reads, [0, 2, 3], [1, -1, 1, 1])
+    positions = range(2, len(reads[0].shape))
+    return _normalised(operator, reads, [0, *positions], [1, -1, *(1 for _ in positions)])
 
 
 def _layer_norm(operator: Operator, reads: Sequence[Any]) -> Any:
@@ -161,13 +192,18 @@ COMPUTE: Mapping[str, Compute] = {
     "attention": _attention,
     "batch_norm": _batch_norm,
     "concat": _concat,
-    "conv2d": _conv2d,
+    "conv1d": _convolution,
+    "conv2d": _convolution,
+    "conv3d": _convolution,
     "dense": _dense,
+    "dropout": _dropout,
     "elementwise": _elementwise,
     "embedding": _embedding,
     "global_pool": _global_pool,
     "layer_norm": _layer_norm,
     "lstm": _lstm,
-    "pool2d": _pool2d,
+    "pool1d": _pooling,
+    "pool2d": _pooling,
+    "pool3d": _pooling,
     "softmax_loss": _softmax_loss,
 }

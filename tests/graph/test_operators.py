@@ -375,7 +375,7 @@ def test_softmax_loss_reads_labels() -> None:
         (lambda: pool2d("l", IMAGE, kernel=10, stride=2), "a window of 10 does not fit 9 points"),
         (
             lambda: global_pool("l", (2, 4)),
-            r"layer 'l' reads shape \(2, 4\); expected \[batch, channels, height, width\]",
+            r"shape \(2, 4\); expected \[batch, channels\] and 1 to 3 of depth, height, width",
         ),
         (lambda: dense("l", (2, 3, 4), out=(("n", 5),)), r"layer 'l' reads shape \(2, 3, 4\); expected dims b, c"),
         (lambda: embedding("l", (2,), vocabulary=9, size=4), r"layer 'l' reads shape \(2,\); expected dims b, s"),
@@ -386,7 +386,7 @@ def test_softmax_loss_reads_labels() -> None:
         ),
         (
             lambda: batch_norm("l", (2, 4)),
-            r"layer 'l' reads shape \(2, 4\); expected \[batch, channels, height, width\]",
+            r"shape \(2, 4\); expected \[batch, channels\] and 1 to 3 of depth, height, width",
         ),
         (lambda: layer_norm("l", (2, 4)), r"layer 'l' reads shape \(2, 4\); expected dims b, s, d"),
         (lambda: softmax_loss("l", (2, 3, 4)), r"layer 'l' reads shape \(2, 3, 4\); expected dims b, n"),

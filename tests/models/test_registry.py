@@ -107,6 +107,29 @@ def test_the_batch_scales_work_and_not_parameters(batch: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("alexnet", 2),
+        ("vgg16", 2),
+        # Embeddings, and the sub-layers of one encoder or decoder of each.
+        ("transformer", 2 + 2 + 3),
+        ("transformer_big", 2 + 2 + 3),
+        ("bert_large", 1 + 2),
+        ("gpt", 1 + 2),
+    ],
+)
+def test_dropout_is_there_where_it_is_asked_for(name: str, layers: int) -> None:
+    plain, dropping = build(name, arguments=SMALL[name]), build(name, arguments={**SMALL[name], "dropout": "0.25"})
+    found = [operator for operator in dropping.operators if operator.kind == "dropout"]
+    assert len(found) == layers
+    assert all(operator.attribute("rate", 0.0) == 0.25 for operator in found)
+    assert dict(dropping.arguments)["dropout"] == 0.25
+    # Without it, and with a rate of 0, the layers are those that there were.
+    assert [o for o in dropping.operators if o.kind != "dropout"] == list(plain.operators)
+    assert build(name, arguments={**SMALL[name], "dropout": 0}) == plain
+
+
+@pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("True", True), ("false", False), ("FALSE", False), (True, True)]
 )
 def test_truth_is_written_as_a_word(text: str | bool, value: bool) -> None:
@@ -124,7 +147,7 @@ def test_truth_is_written_as_a_word(text: str | bool, value: bool) -> None:
             {"zzz": 1},
             "has no parameter 'zzz': its parameters and their defaults are batch=128, image=224, classes=1000, ",
         ),
-        ({"zzz": 1}, "width=1, grouped=false$"),
+        ({"zzz": 1}, r"width=1, grouped=false, dropout=0\.0$"),
         (
             {"image": "big"},
             r"model 'alexnet': image='big' is not usable; expected a whole number from 1 to 2147483647 \(the",
@@ -138,6 +161,13 @@ def test_truth_is_written_as_a_word(text: str | bool, value: bool) -> None:
         ({"image": 2**31}, "image=2147483648 is not usable; expected a whole number from 1 to 2147483647"),
         ({"grouped": "yes"}, r"grouped='yes' is not usable; expected true or false \(the default is false\)"),
         ({"grouped": 1}, "grouped=1 is not usable; expected true or false"),
+        (
+            {"dropout": "half"},
+            r"dropout='half' is not usable; expected a number from 0 to below 1 \(the default is 0\.0\)",
+        ),
+        ({"dropout": 1}, r"dropout=1\.0 is not usable; expected a number from 0 to below 1"),
+        ({"dropout": "nan"}, "dropout=nan is not usable; expected a number from 0"),
+        ({"dropout": True}, "dropout=True is not usable; expected a number from 0"),
         ({"width": 3}, "width=3 does not divide 64 channels; use a power of two that does"),
         ({"batch": 0}, "batch=0 is not usable; expected a whole number from 1"),
     ],

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 from pase.emitter.kinds.attention import ATTENTION
 from pase.emitter.kinds.concat import CONCAT
-from pase.emitter.kinds.conv2d import CONV2D
+from pase.emitter.kinds.convolution import CONVOLUTION
 from pase.emitter.kinds.dense import DENSE
+from pase.emitter.kinds.dropout import DROPOUT
 from pase.emitter.kinds.elementwise import ADD_PARAMETER, ELEMENTWISE
 from pase.emitter.kinds.embedding import EMBEDDING
 from pase.emitter.kinds.kind import Block, Kind
 from pase.emitter.kinds.lstm import LSTM
 from pase.emitter.kinds.normalise import BATCH_NORM, LAYER_NORM
-from pase.emitter.kinds.pool2d import GLOBAL_POOL, POOL2D
+from pase.emitter.kinds.pooling import GLOBAL_POOL, POOLING
 from pase.emitter.kinds.softmax_loss import SOFTMAX_LOSS
 
 KINDS: Mapping[str, Kind] = {
@@ -19,14 +20,19 @@ KINDS: Mapping[str, Kind] = {
     "attention": ATTENTION,
     "batch_norm": BATCH_NORM,
     "concat": CONCAT,
-    "conv2d": CONV2D,
+    "conv1d": CONVOLUTION,
+    "conv2d": CONVOLUTION,
+    "conv3d": CONVOLUTION,
     "dense": DENSE,
+    "dropout": DROPOUT,
     "elementwise": ELEMENTWISE,
     "embedding": EMBEDDING,
     "global_pool": GLOBAL_POOL,
     "layer_norm": LAYER_NORM,
     "lstm": LSTM,
-    "pool2d": POOL2D,
+    "pool1d": POOLING,
+    "pool2d": POOLING,
+    "pool3d": POOLING,
     "softmax_loss": SOFTMAX_LOSS,
 }
 

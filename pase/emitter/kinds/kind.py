@@ -13,7 +13,7 @@ class Block:
     """The names that a layer's block uses.
 
     dims: variable of each iteration dim. reads: [reads] variable of each read, on the layer's mesh; of the tensor
-    itself where the kind joins. windows: variables of the sliding windows, rows before columns.
+    itself where the kind joins. windows: variables of the sliding windows, planes before rows before columns.
     """
 
     operator: Operator

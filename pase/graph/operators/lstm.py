@@ -72,10 +72,11 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             AllReduce(tensor="hidden_gradient", shape=hidden, axes=("l", "b", "s", "d"), over=("e",), times=1),
             Relayout(tensor="hidden", shape=hidden, written=along_e, read=along_d, times=1),
             Relayout(tensor="hidden_gradient", shape=hidden, written=along_d, read=along_e, times=1),
-            # What goes to the next layers has their layout already, and so has the gradient that comes back.
+            # What goes on is read along d already; what comes back joins the sum over e there.
             Handoff(tensor="hidden", shape=hidden[1:], axes=along_d[1:], across="l", times=1),
-            Handoff(tensor="hidden_gradient", shape=hidden[1:], axes=along_e[1:], across="l", times=1),
-            Handoff(tensor="state", shape=(2, layers, batch, units), axes=(None, "l", "b", "e"), across="s", times=2),
+            Handoff(tensor="hidden_gradient", shape=hidden[1:], axes=along_d[1:], across="l", times=1),
+            Handoff(tensor="state", shape=(layers, batch, units), axes=("l", "b", "d"), across="s", times=2),
+            Handoff(tensor="cell", shape=(layers, batch, units), axes=("l", "b", "e"), across="s", times=2),
         ),
         pipeline=Pipeline(stage="l", sequence="s"),
         attributes=(("layers", layers), ("units", units)),

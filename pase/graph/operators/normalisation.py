@@ -4,23 +4,22 @@ from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.operator import AllReduce, Operator, Work
 from pase.graph.operators.activations import check_activation
+from pase.graph.operators.windows import position_names
 
 _FLOP_PER_POINT = 5
 """Subtract the mean, square for the variance, divide, scale, shift."""
 
 
 def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operator:
-    """Return batch normalisation of x, shape [b, c, h, w]: statistics over b, h, w, a scale and a shift per channel.
+    """Return batch normalisation of x, shape [b, c, …]: statistics over all but c, a scale and a shift per channel.
 
-    A split of b, h or w all-reduces the mean and the mean square of each channel, forward: the result is the same
-    whatever the strategy. The two sums of the backward pass are the gradients of the shift and the scale, which
-    are all-reduced as such.
+    x has one to three spatial dims, of d, h, w the last. A split of them or of b all-reduces the mean and the mean
+    square of each channel, forward: the result is the same whatever the strategy. The two sums of the backward pass are
+    the gradients of the shift and the scale, which are all-reduced as such.
     """
-    if len(x) != 4:
-        raise GraphError(f"layer {name!r} reads shape {x}; expected [batch, channels, height, width]")
-    return _normalisation(
-        name, "batch_norm", x, ("b", "c", "h", "w"), over=("b", "h", "w"), scale=("c",), times=1, activation=activation
-    )
+    positions = position_names(name, x)
+    dims, over = ("b", "c", *positions), ("b", *positions)
+    return _normalisation(name, "batch_norm", x, dims, over=over, scale=("c",), times=1, activation=activation)
 
 
 def layer_norm(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "s", "d")) -> Operator:

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pase.runtime.compat import mtf, tf
-from pase.runtime.layers.lstm_chain import Chain, Grid, Wires, total_bytes
+from pase.runtime.layers.lstm_chain import Chain, Grid
+from pase.runtime.layers.lstm_wires import Wires, total_bytes
 
 GATES = mtf.Dimension("gates", 4)
 """Input, forget and output gate, and the candidate, in this order."""
@@ -58,14 +59,19 @@ class _LstmGradient(mtf.Operation):
         columns: list[list[Any]] = [[None] * implementation.size for _ in self.outputs]
         with _exchange() as scope:
             for chain in self._forward.chains:
-                found, moved_bytes = chain.gradients(slices)
-                implementation.traffic.add(scope, moved_bytes)
+                wires = Wires(self.mesh)
+                found = chain.gradients(slices, wires)
+                implementation.traffic.add(scope, total_bytes(wires.sent))
+                implementation.traffic.keep(wires.sent)
                 for position, gradients in found.items():
                     for column, gradient in zip(columns, gradients, strict=True):
                         column[position] = gradient
         axes = [axis.name for axis in implementation.shape.dims]
         for tensor, column in zip(self.outputs, columns, strict=True):
             lacking = _names_of(self.inputs) - _names_of([tensor])
+            if tensor is self.outputs[3]:
+                # All devices along d have the whole gradient of the gates.
+                lacking -= {"d"}
             partial = [i for i, name in enumerate(axes) if name in lacking]
             value = implementation.LaidOutTensor(column)
             if partial:

@@ -1,48 +1,29 @@
-"""The devices that compute an LSTM stack for one part of the batch: what each does and what they send each other."""
+"""The devices that compute an LSTM stack for one part of the batch: what each does and what they send each other.
 
-from collections.abc import Sequence
+Devices that differ along d alone compute the same gates, cells and hidden states: what they add up is whole before they
+go on. Backward each of them therefore has the whole gradient of its gates too, and what is added up is the gradient of
+the hidden state alone, over the units that it fed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pase.runtime.compat import tf
+from pase.runtime.layers.lstm_cell import Step, cell_gradient, cell_step
+from pase.runtime.layers.lstm_wires import Cells, Positions, Wires
 
 Grid = dict[tuple[int, int, int, int], int]
 """Position in the mesh by the coordinates along l (layers), s (steps), d (inputs) and e (units)."""
 
-_Cells = dict[tuple[int, int], Any]
-"""A tensor for each (d, e) of the devices that compute one layer's part of the steps."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """Of one device: [layers] matrices of the input and of the hidden state, d by gates and e, and biases."""
 
-class Wires:
-    """Sends tensors between positions of a mesh. sent: each tensor that arrived, at its target."""
-
-    def __init__(self, mesh: Any) -> None:
-        self._names = mesh.device_names
-        self.sent: list[Any] = []
-
-    def on(self, position: int) -> Any:
-        """Return the context in which operations run at a position."""
-        return tf.device(self._names[position])
-
-    def send(self, x: Any, source: int, target: int) -> Any:
-        """Return a tensor at another position: one copy, whose gradient goes back as one."""
-        if source == target:
-            return x
-        with self.on(target):
-            self.sent.append(tf.identity(x))
-        return self.sent[-1]
-
-    def summed(self, terms: Sequence[tuple[int, Any]]) -> dict[int, Any]:
-        """Return at each of some positions the sum of what they hold."""
-        root = terms[0][0]
-        held = [self.send(x, position, root) for position, x in terms]
-        with self.on(root):
-            total = held[0] if len(held) == 1 else tf.add_n(held)
-        return {position: self.send(total, root, position) for position, _ in terms}
-
-
-def total_bytes(tensors: Sequence[Any]) -> int:
-    """Return the bytes of tensors of known shapes."""
-    return sum(int(x.shape.num_elements()) * int(x.dtype.size) for x in tensors)
+    inputs: list[Any]
+    recurrent: list[Any]
+    bias: list[Any]
 
 
 class Chain:
@@ -57,166 +38,256 @@ class Chain:
     ) -> None:
         self._grid, self._wires = grid, wires
         self._parts = tuple(1 + max(point[i] for point in grid) for i in range(4))
-        layers, self._rows, _, self._columns = w[0].shape.as_list()
-        self._batch, self._steps, _ = x[0].shape.as_list()
+        self._num_layers, self._rows, _, self._columns = w[0].shape.as_list()
+        self._batch, self._num_steps, _ = x[0].shape.as_list()
         self._dtype = x[0].dtype
-        # Copies of this layer's own: gradients are taken of them.
-        self._copies = {position: self._copied(position, x, w, bias) for position in grid.values()}
-        self._recurrent = {position: self._matrices(position, u[position]) for position in grid.values()}
-        self._inner: dict[tuple[int, int], list[tuple[Any, Any]]] = {}
-        below: list[_Cells] = []
-        for layer in range(self._parts[0] * layers):
-            part, number = divmod(layer, layers)
-            below = self._layer(part, number, below)
+        self._weights = {
+            position: self._unpacked(position, w[position], u[position], bias[position]) for position in grid.values()
+        }
+        # By layer, part of s and device: what is read, and what is kept of each step.
+        self._inputs: dict[tuple[int, int], Cells] = {}
+        self._steps: dict[tuple[int, int], list[dict[tuple[int, int], Step]]] = {}
+        below = [{key: x[position] for key, position in self._at(0, s).items()} for s in range(self._parts[1])]
+        outputs: list[Cells] = []
+        for layer in range(self._parts[0] * self._num_layers):
+            below, outputs = self._layer(layer, below)
         last = self._parts[0] - 1
         self.results = {
-            position: wires.send(below[s][d, e], grid[last, s, d, e], position)
+            position: wires.send(outputs[s][d, e], grid[last, s, d, e], position)
             for (_, s, d, e), position in grid.items()
         }
-        self._outputs = {grid[last, s, 0, e]: below[s][0, e] for (part, s, d, e) in grid if part == last and d == 0}
 
-    def _copied(self, position: int, *columns: Sequence[Any]) -> list[Any]:
+    def _unpacked(self, position: int, w: Any, u: Any, bias: Any) -> _Weights:
+        shape = [-1, self._rows, 4 * self._columns]
         with self._wires.on(position):
-            return [tf.identity(column[position]) for column in columns]
+            return _Weights(
+                inputs=tf.unstack(tf.reshape(w, shape), axis=0),
+                recurrent=tf.unstack(tf.reshape(u, shape), axis=0),
+                bias=tf.unstack(tf.reshape(bias, [-1, 4 * self._columns]), axis=0),
+            )
 
-    def _matrices(self, position: int, weights: Any) -> list[Any]:
-        """Return [layers] matrices of d by gates and e."""
-        with self._wires.on(position):
-            flat = tf.reshape(weights, [-1, self._rows, 4 * self._columns])
-            return list(tf.unstack(flat, axis=0))
+    def _at(self, part: int, s: int) -> Positions:
+        """Return the positions that compute some layers' part of the steps."""
+        return {(d, e): self._grid[part, s, d, e] for d in range(self._parts[2]) for e in range(self._parts[3])}
 
-    def _layer(self, part: int, number: int, below: Sequence[_Cells]) -> list[_Cells]:
-        """Run one layer over all steps; below: [parts of s] what it reads, along e as it was written, none for x."""
-        above: list[_Cells] = []
-        hidden: _Cells = {}
-        cell: _Cells = {}
+    # -- forward
+
+    def _layer(self, layer: int, below: Sequence[Cells]) -> tuple[list[Cells], list[Cells]]:
+        """Run one layer over all steps; below: [parts of s] what it reads, along d, where the layer below left it.
+
+        Returns the same of this layer, and its output along e.
+        """
+        part, number = divmod(layer, self._num_layers)
+        above: list[Cells] = []
+        outputs: list[Cells] = []
+        read: Cells = {}
+        cell: Cells = {}
         for s in range(self._parts[1]):
-            at = {(d, e): self._grid[part, s, d, e] for d in range(self._parts[2]) for e in range(self._parts[3])}
+            at = self._at(part, s)
             if s == 0:
-                # No hidden state yet: nobody has to send zeros.
                 cell = {key: self._zeros(position, self._columns) for key, position in at.items()}
             else:
-                before = {key: self._grid[part, s - 1, *key] for key in at}
-                hidden, cell = (
-                    {key: self._wires.send(x, before[key], at[key]) for key, x in state.items()}
-                    for state in (hidden, cell)
-                )
-            if below:
-                beneath = {key: self._grid[part - (number == 0), s, *key] for key in at}
-                inputs = self._along_d(below[s], beneath, at)
-            else:
-                inputs = {key: self._copies[position][0] for key, position in at.items()}
+                before = self._at(part, s - 1)
+                read, cell = (self._wires.send_all(state, before, at) for state in (read, cell))
+            inputs = below[s]
+            if part and number == 0:
+                inputs = self._wires.send_all(inputs, self._at(part - 1, s), at)
+            self._inputs[layer, s] = inputs
             partial = {key: self._input_gates(inputs[key], position, number) for key, position in at.items()}
-            outputs: list[_Cells] = []
-            for step in range(self._steps):
-                gates = self._gates({key: x[step] for key, x in partial.items()}, hidden, at, number)
+            kept: list[dict[tuple[int, int], Step]] = []
+            hidden: list[Cells] = []
+            along_d: list[Cells] = []
+            for step in range(self._num_steps):
+                gates = self._gates({key: x[step] for key, x in partial.items()}, read, at, number)
+                kept.append({})
+                hidden.append({})
                 for key, position in at.items():
                     with self._wires.on(position):
-                        hidden[key], cell[key] = _cell(gates[key], cell[key])
-                outputs.append(dict(hidden))
-            joined: _Cells = {}
-            for key, position in at.items():
-                with self._wires.on(position):
-                    joined[key] = tf.stack([output[key] for output in outputs], axis=1)
-            above.append(joined)
-        return above
+                        kept[-1][key], hidden[-1][key], cell[key] = cell_step(gates[key], read.get(key), cell[key])
+                # Once for the next step and the next layer.
+                read = self._along_d(hidden[-1], at)
+                along_d.append(read)
+            self._steps[layer, s] = kept
+            above.append(self._stacked(along_d, at))
+            outputs.append(self._stacked(hidden, at))
+        return above, outputs
 
     def _zeros(self, position: int, columns: int) -> Any:
         with self._wires.on(position):
             return tf.zeros([self._batch, columns], self._dtype)
 
+    def _stacked(self, steps: Sequence[Cells], at: Positions) -> Cells:
+        result: Cells = {}
+        for key, position in at.items():
+            with self._wires.on(position):
+                result[key] = tf.stack([x[key] for x in steps], axis=1)
+        return result
+
     def _input_gates(self, x: Any, position: int, number: int) -> list[Any]:
         """Return [steps] what the input adds to the gates, for all steps in one product."""
         with self._wires.on(position):
-            weights = tf.reshape(self._copies[position][1][number], [self._rows, 4 * self._columns])
-            product = tf.matmul(tf.reshape(x, [-1, self._rows]), weights)
-            return list(tf.unstack(tf.reshape(product, [self._batch, self._steps, -1]), axis=1))
+            product = tf.matmul(tf.reshape(x, [-1, self._rows]), self._weights[position].inputs[number])
+            return list(tf.unstack(tf.reshape(product, [self._batch, self._num_steps, -1]), axis=1))
 
-    def _gates(self, partial: _Cells, hidden: _Cells, at: dict[tuple[int, int], int], number: int) -> _Cells:
+    def _gates(self, partial: Cells, read: Cells, at: Positions, number: int) -> Cells:
         """Return the gates of one step: products with the input and with the hidden state, summed over d."""
-        if hidden:
-            read = self._along_d(hidden, at, at)
-        else:
-            read = {key: self._zeros(position, self._rows) for key, position in at.items()}
-        sums: _Cells = {}
-        for key, position in at.items():
-            with self._wires.on(position):
-                # The gradient of u is taken apart, as one product for all steps: here it is a constant.
-                product = tf.matmul(read[key], tf.stop_gradient(self._recurrent[position][number]))
-                sums[key] = partial[key] + product
-            self._inner.setdefault((position, number), []).append((read[key], sums[key]))
-        gates: _Cells = {}
+        sums = dict(partial)
+        for key, x in read.items():
+            with self._wires.on(at[key]):
+                sums[key] = partial[key] + tf.matmul(x, self._weights[at[key]].recurrent[number])
+        gates: Cells = {}
         for e in range(self._parts[3]):
             column = [(d, e) for d in range(self._parts[2])]
             totals = self._wires.summed([(at[key], sums[key]) for key in column])
             for key in column:
                 with self._wires.on(at[key]):
-                    bias = tf.reshape(self._copies[at[key]][2][number], [-1])
-                    gates[key] = tf.nn.bias_add(totals[at[key]], bias)
+                    gates[key] = tf.nn.bias_add(totals[at[key]], self._weights[at[key]].bias[number])
         return gates
 
-    def _along_d(self, x: _Cells, source: dict[tuple[int, int], int], target: dict[tuple[int, int], int]) -> _Cells:
+    def _along_d(self, x: Cells, at: Positions) -> Cells:
         """Return units, written in parts along e, in the parts along d in which they are read as inputs."""
-        result: _Cells = {}
-        for (d, e), position in target.items():
-            low, high = d * self._rows, (d + 1) * self._rows
-            pieces = []
-            for other in range(self._parts[3]):
-                first, last = other * self._columns, (other + 1) * self._columns
-                begin, end = max(low, first), min(high, last)
-                if begin < end:
-                    whole = x[d, other]
-                    with self._wires.on(source[d, other]):
-                        piece = whole if (begin, end) == (first, last) else whole[..., begin - first : end - first]
-                    pieces.append(self._wires.send(piece, source[d, other], position))
-            with self._wires.on(position):
-                result[d, e] = pieces[0] if len(pieces) == 1 else tf.concat(pieces, -1)
-        return result
-
-    def gradients(self, dy: Sequence[Any]) -> tuple[dict[int, list[Any]], int]:
-        """Return by position the gradients of its copies of x, w, u and bias, and the bytes that went back for them.
-
-        dy: [positions] the gradient of the output.
-        """
-        positions = list(self._grid.values())
-        wanted = [
-            *(x for position in positions for x in self._copies[position]),
-            *(sums for steps in self._inner.values() for _, sums in steps),
-            *self._wires.sent,
-        ]
-        # The outputs of one of the copies along d: the others would count them again.
-        outputs = list(self._outputs.values())
-        found = tf.gradients(
-            outputs, wanted, [dy[position] for position in self._outputs], colocate_gradients_with_ops=True
-        )
-        moved_bytes = total_bytes([x for x in found[len(found) - len(self._wires.sent) :] if x is not None])
-        remaining = iter(found)
-        copies = {p: [self._or_zeros(next(remaining), x, p) for x in self._copies[p]] for p in positions}
-        gates = {
-            key: [self._or_zeros(next(remaining), sums, key[0]) for _, sums in steps]
-            for key, steps in self._inner.items()
+        return {
+            (d, e): self._joined(
+                self._wires,
+                [(x[d, other], other * self._columns, at[d, other]) for other in range(self._parts[3])],
+                (d * self._rows, (d + 1) * self._rows),
+                position,
+            )
+            for (d, e), position in at.items()
         }
-        return {p: self._of_inputs(p, copies[p], gates) for p in positions}, moved_bytes
 
-    def _of_inputs(self, position: int, copies: list[Any], gates: dict[tuple[int, int], list[Any]]) -> list[Any]:
-        """Return the gradients of x, w, u and bias: u's as one product for all steps of a layer."""
-        dx, dw, d_bias = copies
-        with self._wires.on(position):
-            du = []
-            for number in range(dw.shape.as_list()[0]):
-                read = [hidden for hidden, _ in self._inner[position, number]]
-                du.append(tf.matmul(tf.concat(read, 0), tf.concat(gates[position, number], 0), transpose_a=True))
-            return [dx, dw, tf.reshape(tf.stack(du), dw.shape), d_bias]
+    def _joined(self, wires: Wires, held: Sequence[tuple[Any, int, int]], wanted: tuple[int, int], target: int) -> Any:
+        """Return a range of units at a position; held: (tensor, its first unit, its position), in order."""
+        low, high = wanted
+        pieces = []
+        for x, first, source in held:
+            last = first + x.shape.as_list()[-1]
+            begin, end = max(low, first), min(high, last)
+            if begin < end:
+                with wires.on(source):
+                    piece = x if (begin, end) == (first, last) else x[..., begin - first : end - first]
+                pieces.append(wires.send(piece, source, target))
+        with wires.on(target):
+            return pieces[0] if len(pieces) == 1 else tf.concat(pieces, -1)
 
-    def _or_zeros(self, gradient: Any, x: Any, position: int) -> Any:
-        with self._wires.on(position):
-            return tf.zeros(x.shape, x.dtype) if gradient is None else tf.convert_to_tensor(gradient)
+    # -- backward
 
+    def gradients(self, dy: Sequence[Any], wires: Wires) -> dict[int, list[Any]]:
+        """Return by position the gradients of its slices of x, w, u and bias; dy: [positions] that of the output.
 
-def _cell(gates: Any, cell: Any) -> tuple[Any, Any]:
-    """Return the hidden state and the cell after a step."""
-    columns = cell.shape.as_list()[-1]
-    sigmoids, candidate = tf.split(gates, [3 * columns, columns], axis=1)
-    into, forget, out = tf.split(tf.sigmoid(sigmoids), 3, axis=1)
-    cell = forget * cell + into * tf.tanh(candidate)
-    return out * tf.tanh(cell), cell
+        That of x is a part of the sum over e, and zero where another device reads x; those of the weights are parts of
+        sums over the batch and the steps; that of the bias is the same for all devices along d.
+        """
+        of_weights: dict[int, list[tuple[Any, Any, Any]]] = {position: [] for position in self._grid.values()}
+        above: list[Cells] = [{} for _ in range(self._parts[1])]
+        for layer in reversed(range(self._parts[0] * self._num_layers)):
+            above = self._layer_gradients(layer, above, dy, wires, of_weights)
+        first = {position for s in range(self._parts[1]) for position in self._at(0, s).values()}
+        dx = {self._at(0, s)[key]: x for s, cells in enumerate(above) for key, x in cells.items()}
+        found = {}
+        for position, of_layers in of_weights.items():
+            with wires.on(position):
+                if position not in first:
+                    dx[position] = tf.zeros([self._batch, self._num_steps, self._rows], self._dtype)
+                # Last layers come first.
+                dw, du, d_bias = (tf.stack(column[::-1]) for column in zip(*of_layers, strict=True))
+                shape = [self._num_layers, self._rows, 4, self._columns]
+                found[position] = [
+                    dx[position],
+                    tf.reshape(dw, shape),
+                    tf.reshape(du, shape),
+                    tf.reshape(d_bias, [self._num_layers, 4, self._columns]),
+                ]
+        return found
+
+    def _layer_gradients(
+        self,
+        layer: int,
+        above: Sequence[Cells],
+        dy: Sequence[Any],
+        wires: Wires,
+        of_weights: Mapping[int, list[tuple[Any, Any, Any]]],
+    ) -> list[Cells]:
+        """Go back through one layer; above: [parts of s] the gradient of what the next one read, nothing for the last.
+
+        Returns the same of this layer's input: along d, a part of the sum over e, where the layer below is.
+        """
+        part, number = divmod(layer, self._num_layers)
+        is_last = layer == self._parts[0] * self._num_layers - 1
+        below: list[Cells] = []
+        d_read: Cells = {}
+        d_cell: Cells = {}
+        for s in reversed(range(self._parts[1])):
+            at = self._at(part, s)
+            if s == self._parts[1] - 1:
+                d_cell = {key: self._zeros(position, self._columns) for key, position in at.items()}
+            else:
+                following = self._at(part, s + 1)
+                d_read, d_cell = (wires.send_all(state, following, at) for state in (d_read, d_cell))
+            d_gates: list[Cells] = []
+            for step in reversed(range(self._num_steps)):
+                kept = self._steps[layer, s][step]
+                d_hidden = self._hidden_gradient([above[s], d_read], step, at, wires)
+                d_gates.append({})
+                d_read = {}
+                for key, position in at.items():
+                    with wires.on(position):
+                        if is_last:
+                            # The gradient that nothing reads but the output has no other term.
+                            of_output = dy[position][:, step]
+                            is_read = s < self._parts[1] - 1 or step < self._num_steps - 1
+                            d_hidden[key] = d_hidden[key] + of_output if is_read else of_output
+                        d_gates[-1][key], d_cell[key] = cell_gradient(kept[key], d_hidden[key], d_cell[key])
+                        if kept[key].read is not None:
+                            weights = self._weights[position].recurrent[number]
+                            d_read[key] = tf.matmul(d_gates[-1][key], weights, transpose_b=True)
+            below.append({})
+            for key, position in at.items():
+                with wires.on(position):
+                    stacked = tf.reshape(tf.stack([x[key] for x in reversed(d_gates)], axis=1), [-1, 4 * self._columns])
+                    of_weights[position].append(self._weight_gradients(layer, s, key, stacked))
+                    product = tf.matmul(stacked, self._weights[position].inputs[number], transpose_b=True)
+                    below[-1][key] = tf.reshape(product, [self._batch, self._num_steps, self._rows])
+            if part and number == 0:
+                below[-1] = wires.send_all(below[-1], at, self._at(part - 1, s))
+        return below[::-1]
+
+    def _hidden_gradient(self, terms: Sequence[Cells], step: int, at: Positions, wires: Wires) -> Cells:
+        """Return the gradient of a step's hidden state along e, from parts of sums over e along d.
+
+        terms: what the next layer read, of all steps; what the next step read. Either may be nothing.
+        """
+        from_above, from_next = terms
+        parts: Cells = {}
+        for key, position in at.items():
+            with wires.on(position):
+                found = [from_above[key][:, step]] if from_above else []
+                found += [from_next[key]] if from_next else []
+                # Nothing reads the last state of all: its place in the exchange is taken, by zeros.
+                parts[key] = tf.add_n(found) if found else tf.zeros([self._batch, self._rows], self._dtype)
+        whole: Cells = {}
+        for d in range(self._parts[2]):
+            row = [(d, e) for e in range(self._parts[3])]
+            sums = wires.summed([(at[key], parts[key]) for key in row])
+            whole |= {key: sums[at[key]] for key in row}
+        return {
+            (d, e): self._joined(
+                wires,
+                [(whole[other, e], other * self._rows, at[other, e]) for other in range(self._parts[2])],
+                (e * self._columns, (e + 1) * self._columns),
+                position,
+            )
+            for (d, e), position in at.items()
+        }
+
+    def _weight_gradients(self, layer: int, s: int, key: tuple[int, int], d_gates: Any) -> tuple[Any, Any, Any]:
+        """Return those of the matrices and of the bias, each of all steps in one product; d_gates: [b · steps, …]."""
+        inputs = tf.reshape(self._inputs[layer, s][key], [-1, self._rows])
+        reads = [step[key].read for step in self._steps[layer, s]]
+        present = [tf.zeros([self._batch, self._rows], self._dtype) if x is None else x for x in reads]
+        read = tf.reshape(tf.stack(present, axis=1), [-1, self._rows])
+        return (
+            tf.matmul(inputs, d_gates, transpose_a=True),
+            tf.matmul(read, d_gates, transpose_a=True),
+            tf.reduce_sum(d_gates, 0),
+        )

@@ -3,16 +3,26 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf, tf
 from pase.runtime.layers.shardwise import Shardwise, begins
+from pase.runtime.reshard import layout_of_tensor
 
 
-class _SoftmaxLoss(mtf.Operation):
-    """Outputs: the loss, and for each point the logarithm of its sum of exponentials, which the gradient needs."""
+class SoftmaxLoss(mtf.Operation):
+    """Outputs: the loss, and for each point the logarithm of its sum of exponentials, which the gradient needs.
+
+    num_points: of the batch. num_correct: once it is lowered, for each part of the points how many of them have a label
+    whose logit no other one exceeds, on one of the devices that hold the part; to be added on the host, so that nothing
+    moves between devices for it.
+    """
 
     def __init__(self, logits: Any, labels: Any, classes: Any) -> None:
         super().__init__([logits, labels], name="softmax_loss")
+        _check(logits, labels, classes)
         self._classes = classes
+        self.num_points = labels.size
+        self.num_correct: list[Any] = []
         self._outputs = [
             mtf.Tensor(self, mtf.Shape([]), logits.dtype, index=0),
             mtf.Tensor(self, labels.shape, logits.dtype, index=1),
@@ -58,12 +68,34 @@ class _SoftmaxLoss(mtf.Operation):
         sums = each(lambda x, m: tf.reduce_sum(tf.exp(x - m[..., tf.newaxis]), -1), logits, top)
         log_sums = each(lambda s, m: tf.log(s) + m, reduced(sums, class_axes, "SUM"), top)
         label_logits = reduced(each(_label_logits, begin, logits, labels), class_axes, "SUM")
-        num_points = self.inputs[1].size
-        loss = each(lambda s, x: tf.reduce_sum(s - x) / num_points, log_sums, label_logits)
+        loss = each(lambda s, x: tf.reduce_sum(s - x) / self.num_points, log_sums, label_logits)
         if point_axes:
             loss = mtf.ops.LazyAllreduceSum(implementation, loss, point_axes)
         lowering.set_tensor_lowering(self.outputs[0], loss)
         lowering.set_tensor_lowering(self.outputs[1], log_sums)
+        # Exact: the one is the other plus zeros.
+        correct = each(lambda x, m: tf.reduce_sum(tf.cast(tf.equal(x, m), x.dtype)), label_logits, top)
+        parts = layout_of_tensor(self.inputs[1]).parts
+        self.num_correct = [x for i, x in enumerate(correct.tensor_list) if parts.index(parts[i]) == i]
+
+
+def _check(logits: Any, labels: Any, classes: Any) -> None:
+    if labels.mesh is not logits.mesh:
+        raise RuntimeFailure(
+            f"softmax_loss reads tensors of two meshes, those of layers {logits.mesh.layer!r} and "
+            f"{labels.mesh.layer!r}; reshard one of them"
+        )
+    if logits.shape.dims != [*labels.shape.dims, classes]:
+        found = ", ".join(map(_written, logits.shape.dims))
+        expected = ", ".join(map(_written, [*labels.shape.dims, classes]))
+        raise RuntimeFailure(
+            f"layer {logits.mesh.layer!r}: the logits have dims {found}; expected {expected}, those of the labels and "
+            "then the classes"
+        )
+
+
+def _written(dim: Any) -> str:
+    return f"{dim.name}={dim.size}"
 
 
 def _label_logits(begin: int, logits: Any, labels: Any) -> Any:
@@ -78,4 +110,4 @@ def _label_logits(begin: int, logits: Any, labels: Any) -> Any:
 
 def softmax_loss(logits: Any, labels: Any, classes: Any) -> Any:
     """Return the mean over all points of ``log Σ_n exp(x_n) - x_label``; dims [b, …, classes], of labels [b, …]."""
-    return _SoftmaxLoss(logits, labels, classes).outputs[0]
+    return SoftmaxLoss(logits, labels, classes).outputs[0]

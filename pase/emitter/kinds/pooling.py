@@ -1,7 +1,7 @@
-"""How `pool2d` and `global_pool` are written."""
+"""How `pool1d`, `pool2d`, `pool3d` and `global_pool` are written."""
 
 from pase.emitter.kinds.kind import Block, Kind, indexed
-from pase.graph import Operator
+from pase.graph import Operator, Window
 
 
 def _reduction(operator: Operator) -> str:
@@ -9,23 +9,23 @@ def _reduction(operator: Operator) -> str:
 
 
 def _formula(operator: Operator) -> str:
-    rows, columns = (operator.extents[name] for name in ("r", "s"))
-    return f"{indexed(operator, operator.writes[0])} = {_reduction(operator)} of {rows} x {columns} windows"
+    kernels = [axis.kernel for axis in operator.reads[0].axes if isinstance(axis, Window)]
+    sizes = " x ".join(str(operator.extents[name]) for name in kernels)
+    return f"{indexed(operator, operator.writes[0])} = {_reduction(operator)} of {sizes} windows"
 
 
 def _result(block: Block) -> str:
-    rows, columns = block.windows
-    arguments = [block.read("x"), rows, columns, block.result_dims]
+    arguments = [block.read("x"), *block.windows, block.result_dims]
     if _reduction(block.operator) == "mean" and block.operator.attribute("count_padding", False):
         arguments.append("count_padding=True")
-    return f"{_reduction(block.operator)}_pool2d({', '.join(arguments)})"
+    return f"{_reduction(block.operator)}_{block.operator.kind}({', '.join(arguments)})"
 
 
 def _fill(operator: Operator) -> str:
     return 'float("-inf")' if _reduction(operator) == "max" else ""
 
 
-POOL2D = Kind(formula=_formula, result=_result, fill=_fill)
+POOLING = Kind(formula=_formula, result=_result, fill=_fill)
 
 GLOBAL_POOL = Kind(
     formula=lambda operator: (

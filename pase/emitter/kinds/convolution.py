@@ -1,4 +1,4 @@
-"""How `conv2d` is written."""
+"""How `conv1d`, `conv2d` and `conv3d` are written."""
 
 from pase.emitter.kinds.kind import Block, Kind, activated, indexed, plus_bias
 from pase.graph import Operator, Window
@@ -21,9 +21,8 @@ def _position(axis: Window) -> str:
 
 
 def _result(block: Block) -> str:
-    rows, columns = block.windows
-    arguments = [block.read("x"), block.read("w"), rows, columns, block.result_dims]
-    return activated(block.operator, plus_bias(block, f"conv2d({', '.join(arguments)})"))
+    arguments = [block.read("x"), block.read("w"), *block.windows, block.result_dims]
+    return activated(block.operator, plus_bias(block, f"{block.operator.kind}({', '.join(arguments)})"))
 
 
-CONV2D = Kind(formula=_formula, result=_result, variables=(("w", "filters"),))
+CONVOLUTION = Kind(formula=_formula, result=_result, variables=(("w", "filters"),))
