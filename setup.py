@@ -41,6 +41,8 @@ EXTRAS = {
         "pytest-cov>=6.0",
         "pytest-xdist>=3.6",
         "ruff>=0.9",
+        # Its 8×8 digits, to train on.
+        "scikit-learn>=1.6",
         "scipy-stubs>=1.15",
         "types-jsonschema>=4.23",
     ],

@@ -48,6 +48,7 @@ ORDER = (
     "pase.traffic",  # lays a plan out as its program does
     "pase.placement_report",
     "pase.device_memory",
+    "pase.worker_parameters",
     "pase",  # the public names
     "pase.runtime.execute",  # emits the program that it runs
     "pase.training",
@@ -206,6 +207,7 @@ HEAVY = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scip
         "import pase.primitives",
         "import pase.runtime",
         "from pase.cli.main import run; assert run(['halo', '--extent', '9', '--kernel', '2', '--workers', '3']) == 0",
+        "from pase.cli.main import run; assert run(['launch', '--processes', '2', 'nothing.py']) == 1",
     ],
 )
 def test_no_framework_is_loaded(program: str) -> None:

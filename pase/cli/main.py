@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "say what a plan or one of its layers costs, where it lies and what it moves",
     "emit": "write a plan as a Mesh-TensorFlow program",
     "run": "train with a plan on virtual devices, beside the single-device program",
+    "launch": "train with an emitted program in several processes",
     "solve": "solve a file of cost tables",
     "tables": "write the cost tables of a model to a file",
     "models": "list the built-in networks",

@@ -2,9 +2,10 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -13,6 +14,7 @@ from pase.errors import PlanError
 from pase.graph import Graph, Scalar
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
+from pase.runtime.flags import GROUPS, Takes
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -84,15 +86,8 @@ def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
         click.option(
             "--devices", "-p", type=WholeNumber(min=1), required=devices_required, help="Number of devices, p."
         ),
-        click.option("--batch", "-b", type=WholeNumber(min=1), help="Examples in one step [the model's own]."),
-        click.option(
-            "--arg",
-            "arguments",
-            multiple=True,
-            metavar="KEY=VALUE",
-            callback=_key_values,
-            help="A parameter of the model's builder, such as layers=96; may be repeated.",
-        ),
+        batch_option,
+        arguments_option,
         click.option(
             "--machine", default=DEFAULT_MACHINE, show_default=True, metavar="NAME|FILE", help="Preset or .toml file."
         ),
@@ -114,6 +109,53 @@ def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
         return command
 
     return decorate
+
+
+def batch_option(command: CommandT) -> CommandT:
+    """Add --batch."""
+    return click.option("--batch", "-b", type=WholeNumber(min=1), help="Examples in one step [the model's own].")(
+        command
+    )
+
+
+def arguments_option(command: CommandT) -> CommandT:
+    """Add --arg, a dict of text by key."""
+    return click.option(
+        "--arg",
+        "arguments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=_key_values,
+        help="A parameter of the model's builder, such as layers=96; may be repeated.",
+    )(command)
+
+
+def training_flags(command: CommandT) -> CommandT:
+    """Add the training options of emitted programs, one parameter for each flag."""
+    for flag in reversed([flag for group in GROUPS.values() for flag in group]):
+        text = f"{flag.text[:1].upper()}{flag.text[1:]}." if flag.text else None
+        command = click.option(
+            f"--{flag.name}",
+            flag.key,
+            type=click.Choice(flag.choices) if flag.choices else _TYPES[flag.takes],
+            is_flag=flag.takes is Takes.NOTHING,
+            default=flag.default,
+            show_default=flag.shows_default,
+            metavar=flag.metavar or None,
+            help=text,
+        )(command)
+    return command
+
+
+_TYPES: Mapping[Takes, click.ParamType[Any]] = MappingProxyType(
+    {
+        Takes.WHOLE: click.INT,
+        Takes.NUMBER: click.FLOAT,
+        Takes.PATH: click.Path(path_type=Path),
+        Takes.NOTHING: click.BOOL,
+    }
+)
+"""How click is told what follows a flag."""
 
 
 def json_option(command: CommandT) -> CommandT:

@@ -1,108 +1,194 @@
 """`pase run`: train with a plan on virtual devices, beside the single-device program."""
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import click
 
-from pase.cli.options import ModelArguments, json_option, model_options
+from pase.cli.options import ModelArguments, json_option, model_options, training_flags
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.plan import Plan
 from pase.plan_file import read_plan
+from pase.runtime.boxes import whole
+from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS, DeviceChoice
 from pase.runtime.execute import RunResult, run_plan
+from pase.runtime.flags import training_options
 from pase.search import search
+from pase.worker_parameters import HeldWeight, held_weights, parameters_per_device
 
 PHASES = ("forward", "backward", "update")
+
+_FEW_WORKERS = 8
+_FEW_WEIGHTS = 32
+"""What each worker holds is shown as a table up to these; --json has it in any case."""
 
 
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
 @click.argument("plan_or_model", metavar="PLAN|MODEL")
 @model_options(devices_required=False)
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
-@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of weights and made-up data.")
+@training_flags
+@click.option("--device", type=click.Choice(list(KINDS)), default=CPU, show_default=True, help="Virtual CPUs, or GPUs.")
+@click.option("--virtual", is_flag=True, help="Put several devices on a GPU where there are too few.")
 @click.option(
-    "--learning-rate",
-    type=click.FloatRange(min=0, min_open=True),
-    default=0.01,
+    "--gpu-memory",
+    type=click.IntRange(min=1),
+    default=DEFAULT_GPU_MEMORY_MIB,
     show_default=True,
-    help="Of gradient descent.",
+    metavar="MIB",
+    help="Of each device of --virtual.",
 )
-@click.option("--data", "data_path", type=click.Path(path_type=Path), help="Training data, an .npz file [made up].")
 @click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a step.")
 @json_option
 def command(
     plan_or_model: str,
-    steps: int,
-    dtype: str,
-    seed: int,
-    learning_rate: float,
-    data_path: Path | None,
+    device: str,
+    virtual: bool,
+    gpu_memory: int,
     measure: bool,
     as_json: bool,
     devices: int | None,
-    **model: object,
+    **others: object,
 ) -> None:
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
 
-    Emits the program, runs it on virtual CPU devices, and runs the single-device program on the same weights and
+    Emits the program, runs it on virtual CPUs or on GPUs, and runs the single-device program on the same weights and
     data: the losses are equal up to rounding (try --dtype float64).
     """
     with progress() as on_progress:
-        plan = _plan(plan_or_model, devices, model)
+        options = training_options(others)
+        choice = DeviceChoice(kind=device, virtual=virtual, memory_mib=gpu_memory)
+        plan = _plan(plan_or_model, devices, others)
         result = run_plan(
             plan,
-            steps=steps,
-            dtype=dtype,
-            seed=seed,
-            learning_rate=learning_rate,
-            data_path=data_path,
+            options,
+            choice=choice,
             measure=measure,
             on_progress=lambda what, done, total: on_progress(what, done / total),
         )
+    weights = held_weights(plan)
+    memory_bytes = result.predicted_memory.total_bytes + result.optimiser_bytes
     if as_json:
         print_json(
             {
                 "losses": list(result.losses),
                 "reference_losses": list(result.reference_losses),
                 "max_relative_difference": result.max_relative_difference,
+                "accuracies": list(result.accuracies),
+                "reference_accuracies": list(result.reference_accuracies),
+                "tests": [asdict(test) for test in result.tests],
+                "reference_tests": [asdict(test) for test in result.reference_tests],
+                "parameters": _parameters(weights),
                 "predicted_bytes": result.predicted_bytes,
                 "measured_bytes": result.measured_bytes,
                 "host_bytes": result.host_bytes,
                 "edges": list(result.edges),
                 "layers": list(result.layers),
-                "predicted_memory_bytes": result.predicted_memory.total_bytes,
-                "predicted_memory": asdict(result.predicted_memory),
+                "predicted_memory_bytes": memory_bytes,
+                "predicted_memory": {**asdict(result.predicted_memory), "optimiser_bytes": result.optimiser_bytes},
                 "peak_memory_bytes": list(result.peak_memory_bytes or []) or None,
                 "build_time_s": result.build_time_s,
                 "step_time_s": result.step_time_s,
             }
         )
         return
-    print_table(
-        [("step", "right"), ("loss", "right"), ("on one device", "right"), ("difference", "right")],
-        [
-            [str(step), f"{ours:.9g}", f"{reference:.9g}", f"{abs(ours - reference) / max(abs(reference), 1e-300):.1e}"]
-            for step, (ours, reference) in enumerate(zip(result.losses, result.reference_losses, strict=True), start=1)
-        ],
-    )
+    _print_steps(result)
     say()
-    say(f"{plan.graph.name} on {plan.num_devices} virtual CPU devices, {dtype}")
+    say(f"{plan.graph.name} on {plan.num_devices} {choice.text}, {options.dtype}")
     say(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")
     say(f"  bytes between devices   {quantity(result.predicted_bytes, 'B')} a step predicted")
     if result.measured_bytes is not None:
         ratio = result.measured_bytes / result.predicted_bytes if result.predicted_bytes else 1.0
         say(f"                          {quantity(result.measured_bytes, 'B')} a step measured   ({ratio:.2%} of it)")
         say(f"  bytes from the host     {quantity(result.host_bytes or 0, 'B')} a step, and the loss to it")
-    say(f"  memory of a device      {quantity(result.predicted_memory.total_bytes, 'B')} predicted")
+    say(f"  parameters              {_held(weights)}")
+    say(f"  memory of a device      {quantity(memory_bytes, 'B')} predicted")
     if result.peak_memory_bytes:
         low, high = (quantity(choose(result.peak_memory_bytes), "B") for choose in (min, max))
         say(f"                          {low} to {high} at most, as its allocator recorded")
     say(f"  building the program    {duration(result.build_time_s)}")
     say(f"  one step                {duration(result.step_time_s)}   (virtual devices share this machine)")
+    if plan.num_devices <= _FEW_WORKERS and 0 < len(weights) <= _FEW_WEIGHTS:
+        say()
+        _print_parameters(weights)
     if result.edges or result.layers:
         say()
         _print_moved(result)
+
+
+def _print_steps(result: RunResult) -> None:
+    """Print a row for each step and, below them, one for each test, beside those of one device."""
+    heads = [("loss", "right"), ("on one device", "right"), ("difference", "right"), ("accuracy", "right")]
+    print_table(
+        [("step", "right"), *heads],
+        [
+            [str(step), *_compared(ours, reference), _percentage(accuracy)]
+            for step, (ours, reference, accuracy) in enumerate(
+                zip(result.losses, result.reference_losses, result.accuracies, strict=True), start=1
+            )
+        ],
+    )
+    if result.tests:
+        say()
+        print_table(
+            [("tested after step", "right"), ("examples", "right"), *heads, ("on one device", "right")],
+            [
+                [
+                    *(str(ours.step), str(ours.num_examples)),
+                    *_compared(ours.loss, reference.loss),
+                    *(_percentage(ours.accuracy), _percentage(reference.accuracy)),
+                ]
+                for ours, reference in zip(result.tests, result.reference_tests, strict=True)
+            ],
+        )
+
+
+def _compared(ours: float, reference: float) -> list[str]:
+    return [f"{ours:.9g}", f"{reference:.9g}", f"{abs(ours - reference) / max(abs(reference), 1e-300):.1e}"]
+
+
+def _percentage(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{accuracy:.2%}"
+
+
+def _parameters(weights: Sequence[HeldWeight]) -> dict[str, object]:
+    return {
+        "total": sum(weight.size for weight in weights),
+        "per_device": list(parameters_per_device(weights)),
+        "weights": [asdict(weight) for weight in weights],
+    }
+
+
+def _held(weights: Sequence[HeldWeight]) -> str:
+    """Say how many parameters there are and how many a worker holds."""
+    held = parameters_per_device(weights)
+    total = sum(weight.size for weight in weights)
+    if not held:
+        return "none"
+    if min(held) == max(held):
+        return f"{total:,}, of which each worker holds {held[0]:,}"
+    return f"{total:,}, of which a worker holds {min(held):,} to {max(held):,}"
+
+
+def _print_parameters(weights: Sequence[HeldWeight]) -> None:
+    """Print the part of each weight that each worker holds."""
+    num_workers = len(weights[0].parts)
+    print_table(
+        [
+            *(("weight", "left"), ("shape", "right")),
+            *((f"worker {worker} holds", "right") for worker in range(num_workers)),
+        ],
+        [
+            [weight.name, " × ".join(map(str, weight.shape)), *(_part(weight, worker) for worker in range(num_workers))]
+            for weight in weights
+        ],
+    )
+
+
+def _part(weight: HeldWeight, worker: int) -> str:
+    part = weight.parts[worker]
+    return "all" if part == whole(weight.shape) else f"[{', '.join(f'{low}:{high}' for low, high in part)}]"
 
 
 def _print_moved(result: RunResult) -> None:
@@ -137,5 +223,6 @@ def _plan(plan_or_model: str, devices: int | None, model: dict[str, object]) -> 
         return read_plan(path)
     if devices is None:
         raise click.UsageError(f"--devices is needed to search a strategy for model {plan_or_model!r}")
-    chosen = ModelArguments(model=plan_or_model, devices=devices, **model)  # type: ignore[arg-type]
+    own = {field.name: model[field.name] for field in fields(ModelArguments) if field.name in model}
+    chosen = ModelArguments(model=plan_or_model, devices=devices, **own)  # type: ignore[arg-type]
     return search(chosen.graph(), devices, machine=chosen.loaded_machine())

@@ -73,16 +73,37 @@ class Batches:
     """Batches of every input, in a cycle; the same for every strategy and for the reference.
 
     Without a file: numbers drawn from the seed and the input's name, one batch for all steps, so that the loss falls.
+    called: what messages call the arrays.
     """
 
-    def __init__(self, inputs: Iterable[DataInput], *, seed: int, arrays: Mapping[str, Array] | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Iterable[DataInput],
+        *,
+        seed: int,
+        arrays: Mapping[str, Array] | None = None,
+        called: str = "the data",
+    ) -> None:
         self._inputs = tuple(inputs)
         self._seed = seed
         self._arrays = arrays
         self._made_up: dict[str, Array] = {}
         if arrays is not None:
             for item in self._inputs:
-                _check(item, arrays)
+                _check(item, arrays, called)
+            _check_rows({item.name: len(arrays[item.name]) for item in self._inputs}, called)
+
+    @property
+    def num_batches(self) -> int:
+        """How many whole batches there are before they begin anew."""
+        if self._arrays is None:
+            return 1
+        return min((len(self._arrays[item.name]) // item.shape[0] for item in self._inputs), default=1)
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples they hold."""
+        return self.num_batches * (self._inputs[0].shape[0] if self._inputs else 1)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -154,16 +175,16 @@ def _read_directory(path: Path) -> dict[str, Array]:
     return arrays
 
 
-def _check(item: DataInput, arrays: Mapping[str, Array]) -> None:
+def _check(item: DataInput, arrays: Mapping[str, Array], called: str) -> None:
+    row = ", ".join(map(str, item.shape[1:]))
     if item.name not in arrays:
         raise RuntimeFailure(
-            f"the data have no array {item.name!r}; the file holds {', '.join(sorted(arrays)) or 'none'}; "
-            f"the program needs {item.name!r} of shape [N, {', '.join(map(str, item.shape[1:]))}]"
+            f"{called} have no array {item.name!r}; the file holds {', '.join(sorted(arrays)) or 'none'}; "
+            f"the program needs {item.name!r} of shape [N{', ' + row if row else ''}]"
         )
     array = arrays[item.name]
-    where = f"array {item.name!r} of the data"
+    where = f"array {item.name!r} of {called}"
     if array.shape[1:] != item.shape[1:] or array.ndim == 0 or len(array) < item.shape[0]:
-        row = ", ".join(map(str, item.shape[1:]))
         raise RuntimeFailure(
             f"{where} has shape {list(array.shape)}; expected [N{', ' + row if row else ''}] with N at least "
             f"{item.shape[0]}, the batch"
@@ -171,6 +192,12 @@ def _check(item: DataInput, arrays: Mapping[str, Array]) -> None:
     # A piece at a time: the array may be larger than the memory.
     for first in range(0, len(array), item.shape[0]):
         check_values(item, array[first : first + item.shape[0]], where)
+
+
+def _check_rows(num_rows: Mapping[str, int], called: str) -> None:
+    if len(set(num_rows.values())) > 1:
+        counts = ", ".join(f"{name!r} {rows}" for name, rows in num_rows.items())
+        raise RuntimeFailure(f"the arrays of {called} have different numbers of rows: {counts}; a row is an example")
 
 
 def check_values(item: DataInput, array: Array, where: str) -> None:

@@ -14,11 +14,14 @@ import pase
 from pase.device_memory import DeviceMemory, device_memory
 from pase.errors import RuntimeFailure
 from pase.plan import Plan
+from pase.runtime.device_choice import DeviceChoice
+from pase.runtime.evaluation import StepEvaluation
+from pase.runtime.flags import command_line
+from pase.runtime.options import WORD_BYTES, TrainingOptions
 from pase.runtime.traffic import NOTHING_MOVED
+from pase.worker_parameters import held_weights, optimiser_numbers
 
 _LAST_LINES = 15
-
-_WORD_BYTES = {"float32": 4, "float64": 8}
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
@@ -32,23 +35,30 @@ Row = Mapping[str, Any]
 class RunResult:
     """What a run showed.
 
-    losses, reference_losses: of each step, before its update. max_relative_difference: between them.
+    losses, reference_losses: of each step, before its update. max_relative_difference: between them. accuracies,
+    reference_accuracies: of each step. tests, reference_tests: on the test data, where there are any.
     predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for;
     host_bytes: fed from the host and fetched by it, apart. edges, layers: whose they are, in rows of predicted_bytes
     and measured_bytes, each with its phases forward, backward and update; by producer and consumer or by name.
-    predicted_memory: of each device; peak_memory_bytes: [devices] what the allocators recorded, where asked for.
+    predicted_memory: of each device, optimiser_bytes: of what the optimiser keeps on it, beside that;
+    peak_memory_bytes: [devices] what the allocators recorded, where asked for.
     step_time_s: median without the first step. build_time_s: until the first step could begin.
     """
 
     losses: tuple[float, ...]
     reference_losses: tuple[float, ...]
     max_relative_difference: float
+    accuracies: tuple[float, ...]
+    reference_accuracies: tuple[float, ...]
+    tests: tuple[StepEvaluation, ...]
+    reference_tests: tuple[StepEvaluation, ...]
     predicted_bytes: int
     measured_bytes: int | None
     host_bytes: int | None
     edges: tuple[Row, ...]
     layers: tuple[Row, ...]
     predicted_memory: DeviceMemory
+    optimiser_bytes: int
     peak_memory_bytes: tuple[int, ...] | None
     step_time_s: float
     build_time_s: float
@@ -56,67 +66,68 @@ class RunResult:
 
 def run_plan(
     plan: Plan,
+    options: TrainingOptions,
     *,
-    steps: int,
-    dtype: str = "float32",
-    seed: int = 0,
-    learning_rate: float = 0.01,
-    data_path: Path | None = None,
+    choice: DeviceChoice | None = None,
     measure: bool = False,
     on_progress: Progress | None = None,
 ) -> RunResult:
-    """Return the losses of a plan's program on virtual CPU devices beside those of one device.
+    """Return the losses of a plan's program beside those of one device.
 
+    choice: of the devices, by default virtual CPUs.
     Raises EmitError where the plan cannot be written as a program and RuntimeFailure where the program fails.
     """
     from pase.emitter import emit
 
     source = emit(plan)
     report = on_progress or _silent
-    arguments = ["--steps", str(steps), "--dtype", dtype, "--seed", str(seed), "--learning-rate", repr(learning_rate)]
-    if data_path is not None:
-        arguments += ["--data", str(Path(data_path).resolve())]
+    steps, word_bytes = options.steps, WORD_BYTES[options.dtype]
+    arguments = [*command_line(options), *(choice or DeviceChoice()).command_line()]
     if measure:
         arguments.append("--measure")
     report("building the program", 0, steps)
     built: dict[str, Any] = {}
     done: dict[str, Any] = {}
     losses: list[float] = []
+    accuracies: list[float] = []
+    tests: list[StepEvaluation] = []
     for event in _events(source, arguments):
         match event:
             case {"event": "built"}:
                 built = event
                 report("training on virtual devices", 0, steps)
-            case {"event": "step", "loss": loss}:
+            case {"event": "step", "loss": loss, "accuracy": accuracy}:
                 losses.append(loss)
+                accuracies.append(accuracy)
                 report("training on virtual devices", len(losses), steps)
+            case {"event": "tested"}:
+                tests.append(StepEvaluation(**{key: value for key, value in event.items() if key != "event"}))
             case {"event": "done"}:
                 done = event
     if not built or not done or len(losses) != steps:
         raise RuntimeFailure(f"the program ended after {len(losses)} of {steps} steps; run it on its own to see why")
     # Only now: the import of TensorFlow takes seconds, and the child would have failed by then.
-    from pase.runtime.reference import reference_losses
+    from pase.runtime.reference import reference_training
 
     report("training on one device", 0, steps)
-    reference = reference_losses(
-        plan.graph,
-        steps=steps,
-        dtype=dtype,
-        seed=seed,
-        learning_rate=learning_rate,
-        data_path=data_path,
-        on_step=lambda step, _: report("training on one device", step, steps),
+    reference = reference_training(
+        plan.graph, options, on_step=lambda step, _: report("training on one device", step, steps)
     )
     return RunResult(
         losses=tuple(losses),
-        reference_losses=tuple(reference),
-        max_relative_difference=max_relative_difference(losses, reference),
+        reference_losses=tuple(reference.losses),
+        max_relative_difference=max_relative_difference(losses, reference.losses),
+        accuracies=tuple(accuracies),
+        reference_accuracies=tuple(reference.accuracies),
+        tests=tuple(tests),
+        reference_tests=tuple(reference.tests),
         predicted_bytes=built["predicted_bytes"],
         measured_bytes=done["measured_bytes"],
         host_bytes=done.get("host_bytes"),
         edges=_edge_rows(plan, done["edges"]) if measure else (),
         layers=_layer_rows(plan, done["layers"]) if measure else (),
-        predicted_memory=device_memory(plan, word_bytes=_WORD_BYTES[dtype]),
+        predicted_memory=device_memory(plan, word_bytes=word_bytes),
+        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule) * word_bytes,
         peak_memory_bytes=tuple(done["peak_memory_bytes"]) if measure else None,
         step_time_s=done["step_time_s"],
         build_time_s=built["build_time_s"],

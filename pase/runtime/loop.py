@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,15 +12,16 @@ from pase.errors import RuntimeFailure
 from pase.runtime.checkpoint import Checkpoint
 from pase.runtime.compat import tf
 from pase.runtime.data import Batches, DataInput, read_arrays
+from pase.runtime.devices import Devices, virtual_cpus
+from pase.runtime.evaluation import evaluated, held_out_batches
 from pase.runtime.generated import GeneratedBatches, load_function
 from pase.runtime.measure import crossed, tabulated
 from pase.runtime.memory import peak_bytes
 from pase.runtime.metrics import MetricsFile, ProgressLine
-from pase.runtime.optimisers import Rule
-from pase.runtime.optimisers.sgd import Sgd
-from pase.runtime.program import Program, Training, TrainingState
+from pase.runtime.options import TrainingOptions
+from pase.runtime.program import Program
 from pase.runtime.resume import Checkpointing, check_fits
-from pase.runtime.schedules import Schedule
+from pase.runtime.training import Training, TrainingState
 
 Build = Callable[[Program], Any]
 Report = Callable[[dict[str, Any]], None]
@@ -27,15 +29,10 @@ Report = Callable[[dict[str, Any]], None]
 
 def train(
     build: Build,
+    options: TrainingOptions,
     *,
     num_devices: int,
-    steps: int,
-    dtype: str = "float32",
-    seed: int | None = None,
-    learning_rate: float = 0.01,
-    schedule: Schedule | None = None,
-    rule: Rule | None = None,
-    data_path: Path | None = None,
+    devices: Devices | None = None,
     generator: str | None = None,
     checkpointing: Checkpointing | None = None,
     metrics_path: Path | None = None,
@@ -46,38 +43,40 @@ def train(
 ) -> list[float]:
     """Build a program, train it and return the loss of every step, before its update.
 
-    steps: in all, those before the checkpoint that it goes on from included. seed: that of the checkpoint, otherwise 0,
-    where it is None. schedule: of the learning rate, by default constant. rule: of the updates, by default gradient
-    descent. generator: ``package.module:function`` that yields the data; its module is executed.
+    devices: which ones, by default virtual CPUs of this process.
+    generator: ``package.module:function`` that yields the data, instead of a file of them; its module is executed.
 
     Reports events: ``resumed`` (step, checkpoint), ``built`` (build_time_s, predicted_bytes), ``step`` (step, loss,
-    learning_rate, examples_per_s, time_s), ``saved`` (step, path), ``done`` (step_time_s, median without the first;
-    where asked for measured_bytes, host_bytes and whose they are: edges, layers).
+    accuracy, learning_rate, examples_per_s, time_s), ``tested`` (step, loss, accuracy, num_examples), ``saved`` (step,
+    path), ``done`` (step_time_s, median without the first; where asked for measured_bytes, host_bytes and whose they
+    are: edges, layers).
     measure: count the bytes that cross devices in a step. keep_alive: move replicas that nobody uses too.
     """
-    if learning_rate <= 0 or steps < 1:
-        raise RuntimeFailure(f"steps is {steps} and the learning rate {learning_rate}; both must be above 0")
-    if seed is not None and seed < 0:
-        raise RuntimeFailure(f"the seed is {seed}; it must be 0 or more")
     report = report or _silent
-    rule = rule or Sgd()
-    schedule = schedule or Schedule(peak=learning_rate)
+    steps, dtype = options.steps, options.dtype
     # Before anything expensive: what is wrong is found out at once.
     found = checkpointing.found() if checkpointing else None
     begin = time.perf_counter()
-    with tf.Graph().as_default(), ExitStack() as opened:
-        program = Program(num_devices=num_devices, dtype=dtype)
+    devices = devices or virtual_cpus(num_devices)
+    with tf.Graph().as_default(), tf.device(devices.scope), ExitStack() as opened:
+        program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
         loss = build(program)
-        used_seed = found.seed if found else seed or 0
+        used_seed = found.seed if found else options.seed or 0
         first = found.step if found else 0
-        batches = _batches(program.inputs, used_seed, data_path, generator, first)
+        batches = _batches(program.inputs, used_seed, options.data_path, generator, first)
+        test = options.test_data_path and held_out_batches(program.inputs, options.test_data_path)
         if found and checkpointing:
             data = batches.description
-            check_fits(found, checkpointing, program, rule=rule, seed=seed, steps=steps, data=data)
+            check_fits(found, checkpointing, program, options, data=data)
         resume = checkpointing is not None and checkpointing.resume is not None
         metrics = metrics_path and opened.enter_context(MetricsFile(metrics_path, num_steps=first, resume=resume))
         training = Training.start(
-            program, loss, learning_rate=learning_rate, seed=used_seed, rule=rule, keep_alive=keep_alive
+            program,
+            loss,
+            learning_rate=options.schedule.peak,
+            seed=used_seed,
+            rule=options.rule,
+            keep_alive=keep_alive,
         )
         opened.enter_context(closing(training))
         if found:
@@ -91,7 +90,7 @@ def train(
         num_examples = program.inputs[0].shape[0] if program.inputs else 1
         for step in range(first, steps):
             batch = batches.batch(step)
-            rate = schedule.rate(step)
+            rate = options.schedule.rate(step)
             begin = time.perf_counter()
             wants_metadata = measure and step == steps - 1
             with _told_of_the_checkpoint(checkpointing, line):
@@ -101,26 +100,34 @@ def train(
             values = {
                 "step": step + 1,
                 "loss": result.loss,
+                "accuracy": result.accuracy,
                 "learning_rate": rate,
                 "examples_per_s": num_examples / times[-1],
                 "time_s": times[-1],
             }
             report({"event": "step", **values})
-            if metrics:
-                metrics.write({**values, "unix_time_s": time.time()})
             if line:
-                line.show(step + 1, result.loss, num_examples / times[-1])
+                line.show(step + 1, result.loss, num_examples / times[-1], accuracy=result.accuracy)
+            shown: dict[str, Any] = {}
+            if test and options.is_test_due(step + 1):
+                with _told_of_the_checkpoint(checkpointing, line):
+                    on_test = evaluated(test, training.evaluate, step=step + 1)
+                shown = {"test_loss": on_test.loss, "test_accuracy": on_test.accuracy}
+                report({"event": "tested", **asdict(on_test)})
+            if metrics:
+                metrics.write({**values, **shown, "unix_time_s": time.time()})
             if checkpointing and checkpointing.is_due(step + 1, steps):
                 with _told_of_the_checkpoint(checkpointing, line):
                     path = checkpointing.save(
-                        training.state(), dtype=dtype, seed=used_seed, rule=rule, data=batches.description
+                        training.state(), dtype=dtype, seed=used_seed, rule=options.rule, data=batches.description
                     )
                 report({"event": "saved", "step": step + 1, "path": str(path)})
             if wants_metadata:
                 moved = crossed(result.run_metadata, tf.get_default_graph(), training.traffic)
                 measured = {"measured_bytes": moved.total_bytes, "host_bytes": moved.host_bytes}
+                measured["between_processes_bytes"] = moved.between_processes_bytes
                 measured |= tabulated(training.traffic, moved)
-                measured["peak_memory_bytes"] = peak_bytes(result.run_metadata, tf.get_default_graph(), num_devices)
+                measured["peak_memory_bytes"] = peak_bytes(result.run_metadata, tf.get_default_graph(), devices)
         if line:
             line.end()
     step_time_s = median(times[1:] or times)

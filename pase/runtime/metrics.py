@@ -84,13 +84,14 @@ class ProgressLine:
         """Whether there is a terminal to show it on."""
         return self._is_terminal
 
-    def show(self, step: int, loss: float, examples_per_s: float) -> None:
+    def show(self, step: int, loss: float, examples_per_s: float, *, accuracy: float | None = None) -> None:
         """Show a step, ten times a second at most and the last one in any case."""
         now = time.monotonic()
         if not self._is_terminal or (now - self._last_s < 0.1 and step < self._num_steps):
             return
         self._last_s = now
-        text = f"step {step}/{self._num_steps}  loss {loss:.6g}  {examples_per_s:,.0f} examples/s"
+        right = "" if accuracy is None else f"accuracy {accuracy:.1%}  "
+        text = f"step {step}/{self._num_steps}  loss {loss:.6g}  {right}{examples_per_s:,.0f} examples/s"
         self._stream.write(f"\r{text:<{self._width}}")
         self._width = len(text)
         self._stream.flush()

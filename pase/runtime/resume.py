@@ -16,7 +16,9 @@ from pase.runtime.checkpoint import (
     write_checkpoint,
 )
 from pase.runtime.optimisers import Rule, name_of, options_of
-from pase.runtime.program import Program, TrainingState
+from pase.runtime.options import TrainingOptions
+from pase.runtime.program import Program
+from pase.runtime.training import TrainingState
 
 NEWEST = "newest"
 """What to go on from where no file is named."""
@@ -91,10 +93,8 @@ def check_fits(
     checkpoint: Checkpoint,
     checkpointing: Checkpointing,
     program: Program,
+    options: TrainingOptions,
     *,
-    rule: Rule,
-    seed: int | None,
-    steps: int,
     data: Mapping[str, Any],
 ) -> None:
     """Raise RuntimeFailure where a checkpoint is of another model, optimiser, type, seed or data, naming the first."""
@@ -102,24 +102,27 @@ def check_fits(
     path = checkpoint_path(checkpointing.folder, checkpoint.step) if listed in (None, NEWEST) else listed
     head = f"checkpoint {path} is of another"
     _check_weights(f"{head} model", checkpoint, {name: weight.shape for name, weight in program.weights.items()})
-    if checkpoint.optimiser != name_of(rule):
+    optimiser = name_of(options.rule)
+    if checkpoint.optimiser != optimiser:
         raise RuntimeFailure(
-            f"{head} optimiser: {checkpoint.optimiser}, not {name_of(rule)}; give --optimizer {checkpoint.optimiser}"
+            f"{head} optimiser: {checkpoint.optimiser}, not {optimiser}; give --optimizer {checkpoint.optimiser}"
         )
     if checkpoint.dtype != program.dtype.name:
         raise RuntimeFailure(
             f"{head} type: {checkpoint.dtype}, not {program.dtype.name}; give --dtype {checkpoint.dtype}"
         )
-    if seed not in (None, checkpoint.seed):
-        raise RuntimeFailure(f"{head} seed: {checkpoint.seed}, not {seed}; leave --seed out, it is kept")
+    if options.seed not in (None, checkpoint.seed):
+        raise RuntimeFailure(f"{head} seed: {checkpoint.seed}, not {options.seed}; leave --seed out, it is kept")
     for key in sorted({*checkpoint.data, *data}):
         if checkpoint.data.get(key) != data.get(key):
             raise RuntimeFailure(
                 f"{head} training's data: their {key} is {checkpoint.data.get(key)}, not {data.get(key)}; "
                 "give the same data, their position is part of the checkpoint"
             )
-    if checkpoint.step >= steps:
-        raise RuntimeFailure(f"{path} is of step {checkpoint.step}; nothing is left of {steps} steps, ask for more")
+    if checkpoint.step >= options.steps:
+        raise RuntimeFailure(
+            f"{path} is of step {checkpoint.step}; nothing is left of {options.steps} steps, ask for more"
+        )
 
 
 def _check_weights(head: str, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:

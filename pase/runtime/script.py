@@ -3,15 +3,20 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pase.errors import PaseError, RuntimeFailure
+from pase.runtime.cluster import Cluster, cluster_of, kept_text
+from pase.runtime.cluster_server import Watch, run_in_cluster, serve, start_server, wait_for_others
+from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS, DeviceChoice
+from pase.runtime.devices import Devices, local_devices, share
+from pase.runtime.flags import GROUPS, Flag, Takes, training_options
 from pase.runtime.loop import Build, train
-from pase.runtime.optimisers import OPTIMISERS, make_rule
 from pase.runtime.resume import NEWEST, Checkpointing
-from pase.runtime.schedules import SCHEDULES, Schedule
 
 __all__ = ["main", "train"]
 
@@ -22,6 +27,47 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
     build: declares the layers on a program and returns the loss. arguments: by default those of the process.
     """
     options = _parser().parse_args(arguments)
+    try:
+        cluster = cluster_of()
+    except RuntimeFailure as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(1) from None
+    if cluster is None:
+        _train(build, num_devices, options)
+    else:
+        run_in_cluster(partial(_take_part, build, num_devices, options, cluster), partial(_last_checkpoint, options))
+
+
+def _take_part(build: Build, num_devices: int, options: argparse.Namespace, cluster: Cluster) -> None:
+    """Train as the chief of a cluster, or serve it."""
+    local = local_devices(_choice(options), share(num_devices, len(cluster.addresses)), cluster.local_task)
+    devices = start_server(cluster, num_devices, local)
+    if cluster.task != 0:
+        serve(cluster)
+        return
+    wait_for_others(cluster)
+    watch = Watch(cluster, partial(_last_checkpoint, options))
+    watch.start()
+    _train(build, num_devices, options, devices, watch)
+    watch.stop()
+
+
+def _choice(options: argparse.Namespace) -> DeviceChoice:
+    return DeviceChoice(kind=options.device, virtual=options.virtual, memory_mib=options.gpu_memory)
+
+
+def _last_checkpoint(options: argparse.Namespace) -> str:
+    """Return what to say of the newest checkpoint where a training ends early."""
+    return kept_text(options.checkpoint)
+
+
+def _train(
+    build: Build,
+    num_devices: int,
+    options: argparse.Namespace,
+    devices: Devices | None = None,
+    watch: Watch | None = None,
+) -> None:
     report = _json_line if options.json else _text_line
     if options.data_generator:
         module = options.data_generator.partition(":")[0]
@@ -29,20 +75,15 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
     try:
         train(
             build,
+            training_options(vars(options)),
             num_devices=num_devices,
-            steps=options.steps,
-            dtype=options.dtype,
-            seed=options.seed,
-            learning_rate=options.learning_rate,
-            schedule=_schedule(options),
-            rule=make_rule(options.optimizer, {name: getattr(options, name) for name in _RULE_OPTIONS}),
-            data_path=options.data,
+            devices=devices or local_devices(_choice(options), num_devices),
             generator=options.data_generator,
             checkpointing=_checkpointing(options),
             metrics_path=options.metrics,
             measure=options.measure,
             keep_alive=options.keep_alive,
-            report=report,
+            report=watch.reporting(report) if watch else report,
             progress=True,
         )
     except PaseError as error:
@@ -52,25 +93,6 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
         hint = f"; go on with --checkpoint {options.checkpoint} --resume" if options.checkpoint else ""
         sys.stderr.write(f"\nstopped{hint}\n")
         raise SystemExit(130) from None
-
-
-_RULE_OPTIONS = ("momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon")
-
-
-def _schedule(options: argparse.Namespace) -> Schedule:
-    if options.steps < 1 or not options.learning_rate > 0:
-        raise RuntimeFailure(
-            f"steps is {options.steps} and the learning rate {options.learning_rate}; both must be above 0"
-        )
-    return Schedule(
-        peak=options.learning_rate,
-        kind=options.schedule,
-        warmup_steps=options.warmup_steps,
-        num_steps=options.steps if options.schedule_steps is None else options.schedule_steps,
-        final=options.final_learning_rate,
-        decay_every=options.decay_every,
-        decay_factor=options.decay_factor,
-    )
 
 
 def _checkpointing(options: argparse.Namespace) -> Checkpointing | None:
@@ -83,55 +105,58 @@ def _checkpointing(options: argparse.Namespace) -> Checkpointing | None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Train this program on virtual CPU devices.")
+    parser = argparse.ArgumentParser(description="Train this program on virtual CPU devices, or on GPUs.")
     parser.add_argument("--steps", type=int, default=10, help="training steps in all (default: %(default)s)")
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
-    parser.add_argument("--seed", type=int, help="of the initial weights and of synthetic data (default: 0)")
     parser.add_argument("--measure", action="store_true", help="count the bytes that cross devices in a step")
     parser.add_argument(
         "--keep-alive", action="store_true", help="move all that was planned, also replicas that nobody uses"
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each event")
     parser.add_argument("--metrics", type=Path, metavar="FILE", help="append a line of JSON for each step to a file")
-    _add_data(parser.add_argument_group("data"))
-    _add_optimiser(parser.add_argument_group("optimiser"))
-    _add_rate(parser.add_argument_group("learning rate"))
-    _add_checkpoints(parser.add_argument_group("checkpoints"))
-    return parser
-
-
-def _add_data(group: Any) -> None:
-    group.add_argument(
-        "--data",
-        type=Path,
-        metavar="PATH",
-        help="an .npz file, or a directory of .npy files, with an array [N, ...] for each input; synthetic otherwise",
-    )
-    group.add_argument(
+    parser.add_argument(
         "--data-generator",
         metavar="PACKAGE.MODULE:FUNCTION",
         help="a function that yields a dict of arrays for each step; the module's code is executed",
     )
+    for heading, group in GROUPS.items():
+        _add_flags(parser.add_argument_group(heading) if heading else parser, group)
+    _add_devices(parser.add_argument_group("devices"))
+    _add_checkpoints(parser.add_argument_group("checkpoints"))
+    return parser
 
 
-def _add_optimiser(group: Any) -> None:
-    group.add_argument("--optimizer", choices=list(OPTIMISERS), default="sgd", help="(default: %(default)s)")
-    group.add_argument("--momentum", type=float, help="of momentum (default: 0.9)")
-    group.add_argument("--nesterov", action="store_true", default=None, help="of momentum: look ahead")
-    group.add_argument("--weight-decay", type=float, help="sgd, momentum: of an L2 term (default: 0); adamw: 0.01")
-    group.add_argument("--beta1", type=float, help="of adam and adamw (default: 0.9)")
-    group.add_argument("--beta2", type=float, help="of adam and adamw (default: 0.999)")
-    group.add_argument("--epsilon", type=float, help="of adam and adamw (default: 1e-8)")
+def _add_devices(group: Any) -> None:
+    group.add_argument("--device", choices=list(KINDS), default=CPU, help="(default: %(default)s, virtual ones)")
+    group.add_argument("--virtual", action="store_true", help="put several devices on a GPU where there are too few")
+    group.add_argument(
+        "--gpu-memory",
+        type=int,
+        default=DEFAULT_GPU_MEMORY_MIB,
+        metavar="MIB",
+        help="of each of --virtual (default: %(default)s)",
+    )
 
 
-def _add_rate(group: Any) -> None:
-    group.add_argument("--learning-rate", type=float, default=0.01, help="its peak (default: %(default)s)")
-    group.add_argument("--schedule", choices=list(SCHEDULES), default="constant", help="(default: %(default)s)")
-    group.add_argument("--warmup-steps", type=int, default=0, metavar="N", help="rise to the peak over N steps")
-    group.add_argument("--schedule-steps", type=int, metavar="N", help="where a cosine ends (default: --steps)")
-    group.add_argument("--final-learning-rate", type=float, default=0.0, metavar="RATE", help="where a cosine ends")
-    group.add_argument("--decay-every", type=int, default=1000, metavar="N", help="steps of --schedule step")
-    group.add_argument("--decay-factor", type=float, default=0.1, help="of --schedule step (default: %(default)s)")
+def _add_flags(group: Any, flags: Sequence[Flag]) -> None:
+    for flag in flags:
+        text = " ".join(filter(None, [flag.text, "(default: %(default)s)" if flag.shows_default else ""]))
+        keywords = _KEYWORDS[flag.takes] | ({"metavar": flag.metavar} if flag.metavar else {})
+        if flag.choices:
+            keywords["choices"] = flag.choices
+        group.add_argument(f"--{flag.name}", default=flag.default, help=text, **keywords)
+
+
+_KEYWORDS: Mapping[Takes, dict[str, Any]] = MappingProxyType(
+    {
+        Takes.WHOLE: {"type": int},
+        Takes.NUMBER: {"type": float},
+        Takes.CHOICE: {},
+        Takes.PATH: {"type": Path},
+        # Without it: not given, so that a rule that has no such option does not object.
+        Takes.NOTHING: {"action": "store_true"},
+    }
+)
+"""How argparse is told what follows a flag."""
 
 
 def _add_checkpoints(group: Any) -> None:
@@ -163,8 +188,10 @@ def _text_line(event: dict[str, Any]) -> None:
         case {"event": "step"} if sys.stdout.isatty() and sys.stderr.isatty():
             # The line of progress says it.
             return
-        case {"event": "step", "step": step, "loss": loss, "time_s": seconds}:
-            text = f"step {step}  loss {loss:.8g}  {seconds:.3f} s"
+        case {"event": "step", "step": step, "loss": loss, "accuracy": accuracy, "time_s": seconds}:
+            text = f"step {step}  loss {loss:.8g}  {_right(accuracy)}{seconds:.3f} s"
+        case {"event": "tested", "step": step, "loss": loss, "accuracy": accuracy, "num_examples": examples}:
+            text = f"tested after step {step}: loss {loss:.8g}  {_right(accuracy)}({examples} examples)"
         case {"event": "done", "step_time_s": seconds, "measured_bytes": None}:
             text = f"median step {seconds:.3f} s"
         case {"step_time_s": seconds, "measured_bytes": moved}:
@@ -173,3 +200,7 @@ def _text_line(event: dict[str, Any]) -> None:
             raise AssertionError(f"unknown event {event}")
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def _right(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"accuracy {accuracy:.1%}  "

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,8 @@ def test_emit_keeps_the_old_program_when_the_plan_is_no_plan(pase: Command, tmp_
 def test_a_plan_runs_and_its_program_runs_on_its_own(tmp_path: Path) -> None:
     assert in_pipe("search", *MLP, "-o", "plan.json", folder=tmp_path).returncode == 0
     finished = in_pipe(
-        *["run", "plan.json", "--steps", "3", "--dtype", "float64", "--measure", "--json"], folder=tmp_path
+        *["run", "plan.json", "--steps", "3", "--dtype", "float64", "--measure", "--json", "--optimizer", "momentum"],
+        folder=tmp_path,
     )
     assert finished.returncode == 0, finished.stderr
     result = json.loads(finished.stdout)
@@ -70,10 +72,18 @@ def test_a_plan_runs_and_its_program_runs_on_its_own(tmp_path: Path) -> None:
     assert result["max_relative_difference"] <= 1e-12
     assert result["losses"][2] != result["losses"][0]
     assert 0 < result["measured_bytes"] <= result["predicted_bytes"]
+    assert result["accuracies"] == pytest.approx(result["reference_accuracies"], abs=1e-15)
+    # Two hidden layers or more: what 8 inputs, 16 units and 4 classes need, once or split.
+    parameters = result["parameters"]
+    assert parameters["total"] == sum(prod(weight["shape"]) for weight in parameters["weights"])
+    assert len(parameters["per_device"]) == len(parameters["weights"][0]["parts"]) == 4
+    assert all(0 < held <= parameters["total"] for held in parameters["per_device"])
+    kept = result["predicted_memory"]["optimiser_bytes"]
+    assert kept == 8 * parameters["per_device"][0] == result["predicted_memory"]["weights_bytes"]
 
     assert in_pipe("emit", "plan.json", "-o", "train.py", folder=tmp_path).returncode == 0
     alone = subprocess.run(
-        [sys.executable, "train.py", "--steps", "3", "--dtype", "float64"],
+        [sys.executable, "train.py", "--steps", "3", "--dtype", "float64", "--optimizer", "momentum"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -92,13 +102,17 @@ def test_a_model_runs_in_one_command() -> None:
     finished = in_pipe("run", *LENET, "--steps", "2")
     assert finished.returncode == 0, finished.stderr
     header, first, second = finished.stdout.splitlines()[:3]
-    assert re.split(r"  +", header) == ["step", "loss", "on one device", "difference"]
+    assert re.split(r"  +", header) == ["step", "loss", "on one device", "difference", "accuracy"]
     for step, row in enumerate((first, second), start=1):
-        number, ours, reference, difference = row.split()
+        number, ours, reference, difference, accuracy = row.split()
         assert int(number) == step
         assert float(ours) == pytest.approx(float(reference), rel=1e-5)
         assert float(difference) < 1e-5
+        assert 0 <= float(accuracy.removesuffix("%")) <= 100
     assert "lenet5 on 4 virtual CPU devices, float32" in finished.stdout
+    assert re.search(r"^  parameters +61,706, of which each worker holds [\d,]+$", finished.stdout, re.MULTILINE)
+    assert re.search(r"^weight +shape +worker 0 holds .* worker 3 holds$", finished.stdout, re.MULTILINE)
+    assert re.search(r"^conv1/w +6 × 1 × 5 × 5 +all +all +all +all$", finished.stdout, re.MULTILINE)
     assert re.search(r"^  bytes between devices +[1-9].* a step predicted$", finished.stdout, re.MULTILINE)
     assert "\x1b" not in finished.stdout + finished.stderr
     assert "Traceback" not in finished.stderr

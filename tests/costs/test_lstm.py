@@ -118,8 +118,8 @@ def test_stages_hand_over_h_in_the_layout_in_which_it_is_read() -> None:
     assert _bytes(l=2) == {"hidden": boundary, "hidden_gradient": boundary}
     moved = _bytes(Pattern.MOVE, l=2, d=4)
     assert moved["hidden"] == boundary / 4
-    # All of the gradient of h at the boundary, and the rest of that within the two layers.
-    assert moved["hidden_gradient"] == boundary + 4 * (L / 2) * B * S * D * 3 / 4
+    # A quarter of the gradient of h at the boundary too, and the rest of that within the two layers.
+    assert moved["hidden_gradient"] == boundary / 4 + 4 * (L / 2) * B * S * D * 3 / 4
 
 
 def test_parts_of_the_sequence_hand_over_both_states_and_share_gradients() -> None:
@@ -128,5 +128,12 @@ def test_parts_of_the_sequence_hand_over_both_states_and_share_gradients() -> No
         "gradient of w": weights,
         "gradient of u": weights,
         "gradient of bias": 4 * L * 4 * D,
-        "state": 2 * 4 * 2 * L * B * D,
+        "state": 2 * 4 * L * B * D,
+        "cell": 2 * 4 * L * B * D,
     }
+
+
+def test_the_hidden_state_goes_on_as_it_is_read_and_the_cell_as_it_is_written() -> None:
+    moved = _bytes(Pattern.MOVE, s=2, d=2, e=4)
+    assert moved["state"] == 2 * 4 * L * B * D / 2
+    assert moved["cell"] == 2 * 4 * L * B * D / 4

@@ -18,6 +18,9 @@ from pase.runtime.tensor_dims import tensor_dims
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import EXCHANGING, mixed, small, sorting, tied
 from tests.runtime.plans import make_plan, random_plan
+from tests.runtime.test_dropout import dropping
+from tests.runtime.test_windows import lines, volumes
+from tests.runtime.training import options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +30,8 @@ def test_the_golden_program() -> None:
 
 
 def plans() -> list[Plan]:
-    graphs = (mixed(), tied(), small("alexnet"), small("bert_large"), *(make() for make in EXCHANGING.values()))
+    graphs = [mixed(), tied(), small("alexnet"), small("bert_large"), dropping(), lines(), volumes()]
+    graphs += [make() for make in EXCHANGING.values()]
     found = [random_plan(graph, p, 5) for graph in graphs for p in (2, 12)]
     # Many devices: lists that must be wrapped.
     return [*found, random_plan(build("alexnet"), 64, 1), random_plan(build("mlp", arguments={"layers": 1}), 32, 2)]
@@ -127,7 +131,7 @@ def test_programs_of_hostile_names_train(name: str) -> None:
 
     graph = hostile_network(name)
     losses = parallel_losses(make_plan(graph, 2, {"fc": {"b": 2}}), steps=2)
-    reference = reference_losses(graph, steps=2, dtype="float64", learning_rate=0.05)
+    reference = reference_losses(graph, options(2))
     assert max_relative_difference(losses, reference) < 1e-12
 
 

@@ -13,6 +13,7 @@ from pase.runtime.reference import reference_losses
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import small
 from tests.runtime.plans import random_plan
+from tests.runtime.training import options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,8 +36,8 @@ def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
     return [event["loss"] for event in events if event["event"] == "step"]
 
 
-def reference(**options: Any) -> list[float]:
-    return reference_losses(small("mlp"), steps=5, dtype="float64", **options)
+def reference(*, rate: float = 0.01, seed: int = 0) -> list[float]:
+    return reference_losses(small("mlp"), options(5, rate=rate, seed=seed))
 
 
 def test_a_file_runs_on_its_own(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_file_runs_on_its_own(tmp_path: Path) -> None:
     script.write_text(emit(random_plan(small("mlp"), 6, 9)), encoding="utf-8")
     arguments = ["--steps", "5", "--dtype", "float64", "--seed", "4", "--learning-rate", "0.2", "--json"]
     done = run(script, *arguments)
-    assert losses(done) == pytest.approx(reference(seed=4, learning_rate=0.2), rel=1e-12)
+    assert losses(done) == pytest.approx(reference(seed=4, rate=0.2), rel=1e-12)
     assert done.stderr == ""
 
 

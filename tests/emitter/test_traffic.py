@@ -9,7 +9,8 @@ from pase.emitter.traffic import edge_bytes, needs_gradient
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, pool2d, softmax_loss
 from pase.runtime.compat import tf
-from pase.runtime.program import Program, Training
+from pase.runtime.program import Program
+from pase.runtime.training import Training
 from tests.runtime.networks import attentions, lstms, mixed, small
 from tests.runtime.plans import random_plan
 from tests.runtime.training import builder_of

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pase.runtime.checkpoint import (
     write_checkpoint,
 )
 from pase.runtime.optimisers import make_rule
+from pase.runtime.options import TrainingOptions
 from pase.runtime.resume import NEWEST, Checkpointing
 from pase.runtime.schedules import Schedule
 from pase.runtime.script import main, train
@@ -183,8 +185,11 @@ def data(tmp_path: Path) -> Path:
 
 def run(plan: Plan, steps: int, data: Path | None, **options: Any) -> list[float]:
     rule = make_rule(options.pop("optimiser", "adam"), {})
-    given = {"dtype": "float64", "schedule": SCHEDULE, **options}
-    return train(builder_of(emit(plan)), num_devices=plan.num_devices, steps=steps, data_path=data, rule=rule, **given)
+    names = {field.name for field in fields(TrainingOptions)}
+    given = {"dtype": "float64", "schedule": SCHEDULE} | {key: options[key] for key in options if key in names}
+    others = {key: value for key, value in options.items() if key not in names}
+    training = TrainingOptions(steps=steps, data_path=data, rule=rule, **given)
+    return train(builder_of(emit(plan)), training, num_devices=plan.num_devices, **others)
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "adafactor"])

@@ -9,9 +9,11 @@ from pase.graph import Builder
 from pase.graph.operators import softmax_loss
 from pase.plan import Plan
 from pase.runtime.execute import max_relative_difference, run_plan
+from pase.runtime.optimisers import make_rule
 from pase.runtime.reference import reference_losses
 from tests.runtime.networks import small, sorting
 from tests.runtime.plans import make_plan, random_plan
+from tests.runtime.training import options
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def plan() -> Plan:
 
 def test_the_program_and_the_reference_agree_in_a_process_of_its_own(plan: Plan) -> None:
     seen: list[tuple[str, int, int]] = []
-    result = run_plan(plan, steps=3, dtype="float64", measure=True, on_progress=lambda *what: seen.append(what))
+    result = run_plan(plan, options(3), measure=True, on_progress=lambda *what: seen.append(what))
     assert result.max_relative_difference < 1e-12
     assert len(result.losses) == len(result.reference_losses) == 3
     assert result.losses[2] < result.losses[0]
@@ -34,32 +36,42 @@ def test_the_program_and_the_reference_agree_in_a_process_of_its_own(plan: Plan)
     assert seen[-1] == ("training on one device", 3, 3)
 
 
-def test_data_of_a_file_are_used_by_both(plan: Plan, tmp_path: Path) -> None:
+def test_data_of_files_are_used_by_both(plan: Plan, tmp_path: Path) -> None:
     numbers = np.random.default_rng(0)
-    np.savez(tmp_path / "data.npz", inputs=numbers.standard_normal((48, 12)), labels=numbers.integers(12, size=48))
-    result = run_plan(plan, steps=2, dtype="float64", data_path=tmp_path / "data.npz")
-    made_up = reference_losses(plan.graph, steps=1, dtype="float64")
+    for name in ("data", "test"):
+        arrays = {"inputs": numbers.standard_normal((48, 12)), "labels": numbers.integers(12, size=48)}
+        np.savez(tmp_path / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    rule = make_rule("adamw", {"weight_decay": 0.1})
+    given = options(3, data_path=tmp_path / "data.npz", test_data_path=tmp_path / "test.npz", test_every=2, rule=rule)
+    result = run_plan(plan, given)
+    made_up = reference_losses(plan.graph, options(1))
     assert result.max_relative_difference < 1e-12
     assert result.losses[0] != made_up[0]
     assert result.measured_bytes is None
+    assert result.accuracies == pytest.approx(result.reference_accuracies, abs=1e-15)
+    assert [found.step for found in result.tests] == [found.step for found in result.reference_tests] == [2, 3]
+    assert [found.loss for found in result.tests] == pytest.approx([f.loss for f in result.reference_tests], rel=1e-12)
+    assert [found.accuracy for found in result.tests] == [found.accuracy for found in result.reference_tests]
+    # Two moments of 8 bytes for each number of a weight's part.
+    assert result.optimiser_bytes == 2 * result.predicted_memory.weights_bytes
 
 
 def test_a_program_that_fails_says_why(plan: Plan, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", labels=np.zeros(48, int))
     with pytest.raises(RuntimeFailure, match=r"^the data have no array 'inputs'; the file holds labels"):
-        run_plan(plan, steps=2, data_path=tmp_path / "data.npz")
+        run_plan(plan, options(2, data_path=tmp_path / "data.npz"))
 
 
 def test_a_program_that_breaks_shows_its_last_lines(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pase.emitter.emit", lambda _: "print('no JSON')\nraise KeyError('broken')")
     with pytest.raises(RuntimeFailure, match=r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"):
-        run_plan(plan, steps=1)
+        run_plan(plan, options(1))
     monkeypatch.setattr("pase.emitter.emit", lambda _: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(RuntimeFailure, match=r"was ended by signal 9 \(perhaps for want of memory"):
-        run_plan(plan, steps=1)
+        run_plan(plan, options(1))
     monkeypatch.setattr("pase.emitter.emit", lambda _: "")
     with pytest.raises(RuntimeFailure, match=r"ended after 0 of 1 steps"):
-        run_plan(plan, steps=1)
+        run_plan(plan, options(1))
 
 
 def test_the_program_ends_when_nobody_listens_any_more(plan: Plan) -> None:
@@ -68,7 +80,7 @@ def test_the_program_ends_when_nobody_listens_any_more(plan: Plan) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_plan(plan, steps=10**9, on_progress=interrupt)
+        run_plan(plan, options(10**9), on_progress=interrupt)
 
 
 def test_what_cannot_be_written_is_not_run() -> None:
@@ -76,7 +88,7 @@ def test_what_cannot_be_written_is_not_run() -> None:
     x = net.add(sorting, "sort", net.input((2, 48)))
     net.add(softmax_loss, "loss", x)
     with pytest.raises(EmitError, match=r"layer 'sort' is a 'sorting'"):
-        run_plan(make_plan(net.build(), 2, {}), steps=1)
+        run_plan(make_plan(net.build(), 2, {}), options(1))
 
 
 def test_the_largest_relative_difference() -> None:

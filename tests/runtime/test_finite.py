@@ -10,7 +10,8 @@ from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf, tf
 from pase.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
 from pase.runtime.optimisers import make_rule
-from pase.runtime.program import Program, Training, TrainingState
+from pase.runtime.program import Program
+from pase.runtime.training import Training, TrainingState
 
 
 @pytest.fixture

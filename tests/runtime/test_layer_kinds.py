@@ -13,7 +13,7 @@ from pase.runtime.execute import max_relative_difference
 from pase.runtime.reference import ReferenceResult, reference_training
 from tests.runtime.networks import EXCHANGING, small
 from tests.runtime.plans import configurations, make_plan, random_plan
-from tests.runtime.training import Weights, parallel_training
+from tests.runtime.training import Weights, options, parallel_training
 
 TOLERANCE = 1e-12
 RATES = {"inception_v3": 1e-6, "lstm": 0.5, "lstm_lm": 0.5}
@@ -30,7 +30,7 @@ def network(name: str) -> Graph:
 
 @cache
 def reference(name: str) -> ReferenceResult:
-    return reference_training(network(name), steps=3, dtype="float64", learning_rate=RATES.get(name, 0.05))
+    return reference_training(network(name), options(3, rate=RATES.get(name, 0.05)))
 
 
 def check(name: str, plan: Plan) -> None:

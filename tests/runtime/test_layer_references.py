@@ -11,6 +11,7 @@ from pase.runtime.data import Batches, data_inputs
 from pase.runtime.initial import initial_deviation, initial_value, parameter_name
 from pase.runtime.reference import reference_training
 from tests.runtime.test_reference import Array, cross_entropy, gradient
+from tests.runtime.training import options
 
 RATE = 0.5
 
@@ -121,7 +122,7 @@ def test_training_is_that_of_numpy(graph: Graph, loss: Any) -> None:
         changes = {name: gradient(loss, weights, name, batch) for name in weights}
         assert all(np.abs(change).max() > 1e-6 for change in changes.values())
         weights = {name: value - RATE * changes[name] for name, value in weights.items()}
-    result = reference_training(graph, steps=2, dtype="float64", seed=3, learning_rate=RATE)
+    result = reference_training(graph, options(2, rate=RATE, seed=3))
     assert result.losses[0] == pytest.approx(expected[0], rel=1e-13)
     assert result.losses[1] == pytest.approx(expected[1], rel=1e-6)
     assert set(result.weights) == set(weights)

@@ -6,8 +6,10 @@ from pase.device_memory import device_memory
 from pase.emitter import emit
 from pase.runtime.compat import tf
 from pase.runtime.data import Batches
+from pase.runtime.devices import virtual_cpus
 from pase.runtime.memory import peak_bytes
-from pase.runtime.program import Program, Training
+from pase.runtime.program import Program
+from pase.runtime.training import Training
 from tests.runtime.networks import small
 from tests.runtime.plans import data_parallel_plan
 from tests.runtime.training import builder_of
@@ -31,7 +33,7 @@ def test_the_peak_is_the_most_at_a_time() -> None:
         recorded(f"{prefix}/device:CPU:2", (1, 7)),
     ]
     metadata = SimpleNamespace(step_stats=SimpleNamespace(dev_stats=devices))
-    assert peak_bytes(metadata, graph, 3) == [40, 5 * 4 * 8 + 7, 0]
+    assert peak_bytes(metadata, graph, virtual_cpus(3)) == [40, 5 * 4 * 8 + 7, 0]
 
 
 def test_a_step_holds_its_weights_and_no_more_than_predicted() -> None:
@@ -40,7 +42,7 @@ def test_a_step_holds_its_weights_and_no_more_than_predicted() -> None:
         program = Program(num_devices=4)
         training = Training.start(program, builder_of(emit(plan))(program), learning_rate=0.1, seed=0)
         step = training.step(Batches(program.inputs, seed=0).batch(0), with_metadata=True)
-        peaks = peak_bytes(step.run_metadata, graph, 4)
+        peaks = peak_bytes(step.run_metadata, graph, virtual_cpus(4))
         training.close()
     predicted = device_memory(plan)
     assert len(peaks) == 4

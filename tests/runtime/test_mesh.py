@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf, tf
+from pase.runtime.devices import virtual_cpu
 from pase.runtime.layouts import DeviceMesh
 from pase.runtime.mesh import LayerMesh, MeshImplementation
-from pase.runtime.program import virtual_cpu
 from pase.runtime.traffic import Traffic
 
 

@@ -14,7 +14,8 @@ from pase.runtime.compat import mtf, tf
 from pase.runtime.initial import initial_value
 from pase.runtime.layers import dims, reshard
 from pase.runtime.optimisers import OPTIMISERS, make_rule, name_of, options_of
-from pase.runtime.program import Program, Training
+from pase.runtime.program import Program
+from pase.runtime.training import Training
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of

@@ -11,8 +11,11 @@ from pase.runtime.compat import mtf, tf
 from pase.runtime.initial import initial_value
 from pase.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
 from pase.runtime.layers.shardwise import Shardwise
-from pase.runtime.program import Program, Training
-from pase.runtime.script import main, train
+from pase.runtime.options import TrainingOptions
+from pase.runtime.program import Program
+from pase.runtime.schedules import Schedule
+from pase.runtime.script import main
+from pase.runtime.training import Training
 
 
 @pytest.fixture
@@ -155,8 +158,8 @@ def test_a_loss_that_is_not_finite_ends_the_training(program: Program) -> None:
 
 @pytest.mark.parametrize(("steps", "rate"), [(0, 0.1), (3, 0.0), (3, -1.0)])
 def test_steps_and_rates_that_train_nothing_are_refused(steps: int, rate: float) -> None:
-    with pytest.raises(RuntimeFailure, match=r"both must be above 0"):
-        train(lambda program: dense_loss(program, []), num_devices=2, steps=steps, learning_rate=rate)
+    with pytest.raises(RuntimeFailure, match=r"steps is 0; expected 1|the learning rate is -?[01]; it must be above 0"):
+        TrainingOptions(steps=steps, schedule=Schedule(peak=rate))
 
 
 def test_main_prints_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:

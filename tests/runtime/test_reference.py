@@ -12,6 +12,7 @@ from pase.runtime.data import Batches, data_inputs
 from pase.runtime.initial import initial_deviation, initial_value, parameter_name
 from pase.runtime.reference import reference_losses
 from tests.runtime.networks import sorting
+from tests.runtime.training import options
 
 Array = np.ndarray[Any, Any]
 RATE = 0.1
@@ -87,7 +88,7 @@ def test_losses_are_those_of_numpy(graph: Graph, loss: Any) -> None:
     for _ in range(3):
         expected.append(loss(weights, batch))
         weights = {name: value - RATE * gradient(loss, weights, name, batch) for name, value in weights.items()}
-    losses = reference_losses(graph, steps=3, dtype="float64", seed=3, learning_rate=RATE)
+    losses = reference_losses(graph, options(3, rate=RATE, seed=3))
     assert losses[0] == pytest.approx(expected[0], rel=1e-13)
     assert losses[1:] == pytest.approx(expected[1:], rel=1e-6)
     assert abs(expected[2] - expected[0]) > 1e-4
@@ -108,16 +109,16 @@ def test_a_kind_that_it_cannot_compute_is_refused() -> None:
     x = net.add(sorting, "sort", net.input((2, 48)))
     net.add(softmax_loss, "loss", x)
     with pytest.raises(RuntimeFailure, match=r"layer 'sort' is a 'sorting', which the reference cannot compute"):
-        reference_losses(net.build(), steps=1)
+        reference_losses(net.build(), options(1))
 
 
 def test_a_network_without_a_loss_is_refused() -> None:
     net = Builder("net")
     net.add(dense, "fc", net.input((2, 3)), out=(("n", 4),))
     with pytest.raises(RuntimeFailure, match=r"network 'net' has 0 losses"):
-        reference_losses(net.build(), steps=1)
+        reference_losses(net.build(), options(1))
 
 
 def test_a_loss_that_is_not_finite_is_refused() -> None:
     with pytest.raises(RuntimeFailure, match=r"the reference's loss is nan at step \d+; use a smaller learning rate"):
-        reference_losses(language(), steps=9, learning_rate=1e38)
+        reference_losses(language(), options(9, rate=1e38, dtype="float32"))

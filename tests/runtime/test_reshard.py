@@ -1,3 +1,7 @@
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -7,14 +11,16 @@ from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf, tf
+from pase.runtime.devices import virtual_cpu
 from pase.runtime.layers import concat, dims, reshard
-from pase.runtime.layouts import DeviceMesh, Layout, TensorDim, layout_of
+from pase.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
+from pase.runtime.measure import crossed
 from pase.runtime.mesh import LayerMesh
 from pase.runtime.moves import moved_points
-from pase.runtime.program import Program, virtual_cpu
+from pase.runtime.program import Program
 from pase.runtime.refine import hops
 from pase.runtime.traffic import Traffic
-from tests.runtime.geometry import Array, distinct_dot, held, meshes, numbered, transfers
+from tests.runtime.geometry import Array, distinct_dot, held, meshes, moved, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]
 
@@ -22,10 +28,10 @@ Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]
 class Lab:
     """Two or more meshes in one graph; tensors go in as slices and come out as slices."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_alive: bool = False) -> None:
         self.graph = mtf.Graph()
         self.meshes: list[LayerMesh] = []
-        self.traffic = Traffic()
+        self.traffic = Traffic(keeps_alive=keeps_alive)
 
     def mesh(self, devices: DeviceMesh) -> LayerMesh:
         name = f"mesh{len(self.meshes)}"
@@ -37,13 +43,28 @@ class Lab:
         return mtf.import_tf_tensor(mesh, tf.constant(value), mtf.Shape([mtf.Dimension(*pair) for pair in named]))
 
     def slices(self, *tensors: Any) -> list[list[Array]]:
+        return self.run(*tensors)[0]
+
+    def run(self, *tensors: Any) -> tuple[list[list[Array]], dict[tuple[str, str], int]]:
+        """The slices, and the bytes that TensorFlow sent from mesh to mesh."""
         implementations = {mesh: mesh.implementation(self.traffic) for mesh in self.meshes}
         lowering = mtf.Lowering(self.graph, implementations, autostack=False)
         most = max(len(mesh.device_names) for mesh in self.meshes)
-        with tf.Session(config=tf.ConfigProto(device_count={"CPU": most + 1})) as session:
+        config = tf.ConfigProto(device_count={"CPU": most + 1})
+        # What is sent must not be folded into constants.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+        metadata, options = tf.RunMetadata(), tf.RunOptions(output_partition_graphs=True)
+        with tf.Session(config=config) as session:
             lowered = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in tensors]
-            results: list[list[Array]] = session.run(lowered)
-            return results
+            results: list[list[Array]] = session.run(lowered, options=options, run_metadata=metadata)
+            sent = crossed(metadata, session.graph, self.traffic)
+        assert sent.elsewhere_bytes == 0
+        return results, {(m.producer, m.consumer): size for m, size in sent.by_movement.items() if size}
+
+    def planned(self) -> dict[tuple[str, str], int]:
+        """The bytes that were planned from mesh to mesh."""
+        return {(m.producer, m.consumer): size for m, size in self.traffic.bytes_by_movement.items() if size}
 
 
 def wanted(mesh: LayerMesh, target: list[TensorDim]) -> Layout:
@@ -79,8 +100,8 @@ def test_values_and_adjoint(transfer: Transfer, dtype: type) -> None:
         right, rel=1e-5 if dtype is np.float32 else 1e-12, abs=1e-3 if dtype is np.float32 else 1e-9
     )
     steps = hops(source, target)
-    moved = sum(moved_points(hop) + moved_points(hop.adjoint) for hop in steps)
-    assert lab.traffic.total_bytes == moved * np.dtype(dtype).itemsize
+    points = sum(moved_points(hop) + moved_points(hop.adjoint) for hop in steps)
+    assert lab.traffic.total_bytes == points * np.dtype(dtype).itemsize
 
 
 def test_nothing_moves_between_equal_layouts() -> None:
@@ -93,8 +114,8 @@ def test_nothing_moves_between_equal_layouts() -> None:
         k, l_ = dims(k=4, l=6)
         y = reshard(x, second, [k, l_])
         lab.slices(x, y)
-        moved = [op.type for op in tf.get_default_graph().get_operations()[before:] if "reshard" in op.name]
-    assert moved == []
+        made = [op.type for op in tf.get_default_graph().get_operations()[before:] if "reshard" in op.name]
+    assert made == []
     assert lab.traffic.total_bytes == 0
 
 
@@ -133,10 +154,113 @@ def test_concat_and_its_gradient(data: st.DataObject) -> None:
         first += n
 
 
-def _plain(name: str, extent: int) -> Any:
-    from pase.runtime.layouts import PlainDim
-
+def _plain(name: str, extent: int) -> PlainDim:
     return PlainDim(name, extent)
+
+
+@dataclass(frozen=True)
+class Side:
+    """A tensor split over devices. splits: [rank]; axes: the dims' numbers in the order of the mesh's axes."""
+
+    splits: tuple[int, ...]
+    axes: tuple[int, ...]
+    devices: tuple[int, ...]
+
+    def mesh(self, letter: str) -> DeviceMesh:
+        splits = [(f"{letter}{dim}", self.splits[dim]) for dim in self.axes]
+        return device_mesh(letter, splits, len(self.devices), self.devices)
+
+    def owners(self, shape: Sequence[int]) -> Array:
+        """[devices, shape] which device holds which element: of each dim every part has as many in a row."""
+        counts = [self.splits[dim] for dim in self.axes]
+        labels = [at * split // n for at, split, n in zip(np.indices(shape), self.splits, shape, strict=True)]
+        result = np.ones((len(self.devices), *shape), bool)
+        for position, device in enumerate(self.devices):
+            # Row-major over the axes; what is left over is a replica.
+            part = np.unravel_index(position // (len(self.devices) // prod(counts)), counts)
+            for dim, place in zip(self.axes, part, strict=True):
+                result[device] &= labels[dim] == place
+        return result
+
+
+@dataclass(frozen=True)
+class Partitions:
+    """A tensor, as it is split on one side and on the other."""
+
+    shape: tuple[int, ...]
+    source: Side
+    target: Side
+
+    @classmethod
+    def draw(cls, numbers: random.Random) -> "Partitions":
+        num_devices = numbers.choice((2, 3, 4, 6, 8, 12))
+        shape: tuple[int, ...] = ()
+        while not 1 < prod(shape) <= 600:
+            shape = tuple(numbers.randint(1, 12) for _ in range(numbers.randint(1, 4)))
+
+        def side() -> Side:
+            splits, left = [1] * len(shape), num_devices
+            for dim in numbers.sample(range(len(shape)), len(shape)):
+                splits[dim] = numbers.choice([k for k in range(1, left + 1) if left % k == 0 and shape[dim] % k == 0])
+                left //= splits[dim]
+            axes = numbers.sample(range(len(shape)), len(shape))
+            return Side(tuple(splits), tuple(axes), tuple(numbers.sample(range(num_devices), num_devices)))
+
+        return cls(shape, side(), side())
+
+    def dims(self, letter: str) -> list[PlainDim]:
+        return [PlainDim(f"{letter}{dim}", extent) for dim, extent in enumerate(self.shape)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_partitions_at_random(seed: int) -> None:
+    """Fifty at a time: what every device gets there and back, element by element, and what crosses for it."""
+    cases = [Partitions.draw(random.Random(1000 * seed + i)) for i in range(50)]
+    numbers = np.random.default_rng(seed)
+    values = [(numbers.standard_normal(case.shape), numbers.standard_normal(case.shape)) for case in cases]
+    with tf.Graph().as_default():
+        # Kept alive: otherwise what the host brings to a device is passed on from the host.
+        lab = Lab(keeps_alive=True)
+        xs, ys, dys = [], [], []
+        for case, (value, cotangent) in zip(cases, values, strict=True):
+            source, target = lab.mesh(case.source.mesh("a")), lab.mesh(case.target.mesh("b"))
+            xs.append(lab.tensor(source, [(dim.name, dim.extent) for dim in case.dims("a")], value))
+            ys.append(reshard(xs[-1], target, case.dims("b")))
+            dys.append(lab.tensor(target, [(dim.name, dim.extent) for dim in case.dims("b")], cotangent))
+        dxs = mtf.gradients(ys, xs, grad_ys=dys)
+        results, sent = lab.run(*xs, *ys, *dys, *dxs)
+    expected_bytes = {}
+    columns = [results[i : i + len(cases)] for i in range(0, len(results), len(cases))]
+    for i, (case, (value, cotangent), x, y, dy, dx) in enumerate(zip(cases, values, *columns, strict=True)):
+        has, needs = case.source.owners(case.shape), case.target.owners(case.shape)
+        for slices, whole, side, owned in ((y, value, case.target, needs), (dx, cotangent, case.source, has)):
+            for device, part in zip(side.devices, slices, strict=True):
+                # A box of a tensor, flat, is what a mask picks.
+                np.testing.assert_array_equal(part.ravel(), whole[owned[device]], err_msg=f"seed {seed}, {case}")
+        there = distinct_dot(y, dy, layout_of(case.target.mesh("b"), case.dims("b")))
+        back = distinct_dot(x, dx, layout_of(case.source.mesh("a"), case.dims("a")))
+        assert there == pytest.approx(back, rel=1e-12, abs=1e-12)
+        expected_bytes[f"mesh{2 * i}", f"mesh{2 * i + 1}"] = int((needs & ~has).sum()) * 8
+        expected_bytes[f"mesh{2 * i + 1}", f"mesh{2 * i}"] = int((has & ~needs).sum()) * 8
+    expected_bytes = {ends: size for ends, size in expected_bytes.items() if size}
+    assert lab.planned() == expected_bytes
+    assert sent == expected_bytes
+
+
+def test_thousands_of_partitions_without_a_framework() -> None:
+    for seed in range(2000):
+        case = Partitions.draw(random.Random(-1 - seed))
+        source = layout_of(case.source.mesh("a"), case.dims("a"))
+        target = layout_of(case.target.mesh("b"), case.dims("b"))
+        has, needs = case.source.owners(case.shape), case.target.owners(case.shape)
+        tensor = numbered(case.shape)
+        (hop,) = hops(source, target)
+        for step, layout, owned in ((hop, target, needs), (hop.adjoint, source, has)):
+            start = held(tensor, step.source)
+            for device, part in zip(layout.devices, moved(start, (step,)), strict=True):
+                np.testing.assert_array_equal(part.ravel(), tensor[owned[device]], err_msg=f"seed {seed}, {case}")
+        assert moved_points(hop) == (needs & ~has).sum(), case
+        assert moved_points(hop.adjoint) == (has & ~needs).sum(), case
 
 
 def test_what_does_not_fit_is_refused() -> None:

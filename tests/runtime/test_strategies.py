@@ -5,12 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from pase.graph import Graph
+from pase.graph import Graph, Scalar
 from pase.runtime.execute import max_relative_difference
 from pase.runtime.reference import reference_losses
+from scripts.benchmarks.strategies import NETWORKS
+from scripts.benchmarks.trials import Trial, attempt
 from tests.runtime.networks import mixed, small, tied
 from tests.runtime.plans import configurations, data_parallel_plan, make_plan, random_plan
-from tests.runtime.training import parallel_losses
+from tests.runtime.training import options, parallel_losses
 
 TOLERANCE = 1e-12
 RATE = 0.05
@@ -24,7 +26,7 @@ def network(name: str) -> Graph:
 
 @cache
 def reference(name: str) -> list[float]:
-    losses = reference_losses(network(name), steps=5, dtype="float64", learning_rate=RATE)
+    losses = reference_losses(network(name), options(5, rate=RATE))
     # A network that does not learn would hide a wrong gradient.
     assert all(later < earlier for earlier, later in pairwise(losses)), losses
     return losses
@@ -43,11 +45,49 @@ def test_random_strategies(name: str, num_devices: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [2, 4, 5, 6, 8, 9, 12])
+@pytest.mark.parametrize("num_devices", [4, 5, 6, 9, 12])
 @pytest.mark.parametrize("name", ["mlp", "rnnlm", "tied", "lenet5", "alexnet", "mixed"])
 def test_more_random_strategies(name: str, num_devices: int) -> None:
-    for seed in range(100, 104):
+    for seed in range(100, 102):
         check(name, parallel_losses(random_plan(network(name), num_devices, seed), rate=RATE))
+
+
+SHALLOW: dict[str, dict[str, Scalar]] = {
+    "vgg16": {},
+    "gpt": {"layers": 1},
+    "transformer": {"layers": 1},
+    "transformer_big": {"layers": 1},
+    "bert_large": {"layers": 1},
+    "inception_v3": {},
+    "densenet121": {"image": 32, "blocks": "2,1,1,1"},
+    "resnet101": {"image": 32, "blocks": "1,1,1,1"},
+}
+"""Networks that take seconds a program, and what makes them shallower."""
+
+SEEDS = {2: (None, 0, 1), 4: (None, 0, 1), 8: (None, 0)}
+SEEDS_OF_SHALLOW: dict[int, tuple[int | None, ...]] = {2: (None, 0), 8: (0,)}
+"""By number of devices; None is the searched strategy. With 4 devices they are in test_layer_kinds."""
+
+CASES = [
+    *(pytest.param(name, p, seeds) for name in NETWORKS if name not in SHALLOW for p, seeds in SEEDS.items()),
+    *(
+        pytest.param(name, p, seeds, marks=pytest.mark.slow)
+        for name in SHALLOW
+        for p, seeds in SEEDS_OF_SHALLOW.items()
+        # InceptionV3 cannot be made shallower, and eight devices take it a minute; the other is as good as transformer.
+        if (name, p) not in {("inception_v3", 8), ("transformer_big", 8)}
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "num_devices", "seeds"), CASES)
+def test_built_in_networks(name: str, num_devices: int, seeds: tuple[int | None, ...]) -> None:
+    """A sample of what `scripts/bench strategies` does: losses and weights, random strategies and the searched one."""
+    arguments = tuple((NETWORKS[name] | SHALLOW.get(name, {})).items())
+    for seed in seeds if name != "inception_v3" else seeds[1:2]:
+        outcome = attempt(Trial(network=name, arguments=arguments, num_devices=num_devices, seed=seed, steps=3))
+        assert outcome.loss_difference < TOLERANCE
+        assert outcome.weight_difference < TOLERANCE, outcome.worst_weight
 
 
 @pytest.mark.parametrize("num_devices", [1, 4])

@@ -15,9 +15,10 @@ from pase.models import build
 from pase.runtime.checkpoint import newest_checkpoint
 from pase.runtime.compat import tf
 from pase.runtime.optimisers import make_rule
-from pase.runtime.program import Training
+from pase.runtime.options import TrainingOptions
 from pase.runtime.resume import Checkpointing
 from pase.runtime.script import main, train
+from pase.runtime.training import Training
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of
@@ -150,8 +151,8 @@ def test_an_interrupt_says_how_to_go_on(
     ("arguments", "message"),
     [
         (["--seed", "-1"], "the seed is -1; it must be 0 or more"),
-        (["--steps", "0"], "steps is 0 and the learning rate 0.01; both must be above 0"),
-        (["--learning-rate", "nan"], "steps is 10 and the learning rate nan; both must be above 0"),
+        (["--steps", "0"], "steps is 0; expected 1 or more"),
+        (["--learning-rate", "nan"], "the learning rate is nan; it must be above 0"),
     ],
 )
 def test_numbers_that_make_no_sense_are_one_clear_line(
@@ -169,9 +170,8 @@ def test_what_an_optimiser_moves_is_predicted(optimiser: str) -> None:
     plan = random_plan(small("mlp"), 4, 1)
     train(
         builder_of(emit(plan)),
+        TrainingOptions(steps=2, rule=make_rule(optimiser, {})),
         num_devices=4,
-        steps=2,
-        rule=make_rule(optimiser, {}),
         measure=True,
         keep_alive=True,
         report=done.append,

@@ -8,8 +8,11 @@ from pase.emitter import emit
 from pase.plan import Plan
 from pase.runtime.compat import tf
 from pase.runtime.data import Array, Batches
-from pase.runtime.program import Program, Training
+from pase.runtime.options import TrainingOptions
+from pase.runtime.program import Program
+from pase.runtime.schedules import Schedule
 from pase.runtime.script import train
+from pase.runtime.training import Training
 
 Weights = dict[str, Array]
 
@@ -23,18 +26,19 @@ def builder_of(source: str) -> Callable[[Any], Any]:
     return build
 
 
+def options(steps: int, *, rate: float = 0.05, dtype: str = "float64", **others: Any) -> TrainingOptions:
+    """Options of a training in float64 with a constant learning rate."""
+    return TrainingOptions(steps=steps, dtype=dtype, schedule=Schedule(peak=rate), **others)
+
+
 def parallel_losses(
     plan: Plan, *, steps: int = 5, seed: int = 0, rate: float = 0.05, data: Path | None = None
 ) -> list[float]:
     """Losses of a plan's program in float64."""
     return train(
         builder_of(emit(plan)),
+        options(steps, rate=rate, seed=seed, data_path=data),
         num_devices=plan.num_devices,
-        steps=steps,
-        dtype="float64",
-        seed=seed,
-        learning_rate=rate,
-        data_path=data,
     )
 
 

@@ -1,0 +1,179 @@
+"""A process's part in a cluster: TensorFlow's server, the wait for the others, and the watch over them."""
+
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Never
+
+from pase.errors import PaseError, RuntimeFailure
+from pase.runtime.cluster import Cluster, split_address
+from pase.runtime.cluster_binding import keep_to
+from pase.runtime.compat import tf
+from pase.runtime.devices import JOB, Devices, spread
+
+START_TIMEOUT_S = 300.0
+"""How long the processes of a cluster wait for one another to come up."""
+
+_PROBE_EVERY_S = 1.0
+_PROBE_TIMEOUT_S = 3.0
+_LOST_AFTER = 4
+"""A process that does not answer so many times one after another is gone."""
+
+
+def start_server(cluster: Cluster, num_devices: int, local: Devices) -> Devices:
+    """Start this task's server and return the devices of the cluster.
+
+    local: this task's share of the devices. Raises RuntimeFailure where the port cannot be used, or where the server
+    cannot be kept to the address that it is to listen on.
+    """
+    num_tasks = len(cluster.addresses)
+    spec = tf.train.ClusterSpec({JOB: list(cluster.addresses)})
+    _, port = split_address(cluster.addresses[cluster.task])
+    try:
+        # Not started yet: it listens already, but answers nobody until it is known whom.
+        server = tf.distribute.Server(
+            spec, job_name=JOB, task_index=cluster.task, protocol="grpc", config=local.config(), start=False
+        )
+    except tf.errors.OpError as error:
+        raise RuntimeFailure(
+            f"task {cluster.task} cannot listen on port {port}: {_first_line(error)}; choose another port, or run again"
+        ) from None
+    keep_to(cluster.bind, port)
+    server.start()
+    return spread(num_devices, num_tasks, local, server.target)
+
+
+def serve(cluster: Cluster) -> None:
+    """Serve the chief until it is gone."""
+    if not _is_up(cluster.addresses[0], START_TIMEOUT_S):
+        raise RuntimeFailure(f"task 0, {cluster.addresses[0]}, did not come up in {START_TIMEOUT_S:.0f} s")
+    while not _is_lost(cluster.addresses[0]):
+        time.sleep(_PROBE_EVERY_S)
+
+
+def wait_for_others(cluster: Cluster) -> None:
+    """Wait until all tasks are up; RuntimeFailure that names one that is not."""
+    begin = time.monotonic()
+    for task, address in enumerate(cluster.addresses):
+        left = START_TIMEOUT_S - (time.monotonic() - begin)
+        if task != cluster.task and not _is_up(address, left):
+            raise RuntimeFailure(
+                f"task {task}, {address}, did not come up in {START_TIMEOUT_S:.0f} s; start it with pase launch --task "
+                f"{task} on its host, with the same list of hosts"
+            )
+
+
+@dataclass(slots=True)
+class Watch:
+    """Ends the chief where another task is gone, or a step takes too long: TensorFlow itself would wait for ever.
+
+    last_checkpoint: what to say of the checkpoint that is left, "" for nothing.
+    """
+
+    cluster: Cluster
+    last_checkpoint: Callable[[], str]
+    _step_began_s: float | None = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Watch from now on, in a thread."""
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """Watch no more: the other tasks may go."""
+        self._ended.set()
+
+    def reporting(self, report: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        """Return a function that reports an event, and notes that the time of a step begins again."""
+
+        def told(event: dict[str, Any]) -> None:
+            self._step_began_s = None if event["event"] == "done" else time.monotonic()
+            report(event)
+
+        return told
+
+    def _run(self) -> None:
+        while not self._ended.wait(_PROBE_EVERY_S):
+            for task, address in enumerate(self.cluster.addresses):
+                if task != self.cluster.task and _is_lost(address):
+                    self._fail(f"task {task}, {address}, ended or cannot be reached")
+            limit, began = self.cluster.step_timeout_s, self._step_began_s
+            if limit is not None and began is not None and time.monotonic() - began > limit:
+                self._fail(f"no step ended within {limit:g} s; a process may be stopped, or --timeout is too short")
+
+    def _fail(self, problem: str) -> None:
+        if not self._ended.is_set():
+            sys.stderr.write(f"error: {problem}{self.last_checkpoint()}\n")
+            _leave(1)
+
+
+def run_in_cluster(action: Callable[[], None], last_checkpoint: Callable[[], str]) -> Never:
+    """Do a process's part and end the process, without TensorFlow's tidying up: it waits for processes that are gone.
+
+    What goes wrong in TensorFlow is one line: most likely another process ended.
+    """
+    # Left from within the handlers: at their end the error goes, and with it the session, which waits too.
+    try:
+        action()
+    except SystemExit as left:
+        _leave(left.code if isinstance(left.code, int) else int(left.code is not None))
+    except PaseError as error:
+        sys.stderr.write(f"error: {error}\n")
+        _leave(1)
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        sys.stderr.write(f"error: a process of the cluster is gone: {_first_line(error)}{last_checkpoint()}\n")
+        _leave(1)
+    except KeyboardInterrupt:
+        _leave(130)
+    except Exception:  # noqa: BLE001 the process ends here, and says why
+        traceback.print_exc()
+        _leave(1)
+    _leave(0)
+
+
+def _leave(status: int) -> Never:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # whoever read it is gone
+            status = status or 1
+    os._exit(status)
+
+
+def _first_line(error: Any) -> str:
+    """Return the line of TensorFlow's message that says something."""
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    said = [line for line in lines if line and not line.startswith(("Graph execution error", "==="))]
+    return said[0] if said else type(error).__name__
+
+
+def _is_up(address: str, timeout_s: float) -> bool:
+    end = time.monotonic() + timeout_s
+    while not _answers(address):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _is_lost(address: str) -> bool:
+    """Whether nothing listens at an address, asked until that is no accident."""
+    for _ in range(_LOST_AFTER):
+        if _answers(address):
+            return False
+        time.sleep(_PROBE_EVERY_S)
+    return True
+
+
+def _answers(address: str) -> bool:
+    """Whether something listens at an address."""
+    try:
+        with socket.create_connection(split_address(address), timeout=_PROBE_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,129 @@
+"""An emitted program edited by hand, or given data that do not fit it: one clear line before the first step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase.runtime.script import main
+from tests.emitter.golden import GOLDEN
+from tests.runtime.training import builder_of
+
+Array = np.ndarray[Any, Any]
+
+
+def refused(source: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a program says that ends before the first step."""
+    with pytest.raises(SystemExit, match="1"):
+        main(builder_of(source), num_devices=4, arguments=["--steps", "1", *arguments])
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    (line,) = shown.err.splitlines()
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('[("b", 4)]', '[("b", 5)]', "layer 'fc1' is split in b=5 = 5 parts, which do not divide 4 devices; change an"),
+        ('[("b", 4)]', '[("b", 0)]', "layer 'fc1': the axes (('b', 0),) are no mesh; name each dim once"),
+        ('[("n", 2), ("c", 2)]', '[("n", 2), ("n", 2)]', "layer 'fc2': the axes (('n', 2), ('n', 2)) are no mesh"),
+        ('"fc3", [("b", 2)]', '"fc3", [("s", 2)]', "layer 'fc3' has 2 parts along 's', which is a dim of none of its"),
+        ("n=24, c=12)", "n=26, c=12)", "a tensor of shape [24, 26] cannot be read as [24, 24]: their sizes differ"),
+        (
+            "dims(b=24, n=24, c=12)",
+            "dims(b=26, n=24, c=12)",
+            "layer 'fc1' splits b = 26 in 4 parts, which do not divide",
+        ),
+        ("x = reshard(fc2, mesh, [b, c])", "x = fc2", "reads tensors of two meshes, those of layers 'fc2' and 'fc3'"),
+        ("targets = reshard(labels, mesh, [b])", "targets = labels", "softmax_loss reads tensors of two meshes, those"),
+        ("(x, targets, n)", "(x, targets, b)", "layer 'softmax': the logits have dims b=24, n=12; expected b=24, b=24"),
+        ('"fc2/w"', '"fc1/w"', "layers 'fc1' and 'fc2' share weight 'fc1/w' with shapes [12, 24] and [24, 24]; give"),
+        ("[0, 2, 1, 3]", "[0, 2, 1, 4]", "layer 'fc2': devices [0, 2, 1, 4] must name each of 0 to 3 once"),
+    ],
+)
+def test_an_edit_that_is_inconsistent(old: str, new: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = GOLDEN.read_text(encoding="utf-8")
+    assert source.count(old) == 1
+    assert message in refused(source.replace(old, new), capsys)
+
+
+def changed(array: Array, value: float) -> Array:
+    array[40, 3] = value
+    return array
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda x, y: (x[:, :11], y),
+            "array 'inputs' of the data has shape [48, 11]; expected [N, 12] with N at least",
+        ),
+        (lambda x, y: (x[:20], y[:20]), "array 'inputs' of the data has shape [20, 12]; expected [N, 12] with N at le"),
+        (lambda x, y: (x, y[:40]), "the arrays of the data have different numbers of rows: 'inputs' 48, 'labels' 40"),
+        (lambda x, y: (x.astype(str), y), "array 'inputs' of the data has type <U32; expected numbers"),
+        (lambda x, y: (x, y + 0.5), "array 'labels' of the data has type float64; expected whole numbers from 0 to 11"),
+        (lambda x, y: (x, y + 1), "array 'labels' of the data holds 12; expected whole numbers from 0 to 11"),
+        (lambda x, y: (changed(x, np.nan), y), "array 'inputs' of the data holds values that are not finite; clean"),
+        (lambda x, y: (changed(x, -np.inf), y), "array 'inputs' of the data holds values that are not finite; clean"),
+    ],
+)
+@pytest.mark.parametrize("flag", ["--data", "--test-data"])
+def test_data_that_do_not_fit(
+    flag: str,
+    change: Callable[[Array, Array], tuple[Array, Array]],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    x, y = change(np.random.default_rng(0).standard_normal((48, 12)), np.arange(48) % 12)
+    np.savez(tmp_path / "data.npz", inputs=x, labels=y)
+    expected = message.replace("of the data", "of the test data") if flag == "--test-data" else message
+    kept = tmp_path / "kept"
+    line = refused(
+        GOLDEN.read_text(encoding="utf-8"), capsys, flag, str(tmp_path / "data.npz"), "--checkpoint", str(kept)
+    )
+    assert line.startswith(expected)
+    assert list(kept.iterdir()) == []
+
+
+def test_damaged_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "data.npz"
+    np.savez(path, inputs=np.zeros((48, 12)), labels=np.zeros(48, int))
+    whole = path.read_bytes()
+    for damaged in (whole[:300], whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:], b""):
+        path.write_bytes(damaged)
+        line = refused(GOLDEN.read_text(encoding="utf-8"), capsys, "--data", str(path))
+        assert line.startswith(f"cannot read data from {path}: ")
+        assert line.endswith("; expected an .npz file written by numpy.savez")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "another model"])
+def test_a_checkpoint_that_is_damaged_or_of_another_model(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, kept = GOLDEN.read_text(encoding="utf-8"), tmp_path / "kept"
+    main(builder_of(source), num_devices=4, arguments=["--steps", "2", "--checkpoint", str(kept)])
+    capsys.readouterr()
+    path = kept / "step-0000000002.ckpt"
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    match damage:
+        case "truncated":
+            path.write_bytes(whole[:middle])
+            message = f"checkpoint {path} is damaged: it is cut off in weight 'fc2/w': {middle} of {len(whole)} bytes"
+        case "flipped":
+            path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+            message = (
+                f"checkpoint {path} is damaged: weight 'fc2/w' does not have the checksum that was written with it"
+            )
+        case _:
+            source = source.replace('"fc3/bias"', '"fc3/shift"')
+            message = f"checkpoint {path} is of another model: this one has no weight 'fc3/bias'"
+    before = path.read_bytes()
+    assert refused(source, capsys, "--steps", "5", "--checkpoint", str(kept), "--resume").startswith(message)
+    assert [(found.name, found.read_bytes()) for found in kept.iterdir()] == [(path.name, before)]
