@@ -8,6 +8,7 @@ BENCHMARKS = {
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",
     "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
+    "strategies": "networks under random strategies beside one device (docs/testing.md)",
     "solver": "our solver beside others on the same tables (docs/benchmarks.md)",
 }
 

@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ SMALL: dict[str, dict[str, Scalar]] = {
     "resnet101": {"batch": 16, "image": 32, "width": 8, "classes": 16, "blocks": "1,2,1,1"},
     "rnnlm": {"batch": 16, "vocabulary": 64, "units": 16, "steps": 8},
     "transformer": {
-        "batch": 16, "vocabulary": 64, "steps": 8, "model_width": 16, "heads": 4, "hidden": 32, "layers": 1
+        "batch": 8, "vocabulary": 512, "steps": 8, "model_width": 32, "heads": 4, "hidden": 128, "layers": 1
     },
 }  # fmt: skip
 """Arguments of the networks that are measured: whole, with small extents."""
@@ -46,20 +46,51 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """Runs a program with the all-reduce that Mesh-TensorFlow comes with."""
 
 
+RATIO_TOLERANCE = 0.02
+"""By how much the measured ratio of two plans' bytes may differ from the predicted one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Bytes that a plan's program moves between devices in a step, and of memory; error: why it was not written."""
+
+    strategy: str
+    predicted_bytes: int = 0
+    measured_bytes: int = 0
+    kept_alive_bytes: int = 0
+    memory_bytes: int = 0
+    allocated_bytes: int = 0
+    error: str = ""
+
+
 def main(*, write: bool) -> None:
     """Print the tables, or put them into docs/benchmarks.md."""
     builds = markdown(
         ["network", "p", "strategy", "layers", "build, s", "with the stock all-reduce, s"],
         [row for name, devices in BUILDS for row in _build_rows(name, devices)],
     )
+    moved, ratios = moved_tables([(name, devices) for name in SMALL for devices in DEVICES])
+    publish("benchmarks.md", {"runtime": f"{builds}\n\n{moved}\n\n{ratios}"}, write=write)
+
+
+def moved_tables(cases: Sequence[tuple[str, int]]) -> tuple[str, str]:
+    """Run the plans of networks in `SMALL` on numbers of devices; return what they move, and in what ratio."""
+    found = {case: _moved(*case) for case in cases}
     moved = markdown(
         [
             *("network", "p", "strategy", "predicted, B", "measured, B", "measured ÷ predicted", "all kept alive, B"),
             *("memory of a device, predicted, B", "allocated, B"),
         ],
-        [row for name in SMALL for devices in DEVICES for row in _moved_rows(name, devices)],
+        [[name, str(devices), *_moved_row(row)] for (name, devices), rows in found.items() for row in rows],
     )
-    publish("benchmarks.md", {"runtime": f"{builds}\n\n{moved}"}, write=write)
+    ratios = markdown(
+        [
+            *("network", "p", "searched ÷ data parallelism: predicted", "measured", "difference"),
+            *("all kept alive", "difference", "the searched plan moves"),
+        ],
+        [[name, str(devices), *ratio_row(*rows)] for (name, devices), rows in found.items()],
+    )
+    return moved, ratios
 
 
 def _build_rows(name: str, devices: int) -> Iterator[list[str]]:
@@ -80,22 +111,58 @@ def _built_s(source: str, prelude: str) -> float:
         return float(next(event["build_time_s"] for event in events if event["event"] == "built"))
 
 
-def _moved_rows(name: str, devices: int) -> Iterator[list[str]]:
+def _moved(name: str, devices: int) -> tuple[Moved, Moved]:
     graph = load(name, arguments=SMALL[name])
     # Devices this slow are worth using even for layers this small.
     machine = override_machine(load_machine("1080ti"), flop_per_s=1e9, bandwidth_bytes_per_s=None)
-    for label, plan in _strategies(search(graph, devices, machine=machine)):
-        try:
-            source = emit(plan)
-        except EmitError as error:
-            yield [name, str(devices), label, f"not written: {error}", *[""] * 5]
-            continue
-        predicted, done = _step(source, [])
-        measured, allocated = done["measured_bytes"], max(done["peak_memory_bytes"])
-        kept_alive = _step(source, ["--keep-alive"])[1]["measured_bytes"]
-        ratio = f"{measured / predicted:.4f}" if predicted else "1"
-        moved = [f"{predicted:,}", f"{measured:,}", ratio, f"{kept_alive:,}"]
-        yield [name, str(devices), label, *moved, f"{device_memory(plan).total_bytes:,}", f"{allocated:,}"]
+    searched, data_parallel = _strategies(search(graph, devices, machine=machine))
+    return _moved_by(*searched), _moved_by(*data_parallel)
+
+
+def _moved_by(label: str, plan: Plan) -> Moved:
+    try:
+        source = emit(plan)
+    except EmitError as error:
+        return Moved(strategy=label, error=str(error))
+    predicted_bytes, done = _step(source, [])
+    return Moved(
+        strategy=label,
+        predicted_bytes=predicted_bytes,
+        measured_bytes=done["measured_bytes"],
+        kept_alive_bytes=_step(source, ["--keep-alive"])[1]["measured_bytes"],
+        memory_bytes=device_memory(plan).total_bytes,
+        allocated_bytes=max(done["peak_memory_bytes"]),
+    )
+
+
+def _moved_row(moved: Moved) -> list[str]:
+    if moved.error:
+        return [moved.strategy, f"not written: {moved.error}", *[""] * 5]
+    ratio = f"{moved.measured_bytes / moved.predicted_bytes:.4f}" if moved.predicted_bytes else "1"
+    counted = [f"{moved.predicted_bytes:,}", f"{moved.measured_bytes:,}", ratio, f"{moved.kept_alive_bytes:,}"]
+    return [moved.strategy, *counted, f"{moved.memory_bytes:,}", f"{moved.allocated_bytes:,}"]
+
+
+def ratio_row(searched: Moved, data_parallel: Moved) -> list[str]:
+    """Return what one plan moves ÷ what the other does: predicted, counted in both kinds of step, and by how much off.
+
+    A difference beyond `RATIO_TOLERANCE` is marked.
+    """
+    pairs = [
+        (searched.predicted_bytes, data_parallel.predicted_bytes),
+        (searched.measured_bytes, data_parallel.measured_bytes),
+        (searched.kept_alive_bytes, data_parallel.kept_alive_bytes),
+    ]
+    if searched.error or data_parallel.error or not all(both for pair in pairs for both in pair):
+        return ["no ratio", *[""] * 5]
+    predicted, *counted = (ours / theirs for ours, theirs in pairs)
+    cells = [f"{predicted:.4f}"]
+    for ratio in counted:
+        difference = ratio / predicted - 1
+        mark = "" if abs(difference) <= RATIO_TOLERANCE else f" **beyond {RATIO_TOLERANCE:.0%}**"
+        cells += [f"{ratio:.4f}", f"{difference:+.2%}{mark}"]
+    measured = counted[0]
+    return [*cells, "fewer bytes" if measured < 1 else "as many bytes" if measured == 1 else "**more bytes**"]
 
 
 def _step(source: str, arguments: list[str]) -> tuple[int, dict[str, Any]]:
