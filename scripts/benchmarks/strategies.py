@@ -25,15 +25,15 @@ NETWORKS: dict[str, dict[str, Scalar]] = {
     "lenet5": {"batch": 8, "classes": 8},
     "alexnet": _IMAGES | {"image": 123, "width": 16},
     "vgg16": _IMAGES | {"width": 16},
-    "gpt": _WORDS,
-    "transformer": _WORDS | {"hidden": 16},
-    "transformer_big": _WORDS | {"hidden": 16, "tied": False},
-    "bert_large": _WORDS | {"hidden": 16},
+    "gpt": _WORDS | {"layers": 2},
+    "transformer": _WORDS | {"hidden": 16, "layers": 1},
+    "transformer_big": _WORDS | {"hidden": 16, "layers": 1, "tied": False},
+    "bert_large": _WORDS | {"hidden": 16, "layers": 2},
+    "resnet101": _IMAGES | {"image": 64, "width": 16, "blocks": "1,2,2,1"},
+    "densenet121": _IMAGES | {"image": 64, "growth": 4, "blocks": "2,2,2,2"},
     "inception_v3": _IMAGES | {"image": 137, "width": 16},
-    "densenet121": _IMAGES | {"image": 64, "growth": 4},
-    "resnet101": _IMAGES | {"image": 64, "width": 16},
 }
-"""Arguments of the builders, cheapest network first: small extents with many divisors, the whole depth."""
+"""Arguments of the builders, cheapest network first: small extents with many divisors, few of what is repeated."""
 
 _TASKS_OF_A_PROCESS = 100
 """Then another one takes over: TensorFlow keeps some of what its graphs have used."""
