@@ -45,11 +45,10 @@ def test_random_strategies(name: str, num_devices: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_devices", [4, 5, 6, 9, 12])
-@pytest.mark.parametrize("name", ["mlp", "rnnlm", "tied", "lenet5", "alexnet", "mixed"])
-def test_more_random_strategies(name: str, num_devices: int) -> None:
-    for seed in range(100, 102):
-        check(name, parallel_losses(random_plan(network(name), num_devices, seed), rate=RATE))
+@pytest.mark.parametrize("num_devices", [5, 9, 12])
+@pytest.mark.parametrize("name", ["mlp", "rnnlm", "tied", "lenet5", "mixed"])
+def test_random_strategies_on_odd_numbers_of_devices(name: str, num_devices: int) -> None:
+    check(name, parallel_losses(random_plan(network(name), num_devices, 100), rate=RATE))
 
 
 SHALLOW: dict[str, dict[str, Scalar]] = {

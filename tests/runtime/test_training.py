@@ -124,7 +124,7 @@ def test_a_terminal_has_a_line_of_progress_instead_of_a_line_for_each_step(monke
     assert built.startswith("built in ")
     assert done.startswith("median step ")
     assert sys.stderr.getvalue().startswith("\rstep 1/3  loss ")
-    assert sys.stderr.getvalue().endswith(" examples/s\n")
+    assert sys.stderr.getvalue().rstrip().endswith(" examples/s")
     assert "\rstep 3/3  loss " in sys.stderr.getvalue()
 
 

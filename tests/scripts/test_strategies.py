@@ -32,8 +32,8 @@ def test_every_built_in_network_is_tried() -> None:
     assert set(NETWORKS) == set(MODELS)
     for name, arguments in NETWORKS.items():
         graph = load(name, arguments=arguments)
-        # Small extents, but every layer of the network.
-        assert len(graph.operators) == len(load(name).operators)
+        # Small extents and fewer of the layers that repeat, but every kind of them.
+        assert {op.kind for op in graph.operators} == {op.kind for op in load(name).operators}
 
 
 def test_configurations_are_all_that_divide() -> None:
