@@ -33,6 +33,11 @@ EXTRAS = {
     # Other exact solvers, to compare with, and the plots of docs/benchmarks.md.
     "bench": ["highspy>=1.10", "matplotlib>=3.10", "ortools>=9.12", "pytoulbar2>=1.4"],
     "dev": [
+        # Models to import, and programs to compare imported ones with.
+        "equinox>=0.13",
+        "flax>=0.12",
+        "onnxruntime>=1.20",
+        "transformers>=5.0",
         "hypothesis>=6.100",
         "jsonschema>=4.23",
         "mypy>=1.15",

@@ -181,7 +181,7 @@ install() {
     rm -f -- "$UNFINISHED"
 }
 
-# ensure_environment EXTRAS: `mesh`, or `mesh,dev`, which holds the former.
+# ensure_environment EXTRAS: `mesh`, or a list of extras that begins with it.
 ensure_environment() {
     if environment_is_ready "$1"; then return; fi
     mkdir -p -- "${VENV%/*}"

@@ -58,12 +58,19 @@ def test_a_name_that_resembles_none_is_answered_with_all(name: str) -> None:
         load(name)
 
 
-@pytest.mark.parametrize(
-    "source", ["net.onnx", "./alexnet", "models/alexnet", "NET.ONNX", "C:\\net.keras", Path("n.pt")]
-)
-def test_a_file_is_said_to_be_out_of_reach(source: str | Path) -> None:
-    with pytest.raises(ModelError, match=r"looks like a file; this version of PaSE searches built-in networks"):
+@pytest.mark.parametrize("source", ["./alexnet", "models/alexnet", "C:\\net", "net.pb", Path("net.tflite"), "net.py"])
+def test_a_file_of_another_kind_is_refused(source: str | Path) -> None:
+    with pytest.raises(ModelError, match=r"looks like a file of a kind that PaSE does not read; it reads"):
         load(source)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".pkl", ".PT", ".bin", ".ckpt", ".joblib"])
+def test_a_pickle_is_refused_unread(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"net{suffix}"
+    path.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    with pytest.raises(ModelError, match="is a pickle, and reading one runs the code in it: it is refused"):
+        load(path)
+    assert sorted(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("source", [None, 8, b"alexnet", ["alexnet"], object()])

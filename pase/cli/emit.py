@@ -7,7 +7,7 @@ import click
 from pase.cli.options import check_writable, json_option
 from pase.cli.output import print_json, warn
 from pase.documents import write_atomically
-from pase.emitter import emit
+from pase.emitter import emit, emit_forward
 from pase.errors import EmitError
 from pase.plan_file import read_plan
 
@@ -15,18 +15,20 @@ from pase.plan_file import read_plan
 @click.command("emit", epilog="Example: pase emit plan.json -o train.py")
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the program here, not on standard output.")
+@click.option("--forward", is_flag=True, help="Of an imported model: a program that computes its outputs.")
 @json_option
-def command(plan: Path, output: Path | None, as_json: bool) -> None:
+def command(plan: Path, output: Path | None, forward: bool, as_json: bool) -> None:
     """Write PLAN, a file that 'pase search -o' made, as a Mesh-TensorFlow program that trains with it."""
     if output:
         check_writable(output)
-    source = emit(read_plan(plan))
+    source = emit_forward(read_plan(plan)) if forward else emit(read_plan(plan))
     if output:
         try:
             write_atomically(output, source)
         except OSError as error:
             raise EmitError(f"{output} cannot be written: {error.strerror or error}") from None
-        warn(f"program written to {output}; try: python {output} --steps 10")
+        how = "--weights weights.npz --data inputs.npz" if forward else "--steps 10"
+        warn(f"program written to {output}; try: python {output} {how}")
     if as_json:
         print_json({"source": source, "output": str(output) if output else None})
     elif not output:

@@ -17,11 +17,13 @@ COMMANDS = {
     "search": "find the best strategy for a model on a number of devices",
     "explain": "say what a plan or one of its layers costs, where it lies and what it moves",
     "emit": "write a plan as a Mesh-TensorFlow program",
+    "weights": "write the weights of a model, for programs of its forward pass",
     "run": "train with a plan on virtual devices, beside the single-device program",
     "launch": "train with an emitted program in several processes",
     "solve": "solve a file of cost tables",
     "tables": "write the cost tables of a model to a file",
     "models": "list the built-in networks",
+    "inspect": "show what importing a model makes of it, and what was not understood",
     "machines": "list the machines",
     "halo": "show the halos of a sliding kernel on a number of workers",
 }

@@ -67,9 +67,9 @@ class ModelArguments:
     flop_per_s: float | None
     bandwidth_bytes_per_s: float | None
 
-    def graph(self) -> Graph:
-        """Return the model's graph."""
-        return load(self.model, batch=self.batch, arguments=self.arguments)
+    def graph(self, *, is_strict: bool = False) -> Graph:
+        """Return the model's graph; is_strict: refuse operators that nothing is known of."""
+        return load(self.model, batch=self.batch, arguments=self.arguments, is_strict=is_strict)
 
     def loaded_machine(self) -> Machine:
         """Return the machine, with the figures that override it."""

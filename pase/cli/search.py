@@ -25,6 +25,7 @@ from pase.search import SearchOptions, search
 @click.option("--time-limit", "time_limit_s", type=click.FloatRange(min=0, min_open=True), help="Seconds to solve in.")
 @click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
+@click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the plan to this file.")
 @json_option
 def command(
@@ -34,15 +35,20 @@ def command(
     time_limit_s: float | None,
     memory_limit_bytes: int | None,
     keep_batch: bool,
+    strict: bool,
     output: Path | None,
     as_json: bool,
     **model: object,
 ) -> None:
-    """Find the best strategy for MODEL, a built-in network ('pase models'), on a number of devices."""
+    """Find the best strategy for MODEL on a number of devices.
+
+    MODEL: a built-in network ('pase models'), a file (.onnx, .keras), or
+    package.module:function, which returns a model.
+    """
     if output:
         check_writable(output)
     chosen = ModelArguments(**model)  # type: ignore[arg-type]
-    graph, machine = chosen.graph(), chosen.loaded_machine()
+    graph, machine = chosen.graph(is_strict=strict), chosen.loaded_machine()
     options = SearchOptions(
         cost_model=cost_model,
         ordering=ordering,

@@ -1,5 +1,9 @@
-"""The emitter: a plan written as a Mesh-TensorFlow training program; no framework is loaded to write one."""
+"""The emitter: a plan written as a Mesh-TensorFlow program that trains, or that computes what an imported model does.
+
+No framework is loaded to write one.
+"""
 
 from pase.emitter.emit import emit
+from pase.emitter.forward import emit_forward
 
-__all__ = ["emit"]
+__all__ = ["emit", "emit_forward"]

@@ -3,12 +3,14 @@
 import ast
 from collections.abc import Iterator
 
+from pase.emitter.block import block_dims, block_mesh, commented, window_arguments
 from pase.emitter.kinds import KINDS, Block
 from pase.emitter.names import Identifiers, printable, quoted
-from pase.emitter.text import INDENT, WIDTH, call, devices_argument, together, with_comment
+from pase.emitter.text import INDENT, WIDTH, call, together, with_comment
 from pase.emitter.traffic import edge_bytes
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Operator, Role
+from pase.graph.recipe import ATTRIBUTE
 from pase.plan import LayerPlan, Plan
 from pase.runtime.data import data_inputs
 from pase.runtime.initial import initial_deviation, parameter_name, shared_order
@@ -49,6 +51,11 @@ def emit(plan: Plan) -> str:
 
 def _leading_to_loss(plan: Plan) -> set[str]:
     losses = [o.name for o in plan.graph.operators if o.kind in KINDS and KINDS[o.kind].is_loss]
+    if not losses and any(name == ATTRIBUTE for o in plan.graph.operators for name, _ in o.attributes):
+        raise EmitError(
+            f"network {plan.graph.name!r} was imported, without a loss to train with; write a program of its forward "
+            "pass: pase emit PLAN --forward"
+        )
     unknown = [o for o in plan.graph.operators if o.kind not in KINDS]
     if unknown:
         operator = unknown[0]
@@ -172,12 +179,12 @@ def _layer(
     dim_variables = {**dim_variables, WHOLE: kind.whole}
     local = Identifiers(taken | set(_WORDS))
     names = [local.new(own.get(access.tensor, access.tensor), fallback="x") for access in operator.reads]
-    yield _comment(layer, kind.formula(operator))
-    yield from _dims(operator, dim_variables)
-    yield from _mesh(plan, layer)
+    yield commented(layer, kind.formula(operator))
+    yield from block_dims(operator, dim_variables)
+    yield from block_mesh(plan, layer)
     found = [dim for access in operator.reads for dim in _dims_of(operator, access) if isinstance(dim, WindowDim)]
     windows = dict(zip(found, _WINDOWS[-len(found) :], strict=True)) if found else {}
-    yield from together([(name, "window", _window(dim, dim_variables)) for dim, name in windows.items()])
+    yield from together([(name, "window", window_arguments(dim, dim_variables)) for dim, name in windows.items()])
     if not kind.joins:
         for i, source in sources.items():
             dims = [
@@ -204,47 +211,8 @@ def _layer(
     yield from with_comment(line, _bytes(plan, layer.name, list(sources)) if kind.joins else "")
 
 
-def _comment(layer: LayerPlan, formula: str) -> str:
-    splits = " ".join(f"{dim}={parts}" for dim, parts in layer.splits.items() if parts != 1) or "not split"
-    head = f"{INDENT}# -- {printable(layer.name)}   {printable(splits)}"
-    text = printable(formula, WIDTH)
-    padded = f"{head:<55} {text}"
-    return padded if len(padded) <= WIDTH else f"{head}   {text}"[:WIDTH].rstrip()
-
-
 def _dims_of(operator: Operator, access: Access) -> tuple[PlainDim | WindowDim, ...]:
     return () if KINDS[operator.kind].joins else tensor_dims(operator, access)
-
-
-def _dims(operator: Operator, variables: dict[str, str]) -> list[str]:
-    # Extents by keyword where the name is what the variable is called, as pairs before them otherwise.
-    pairs = [dim for dim in operator.dims if variables[dim.name] != dim.name]
-    plain = [dim for dim in operator.dims if variables[dim.name] == dim.name]
-    targets = ", ".join(variables[dim.name] for dim in (*pairs, *plain))
-    arguments = [f"({quoted(dim.name)}, {dim.extent})" for dim in pairs]
-    arguments += [f"{dim.name}={dim.extent}" for dim in plain]
-    return call(f"{targets}{',' if len(operator.dims) == 1 else ''} = dims", arguments)
-
-
-def _mesh(plan: Plan, layer: LayerPlan) -> list[str]:
-    axes = ", ".join(f"({quoted(dim)}, {parts})" for dim, parts in layer.splits.items() if parts != 1)
-    arguments = [quoted(layer.name), f"[{axes}]"]
-    if tuple(layer.devices) == tuple(range(plan.num_devices)):
-        return call("mesh = program.mesh", arguments)
-    short, wrapped = devices_argument(layer.devices)
-    lines = call("mesh = program.mesh", [*arguments, short])
-    if all(len(line) <= WIDTH for line in lines):
-        return lines
-    inner = [f"{INDENT}{INDENT}{argument}," for argument in arguments]
-    return [f"{INDENT}mesh = program.mesh(", *inner, *wrapped, f"{INDENT})  # fmt: skip"]
-
-
-def _window(dim: WindowDim, variables: dict[str, str]) -> list[str]:
-    arguments = [variables[dim.out], variables[dim.kernel], f"of={dim.extent}"]
-    for name, value, default in (("stride", dim.stride, 1), ("dilation", dim.dilation, 1), ("pad", dim.pad, 0)):
-        if value != default:
-            arguments.append(f"{name}={value}")
-    return arguments
 
 
 def _weight(plan: Plan, operator: Operator, read: int, variables: dict[str, str]) -> list[str]:

@@ -1,26 +1,31 @@
 """Built-in networks, by name."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 
 from pase.graph import Graph, Scalar
+from pase.importers.factory import is_factory
 
 
-class BuiltinImporter:
-    """Takes every name that is not a path, so that a misspelt one is answered with the nearest."""
-
-    def takes(self, source: object) -> bool:
-        """Return whether the source is a name."""
-        return isinstance(source, str) and not _looks_like_file(source)
-
-    def load(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Graph:
-        """Return a built-in network; ModelError for an unknown name or parameter."""
-        from pase.models import build
-
-        return build(str(source), batch=batch, arguments=arguments)
+def takes(source: str) -> bool:
+    """Return whether a source is a name: everything is that is no path and no function."""
+    return not is_factory(source) and not _looks_like_file(source)
 
 
-_MODEL_FILES = (".onnx", ".keras", ".h5", ".pt", ".pth", ".pb", ".tflite", ".py", ".npz", ".json")
+def load(source: str, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Graph:
+    """Return a built-in network; ModelError for an unknown name or parameter."""
+    from pase.models import build
+
+    return build(source, batch=batch, arguments=arguments)
+
+
+_SUFFIXES = frozenset(
+    {
+        *(".onnx", ".keras", ".h5", ".hdf5", ".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".pb"),
+        *(".tflite", ".py", ".npz", ".json", ".safetensors"),
+    }
+)
 
 
 def _looks_like_file(source: str) -> bool:
-    return "/" in source or "\\" in source or source.lower().endswith(_MODEL_FILES)
+    return "/" in source or "\\" in source or PurePath(source).suffix.lower() in _SUFFIXES

@@ -1,48 +1,98 @@
-"""`load`: from what the user names to a graph, by the first importer that takes it."""
+"""`load` and `import_model`: from what the user names to a graph, by the first that takes it."""
 
 from collections.abc import Mapping
 from os import PathLike, fspath
-from typing import Protocol
+from pathlib import PurePath
 
 from pase.errors import ModelError
 from pase.graph import Graph, Scalar, verify
-from pase.importers.builtin import BuiltinImporter
+from pase.importers import builtin
+from pase.importers.factory import call_factory, is_factory
+from pase.importers.front_end import FrontEnd
+from pase.importers.jax_function import JaxFrontEnd
+from pase.importers.keras_model import KerasFrontEnd
+from pase.importers.model import ImportedModel, imported
+from pase.importers.onnx_file import OnnxFrontEnd
+from pase.importers.torch_module import TorchFrontEnd
+
+FRONT_ENDS: tuple[FrontEnd, ...] = (KerasFrontEnd(), TorchFrontEnd(), OnnxFrontEnd(), JaxFrontEnd())
+"""By what they take: the first one wins."""
 
 
-class Importer(Protocol):
-    """One front end: one module and one line in IMPORTERS for each."""
+def load(
+    source: object,
+    *,
+    batch: int | None = None,
+    arguments: Mapping[str, Scalar] | None = None,
+    is_strict: bool = False,
+) -> Graph:
+    """Return the verified graph of a model.
 
-    def takes(self, source: object) -> bool:
-        """Return whether the source is of this importer's kind (not whether it can be imported)."""
-        ...
-
-    def load(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Graph:
-        """Return the graph of a source that this importer takes; ModelError where it cannot be imported."""
-        ...
-
-
-IMPORTERS: tuple[Importer, ...] = (BuiltinImporter(),)
-
-
-def load(source: object, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None) -> Graph:
-    """Return the verified graph of a model: a `Graph` as it is, or the name of a built-in network.
-
-    batch: examples in one training step, the model's own default where it is None. arguments: parameters of
-    the builder. Raises ModelError where nothing takes the source.
+    source: a `Graph` as it is; the name of a built-in network; ``"package.module:factory"``, a function of the user's,
+    whose code is then executed; a model file; a model of a framework. batch: examples in one training step, the model's
+    own default where it is None. arguments: of the builder or the factory. is_strict: refuse a model with operators
+    that nothing is known of. Raises ModelError where nothing takes it.
     """
     if isinstance(source, Graph):
         if batch is not None or arguments:
             raise ModelError(f"graph {source.name!r} is built already: a batch or arguments cannot change it any more")
         return verify(source)
     source = fspath(source) if isinstance(source, PathLike) else source
-    for importer in IMPORTERS:
-        if importer.takes(source):
-            return importer.load(source, batch=batch, arguments=arguments or {})
-    if isinstance(source, str):
-        raise ModelError(
-            f"{source!r} looks like a file; this version of PaSE searches built-in networks ('pase models') and graphs "
-            "written with pase.graph.Builder, but reads no model files yet"
+    if is_builtin(source):
+        return builtin.load(str(source), batch=batch, arguments=arguments or {})
+    return import_model(source, batch=batch, arguments=arguments, is_strict=is_strict).graph
+
+
+def is_builtin(source: object) -> bool:
+    """Return whether a source is the name of a built-in network (or of none at all)."""
+    return isinstance(source, str) and builtin.takes(source)
+
+
+def import_model(
+    source: object,
+    *,
+    batch: int | None = None,
+    arguments: Mapping[str, Scalar] | None = None,
+    is_strict: bool = False,
+) -> ImportedModel:
+    """Return a model of a framework with its graph and what every pass left of it.
+
+    is_strict: refuse operators that nothing is known of. Raises ModelError as `load` does, MissingExtraError where the
+    framework is not installed.
+    """
+    given = dict(arguments or {})
+    source = fspath(source) if isinstance(source, PathLike) else source
+    recorded: dict[str, Scalar] = {} if batch is None else {"batch": batch}
+    recorded |= given
+    if isinstance(source, str) and is_factory(source):
+        made, took_batch = call_factory(source, batch=batch, arguments=given, front_ends=FRONT_ENDS)
+        source, given, batch = made, {}, None if took_batch else batch
+        if isinstance(source, str | PathLike):
+            raise ModelError(f"the factory returned {source!r}; expected a model of a framework")
+    for front_end in FRONT_ENDS:
+        if front_end.takes(source):
+            return imported(
+                front_end.trace(source, batch=batch, arguments=given), arguments=recorded, is_strict=is_strict
+            )
+    raise ModelError(_refused(source))
+
+
+def _refused(source: object) -> str:
+    if not isinstance(source, str):
+        return (
+            f"a model of type {type(source).__name__} cannot be imported; give the name of a built-in network, a "
+            "Graph, a torch module with example inputs, a Keras model or a JAX function with abstract arguments"
         )
-    raise ModelError(
-        f"a model of type {type(source).__name__} cannot be imported; give the name of a built-in network or a Graph"
+    suffix = PurePath(source).suffix.lower()
+    if suffix in _PICKLES:
+        return (
+            f"{source!r} is a pickle, and reading one runs the code in it: it is refused; write a function that makes "
+            "the module and returns it with example inputs and name that, package.module:function, or export it to ONNX"
+        )
+    return (
+        f"{source!r} looks like a file of a kind that PaSE does not read; it reads .onnx and .keras files, built-in "
+        "networks ('pase models') and functions given as package.module:function"
     )
+
+
+_PICKLES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"})

@@ -55,12 +55,12 @@ def data_inputs(graph: Graph) -> dict[tuple[str, int], DataInput]:
         read = operator.reads[i]
         below = 0
         if read.role is Role.INDEX:
-            below = _index_bound(operator, read)
+            below = index_bound(operator, read)
         result[operator.name, i] = DataInput(name=names[operator.name, i], shape=read.shape, below=below)
     return result
 
 
-def _index_bound(operator: Operator, read: Access) -> int:
+def index_bound(operator: Operator, read: Access) -> int:
     """Return the extent of the dim that an index runs over: one that the index lacks, looked up rather than written."""
     written = frozenset[str]().union(*(access_dims(write) for write in operator.writes))
     others = [dim for dim in operator.dims if dim.name not in access_dims(read)]

@@ -11,8 +11,8 @@ WHOLE = "whole dim"
 def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
     """Return the dims of a tensor as its layer's mesh holds it: a product of iteration dims is one dim for each.
 
-    A single point of a dim (what the first layer of a stack reads) is none: every part holds it. Raises EmitError for
-    an axis that no layout expresses (a larger piece of a dim).
+    A single point of a dim (what the first layer of a stack reads, what is broadcast) is none: every part holds it.
+    Raises EmitError for an axis that no layout expresses (a larger piece of a dim).
     """
     dims: list[TensorDim] = []
     for axis, extent in zip(access.axes, access.shape, strict=True):
@@ -34,9 +34,9 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
                         pad=axis.pad,
                     )
                 )
-            case None:
+            case None if extent > 1:
                 dims.append(PlainDim(WHOLE, extent))
-            case Part(extent=1):
+            case None | Part(extent=1):
                 pass
             case _:
                 raise EmitError(

@@ -9,6 +9,7 @@ BENCHMARKS = {
     "growth": "time against devices and layers (docs/benchmarks.md)",
     "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
     "strategies": "networks under random strategies beside one device (docs/testing.md)",
+    "importers": "models of other frameworks: time, memory, vertices (docs/benchmarks.md)",
     "solver": "our solver beside others on the same tables (docs/benchmarks.md)",
 }
 

@@ -17,9 +17,13 @@ SOLVER = ["--ordering", "--time-limit", "--memory-limit"]
 
 # To add a verb or a flag, add it here. To rename or remove one breaks what others have written.
 SURFACE = {
-    "search": [*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--output -o", "--json"],
+    "search": [
+        *(*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--strict"),
+        *("--output -o", "--json"),
+    ],
     "explain": ["plan", "layer ?", "--json"],
-    "emit": ["plan", "--output -o", "--json"],
+    "emit": ["plan", "--output -o", "--forward", "--json"],
+    "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],
     "run": [
         "plan_or_model",
         *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL[1:]),
@@ -33,6 +37,7 @@ SURFACE = {
     "solve": ["tables", *SOLVER, "--export", "--json"],
     "tables": [*MODEL, "--cost-model", "--keep-batch", "--output -o !", "--json"],
     "models": ["--json"],
+    "inspect": ["model", "--batch -b", "--arg", "--strict", "--all", "--json"],
     "machines": ["--show", "--json"],
     "halo": ["--extent !", "--kernel !", "--stride", "--dilation", "--padding", "--workers !", "--json"],
 }

@@ -1,0 +1,184 @@
+"""`pase inspect`: what importing a model makes of it, and what was not understood."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import click
+
+from pase.cli.options import arguments_option, batch_option, json_option
+from pase.cli.output import print_json, print_table, quantity, say, warn
+from pase.graph import Graph, Operator
+from pase.importers import ImportedModel, import_model, is_builtin, load
+
+_SHOWN_VERTICES = 60
+"""Of a model with more, layers that repeat are listed once unless --all is given."""
+
+_LONGEST_REPEAT = 250
+"""Vertices of a layer that repeats."""
+
+
+@click.command("inspect", epilog="Example: pase inspect package.module:factory --batch 32")
+@click.argument("model")
+@batch_option
+@arguments_option
+@click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
+@click.option("--all", "shows_all", is_flag=True, help="List every vertex of a model whose layers repeat.")
+@json_option
+def command(
+    model: str, batch: int | None, arguments: dict[str, Any], strict: bool, shows_all: bool, as_json: bool
+) -> None:
+    """Show what is made of MODEL: operators after each pass, parameters, FLOP, vertices, and what is not understood."""
+    if is_builtin(model):
+        graph = load(model, batch=batch, arguments=arguments)
+        found = None
+    else:
+        found = import_model(model, batch=batch, arguments=arguments, is_strict=strict)
+        graph = found.graph
+    if as_json:
+        print_json(_document(graph, found))
+        return
+    _print(graph, found, shows_all=shows_all)
+
+
+def _document(graph: Graph, found: ImportedModel | None) -> dict[str, Any]:
+    return {
+        "model": graph.name,
+        "passes": [] if found is None else [{"name": n, "operators": c} for n, c in found.num_operators.items()],
+        "parameters": graph.num_parameters,
+        "contraction_flop": graph.forward_flop(contractions_only=True),
+        "forward_flop": graph.forward_flop(),
+        "vertices": [
+            {
+                "name": op.name,
+                "kind": op.kind,
+                "scope": "" if found is None else found.lowered.scopes.get(op.name, ""),
+                "dims": op.extents,
+                "unsplittable": list(op.unsplittable),
+                "parameters": sum(access.size for access in op.parameters),
+                "forward_flop": _flop(op),
+            }
+            for op in graph.operators
+        ],
+        "edges": [{"producer": edge.producer, "consumer": edge.consumer} for edge in graph.edges],
+        "generic": [] if found is None else [{"name": n, "operator": o} for n, o in found.generic],
+        "approximations": [] if found is None else [{"name": n, "text": t} for n, t in found.lowered.approximations],
+        "generic_share": _generic_share(graph),
+        "differences": [] if found is None else list(found.differences),
+        "notes": [] if found is None else list(found.traces[0].notes),
+    }
+
+
+def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> None:
+    print_table(
+        [("vertex", "left"), ("kind", "left"), ("iteration space", "left"), ("parameters", "right")],
+        _rows(graph, folds=not shows_all),
+    )
+    say()
+    if found is not None:
+        counts = list(found.num_operators.items())
+        print_table([("step", "left"), ("operators", "right")], [[name, f"{count:,}"] for name, count in counts])
+        say()
+    say(f"{graph.name}")
+    say(f"  vertices                {len(graph.operators):,}, {len(graph.edges):,} edges")
+    say(f"  parameters              {graph.num_parameters:,}")
+    say(f"  forward pass            {quantity(graph.forward_flop(), 'FLOP')}")
+    say(f"    of products           {quantity(graph.forward_flop(contractions_only=True), 'FLOP')}")
+    if found is None:
+        return
+    _print_approximations(graph, found)
+    for note in found.traces[0].notes:
+        say(f"  note                    {note}")
+    for text in found.differences:
+        warn(f"{text}: a defect of the importer, please report it")
+
+
+def _rows(graph: Graph, *, folds: bool) -> list[list[str]]:
+    """Return the rows of the vertices; of vertices that repeat (layers of one kind) those of the first time alone."""
+    rows = [
+        [op.name, op.kind, _space(op), f"{sum(access.size for access in op.parameters):,}"] for op in graph.operators
+    ]
+    if not folds or len(rows) <= _SHOWN_VERTICES:
+        return rows
+    found: list[list[str]] = []
+    for start, length, times in repeats([(op.kind, op.dims, op.unsplittable) for op in graph.operators]):
+        found += rows[start : start + length]
+        if times > 1:
+            last = graph.operators[start + length * times - 1].name
+            found.append([f"… {times - 1} × these {length}", "", f"to {last}; --all lists them", ""])
+    return found
+
+
+def repeats(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
+    """Return how a sequence is made of stretches that follow one another again and again: (start, length, times)."""
+    numbers = {sign: i for i, sign in enumerate(dict.fromkeys(signs))}
+    sequence = [numbers[sign] for sign in signs]
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    while at < len(sequence):
+        best = (1, 1)
+        for length in range(1, min(_LONGEST_REPEAT, (len(sequence) - at) // 2) + 1):
+            block, times = sequence[at : at + length], 1
+            while sequence[at + times * length : at + (times + 1) * length] == block:
+                times += 1
+            # What is left out counts: 32 layers of 13 rather than the 3 equal projections at the start of each.
+            if times > 1 and length * (times - 1) > best[0] * (best[1] - 1):
+                best = length, times
+        is_worth_it = best[0] * (best[1] - 1) > 2
+        length, times = best if is_worth_it else (1, 1)
+        if length == times == 1 and found and found[-1][2] == 1:
+            found[-1] = (found[-1][0], found[-1][1] + 1, 1)
+        else:
+            found.append((at, length, times))
+        at += length * times
+    return found
+
+
+def _print_approximations(graph: Graph, found: ImportedModel) -> None:
+    """Say what was treated generically, and what share of the work is in it."""
+    told: dict[str, list[str]] = {}
+    for name, text in found.lowered.approximations:
+        told.setdefault(text, []).append(name)
+    if not told:
+        say("  treated generically     nothing: every operator is known")
+        return
+    share = _generic_share(graph)
+    say(f"  treated generically     {share['flop']:.2%} of the FLOP, {share['elements']:.2%} of what is written")
+    say()
+    print_table(
+        [("not told exactly", "left"), ("times", "right"), ("first", "left"), ("dims that it cannot split", "left")],
+        [
+            [text, str(len(names)), names[0], _held(graph[names[0]])]
+            for text, names in sorted(told.items(), key=lambda item: -len(item[1]))
+        ],
+    )
+
+
+def _held(operator: Operator) -> str:
+    """Return the dims that cannot be split, and could be if more were known."""
+    dims = (dim for dim in operator.dims if dim.name in operator.unsplittable and dim.extent > 1)
+    return " ".join(f"{dim.name}={dim.extent}" for dim in dims) or "none"
+
+
+def _generic_share(graph: Graph) -> dict[str, float]:
+    """Return the share of the FLOP and of the written elements that vertices have which are not told exactly."""
+    opaque = [op for op in graph.operators if op.kind == "opaque"]
+    return {
+        "flop": _share(sum(map(_flop, opaque)), sum(map(_flop, graph.operators))),
+        "elements": _share(sum(map(_written, opaque)), sum(map(_written, graph.operators))),
+    }
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _flop(operator: Operator) -> float:
+    return sum(work.flop_per_point * operator.work_points(work) for work in operator.work)
+
+
+def _written(operator: Operator) -> float:
+    return float(sum(access.size for access in operator.writes))
+
+
+def _space(operator: Operator) -> str:
+    return " ".join(f"{dim.name}={dim.extent}" for dim in operator.dims)

@@ -1,0 +1,105 @@
+"""`recurrent`: LSTM, GRU or plain recurrent layers of any widths, in one or two directions, as one vertex."""
+
+from collections.abc import Sequence
+from math import prod
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Axis, Dim, Role
+from pase.graph.operator import Operator, Relayout, Work
+
+_CELL_FLOP_PER_GATE = 3
+"""A sum, a function, a product."""
+
+
+def recurrent(
+    name: str,
+    x: tuple[int, ...],
+    *,
+    weights: Sequence[tuple[int, ...]],
+    states: Sequence[tuple[int, ...]] = (),
+    outputs: Sequence[tuple[int, ...]],
+    units: int,
+    gates: int,
+    layers: int = 1,
+    directions: int = 1,
+    product_flop: float,
+    is_batch_first: bool = True,
+    cell: str = "",
+) -> Operator:
+    """Return recurrent layers over a sequence x, shape [b, s, d] or [s, b, d].
+
+    Iteration space: b, s (step), r (direction), g (gate), e (unit of a layer). A split of e leaves each device its
+    units of every layer and step; their hidden states are gathered in each. Steps, directions and gates are not split.
+    weights: of any layout; what has gates · units of something is split along e. product_flop: of the whole forward
+    pass. Raises GraphError where x is no sequence.
+    """
+    if len(x) != 3:
+        raise GraphError(f"layer {name!r} reads shape {x}; expected a sequence: [batch, steps, width]")
+    lead = ("b", "s") if is_batch_first else ("s", "b")
+    extents = {**dict(zip(lead, x[:2], strict=True)), "r": directions, "g": gates, "e": units}
+    dims = ("b", "s", "r", "g", "e")
+    points = prod(extents[dim] for dim in dims)
+    hidden = (layers, *x[:2], directions, units)
+    written: tuple[Axis, ...] = (None, *lead, "r", "e")
+    read: tuple[Axis, ...] = (None, *lead, "r", None)
+    reads = [Access(tensor="x", shape=x, axes=(*lead, None))]
+    reads += [
+        Access(
+            tensor=f"w{i}",
+            shape=shape,
+            axes=_weight_axes(shape, gates, units),
+            role=Role.PARAMETER,
+            partial_over=("b", "s"),
+        )
+        for i, shape in enumerate(weights)
+    ]
+    reads += [Access(tensor=f"h{i}", shape=shape, axes=_state_axes(shape, extents)) for i, shape in enumerate(states)]
+    return Operator(
+        name=name,
+        kind="recurrent",
+        dims=tuple(Dim(dim, extents[dim]) for dim in dims),
+        reads=tuple(reads),
+        writes=tuple(
+            Access(tensor=f"y{i}", shape=shape, axes=_output_axes(shape, x, lead, extents), partial_over=())
+            for i, shape in enumerate(outputs)
+        ),
+        work=(
+            Work(dims=dims, flop_per_point=product_flop / points, inputs=(0, 1)[: 1 + len(weights)], contraction=True),
+            Work(dims=dims, flop_per_point=float(_CELL_FLOP_PER_GATE * layers), inputs=(0,)),
+        ),
+        exchanges=(
+            # Every step reads all units of the step before; backward the gradients of these come back.
+            Relayout(tensor="hidden", shape=hidden, written=written, read=read, times=1),
+            Relayout(tensor="hidden_gradient", shape=hidden, written=read, read=written, times=1),
+        ),
+        unsplittable=("s", "r", "g"),
+        attributes=(("cell", cell), ("layers", layers), ("units", units), ("directions", directions)),
+    )
+
+
+def _weight_axes(shape: tuple[int, ...], gates: int, units: int) -> tuple[Axis, ...]:
+    place = next((i for i, extent in enumerate(shape) if extent == gates * units), None)
+    if place is None and shape[-1:] == (units,):
+        # A weight for each gate.
+        return (*(None for _ in shape[:-1]), "e")
+    return tuple(("g", "e") if i == place else None for i in range(len(shape)))
+
+
+def _state_axes(shape: tuple[int, ...], extents: dict[str, int]) -> tuple[Axis, ...]:
+    """Return the axes of [b, e] or [layers · directions, b, e]."""
+    last: tuple[Axis, ...] = tuple(
+        dim if extent == extents[dim] else None for dim, extent in zip("be", shape[-2:], strict=False)
+    )
+    return (*(None for _ in shape[:-2]), *last)
+
+
+def _output_axes(
+    shape: tuple[int, ...], x: tuple[int, ...], lead: tuple[str, str], extents: dict[str, int]
+) -> tuple[Axis, ...]:
+    """Return the axes of the sequence [b, s, r · e], of its last step [b, r · e], or of states."""
+    is_wide = shape[-1:] == (extents["r"] * extents["e"],)
+    if shape[:2] == x[:2] and len(shape) == 3 and is_wide:
+        return (*lead, ("r", "e"))
+    if len(shape) == 2 and shape[0] == extents["b"] and is_wide:
+        return ("b", ("r", "e"))
+    return _state_axes(shape, extents)

@@ -1,0 +1,52 @@
+"""`reduction`: a tensor summed, or otherwise brought together, over some of its dims; `softmax`: over one of them."""
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim
+from pase.graph.operator import AllReduce, Operator, Work
+
+_SOFTMAX_FLOP = 4
+"""Subtract the maximum, exponentiate, add up, divide."""
+
+
+def reduction(
+    name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over: tuple[str, ...], function: str
+) -> Operator:
+    """Return ``y = function over some dims of x[dims]``; GraphError where these are none of its dims."""
+    _check(name, x, dims, over)
+    kept = tuple(dim for dim in dims if dim not in over)
+    extents = dict(zip(dims, x, strict=True))
+    return Operator(
+        name=name,
+        kind="reduction",
+        dims=tuple(Dim(n, e) for n, e in extents.items()),
+        reads=(Access(tensor="x", shape=x, axes=dims),),
+        writes=(Access(tensor="y", shape=tuple(extents[dim] for dim in kept), axes=kept),),
+        work=(Work(dims=dims, flop_per_point=1, inputs=(0,)),),
+        attributes=(("function", function),),
+    )
+
+
+def softmax(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over: str, is_log: bool = False) -> Operator:
+    """Return the softmax of x[dims] over one dim.
+
+    A split of it all-reduces the maximum and the sum of each row, forward, and the sum of its gradient, backward.
+    """
+    _check(name, x, dims, (over,))
+    kept = tuple(dim for dim in dims if dim != over)
+    extents = dict(zip(dims, x, strict=True))
+    rows = AllReduce(tensor="rows", shape=tuple(extents[dim] for dim in kept), axes=kept, over=(over,), times=3)
+    return Operator(
+        name=name,
+        kind="softmax",
+        dims=tuple(Dim(n, e) for n, e in extents.items()),
+        reads=(Access(tensor="x", shape=x, axes=dims),),
+        writes=(Access(tensor="y", shape=x, axes=dims),),
+        work=(Work(dims=dims, flop_per_point=_SOFTMAX_FLOP, inputs=(0,)),),
+        exchanges=(rows,),
+        attributes=(("over", over), ("is_log", is_log)),
+    )
+
+
+def _check(name: str, x: tuple[int, ...], dims: tuple[str, ...], over: tuple[str, ...]) -> None:
+    if len(x) != len(dims) or not set(over) <= set(dims):
+        raise GraphError(f"layer {name!r} reads shape {x} with dims {', '.join(dims)}, of which {', '.join(over)} go")

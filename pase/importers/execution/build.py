@@ -1,0 +1,288 @@
+"""Recipes: for each vertex, what the source computes between what it reads and what it writes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from pase.graph import Graph, Operator, Part, Role, Window
+from pase.graph.recipe import ATTRIBUTE, Fed, Recipe, Returned, is_before_layout
+from pase.importers.execution.atoms import Atom, Axes, Axis, atoms_of, behind, flat, grouped, through
+from pase.importers.execution.sheet import Known, NoRecipeError, Sheet, seen
+from pase.importers.execution.source import Source
+from pase.importers.execution.steps import COMPUTE
+from pase.importers.ir import (
+    Broadcast,
+    Concat,
+    Convolve,
+    Generic,
+    Lookup,
+    Node,
+    Op,
+    Pad,
+    Pool,
+    Recurrent,
+    Reshape,
+    Slice,
+    Trace,
+    Transpose,
+    Use,
+    View,
+)
+from pase.importers.lower import Lowered, Read
+
+LAID = MappingProxyType({Convolve: "convolve", Pool: "pool", Lookup: "embedding"})
+"""Operators that read their tensors as their kind has them: steps of their own."""
+
+MOVED = MappingProxyType(
+    {Concat: "concat", Pad: "padded", Reshape: "copy", Transpose: "copy", Broadcast: "copy", Slice: "piece"}
+)
+"""Operators that move data alone."""
+
+_KEEPS_ZERO = frozenset(
+    {"relu", "relu6", "gelu", "gelu_tanh", "silu", "tanh", "hard_swish", "leaky_relu", "abs", "multiply", "negate",
+     "mish", "softsign", "elu", "selu", "identity", "square", "sqrt", "sign"}
+)  # fmt: skip
+"""Functions of which the padding of a window may be an argument: zero stays zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """graph: with recipes. constants: (layer, constant), what it is of the source before its passes."""
+
+    graph: Graph
+    constants: Mapping[tuple[str, str], Use]
+
+
+def with_recipes(traces: Sequence[Trace], lowered: Lowered) -> Execution:
+    """Return the graph of a model whose operators say how their forward pass is computed, or why they cannot."""
+    source = Source.of(traces)
+    operators: list[Operator] = []
+    constants: dict[tuple[str, str], Use] = {}
+    for operator in lowered.graph.operators:
+        sheet = Sheet(taken={access.tensor for access in operator.reads} | set(operator.extents))
+        try:
+            recipe = _recipe(source, lowered, operator, sheet)
+        except NoRecipeError as error:
+            where = source.described(lowered.nodes.get(operator.name, ""))
+            recipe = Recipe(problem=f"{where}{error}")
+        recipe = replace(recipe, inputs=tuple(_fed(source, lowered, operator)))
+        constants |= {(operator.name, name): use for name, use in sheet.sources.items()}
+        pairs = tuple(pair for pair in operator.attributes if pair[0] != ATTRIBUTE)
+        operators.append(replace(operator, attributes=(*pairs, (ATTRIBUTE, recipe.to_text()))))
+    return Execution(graph=replace(lowered.graph, operators=tuple(operators)), constants=constants)
+
+
+def _fed(source: Source, lowered: Lowered, operator: Operator) -> Iterator[Fed]:
+    """Yield the inputs of the model that an operator reads."""
+    for i, (access, read) in enumerate(zip(operator.reads, lowered.reads[operator.name], strict=True)):
+        if access.role is Role.PARAMETER or (operator.name, i) in lowered.graph.incoming:
+            continue
+        value = source.final.values.get(read.use.value)
+        if value is not None and read.use.piece is None:
+            yield Fed(read=i, name=value.name, shape=value.shape)
+
+
+def _recipe(source: Source, lowered: Lowered, operator: Operator, sheet: Sheet) -> Recipe:
+    name = lowered.nodes.get(operator.name)
+    if name is None:
+        function = "piece" if operator.kind in ("piece", "opaque") else "copy"
+        sheet.step(function, [operator.reads[0].tensor])
+        return Recipe(steps=tuple(sheet.steps))
+    node = source.node(name)
+    value = _Vertex(source, lowered, operator, node, sheet).computed()
+    outputs = tuple(_returned(source, node, value))
+    return Recipe(steps=tuple(sheet.steps), constants=tuple(sheet.constants), outputs=outputs)
+
+
+def _returned(source: Source, node: Node, value: Known) -> Iterator[Returned]:
+    """Yield the outputs of the model that a node's first output is, seen as they are returned."""
+    for name, use, shape in source.outputs(node):
+        known = seen(value, use)
+        assert known.axes is not None
+        yield Returned(name=name, dims=tuple(atom.name for atom in flat(known.axes)), shape=shape)
+
+
+class _Vertex:
+    """One vertex while its recipe is written."""
+
+    def __init__(self, source: Source, lowered: Lowered, operator: Operator, node: Node, sheet: Sheet) -> None:
+        self._source = source
+        self._operator = operator
+        self._node = node
+        self._sheet = sheet
+        self._reads = lowered.reads[operator.name]
+        self._known: dict[str, Known] = {}
+        # What stands before the passes for what the node reads: the values that its producers hold in the end.
+        self._entries = {source.held(use.value): use.value for use in node.inputs if source.is_computed(use.value)}
+
+    def computed(self) -> Known:
+        """Write the steps; return what the vertex writes."""
+        inside = self._source.between(self._source.held(self._node.outputs[0].name), set(self._entries))
+        if not inside:
+            raise NoRecipeError("it computes nothing that is told")
+        for node in inside:
+            self._known[node.outputs[0].name] = self._step(node)
+        return self._known[inside[-1].outputs[0].name]
+
+    def _step(self, node: Node) -> Known:
+        kind: type[Op] = type(node.op)
+        if kind in COMPUTE:
+            inputs = [self._input(node, i) for i in range(self._source.num_inputs(node))]
+            return COMPUTE[kind](self._sheet, node, inputs)
+        if kind in LAID:
+            return self._laid(node)
+        if kind in MOVED:
+            return self._moved(node)
+        if isinstance(node.op, Generic):
+            raise NoRecipeError("nothing is known of what it computes")
+        raise NoRecipeError(
+            "a recurrent layer of an imported model cannot be written yet" if kind is Recurrent else "?"
+        )
+
+    def _laid(self, node: Node) -> Known:
+        """A step of the operator's own kind, on its reads as they are laid out."""
+        tensors = {"convolve": ("x", "w"), "pool": ("x",), "embedding": ("table", "x")}[LAID[type(node.op)]]
+        known = {access.tensor for access in self._operator.reads}
+        if not set(tensors) <= known:
+            raise NoRecipeError("it is split along its batch alone, and cannot be written yet")
+        operands: list[str | float] = [*tensors]
+        place = tensors.index("x")
+        before = self._known.get(node.inputs[0].value)
+        if before is not None:
+            is_alone = is_before_layout(self._sheet.steps, "x")
+            if LAID[type(node.op)] != "convolve" and self._is_padded() and not is_alone:
+                raise NoRecipeError("a function is applied to what is pooled with padding")
+            if self._is_padded() and not is_alone and any(s.function not in _KEEPS_ZERO for s in self._sheet.steps):
+                raise NoRecipeError("a function that does not keep zeros is applied to what is padded")
+            operands[place] = before.operand
+        made = self._result(node, self._sheet.step(LAID[type(node.op)], operands))
+        if isinstance(node.op, Convolve) and node.op.has_bias:
+            bias = self._input(node, 2)
+            assert made.axes is not None
+            if bias.source is not None:
+                channel = (made.axes[node.op.channels],)
+                bias = self._sheet.constant(bias, channel)
+            made = replace(made, operand=self._sheet.step("add", [made.operand, bias.operand]))
+        return made
+
+    def _is_padded(self) -> bool:
+        for access in self._operator.reads:
+            for axis, extent in zip(access.axes, access.shape, strict=True):
+                if isinstance(axis, Window):
+                    outs, kernel = self._operator.extents[axis.out], self._operator.extents[axis.kernel]
+                    last = (outs - 1) * axis.stride + (kernel - 1) * axis.dilation - axis.pad
+                    if axis.pad or last >= extent:
+                        return True
+        return False
+
+    def _moved(self, node: Node) -> Known:
+        """What moves data alone, straight from what is read."""
+        if any(use.value in self._known for use in node.inputs):
+            raise NoRecipeError("data are moved within it")
+        if isinstance(node.op, Concat) and len(node.inputs) != len(self._operator.reads):
+            raise NoRecipeError("constants are joined to it")
+        if any(access.role is Role.PARAMETER for access in self._operator.reads):
+            raise NoRecipeError("weights are moved within it")
+        return self._result(
+            node, self._sheet.step(MOVED[type(node.op)], [access.tensor for access in self._operator.reads])
+        )
+
+    def _result(self, node: Node, name: str) -> Known:
+        """What a step gives that has the dims of the operator's first output."""
+        write = self._operator.writes[0]
+        shape = node.outputs[0].shape
+        if any(isinstance(axis, Part) for axis in write.axes):
+            # A piece is a dim of its own.
+            axes: Axes | None = tuple(
+                () if extent == 1 else (Atom(axis.dim if isinstance(axis, Part) else str(axis), extent),)
+                for axis, extent in zip(write.axes, write.shape, strict=True)
+            )
+        else:
+            atoms = atoms_of(self._operator, write)
+            axes = None if atoms is None else grouped(atoms, shape)
+        if axes is None:
+            raise NoRecipeError("what it writes is not told by its iteration space")
+        return Known(operand=name, shape=shape, axes=axes)
+
+    def _input(self, node: Node, position: int) -> Known:
+        use = node.inputs[position]
+        if use.value in self._known:
+            return seen(self._known[use.value], use)
+        if use.value in self._entries:
+            return self._entry(use)
+        constant = self._source.constant(node, position)
+        if constant is not None:
+            return constant
+        found = self._weight(use)
+        return Known(operand="", shape=self._source.shape(use), source=use) if found is None else found
+
+    def _entry(self, use: Use) -> Known:
+        """A tensor that an earlier vertex makes."""
+        name = self._entries[use.value]
+        last = self._source.final_use(self._node, name)
+        read = self._read(name, use.piece, None if last is None else last.view)
+        if read is None:
+            raise NoRecipeError("a part of a tensor is read in a way that is not told")
+        view = self._source.view_of_held(use.value, name) if use.piece is None else None
+        whole = use.view if view is None else view if use.view is None else use.view.of(view)
+        if whole is not None and whole == self._reads[read].use.view:
+            return self._as_it_is_read(read, whole)
+        atoms = self._atoms(read)
+        if view is not None:
+            axes = through(view, atoms)
+            if axes is None:
+                raise NoRecipeError("a view cuts a dim")
+            atoms = flat(axes)
+        return self._viewed(read, atoms, use)
+
+    def _as_it_is_read(self, read: int, view: View) -> Known:
+        """A tensor that is read in the very shape of the operator's access, or of its producer's dims."""
+        atoms = atoms_of(self._operator, self._operator.reads[read])
+        if atoms is None:
+            raise NoRecipeError("a tensor is read whole, in a way that is not told")
+        in_order = _is_in_view_order(self._reads[read], view)
+        axes = grouped(atoms, view.shape) if in_order else through(view, atoms)
+        if axes is None:
+            raise NoRecipeError("a view cuts a dim")
+        return Known(operand=self._operator.reads[read].tensor, shape=view.shape, axes=axes)
+
+    def _weight(self, use: Use) -> Known | None:
+        """A weight that the vertex reads; None where it is not told how it lies over the iteration space."""
+        read = self._read(use.value, use.piece, use.view)
+        if read is None:
+            return None
+        try:
+            if use.view is not None and use.view == self._reads[read].use.view:
+                return self._as_it_is_read(read, use.view)
+            return self._viewed(read, self._atoms(read), use)
+        except NoRecipeError:
+            return None
+
+    def _viewed(self, read: int, atoms: Axis, use: Use) -> Known:
+        shape = self._source.shape(replace(use, view=None))
+        axes = through(use.view, atoms) if use.view is not None else grouped(atoms, shape)
+        if axes is None:
+            raise NoRecipeError("a view cuts a dim")
+        return Known(operand=self._operator.reads[read].tensor, shape=self._source.shape(use), axes=axes)
+
+    def _read(self, value: str, piece: object, view: View | None) -> int | None:
+        found = [i for i, read in enumerate(self._reads) if read.use.value == value and read.use.piece == piece]
+        same = [i for i in found if self._reads[i].use.view == view]
+        return next(iter([*same, *found]), None)
+
+    def _atoms(self, position: int) -> Axis:
+        """Return the atoms of what is read, row-major as its producer has it."""
+        access, read = self._operator.reads[position], self._reads[position]
+        atoms = atoms_of(self._operator, access)
+        view = read.use.view
+        if atoms is not None and _is_in_view_order(read, view):
+            assert view is not None
+            axes = grouped(atoms, view.shape)
+            atoms = None if axes is None else behind(view, axes)
+        if atoms is None:
+            raise NoRecipeError("a tensor is read whole, in a way that is not told")
+        return atoms
+
+
+def _is_in_view_order(read: Read, view: View | None) -> bool:
+    return view is not None and (view.is_reshape or read.is_laid_out)

@@ -1,0 +1,112 @@
+"""`Sheet`: the steps of a recipe while they are written, and what each tensor's dims are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pase.graph.recipe import Constant, Operand, Step
+from pase.importers.execution.atoms import Atom, Axes, Axis, flat, grouped, merged, names, size, through
+from pase.importers.ir import Use
+
+
+class NoRecipeError(Exception):
+    """What is computed cannot be told as steps; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A tensor, or a number: by what operand it is read, and the atoms of each of its dims.
+
+    source: of a constant, what it is of the source; its dims are not known before it meets a tensor.
+    """
+
+    operand: Operand
+    shape: tuple[int, ...]
+    axes: Axes | None = None
+    source: Use | None = None
+
+
+@dataclass(slots=True)
+class Sheet:
+    """steps, constants: so far. sources: of the constants, what they are of the source."""
+
+    taken: set[str]
+    steps: list[Step] = field(default_factory=list)
+    constants: list[Constant] = field(default_factory=list)
+    sources: dict[str, Use] = field(default_factory=dict)
+
+    def step(self, function: str, of: Sequence[Operand], dims: Sequence[str] = ()) -> str:
+        """Add a step and return the name of what it computes."""
+        name = self._new("t")
+        self.steps.append(Step(name=name, function=function, of=tuple(of), dims=tuple(dims)))
+        return name
+
+    def constant(self, known: Known, axes: Axes) -> Known:
+        """Return a constant with its dims, those of axes that it is broadcast to (its last ones)."""
+        assert known.source is not None
+        aligned = broadcast_axes(axes, known.shape)
+        if any(not atom.name for atom in flat(aligned)):
+            raise NoRecipeError("a constant meets a tensor whose dims are not told")
+        name = self._new("c")
+        self.constants.append(Constant(name=name, dims=names(flat(aligned))))
+        self.sources[name] = known.source
+        return replace(known, operand=name, axes=aligned, source=None)
+
+    def _new(self, letter: str) -> str:
+        number = 1
+        while f"{letter}{number}" in self.taken:
+            number += 1
+        self.taken.add(f"{letter}{number}")
+        return f"{letter}{number}"
+
+
+def broadcast_axes(axes: Axes, shape: Sequence[int]) -> Axes:
+    """Return the axes of a tensor that is broadcast to one with such axes, as NumPy does."""
+    if len(shape) > len(axes):
+        # More dims, of one element each.
+        if any(extent != 1 for extent in shape[: len(shape) - len(axes)]):
+            raise NoRecipeError("a tensor of more dims is broadcast")
+        return ((),) * (len(shape) - len(axes)) + broadcast_axes(axes, shape[len(shape) - len(axes) :])
+    last = axes[len(axes) - len(shape) :]
+    if any(extent != 1 and extent != size(axis) for axis, extent in zip(last, shape, strict=True)):
+        raise NoRecipeError(f"a tensor of shape {tuple(shape)} cannot be broadcast")
+    return tuple(() if extent == 1 else axis for axis, extent in zip(last, shape, strict=True))
+
+
+def result_axes(knowns: Sequence[Known], shape: Sequence[int]) -> Axes:
+    """Return the axes of what point functions of these tensors, broadcast to a shape, give."""
+    found: list[Axis] = [() if extent == 1 else (Atom("", extent),) for extent in shape]
+    for known in knowns:
+        if known.axes is None:
+            continue
+        offset = len(shape) - len(known.axes)
+        for i, axis in enumerate(known.axes):
+            if axis and offset + i >= 0:
+                both = merged(found[offset + i], axis)
+                if both is None:
+                    raise NoRecipeError("points of different dims meet")
+                found[offset + i] = both
+    return tuple(found)
+
+
+def seen(known: Known, use: Use) -> Known:
+    """Return a tensor as a use of it reads it."""
+    if use.piece is not None or use.seen_as is not None:
+        raise NoRecipeError("a piece is read within the layer")
+    if use.view is None:
+        return known
+    if known.axes is None:
+        assert known.source is not None
+        return replace(known, shape=use.view.shape, source=replace(known.source, view=use.view))
+    axes = through(use.view, flat(known.axes))
+    if axes is None:
+        raise NoRecipeError("a view cuts a dim")
+    return replace(known, shape=use.view.shape, axes=axes)
+
+
+def as_shape(known: Known, shape: Sequence[int]) -> Known:
+    """Return a tensor in another shape of the same elements."""
+    assert known.axes is not None
+    axes = grouped(flat(known.axes), shape)
+    if axes is None:
+        raise NoRecipeError("a reshape cuts a dim")
+    return replace(known, shape=tuple(shape), axes=axes)

@@ -1,0 +1,180 @@
+"""`Source`: a model before its vertices were put together, and what of it each vertex stands for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from pase.importers.execution.sheet import Known, NoRecipeError
+from pase.importers.ir import Broadcast, Identity, Node, Pointwise, Reduce, Reshape, Slice, Trace, Transpose, Use, View
+from pase.importers.passes import PASSES
+from pase.importers.passes.regions import is_activation
+from pase.importers.passes.uses import composed
+from pase.importers.passes.views import seen_by
+
+_BEFORE_CONSTANTS, _SPELT_OUT = "drop constants and indices", "add biases"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """before: the trace with its constants. spelt: with views seen through, nothing put together. final: as lowered."""
+
+    before: Trace
+    spelt: Trace
+    final: Trace
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace]) -> "Source":
+        """Return the source of a model, given its traces before the first pass and after each."""
+        order = list(PASSES)
+        before, spelt = (traces[order.index(name)] for name in (_BEFORE_CONSTANTS, _SPELT_OUT))
+        return cls(before=before, spelt=spelt, final=traces[-1])
+
+    @cached_property
+    def _nodes(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.final.nodes}
+
+    @cached_property
+    def _before(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.before.nodes}
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {node.name: i for i, node in enumerate(self.spelt.nodes)}
+
+    def node(self, name: str) -> Node:
+        """Return a node that was lowered."""
+        return self._nodes[name]
+
+    def described(self, name: str) -> str:
+        """Return the operator of the source behind a node, for messages."""
+        if name not in self._nodes:
+            return ""
+        origin = self._nodes[name].origin
+        where = f" ({origin.line})" if origin.line else ""
+        return f"{origin.operator}{where}: "
+
+    def shape(self, use: Use) -> tuple[int, ...]:
+        """Return the shape in which a value is read."""
+        return self.spelt.shape(use)
+
+    def is_computed(self, value: str) -> bool:
+        """Whether floats that depend on the input are in a value, or it is an input of indices."""
+        leaf = self.final.leaf.get(value)
+        return leaf is None or leaf.role == "input"
+
+    def held(self, value: str) -> str:
+        """Return the value that is held in the end where another one was, for what was folded into its maker."""
+        maker = self.final.producer.get(value)
+        first = maker is not None and maker.outputs[0].name == value
+        return maker.computes or value if maker is not None and first else value
+
+    def final_use(self, node: Node, value: str) -> Use | None:
+        """Return how a lowered node reads a value; None where it reads it in several ways."""
+        found = {use for use in node.inputs if use.value == value}
+        return found.pop() if len(found) == 1 else None
+
+    def between(self, value: str, entries: set[str]) -> list[Node]:
+        """Return the nodes that compute a value from others, in order."""
+        wanted, frontier = set[str](), [value]
+        while frontier:
+            name = frontier.pop()
+            node = self.spelt.producer.get(name)
+            if node is None or node.name in wanted or (name in entries and name != value):
+                continue
+            wanted.add(node.name)
+            frontier += [use.value for use in node.inputs if use.value not in entries]
+        places = self._places
+        return [self.spelt.nodes[i] for i in sorted(places[name] for name in wanted)]
+
+    def view_of_held(self, value: str, name: str) -> View | None:
+        """Return how a value that is held lies over the one that its maker wrote first; None where it is that."""
+        view: View | None = None
+        while value != name:
+            node = self.spelt.producer[value]
+            (use, *others) = [
+                use for use in node.inputs if is_activation(self.spelt, use) and self._leads_to(use.value, name)
+            ]
+            shape = self.shape(use)
+            own = use.view or View.plain(shape)
+            if prod(shape) == prod(node.outputs[0].shape) != 0 and shape != node.outputs[0].shape:
+                # A mean over dims of one point, or the like.
+                own = own.reshaped(node.outputs[0].shape) or own
+            is_plain = isinstance(node.op, Pointwise | Reduce) and all(other.view == use.view for other in others)
+            if own.shape != node.outputs[0].shape or (not is_plain and any(o.view is not None for o in (use, *others))):
+                raise NoRecipeError("what its producer holds is not told")
+            view = own if view is None else view.of(own)
+            if view is None:
+                raise NoRecipeError("a view cuts a dim")
+            value = use.value
+        return None if view is None or view.is_plain else view
+
+    def _leads_to(self, value: str, name: str) -> bool:
+        frontier, done = [value], set[str]()
+        while frontier:
+            at = frontier.pop()
+            if at == name:
+                return True
+            if at not in done and at in self.spelt.producer:
+                done.add(at)
+                frontier += [use.value for use in self.spelt.producer[at].inputs]
+        return False
+
+    def num_inputs(self, node: Node) -> int:
+        """Return how many inputs a node had before weights that its weights are computed of were added to them."""
+        own = self._before.get(node.name)
+        return len(node.inputs) if own is None else min(len(own.inputs), len(node.inputs))
+
+    def constant(self, node: Node, position: int) -> Known | None:
+        """Return what depends on no input of the model and is no weight as it is; a number where it is one."""
+        use = node.inputs[position]
+        own = self._before.get(node.name)
+        leaf = self.spelt.leaf.get(use.value)
+        if leaf is None or leaf.role == "input":
+            return None
+        before = own.inputs[position] if own is not None and position < len(own.inputs) else use
+        if leaf.role == "parameter":
+            if self._is_view_of_weight(before.value):
+                return None
+            # Computed of weights: what it comes to is kept beside them.
+            return Known(operand="", shape=self.before.shape(before), source=before)
+        if leaf.number is not None:
+            return Known(operand=leaf.number, shape=(1,), axes=((),))
+        return Known(operand="", shape=self.shape(use), source=use)
+
+    def _is_view_of_weight(self, value: str) -> bool:
+        while value in self.before.producer:
+            node = self.before.producer[value]
+            if not isinstance(node.op, Reshape | Transpose | Slice | Broadcast | Identity):
+                return False
+            value = node.inputs[0].value
+        return value in self.before.leaf
+
+    def outputs(self, node: Node) -> Iterator[tuple[str, Use, tuple[int, ...]]]:
+        """Yield what the model returns of a node: its name, how it is read of what the node holds, and its shape."""
+        held = self.held(node.outputs[0].name)
+        for name in self.before.outputs:
+            use: Use | None = Use(value=name)
+            while use is not None and use.value != held and use.value in self.before.producer:
+                maker = self.before.producer[use.value]
+                if isinstance(maker.op, Identity):
+                    behind: Use | None = maker.inputs[0]
+                else:
+                    behind = seen_by(self.before, maker)
+                shape = None if behind is None else self.before.values[behind.value].shape
+                use = None if behind is None or shape is None else composed(use, behind, shape)
+            if use is not None and use.value == held:
+                shape = self.before.values[name].shape
+                own = self.spelt.values[held].shape
+                yield name, self._as_spelt(use, own), shape
+
+    def _as_spelt(self, use: Use, shape: tuple[int, ...]) -> Use:
+        """Return a use of a value whose merged dims may have been taken apart since."""
+        before = self.before.values[use.value].shape
+        if before == shape:
+            return use
+        whole = View.plain(shape).reshaped(before)
+        found = None if whole is None else composed(use, Use(value=use.value, view=whole), shape)
+        if found is None or prod(before) != prod(shape):
+            raise NoRecipeError("what the model returns is a view that is not told")
+        return found

@@ -1,0 +1,244 @@
+"""How each operator of the intermediate form is computed, as steps on tensors with named dims."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod, sqrt
+from types import MappingProxyType
+
+from pase.graph.recipe import POINTWISE, REDUCTIONS, Operand
+from pase.importers.execution.atoms import Axes, Axis, flat, merged, names
+from pase.importers.execution.sheet import Known, NoRecipeError, Sheet, broadcast_axes, result_axes
+from pase.importers.ir import Attention, Contract, Node, Normalise, Op, Pointwise, Reduce, Softmax
+
+Compute = Callable[[Sheet, Node, Sequence[Known]], Known]
+"""Writes the steps of a node, given its inputs; returns its first output."""
+
+_SAME: Mapping[str, str] = MappingProxyType(
+    {
+        "hardsigmoid": "hard_sigmoid",
+        "hardswish": "hard_swish",
+        "exponential": "exp",
+        "hard_silu": "hard_swish",
+        "hard_tanh": "clip",
+        "hardtanh": "clip",
+        "linear": "identity",
+        "max": "maximum",
+        "min": "minimum",
+        "mul": "multiply",
+        "neg": "negate",
+        "pow": "power",
+        "sub": "subtract",
+        "div": "divide",
+        "swish": "silu",
+        "mean": "average",
+    }
+)
+"""Other names of functions."""
+
+
+def pointwise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+    """A function of points; further ones are of its result alone."""
+    op = node.op
+    assert isinstance(op, Pointwise)
+    shape = node.outputs[0].shape
+    axes = result_axes(inputs, shape)
+    knowns = [sheet.constant(known, axes) if known.source is not None else known for known in inputs]
+    operands: list[Operand] = [known.operand for known in knowns]
+    if op.constant is not None and len(op.functions) == 1:
+        operands = [op.constant, *operands] if op.constant_first else [*operands, op.constant]
+    first, *others = op.functions or ("identity",)
+    name = sheet.step(_function(first), _operands(first, operands, op.numbers))
+    for function in others:
+        name = sheet.step(_function(function), _operands(function, [name], ()))
+    return Known(operand=name, shape=shape, axes=axes)
+
+
+def _function(function: str) -> str:
+    name = _SAME.get(function, function)
+    if name not in POINTWISE:
+        raise NoRecipeError(f"function {function!r} is not known")
+    return name
+
+
+def _operands(function: str, operands: Sequence[Operand], numbers: Sequence[float]) -> list[Operand]:
+    found = [*operands, *numbers]
+    fewest, most = POINTWISE[_function(function)]
+    if not fewest <= len(found) <= most:
+        raise NoRecipeError(f"function {function!r} has {len(found)} operands that are known; expected {fewest}")
+    return found
+
+
+def reduce(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+    """A mean, a sum, a maximum or a minimum."""
+    op = node.op
+    assert isinstance(op, Reduce)
+    x = _tensor(inputs[0])
+    assert x.axes is not None
+    over = [axis for i, axis in enumerate(x.axes) if i in op.over]
+    # PyTorch's variance is of one point less, unless it is asked for.
+    name = _reduced(sheet, op.function, x.operand, over, is_exact=not node.origin.operator.startswith("aten."))
+    kept = tuple(() if i in op.over else axis for i, axis in enumerate(x.axes) if op.keeps_dims or i not in op.over)
+    return Known(operand=name, shape=node.outputs[0].shape, axes=kept)
+
+
+def _reduced(sheet: Sheet, function: str, x: Operand, over: Sequence[Axis], *, is_exact: bool = True) -> str:
+    if any(not atom.name for axis in over for atom in axis):
+        raise NoRecipeError("a dim that is reduced is not told")
+    dims = names(flat(tuple(over)))
+    if function == "variance" and not is_exact:
+        raise NoRecipeError("by how many points a variance is divided is not told")
+    if function == "variance":
+        centred = sheet.step("subtract", [x, sheet.step("mean", [x], dims)])
+        return sheet.step("mean", [sheet.step("square", [centred])], dims)
+    if function not in REDUCTIONS:
+        raise NoRecipeError(f"reduction {function!r} is not known")
+    return sheet.step(function, [x], dims)
+
+
+def softmax(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+    """A softmax or its logarithm."""
+    op = node.op
+    assert isinstance(op, Softmax)
+    x = _tensor(inputs[0])
+    assert x.axes is not None
+    name = sheet.step("log_softmax" if op.is_log else "softmax", [x.operand], _named(x.axes[op.dim]))
+    return Known(operand=name, shape=x.shape, axes=x.axes)
+
+
+def normalise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+    """A normalisation, by kept statistics where it has them, by those of its input otherwise."""
+    op = node.op
+    assert isinstance(op, Normalise)
+    x, *rest = inputs
+    x = _tensor(x)
+    assert x.axes is not None
+    if op.kind == "response" or op.groups > 1:
+        raise NoRecipeError(f"a {op.kind} normalisation in groups cannot be written yet")
+    channels = tuple(x.axes[i] for i in op.channels)
+    along = [_along(sheet, known, channels) for known in rest]
+    weights, statistics = along[: op.has_scale + op.has_shift], along[op.has_scale + op.has_shift :]
+    over = [x.axes[i] for i in op.over]
+    if op.num_statistics == 2 and len(statistics) >= 2:
+        centred = sheet.step("subtract", [x.operand, statistics[0]])
+        spread: Operand = statistics[1]
+    elif op.kind == "rms":
+        centred = str(x.operand)
+        spread = _reduced(sheet, "mean", sheet.step("square", [centred]), over)
+    else:
+        centred = sheet.step("subtract", [x.operand, _reduced(sheet, "mean", x.operand, over)])
+        spread = _reduced(sheet, "mean", sheet.step("square", [centred]), over)
+    name = sheet.step("multiply", [centred, sheet.step("rsqrt", [sheet.step("add", [spread, op.epsilon])])])
+    if op.has_scale:
+        name = sheet.step("multiply", [name, weights[0]])
+    if op.has_shift:
+        name = sheet.step("add", [name, weights[-1]])
+    return Known(operand=name, shape=x.shape, axes=x.axes)
+
+
+def _along(sheet: Sheet, known: Known, channels: Axes) -> Operand:
+    """Return a weight or a statistic of the channels."""
+    if known.source is None:
+        return known.operand
+    squeezed = tuple(extent for extent in known.shape if extent > 1)
+    return sheet.constant(
+        Known(operand="", shape=squeezed, source=known.source), tuple(a for a in channels if a)
+    ).operand
+
+
+def contract(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+    """A product, and the bias that is added to it."""
+    op = node.op
+    assert isinstance(op, Contract)
+    x, y = _tensor(inputs[0]), _tensor(inputs[1])
+    made = _product(sheet, (x, y), op.operands, op.output)
+    if op.has_bias:
+        assert made.axes is not None
+        bias = inputs[2]
+        bias = sheet.constant(bias, made.axes) if bias.source is not None else bias
+        made = Known(operand=sheet.step("add", [made.operand, bias.operand]), shape=made.shape, axes=made.axes)
+    return made
+
+
+def _product(sheet: Sheet, operands: Sequence[Known], letters: Sequence[str], output: str) -> Known:
+    found: dict[str, Axis] = {}
+    for known, own in zip(operands, letters, strict=True):
+        assert known.axes is not None
+        for letter, axis in zip(own, known.axes, strict=True):
+            both = merged(found[letter], axis) if letter in found else axis
+            if both is None:
+                raise NoRecipeError("the dims of a product do not lie over each other")
+            found[letter] = both
+    axes = tuple(found[letter] for letter in output)
+    summed = [found[letter] for letter in found if letter not in output]
+    if any(not atom.name for axis in (*axes, *summed) for atom in axis):
+        raise NoRecipeError("a dim of a product is not told")
+    used = [name for axis in (*axes, *summed) for name in names(axis)]
+    if len(set(used)) != len(used):
+        raise NoRecipeError("a product reads one dim twice")
+    shape = tuple(prod(atom.extent for atom in axis) for axis in axes)
+    name = sheet.step("einsum", [known.operand for known in operands], names(flat(axes)))
+    return Known(operand=name, shape=shape, axes=axes)
+
+
+def attention(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+    """softmax(q · kᵀ · scale + masks) · v; fewer heads of keys and values are each read by several of the queries."""
+    op = node.op
+    assert isinstance(op, Attention)
+    q, k, v, *masks = inputs
+    q, k, v = (_tensor(known) for known in (q, k, v))
+    assert q.axes is not None
+    k, v = (_with_heads(known, q.axes[1]) for known in (k, v))
+    scores = _product(sheet, (q, k), ("bhsk", "bhtk"), "bhst")
+    scale = 1 / sqrt(q.shape[3]) if op.scale is None else op.scale
+    name = sheet.step("multiply", [scores.operand, scale])
+    assert scores.axes is not None
+    for mask in masks:
+        own = sheet.constant(mask, scores.axes) if mask.source is not None else mask
+        assert own.axes is not None
+        broadcast_axes(scores.axes, own.shape)
+        name = sheet.step("add", [name, own.operand])
+    if op.is_causal:
+        queries, keys = _named(scores.axes[2]), _named(scores.axes[3])
+        if len(queries) != 1 or len(keys) != 1:
+            raise NoRecipeError("queries and keys of a causal attention are more than one dim each")
+        name = sheet.step("causal", [name], (*queries, *keys))
+    name = sheet.step("softmax", [name], _named(scores.axes[3]))
+    weights = Known(operand=name, shape=scores.shape, axes=scores.axes)
+    return _product(sheet, (weights, v), ("bhst", "bhte"), "bhse")
+
+
+def _with_heads(known: Known, heads: Axis) -> Known:
+    """Return keys or values with as many heads as the queries have."""
+    assert known.axes is not None
+    own = known.axes[1]
+    whole = prod(atom.extent for atom in heads)
+    if prod(atom.extent for atom in own) == whole:
+        return known
+    if names(heads)[: len(names(own))] != names(own):
+        raise NoRecipeError("the heads of queries and keys do not lie over each other")
+    axes = (known.axes[0], heads, *known.axes[2:])
+    return Known(operand=known.operand, shape=(known.shape[0], whole, *known.shape[2:]), axes=axes)
+
+
+def _tensor(known: Known) -> Known:
+    if known.axes is None:
+        raise NoRecipeError("a constant takes the place of a tensor")
+    return known
+
+
+def _named(axis: Axis) -> tuple[str, ...]:
+    if any(not atom.name for atom in axis):
+        raise NoRecipeError("a dim is not told")
+    return names(axis)
+
+
+COMPUTE: Mapping[type[Op], Compute] = MappingProxyType(
+    {
+        Attention: attention,
+        Contract: contract,
+        Normalise: normalise,
+        Pointwise: pointwise,
+        Reduce: reduce,
+        Softmax: softmax,
+    }
+)
+"""Operators whose steps need only the dims of their inputs."""

@@ -1,0 +1,203 @@
+"""`Trace`: a model as its source has it, operator by operator, with shapes and without any weight's values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from pase.errors import ModelError
+from pase.importers.ir.ops import Op
+from pase.importers.ir.views import View
+
+FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A tensor; dtype: "float32", "bfloat16", "int64", "bool", …."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it can have a gradient."""
+        return self.dtype in FLOATS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """A tensor that no node computes.
+
+    role: "input" (fed in every step), "parameter" (trained) or "constant" (buffers, literals). storage: what holds its
+    values, the same for tied weights; its own name where that is not told. number: its value, where it is a constant
+    of one element that is known without reading weights.
+    """
+
+    value: Value
+    role: Literal["input", "parameter", "constant"]
+    storage: str = ""
+    number: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A box of a tensor: ``[start, start + size)`` of one of its dims, all of the others."""
+
+    dim: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Use:
+    """A tensor as a node reads it: by name, perhaps a piece of it, perhaps in another shape.
+
+    seen_as: the shape in which it is read where that does not lie over its own in any known way (rows of a table that
+    were looked up by constants): then it counts as needed whole.
+    """
+
+    value: str
+    piece: Piece | None = None
+    view: View | None = None
+    seen_as: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a node comes from.
+
+    operator: its name in the source ("aten.linear.default", "Conv"). scope: the module or layer; line: "file.py:12" of
+    the user's source; "" where they are not known.
+    """
+
+    operator: str
+    scope: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One operator.
+
+    name: unique among nodes. merged: the origins of those that passes put into it. epilogue: functions that are applied
+    to the first output, point by point, before anyone reads it; epilogue_inputs: positions in inputs of the weights
+    that these read. folded_flop: of the forward pass of what was folded into it, before or after its own work.
+    computes: the value that the first output holds after what was folded into it, by the name that it had before; ""
+    for its own.
+    """
+
+    name: str
+    op: Op
+    inputs: tuple[Use, ...]
+    outputs: tuple[Value, ...]
+    origin: Origin
+    merged: tuple[Origin, ...] = ()
+    epilogue: tuple[str, ...] = ()
+    epilogue_inputs: tuple[int, ...] = ()
+    folded_flop: float = 0.0
+    whole: tuple[tuple[int, int], ...] = ()
+    computes: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Nodes in topological order. outputs: names of the values that the model returns.
+
+    notes: what was assumed. num_source_operators: as the source counts its own, one of which may be several nodes.
+    """
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=())
+    num_source_operators: int = 0
+
+    @cached_property
+    def values(self) -> dict[str, Value]:
+        """Every value by name."""
+        found = {leaf.value.name: leaf.value for leaf in self.leaves}
+        return found | {value.name: value for node in self.nodes for value in node.outputs}
+
+    @cached_property
+    def leaf(self) -> dict[str, Leaf]:
+        """Leaves by name."""
+        return {leaf.value.name: leaf for leaf in self.leaves}
+
+    @cached_property
+    def producer(self) -> dict[str, Node]:
+        """The node that computes a value, by the value's name."""
+        return {value.name: node for node in self.nodes for value in node.outputs}
+
+    @cached_property
+    def users(self) -> dict[str, tuple[Node, ...]]:
+        """The nodes that read a value, by the value's name; each once."""
+        found: dict[str, dict[str, Node]] = {}
+        for node in self.nodes:
+            for use in node.inputs:
+                found.setdefault(use.value, {})[node.name] = node
+        return {name: tuple(nodes.values()) for name, nodes in found.items()}
+
+    def shape(self, use: Use) -> tuple[int, ...]:
+        """Return the shape in which a node reads a value."""
+        if use.seen_as is not None:
+            return use.seen_as
+        if use.view is not None:
+            return use.view.shape
+        return piece_shape(self.values[use.value].shape, use.piece)
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained values; tied weights count once."""
+        sizes: dict[str, int] = {}
+        for leaf in self.leaves:
+            if leaf.role == "parameter":
+                size = 1
+                for extent in leaf.value.shape:
+                    size *= extent
+                sizes[leaf.storage or leaf.value.name] = size
+        return sum(sizes.values())
+
+
+def piece_shape(shape: Sequence[int], piece: Piece | None) -> tuple[int, ...]:
+    """Return the shape of a piece of a tensor; of the tensor itself where there is none."""
+    if piece is None:
+        return tuple(shape)
+    return (*shape[: piece.dim], piece.size, *shape[piece.dim + 1 :])
+
+
+def check_trace(trace: Trace) -> Trace:
+    """Return the trace; ModelError where names are not unique, a value is read too early or shapes disagree."""
+    known: dict[str, Value] = {}
+    names: set[str] = set()
+
+    def fail(text: str) -> ModelError:
+        return ModelError(f"model {trace.name!r}: {text}; this is a defect of the importer or of the file")
+
+    def define(value: Value) -> None:
+        if value.name in known:
+            raise fail(f"two tensors are named {value.name!r}")
+        if any(not isinstance(extent, int) or extent < 0 for extent in value.shape):
+            raise fail(f"tensor {value.name!r} has shape {value.shape}; expected whole numbers")
+        known[value.name] = value
+
+    for leaf in trace.leaves:
+        define(leaf.value)
+    for node in trace.nodes:
+        if node.name in names:
+            raise fail(f"two operators are named {node.name!r}")
+        names.add(node.name)
+        for use in node.inputs:
+            if use.value not in known:
+                raise fail(f"operator {node.name!r} reads {use.value!r}, which nothing before it makes")
+            shape = piece_shape(known[use.value].shape, use.piece)
+            if use.view is not None and use.view.base != shape:
+                raise fail(f"operator {node.name!r} reads {use.value!r} of shape {shape} as a view of {use.view.base}")
+        for value in node.outputs:
+            define(value)
+    for name in trace.outputs:
+        if name not in known:
+            raise fail(f"its output {name!r} is not computed by any operator")
+    return trace

@@ -1,0 +1,263 @@
+"""`View`: how the dims of a tensor that is reshaped, transposed and broadcast lie over those of the tensor itself.
+
+Both are brought to common factors: a view of shape [b, h, s, k] on a base of shape [b, s, h·k] has the factors b, s, h
+and k in the order of the base, which the dims of the view take in their own order. Broadcast factors belong to no dim
+of the base.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A factor of a dim's extent; base: its position, row-major, in the base; None where it is broadcast."""
+
+    extent: int
+    base: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A tensor seen in another shape.
+
+    base: shape of the tensor. dims: [rank of the view] the factors of each dim, row-major; none of extent 1.
+    """
+
+    base: tuple[int, ...]
+    dims: tuple[tuple[Factor, ...], ...]
+
+    @classmethod
+    def plain(cls, shape: Sequence[int]) -> "View":
+        """Return the view of a tensor as it is."""
+        dims, count = [], 0
+        for extent in shape:
+            dims.append((Factor(extent, count),) if extent > 1 else ())
+            count += extent > 1
+        return cls(base=tuple(shape), dims=tuple(dims))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the view."""
+        return tuple(prod(factor.extent for factor in dim) for dim in self.dims)
+
+    @property
+    def factors(self) -> tuple[int, ...]:
+        """Extents of the base's factors, row-major in the base."""
+        found = {f.base: f.extent for dim in self.dims for f in dim if f.base is not None}
+        return tuple(found[i] for i in range(len(found)))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the view is the tensor itself."""
+        return self.is_reshape and self.shape == self.base
+
+    @property
+    def is_reshape(self) -> bool:
+        """Whether nothing is transposed or broadcast: the elements are in the base's order."""
+        order = [factor.base for dim in self.dims for factor in dim]
+        return order == list(range(len(order)))
+
+    def transposed(self, order: Sequence[int]) -> "View":
+        """Return the view with its dims in another order."""
+        assert sorted(order) == list(range(len(self.dims))), f"{order} is no order of {len(self.dims)} dims"
+        return View(base=self.base, dims=tuple(self.dims[i] for i in order))
+
+    def broadcast(self, shape: Sequence[int], places: Sequence[int] | None = None) -> "View":
+        """Return the view repeated to a shape; places: the new position of each dim, by default the last ones."""
+        offset = len(shape) - len(self.dims)
+        places = range(offset, len(shape)) if places is None else places
+        dims: list[tuple[Factor, ...]] = [(Factor(extent, None),) if extent > 1 else () for extent in shape]
+        for place, dim, extent in zip(places, self.dims, self.shape, strict=True):
+            if extent == shape[place]:
+                dims[place] = dim
+            else:
+                assert extent == 1, f"{self.shape} cannot be broadcast to {tuple(shape)}"
+        return View(base=self.base, dims=tuple(dims))
+
+    def reshaped(self, shape: Sequence[int]) -> "View | None":
+        """Return the view in another shape of the same size; None where a dim would cut across the factors."""
+        assert prod(shape) == prod(self.shape), f"{self.shape} cannot be seen as {tuple(shape)}"
+        if prod(shape) == 0:
+            return None
+        view = self
+        position = 0
+        dims: list[list[int]] = []
+        # Factors by their position in the flattened view; a dim that ends within one splits it in two.
+        for extent in shape:
+            dims.append([])
+            left = extent
+            while left > 1:
+                flat = [factor for dim in view.dims for factor in dim]
+                factor = flat[position]
+                if left % factor.extent == 0:
+                    left //= factor.extent
+                elif factor.extent % left == 0:
+                    view = view._split(position, left)
+                    left = 1
+                else:
+                    return None
+                dims[-1].append(position)
+                position += 1
+        flat = [factor for dim in view.dims for factor in dim]
+        return View(base=self.base, dims=tuple(tuple(flat[i] for i in dim) for dim in dims)).simplified()
+
+    def simplified(self) -> "View":
+        """Return the view with factors that lie side by side, in it as in a dim of its base, as one.
+
+        Views that read the same elements in the same way are equal then.
+        """
+        home, position = list[int](), 0
+        extents = self.factors
+        for dim, extent in enumerate(self.base):
+            size = 1
+            while size < extent:
+                size *= extents[position]
+                home.append(dim)
+                position += 1
+        joins: set[int] = set()
+        dims: list[list[Factor]] = []
+        for factors in self.dims:
+            own: list[Factor] = []
+            for factor in factors:
+                last = own[-1] if own else None
+                if last is not None and factor.base is None and last.base is None:
+                    own[-1] = Factor(last.extent * factor.extent, None)
+                elif last is not None and factor.base and _follows(home, joins, last, factor):
+                    own[-1] = Factor(last.extent * factor.extent, last.base)
+                    joins.add(factor.base)
+                else:
+                    own.append(factor)
+            dims.append(own)
+        # Positions in the base, without those that have become part of the one before.
+        place = {base: base - sum(other < base for other in joins) for base in range(len(home))}
+        return View(
+            base=self.base,
+            dims=tuple(
+                tuple(f if f.base is None else Factor(f.extent, place[f.base]) for f in factors) for factors in dims
+            ),
+        )
+
+    def of(self, inner: "View") -> "View | None":
+        """Return this view, of a tensor that is itself the view `inner` of another one, as a view of that one.
+
+        None where the factors of the two cut across each other.
+        """
+        assert inner.shape == self.base, f"a view of {self.base} cannot lie on one of shape {inner.shape}"
+        flat = inner.reshaped(self.factors)
+        if flat is None:
+            return None
+        assert len(flat.dims) == len(self.factors)
+        return View(
+            base=flat.base,
+            dims=tuple(
+                tuple(
+                    part
+                    for factor in dim
+                    for part in (flat.dims[factor.base] if factor.base is not None else (factor,))
+                )
+                for dim in self.dims
+            ),
+        ).simplified()
+
+    def sliced(self, dim: int, start: int, size: int) -> "tuple[tuple[int, int, int], View] | None":
+        """Return the piece (dim, start, size) of the base that holds a piece of the view, and the view of that piece.
+
+        None where the piece is scattered over the base.
+        """
+        factors = self.dims[dim]
+        if not factors or any(factor.base is None for factor in factors):
+            return None
+        first = factors[0].base
+        bases = [factor.base for factor in factors]
+        assert first is not None
+        if bases != list(range(first, first + len(factors))):
+            return None
+        # The dim of the base that the factors lie in, those outside of them in it, and those inside.
+        extents, position, at = self.factors, 0, 0
+        for i, extent in enumerate(self.base):
+            at, size_left, begin = i, extent, position
+            while size_left > 1:
+                size_left //= extents[position]
+                position += 1
+            if begin <= first < position:
+                break
+        if first != begin or bases[-1] not in range(begin, position):
+            return None
+        inner = prod(extents[first + len(factors) : position])
+        base = (*self.base[:at], size * inner, *self.base[at + 1 :])
+        own = Factor(size, first)
+        dims = [(own,) if i == dim else other for i, other in enumerate(self.dims)]
+        shift = len(factors) - 1
+        moved = [
+            tuple(
+                Factor(f.extent, f.base - shift if f.base is not None and f.base > first else f.base) for f in factors
+            )
+            for factors in dims
+        ]
+        if size == 1:
+            moved = [
+                tuple(
+                    Factor(f.extent, f.base - 1 if f.base is not None and f.base > first else f.base)
+                    for f in factors
+                    if f.base != first
+                )
+                for factors in moved
+            ]
+        return (at, start * inner, size * inner), View(base=base, dims=tuple(moved)).simplified()
+
+    def runs(self) -> tuple[tuple[int, tuple[Factor, ...]], ...]:
+        """Return maximal runs of factors that lie side by side in one dim, in the base's order: (dim, factors).
+
+        A dim of the view that occurs more than once lies scattered over the base.
+        """
+        where = {
+            factor.base: (dim, place)
+            for dim, factors in enumerate(self.dims)
+            for place, factor in enumerate(factors)
+            if factor.base is not None
+        }
+        found: list[tuple[int, list[Factor]]] = []
+        last: tuple[int, int] | None = None
+        for base in range(len(where)):
+            dim, place = where[base]
+            factor = self.dims[dim][place]
+            if last == (dim, place - 1):
+                found[-1][1].append(factor)
+            else:
+                found.append((dim, [factor]))
+            last = dim, place
+        return tuple((dim, tuple(factors)) for dim, factors in found)
+
+    def _split(self, position: int, outer: int) -> "View":
+        """Return the view with one factor, by its position in the flattened view, split into two."""
+        flat = [factor for dim in self.dims for factor in dim]
+        split = flat[position]
+
+        def parts(place: int, factor: Factor) -> Iterator[Factor]:
+            base = factor.base
+            if base is not None and split.base is not None and base > split.base:
+                base += 1
+            if place != position:
+                yield Factor(factor.extent, base)
+                return
+            yield Factor(outer, base)
+            yield Factor(factor.extent // outer, None if base is None else base + 1)
+
+        count, dims = 0, []
+        for dim in self.dims:
+            dims.append(tuple(part for i, factor in enumerate(dim) for part in parts(count + i, factor)))
+            count += len(dim)
+        return View(base=self.base, dims=tuple(dims))
+
+
+def _follows(home: Sequence[int], joins: set[int], last: Factor, factor: Factor) -> bool:
+    """Whether a factor comes right after another one, which others may have joined, in the same dim of the base."""
+    assert factor.base is not None
+    if last.base is None or home[factor.base] != home[last.base]:
+        return False
+    end = last.base + 1
+    while end in joins:
+        end += 1
+    return end == factor.base

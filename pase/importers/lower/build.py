@@ -1,0 +1,269 @@
+"""`lower`: from a trace after its passes to a graph: vertices, edges, and where each weight comes from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+
+from pase.errors import ModelError
+from pase.graph import Access, Edge, Graph, Operator, Part, Role, Scalar, verify
+from pase.importers.ir import (
+    Attention,
+    Broadcast,
+    Concat,
+    Contract,
+    Convolve,
+    Generic,
+    Lookup,
+    Node,
+    Normalise,
+    Pad,
+    Piece,
+    Pointwise,
+    Pool,
+    Recurrent,
+    Reduce,
+    Reshape,
+    Slice,
+    Softmax,
+    Trace,
+    Transpose,
+    Use,
+    Value,
+    View,
+)
+from pase.importers.ir.trace import piece_shape
+from pase.importers.lower.draft import Draft
+from pase.importers.lower.epilogue import with_epilogue
+from pase.importers.lower.fit import fitted
+from pase.importers.lower.join import joined
+from pase.importers.lower.moves import draft_of_view, lower_concat, lower_lookup, lower_pad, lower_slice, lower_view
+from pase.importers.lower.names import Names, wishes
+from pase.importers.lower.points import (
+    lower_generic,
+    lower_normalisation,
+    lower_pointwise,
+    lower_reduce,
+    lower_softmax,
+)
+from pase.importers.lower.products import lower_attention, lower_contract
+from pase.importers.lower.recurrent import lower_recurrent
+from pase.importers.lower.weights import Weights, WeightSource, pieces_read
+from pase.importers.lower.windows import lower_convolution, lower_pool
+
+Lower = Callable[[Trace, Node, str], Draft]
+
+LOWER: dict[type, Lower] = {
+    Attention: lower_attention,
+    Broadcast: lower_view,
+    Concat: lower_concat,
+    Contract: lower_contract,
+    Convolve: lower_convolution,
+    Generic: lower_generic,
+    Lookup: lower_lookup,
+    Normalise: lower_normalisation,
+    Pad: lower_pad,
+    Pointwise: lower_pointwise,
+    Pool: lower_pool,
+    Recurrent: lower_recurrent,
+    Reduce: lower_reduce,
+    Reshape: lower_view,
+    Slice: lower_slice,
+    Softmax: lower_softmax,
+    Transpose: lower_view,
+}
+"""How each operator of the intermediate form becomes a vertex."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a vertex reads. use: of the lowered trace; is_laid_out: a vertex before it laid it out as its view."""
+
+    use: Use
+    is_laid_out: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lowered:
+    """graph: of the model. weights: where their values are from. approximations: (layer, what is not charged as it is).
+
+    scopes: of each layer, the module or layer of the source. reads: of each layer, what each of its reads is; nodes: of
+    those that are a node of the trace that was lowered, its name.
+    """
+
+    graph: Graph
+    weights: tuple[WeightSource, ...]
+    approximations: tuple[tuple[str, str], ...]
+    scopes: Mapping[str, str]
+    reads: Mapping[str, tuple[Read, ...]] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+
+def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, word_bytes: int = 4) -> Lowered:
+    """Return the graph of a trace; ModelError where nothing is left to compute.
+
+    Parts that share no tensor (two towers whose results are returned side by side) are joined by a vertex "outputs".
+    """
+    builder = _Builder(trace)
+    for node in trace.nodes:
+        builder.add(node)
+    if not builder.operators:
+        raise ModelError(f"model {trace.name!r} has no operator that computes with floats; there is nothing to split")
+    operators, edges = joined(builder.operators, builder.edges)
+    added = operators[len(builder.operators) :]
+    graph = Graph(
+        name=trace.name,
+        operators=tuple(operators),
+        edges=tuple(edges),
+        arguments=tuple((arguments or {}).items()),
+        word_bytes=word_bytes,
+    )
+    return Lowered(
+        graph=verify(graph),
+        weights=tuple(builder.weights),
+        approximations=tuple(builder.approximations),
+        scopes=builder.scopes,
+        reads=builder.reads | {op.name: (Read(use=Use(value="")),) * len(op.reads) for op in added},
+        nodes=builder.nodes,
+    )
+
+
+class _Builder:
+    """Vertices and edges while they are made."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.operators: list[Operator] = []
+        self.edges: list[Edge] = []
+        self.weights: list[WeightSource] = []
+        self.approximations: list[tuple[str, str]] = []
+        self.scopes: dict[str, str] = {}
+        self.reads: dict[str, tuple[Read, ...]] = {}
+        self.nodes: dict[str, str] = {}
+        self._names = Names()
+        self._wishes = wishes(trace)
+        # Who writes a value, or a piece of it: (operator, output).
+        self._made: dict[tuple[str, Piece | None], tuple[str, int]] = {}
+        self._pieces = pieces_read(trace)
+        self._weights = Weights(trace)
+        self._reads = {use.value for node in trace.nodes for use in node.inputs}
+
+    def add(self, node: Node) -> None:
+        """Add the vertex of a node, and those that its reads need."""
+        name = self._names.new(self._wishes[node.name])
+        draft = with_epilogue(self.trace, node, LOWER[type(node.op)](self.trace, node, name))
+        self.approximations += [(name, text) for text in draft.approximations]
+        self.nodes[name] = node.name
+        values = [v for v in node.outputs if v.is_float or v.name in self._reads] or list(node.outputs)
+        self._place(draft, tuple(values), node.origin.scope)
+
+    def _place(self, draft: Draft, values: tuple[Value, ...], scope: str) -> None:
+        """Add a vertex, and before it those that lay out or cut what it reads; values: what it writes, in order."""
+        name = draft.operator.name
+        self.scopes[name] = scope
+        operator, sources = self._fitted(draft, scope)
+        pairs = zip(draft.sources, sources, strict=True)
+        self.reads[name] = tuple(Read(use=own, is_laid_out=own != source) for own, source in pairs)
+        operator = self._as_read(operator, sources)
+        writes = [
+            write
+            if order is None
+            else replace(write, shape=tuple(write.shape[j] for j in order), axes=tuple(write.axes[j] for j in order))
+            for write, order in zip_longest(operator.writes, draft.orders[: len(operator.writes)])
+        ]
+        for i, value in enumerate(values[: len(writes)]):
+            self._made[value.name, None] = name, i
+            for piece in self._pieces.get(value.name, ()) if writes[i].shape == value.shape else ():
+                part = _part(writes[i], piece, operator)
+                if part is not None:
+                    self._made[value.name, piece] = name, len(writes)
+                    writes.append(part)
+        for i, use in enumerate(sources):
+            found = self._producer(use, scope)
+            if found is not None:
+                producer, output = found
+                self.edges.append(Edge(producer=producer, output=output, consumer=name, input=i))
+        self.operators.append(replace(operator, writes=tuple(writes)))
+
+    def _fitted(self, draft: Draft, scope: str) -> tuple[Operator, list[Use]]:
+        """Return the operator with its reads as their tensors lie, and its sources.
+
+        What cannot be read as it lies, by itself or besides the reads before it, is laid out by a vertex of its own.
+        """
+        sources = list(draft.sources)
+        views = [None if use.seen_as is not None else use.view for use in sources]
+        operator = fitted(draft.operator, views)
+        for i, (use, view) in enumerate(zip(sources, views, strict=True)):
+            if operator is not None:
+                break
+            if view is None or view.is_reshape:
+                continue
+            if fitted(draft.operator, [v if j <= i else None for j, v in enumerate(views)]) is None:
+                sources[i], views[i] = self._laid_out(use, view, draft.operator.name, scope), None
+                operator = fitted(draft.operator, views)
+        assert operator is not None, "an operator fits its own shapes"
+        return operator, sources
+
+    def _laid_out(self, use: Use, view: View, reader: str, scope: str) -> Use:
+        """Add the vertex that lays a tensor out as a view has it; return the use of what it writes."""
+        name = self._names.new(f"{reader}/layout")
+        value = Value(name=f"{name}:0", shape=view.shape, dtype=self.trace.values[use.value].dtype)
+        self._place(draft_of_view(use, view, name), (value,), scope)
+        return Use(value=value.name)
+
+    def _producer(self, use: Use, scope: str) -> tuple[str, int] | None:
+        """Return who writes what a use reads; None for a leaf."""
+        # A tensor of which nothing is told but that it is read: whole.
+        key = (use.value, use.piece if use.seen_as is None else None)
+        if key in self._made:
+            return self._made[key]
+        if (use.value, None) not in self._made:
+            return None
+        # A piece that its producer cannot write as such is taken out by a vertex of its own.
+        assert use.piece is not None
+        value = self.trace.values[use.value]
+        name = self._names.new(f"{self._made[use.value, None][0]}/piece")
+        shape = piece_shape(value.shape, use.piece)
+        starts = tuple(use.piece.start if i == use.piece.dim else 0 for i in range(len(shape)))
+        node = Node(
+            name=name,
+            op=Slice(starts=starts, steps=(1,) * len(shape)),
+            inputs=(Use(value=use.value),),
+            outputs=(replace(value, name=name, shape=shape),),
+            origin=self.trace.producer[use.value].origin,
+        )
+        self._place(lower_slice(self.trace, node, name), (), scope)
+        self._made[key] = name, 0
+        return name, 0
+
+    def _as_read(self, operator: Operator, sources: list[Use]) -> Operator:
+        """Return the operator with the role of every read, weights shared where they are."""
+        reads = []
+        for access, use in zip(operator.reads, sources, strict=True):
+            leaf = self.trace.leaf.get(use.value)
+            if leaf is not None and leaf.role == "parameter":
+                weight, source = self._weights.read(access, use, operator.name)
+                if self._weights.is_held_whole(use) and weight.size > 1:
+                    self.approximations.append((operator.name, _HELD_WHOLE))
+                self.weights.append(source)
+                reads.append(weight)
+                continue
+            value = self.trace.values.get(use.value)
+            is_float = value is None or value.is_float
+            if use.seen_as is not None and value is not None:
+                access = replace(access, shape=value.shape, axes=(None,) * len(value.shape), partial_over=None)
+            reads.append(replace(access, role=Role.ACTIVATION if is_float else Role.INDEX))
+        return replace(operator, reads=tuple(reads))
+
+
+_HELD_WHOLE = "a weight is read in part, or as something computed of it: every device holds all of it"
+
+
+def _part(write: Access, piece: Piece, operator: Operator) -> Access | None:
+    """Return the write of a piece; None where a dim of the tensor is more than one iteration dim."""
+    axis = write.axes[piece.dim]
+    if not isinstance(axis, str) or operator.extents[axis] != write.shape[piece.dim]:
+        return None
+    part = Part(dim=axis, offset=piece.start, extent=piece.size)
+    shape = piece_shape(write.shape, piece)
+    axes = tuple(part if i == piece.dim else old for i, old in enumerate(write.axes))
+    return replace(write, tensor=f"{write.tensor}[{piece.start}]", shape=shape, axes=axes)

@@ -1,0 +1,74 @@
+"""What passes folded into a node, told of its vertex: FLOP, names of functions, weights, dims that must stay whole."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pase.graph import Access, Part, Role, Work
+from pase.graph.access import Axis
+from pase.importers.ir import Node, Trace
+from pase.importers.lower.draft import Draft, is_parameter
+
+
+def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
+    """Return the draft with what was folded into it, and with weights that its kind does not tell of."""
+    told = {use.value for use in draft.sources}
+    others = [(i, use) for i, use in enumerate(node.inputs) if is_parameter(trace, use) and use.value not in told]
+    if not node.folded_flop and not node.epilogue and not node.whole and not others:
+        return draft
+    operator = draft.operator
+    write = operator.writes[0]
+    # The dims of what is written, in the order that the trace has them in.
+    order = draft.orders[0] or range(len(write.axes))
+    written = [(write.shape[i], write.axes[i]) for i in order]
+    points = tuple(dict.fromkeys(dim for axis in write.axes for dim in _names(axis)))
+    work = operator.work
+    if node.folded_flop:
+        size = 1
+        for dim in points:
+            size *= operator.extents[dim]
+        more = Work(dims=points, flop_per_point=node.folded_flop / size, inputs=(0,) if operator.reads else ())
+        work = (*work, more)
+    reads, sources = list(operator.reads), list(draft.sources)
+    for position, use in others:
+        shape = trace.shape(use)
+        axes = _aligned(shape, written)
+        named = {dim for axis in axes for dim in _names(axis)}
+        summed = tuple(dim for dim in points if dim not in named)
+        reads.append(Access(tensor=f"e{position}", shape=shape, axes=axes, role=Role.PARAMETER, partial_over=summed))
+        sources.append(use)
+    attributes = operator.attributes
+    if node.epilogue:
+        attributes = tuple(pair for pair in attributes if pair[0] != "activation")
+        attributes = (*attributes, ("activation", ",".join(node.epilogue)))
+    held = dict.fromkeys(dim for i, j in node.whole for dim in _names(operator.reads[i].axes[j]))
+    operator = replace(
+        operator,
+        work=work,
+        reads=tuple(reads),
+        attributes=attributes,
+        unsplittable=tuple(dict.fromkeys((*operator.unsplittable, *held))),
+    )
+    return replace(draft, operator=operator, sources=tuple(sources))
+
+
+def _aligned(shape: tuple[int, ...], written: list[tuple[int, Axis]]) -> tuple[Axis, ...]:
+    """Return the axes of a tensor that is broadcast to what is written; None for the dims that are not alike."""
+    if len(shape) > len(written):
+        return (None,) * len(shape)
+    last = written[len(written) - len(shape) :]
+    return tuple(
+        axis if isinstance(axis, str | tuple) and extent == full and extent > 1 else None
+        for extent, (full, axis) in zip(shape, last, strict=True)
+    )
+
+
+def _names(axis: Axis) -> Iterable[str]:
+    match axis:
+        case str():
+            return (axis,)
+        case tuple():
+            return axis
+        case Part():
+            return (axis.dim,)
+        case _:
+            return ()

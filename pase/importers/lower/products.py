@@ -1,0 +1,91 @@
+"""Products and attention as vertices."""
+
+from dataclasses import replace
+
+from pase.graph import Access, Dim, Role, Work
+from pase.graph.operators.attention import attention
+from pase.graph.operators.contract import contract
+from pase.importers.ir import Attention, Contract, Node, Trace
+from pase.importers.lower.draft import Draft, is_parameter, repeated, shapes, spare
+from pase.importers.passes.regions import is_activation
+
+_LEAD = {1: "b", 2: "bs", 3: "bst"}
+
+
+def lower_contract(trace: Trace, node: Node, name: str) -> Draft:
+    """Return a product; one with a weight is a dense layer."""
+    op = node.op
+    assert isinstance(op, Contract)
+    x, y = shapes(trace, node)[:2]
+    weights = [i for i in (0, 1) if is_parameter(trace, node.inputs[i])]
+    is_dense = len(weights) == 1
+    w = op.operands[weights[0]] if is_dense else ""
+    lead = [letter for letter in op.output if letter not in w] if is_dense else list(op.output[:-2])
+    summed = [letter for letter in dict.fromkeys(op.operands[0] + op.operands[1]) if letter not in op.output]
+    names = dict(zip(lead, spare((), len(lead), _LEAD.get(len(lead), "bstuv")), strict=True))
+    rest = [letter for letter in op.output if letter not in names]
+    names |= dict(zip(rest, spare(tuple(names.values()), len(rest), "nm"), strict=True))
+    names |= dict(zip(summed, spare(tuple(names.values()), len(summed), "ck"), strict=True))
+    axes = tuple(tuple(names[letter] for letter in operand) for operand in op.operands)
+    out = tuple(names[letter] for letter in op.output)
+    operator = contract(
+        name,
+        x,
+        y,
+        axes=(axes[0], axes[1]),
+        out=out,
+        parameter=weights[0] if is_dense else None,
+        kind="experts" if op.share < 1 else "dense" if is_dense else "contract",
+        share=op.share,
+    )
+    if op.has_bias:
+        bias = shapes(trace, node)[2]
+        # Added after the sum: its gradient is not a partial sum of a split there.
+        along = out[len(out) - len(bias) :]
+        over = tuple(dim for dim in out if dim not in along)
+        access = Access(tensor="bias", shape=bias, axes=along, role=Role.PARAMETER, partial_over=over)
+        added = Work(dims=out, flop_per_point=1, inputs=(0,))
+        operator = replace(operator, reads=(*operator.reads, access), work=(*operator.work, added))
+    return Draft(operator=operator, sources=node.inputs[: 2 + op.has_bias])
+
+
+def lower_attention(trace: Trace, node: Node, name: str) -> Draft:
+    """Return attention; keys and values of fewer heads than the queries are read by several of these."""
+    op = node.op
+    assert isinstance(op, Attention)
+    uses = list(node.inputs[:3])
+    q, k, v = shapes(trace, node)[:3]
+    for i, shape in ((1, k), (2, v)):
+        if shape[1] != q[1]:
+            uses[i] = repeated(trace, uses[i], q[1])
+    swapped = (q[0], q[2], q[1], q[3]), (k[0], k[2], q[1], k[3])
+    operator = attention(name, swapped[0], swapped[1], swapped[1], causal=op.is_causal)
+    # The kind's own order of dims is [b, s, h, k]; here heads come first.
+    reads = [_heads_first(access) for access in operator.reads]
+    writes = [_heads_first(operator.writes[0])]
+    dims = operator.dims
+    work = operator.work
+    if v[3] != q[3]:
+        # Values of another width than the keys.
+        dims = (*dims, Dim("e", v[3]))
+        reads[2] = replace(reads[2], shape=(*reads[2].shape[:3], v[3]), axes=(*reads[2].axes[:3], "e"))
+        writes[0] = replace(
+            writes[0], shape=(*writes[0].shape[:3], v[3]), axes=(*writes[0].axes[:3], "e"), partial_over=("t",)
+        )
+        work = (work[0], replace(work[1], dims=(*work[1].dims[:-1], "e")), *work[2:])
+    for use in node.inputs[3:]:
+        if is_activation(trace, use) or is_parameter(trace, use):
+            # Added to the scores, or multiplied with them.
+            shape = trace.shape(use)
+            along = zip(("b", "h", "s", "t")[4 - len(shape) :], (q[0], q[1], q[2], k[2])[4 - len(shape) :], strict=True)
+            axes = tuple(dim if extent == full else None for extent, (dim, full) in zip(shape, along, strict=True))
+            summed = tuple(dim for dim in "bhst" if dim not in axes)
+            uses.append(use)
+            reads.append(Access(tensor=f"m{len(reads)}", shape=shape, axes=axes, partial_over=summed))
+    operator = replace(operator, dims=dims, reads=tuple(reads), writes=tuple(writes), work=work)
+    return Draft(operator=operator, sources=tuple(uses))
+
+
+def _heads_first(access: Access) -> Access:
+    order = (0, 2, 1, 3)
+    return replace(access, shape=tuple(access.shape[i] for i in order), axes=tuple(access.axes[i] for i in order))

@@ -1,0 +1,256 @@
+"""Fold pointwise functions of one tensor into the operator that makes it, or into the only one that reads them."""
+
+from dataclasses import replace
+from math import prod
+
+from pase.importers.ir import (
+    Attention,
+    Broadcast,
+    Concat,
+    Contract,
+    Convolve,
+    Node,
+    Pad,
+    Pointwise,
+    Reshape,
+    Slice,
+    Trace,
+    Transpose,
+    Use,
+    View,
+)
+from pase.importers.passes.regions import is_activation
+from pase.importers.passes.uses import composed
+
+_NOT_INTO = Slice | Concat | Pad | Reshape | Transpose | Broadcast
+"""These move data alone; what is computed stays an operator of its own beside them."""
+
+
+def fold_pointwise(trace: Trace) -> Trace:
+    """Return the trace with biases, activations and the like as part of their neighbours."""
+    state = _State(trace)
+    for node in trace.nodes:
+        current = state.nodes.get(node.name)
+        if current is not None and isinstance(current.op, Pointwise) and len(current.outputs) == 1:
+            state.fold(current)
+    return replace(trace, nodes=tuple(state.nodes.values()), outputs=tuple(state.returned))
+
+
+def add_biases(trace: Trace) -> Trace:
+    """Return the trace with what is added to a product or a convolution, in one dim, as its bias."""
+    state = _State(trace)
+    for node in trace.nodes:
+        current = state.nodes.get(node.name)
+        if current is not None and state.is_bias(current):
+            state.fold(current)
+    return replace(trace, nodes=tuple(state.nodes.values()), outputs=tuple(state.returned))
+
+
+class _State:
+    """The nodes while some of them are folded into others."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.nodes = {node.name: node for node in trace.nodes}
+        self.returned = list(trace.outputs)
+        self.producers = {value.name: node.name for node in trace.nodes for value in node.outputs}
+        self.users: dict[str, set[str]] = {}
+        for node in trace.nodes:
+            for use in node.inputs:
+                self.users.setdefault(use.value, set()).add(node.name)
+
+    def fold(self, node: Node) -> None:
+        """Fold one node wherever it can be."""
+        assert isinstance(node.op, Pointwise)
+        # A tensor that is read in two ways (added to its transpose) is two tensors to what reads it.
+        reads = {use for use in node.inputs if is_activation(self.trace, use)}
+        if len(reads) != 1:
+            return
+        (read,) = reads
+        if read.piece is not None or read.seen_as is not None or self.trace.shape(read) != node.outputs[0].shape:
+            return
+        if node.op.mixes or not self._into_producer(node, read):
+            self._into_consumer(node, read)
+
+    def is_bias(self, node: Node) -> bool:
+        """Return whether a node adds a bias to what a product or a convolution gives."""
+        if not isinstance(node.op, Pointwise) or len(node.inputs) != 2 or len(node.outputs) != 1:
+            return False
+        weights = [use for use in node.inputs if self._is_weight(use)]
+        reads = [use for use in node.inputs if use not in weights]
+        maker = self.nodes.get(self.producers.get(reads[0].value, "")) if len(reads) == 1 else None
+        return maker is not None and _bias(self.trace, maker, node, reads[0], weights) is not None
+
+    def _into_producer(self, node: Node, read: Use) -> bool:
+        maker = self.nodes.get(self.producers.get(read.value, ""))
+        value = node.outputs[0].name
+        if (
+            maker is None
+            or isinstance(maker.op, _NOT_INTO)
+            or maker.outputs[0].name != read.value
+            or self.users[read.value] != {node.name}
+            or read.value in self.returned
+        ):
+            return False
+        is_seen_otherwise = read.view is not None
+        if is_seen_otherwise and value in self.returned:
+            return False
+        users = self._redirected(value, read)
+        if users is None:
+            return False
+        weights = [use for use in node.inputs if self._is_weight(use)]
+        self._replace(replace(_with_epilogue(self.trace, maker, node, read, weights), computes=node.computes or value))
+        self._remove(node, users)
+        self.returned = [read.value if name == value else name for name in self.returned]
+        return True
+
+    def _into_consumer(self, node: Node, read: Use) -> bool:
+        value = node.outputs[0].name
+        users = self.users.get(value, set())
+        if len(users) != 1 or value in self.returned:
+            return False
+        (name,) = users
+        if isinstance(self.nodes[name].op, _NOT_INTO):
+            return False
+        whole = _needed_whole(node, self.nodes[name], value)
+        redirected = self._redirected(value, read)
+        if redirected is None or whole is None:
+            return False
+        (user,) = redirected
+        # They lie along what is read, not along what is written, which a vertex tells: all parts have them whole.
+        weights = tuple(_whole_weight(self.trace, use) for use in node.inputs if self._is_weight(use))
+        more = tuple(range(len(user.inputs), len(user.inputs) + len(weights)))
+        user = replace(
+            user,
+            inputs=(*user.inputs, *weights),
+            epilogue_inputs=(*user.epilogue_inputs, *more),
+            merged=(*user.merged, node.origin, *node.merged),
+            folded_flop=user.folded_flop + _flop(node),
+            whole=(*user.whole, *whole),
+        )
+        self._remove(node, [user])
+        return True
+
+    def _redirected(self, value: str, read: Use) -> list[Node] | None:
+        """Return the users of a value as they read what is behind it; None where one of them cannot."""
+        shape = self.trace.values[read.value].shape
+        found = []
+        for name in self.users.get(value, ()):
+            user = self.nodes[name]
+            inputs: list[Use] = []
+            for use in user.inputs:
+                seen = composed(use, read, shape) if use.value == value else use
+                if seen is None:
+                    return None
+                inputs.append(seen)
+            found.append(replace(user, inputs=tuple(inputs)))
+        return found
+
+    def _is_weight(self, use: Use) -> bool:
+        leaf = self.trace.leaf.get(use.value)
+        return leaf is not None and leaf.role == "parameter"
+
+    def _replace(self, node: Node) -> None:
+        self.nodes[node.name] = node
+        for use in node.inputs:
+            self.users.setdefault(use.value, set()).add(node.name)
+
+    def _remove(self, node: Node, changed: list[Node]) -> None:
+        del self.nodes[node.name]
+        for use in node.inputs:
+            self.users[use.value].discard(node.name)
+        for other in changed:
+            self._replace(other)
+
+
+def _needed_whole(node: Node, user: Node, value: str) -> tuple[tuple[int, int], ...] | None:
+    """Return the (input, dim) along which a reader then needs other points too; None where that cannot be told."""
+    assert isinstance(node.op, Pointwise)
+    if not node.op.mixes:
+        return ()
+    if not isinstance(user.op, Attention | Contract):
+        return None
+    found = []
+    plain = View.plain(node.outputs[0].shape)
+    for position, use in enumerate(user.inputs):
+        if use.value != value:
+            continue
+        if use.piece is not None or use.seen_as is not None:
+            return None
+        view = use.view or plain
+        for dim in node.op.mixes:
+            bases = _factors_of(view, dim)
+            own = [i for i, factors in enumerate(view.dims) if [factor.base for factor in factors] == bases]
+            if len(own) != 1:
+                return None
+            found.append((position, own[0]))
+    return tuple(found)
+
+
+def _factors_of(view: View, dim: int) -> list[int]:
+    """Return the positions of the factors that a dim of a view's base is made of."""
+    extents, position = view.factors, 0
+    for i, extent in enumerate(view.base):
+        first, size = position, 1
+        while size < extent:
+            size *= extents[position]
+            position += 1
+        if i == dim:
+            return list(range(first, position))
+    return []
+
+
+def _whole_weight(trace: Trace, use: Use) -> Use:
+    return Use(value=use.value, seen_as=trace.shape(use))
+
+
+def _with_epilogue(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) -> Node:
+    assert isinstance(node.op, Pointwise)
+    merged = (*maker.merged, node.origin, *node.merged)
+    folded = maker.folded_flop + _flop(node)
+    bias = _bias(trace, maker, node, read, weights)
+    if bias is not None:
+        assert isinstance(maker.op, Contract | Convolve)
+        inputs = (*maker.inputs[:2], bias)
+        return replace(maker, op=replace(maker.op, has_bias=True), inputs=inputs, merged=merged)
+    # A weight lies along the last dims of what is written, as long as that is not seen in another shape between.
+    own = weights if read.view is None else [_whole_weight(trace, use) for use in weights]
+    more = tuple(range(len(maker.inputs), len(maker.inputs) + len(weights)))
+    return replace(
+        maker,
+        inputs=(*maker.inputs, *own),
+        epilogue=(*maker.epilogue, *node.op.functions),
+        epilogue_inputs=(*maker.epilogue_inputs, *more),
+        merged=merged,
+        folded_flop=folded,
+    )
+
+
+def _bias(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) -> Use | None:
+    """Return the bias that a node adds to a product or a convolution, in one dim."""
+    assert isinstance(node.op, Pointwise)
+    if node.op.functions != ("add",) or len(weights) != 1 or maker.epilogue or len(maker.inputs) != 2:
+        return None
+    shape = maker.outputs[0].shape
+    match maker.op:
+        case Contract(has_bias=False):
+            dim = len(shape) - 1
+        case Convolve(has_bias=False, channels=channels):
+            dim = channels
+        case _:
+            return None
+    weight = trace.shape(weights[0])
+    plain = View.plain(shape)
+    seen = (read.view or plain).dims
+    # Its dims are the last ones of what it is added to: that dim in full, and one element of the others.
+    along = [(extent, factors) for extent, factors in zip(reversed(weight), reversed(seen), strict=False) if extent > 1]
+    if len(along) != 1 or along[0] != (shape[dim], plain.dims[dim]) or weights[0].seen_as is not None:
+        return None
+    view = View.plain(weight).reshaped((shape[dim],))
+    assert view is not None
+    return composed(Use(value=weights[0].value, view=view), weights[0], trace.values[weights[0].value].shape)
+
+
+def _flop(node: Node) -> float:
+    assert isinstance(node.op, Pointwise)
+    return node.folded_flop + float(node.op.flop_per_point * prod(node.outputs[0].shape))

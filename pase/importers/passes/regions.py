@@ -1,0 +1,265 @@
+"""Collapse regions of pointwise and reduction operators with one entry and one exit into what they are together.
+
+A softmax, a normalisation, a GELU or a rotary embedding that its source spells out step by step is one operator again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from pase.importers.ir import Concat, Node, Normalise, Op, Pointwise, Reduce, Slice, Softmax, Trace, Use, View
+from pase.importers.passes.alignment import Alignment, aligned, dims_along
+from pase.importers.passes.functions import named_function
+from pase.importers.passes.uses import composed, without_dead_nodes
+
+_INSIDE = Pointwise | Reduce | Slice | Concat
+_MAX_NODES = 400
+"""Of a region: one that is larger is no single operator any more."""
+
+_ROOTS = frozenset({"rsqrt", "sqrt"})
+_NORMALISE_FLOP = 5
+_STEPS = frozenset(
+    {"add", "subtract", "multiply", "divide", "power", "square", "sqrt", "rsqrt", "exp", "log", "negate", "reciprocal"}
+)
+"""What a normalisation or a softmax is spelled out in: its FLOP are those of its kind, however it is spelled."""
+"""For each point, as their vertices count them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Region:
+    """nodes: in topological order, the last one being the exit. entry: what they read together, in the exit's shape."""
+
+    nodes: tuple[Node, ...]
+    entry: Use
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        return tuple(f for node in self.nodes if isinstance(node.op, Pointwise) for f in node.op.functions)
+
+    @property
+    def reductions(self) -> frozenset[str]:
+        return frozenset(node.op.function for node in self.nodes if isinstance(node.op, Reduce))
+
+    @property
+    def num_reductions(self) -> int:
+        return sum(isinstance(node.op, Reduce) for node in self.nodes)
+
+    @property
+    def num_normalising(self) -> int:
+        """How many normalisations or softmaxes it is."""
+        return sum(function in _ROOTS or function == "exp" for function in self.functions) if self.reductions else 0
+
+
+def collapse_regions(trace: Trace) -> Trace:
+    """Return the trace with every largest region of one entry and one exit as one operator."""
+    place = {node.name: i for i, node in enumerate(trace.nodes)}
+    gone: set[str] = set()
+    made: dict[str, Node] = {}
+    for node in reversed(trace.nodes):
+        if node.name in gone or not isinstance(node.op, _INSIDE):
+            continue
+        for region in _preferred(list(_regions(trace, node, place, gone))):
+            found = _collapsed(trace, region)
+            if found is not None:
+                gone.update(inner.name for inner in region.nodes)
+                made[node.name] = found
+                break
+    nodes = [made.get(node.name, node) for node in trace.nodes if node.name not in gone or node.name in made]
+    return without_dead_nodes(replace(trace, nodes=tuple(nodes)))
+
+
+def _preferred(regions: list[_Region]) -> list[_Region]:
+    """Return regions, of which each holds the one before, in the order in which to try them: the largest first.
+
+    Of several normalisations in a row the last one alone: the others are operators of their own.
+    """
+    if not regions or regions[-1].num_normalising <= 1:
+        return regions[::-1]
+    single = [region for region in regions if region.num_normalising == 1]
+    most = max((region.num_reductions for region in single), default=0)
+    return [region for region in single if region.num_reductions == most] + regions[::-1]
+
+
+def is_activation(trace: Trace, use: Use) -> bool:
+    """Return whether floats that depend on the input flow through a use."""
+    leaf = trace.leaf.get(use.value)
+    return leaf is None or (leaf.role == "input" and leaf.value.is_float)
+
+
+def _regions(trace: Trace, last: Node, place: Mapping[str, int], gone: set[str]) -> Iterator[_Region]:
+    """Yield the regions that end with a node, each in the next one: what they are fed by is added, the last first."""
+    inside = {last.name: last}
+    entries: dict[str, list[Use]] = {}
+    returned = set(trace.outputs)
+
+    def add(node: Node) -> None:
+        inside[node.name] = node
+        for value in node.outputs:
+            entries.pop(value.name, None)
+        for use in node.inputs:
+            if is_activation(trace, use):
+                entries.setdefault(use.value, []).append(use)
+
+    def may_join(node: Node | None) -> bool:
+        return (
+            node is not None
+            and isinstance(node.op, _INSIDE)
+            and node.name not in gone
+            and all(
+                value.name not in returned and all(user.name in inside for user in trace.users.get(value.name, ()))
+                for value in node.outputs
+            )
+        )
+
+    add(last)
+    while len(inside) <= _MAX_NODES:
+        if len(entries) == 1 and len(inside) > 1:
+            (uses,) = entries.values()
+            shape = last.outputs[0].shape
+            whole = _whole(trace, uses, shape)
+            if whole is None and any(use.piece for use in uses) and trace.values[uses[0].value].shape == shape:
+                # Read in pieces alone: the halves of a rotary embedding.
+                whole = Use(value=uses[0].value)
+            if whole is not None:
+                yield _Region(
+                    nodes=tuple(sorted(inside.values(), key=lambda node: place[node.name])),
+                    entry=whole,
+                )
+        producers = [trace.producer.get(value) for value in entries]
+        grown = [node for node in producers if node is not None and may_join(node)]
+        if not grown:
+            return
+        add(max(grown, key=lambda node: place[node.name]))
+
+
+def _whole(trace: Trace, uses: Sequence[Use], shape: tuple[int, ...]) -> Use | None:
+    """Return the use of a tensor that reads it whole in a shape; None where none of these can be seen so."""
+    for use in sorted(uses, key=lambda use: trace.shape(use) != shape):
+        if use.piece is not None or use.seen_as is not None or prod(trace.shape(use)) != prod(shape):
+            continue
+        view = View.plain(trace.shape(use)).reshaped(shape)
+        if view is not None:
+            return composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+    return None
+
+
+def _collapsed(trace: Trace, region: _Region) -> Node | None:
+    """Return a region as one node; None where its points do not lie in one shape."""
+    found = aligned(trace, region.nodes, region.entry)
+    if found is None:
+        return None
+    weights = _weights(trace, region)
+    flop = sum(_flop(trace, node) for node in region.nodes)
+    points = max(1, prod(found.shape))
+    op: Op
+    inputs, more = [region.entry], 0.0
+    if not found.reduced:
+        functions = region.functions or tuple(sorted(region.reductions)) or ("copy",)
+        names = ("rotary",) if len(found.mixed) == 1 else named_function(functions)
+        op = Pointwise(functions=names, flop_per_point=max(1, round(flop / points)), mixes=tuple(sorted(found.mixed)))
+        inputs += [use for use, _ in weights]
+    else:
+        op = _reducing(region, found)
+        others = [node for node in region.nodes if not _is_step(node) and prod(node.outputs[0].shape) >= points]
+        more = sum(_flop(trace, node) for node in others)
+        if isinstance(op, Normalise) and op.kind == "statistics":
+            more = max(0.0, flop - _NORMALISE_FLOP * points)
+        if isinstance(op, Normalise):
+            scales, shifts = _affine(trace, weights, found)
+            channels = _channels(trace, [*scales, *shifts], found) or op.channels
+            op = replace(op, has_scale=bool(scales), has_shift=bool(shifts), channels=channels)
+            first = [*scales[:1], *shifts[:1]]
+            weights = [*first, *(pair for pair in weights if pair not in first)]
+        inputs += [use for use, _ in weights]
+    last = region.nodes[-1]
+    origins = [origin for node in region.nodes for origin in (node.origin, *node.merged)]
+    return replace(last, op=op, inputs=tuple(inputs), merged=tuple(origins), folded_flop=more)
+
+
+def _weights(trace: Trace, region: _Region) -> list[tuple[Use, Node]]:
+    """Return the weights that a region reads, and by which node; each once."""
+    inner = {value.name for node in region.nodes for value in node.outputs}
+    found: dict[str, tuple[Use, Node]] = {}
+    for node in region.nodes:
+        for use in node.inputs:
+            leaf = trace.leaf.get(use.value)
+            if use.value not in inner and leaf is not None and leaf.role == "parameter":
+                found.setdefault(use.value, (use, node))
+    return list(found.values())
+
+
+def _affine(
+    trace: Trace, weights: list[tuple[Use, Node]], found: Alignment
+) -> tuple[list[tuple[Use, Node]], list[tuple[Use, Node]]]:
+    """Return the weights that scale and those that shift, of those that lie along whole dims."""
+    along = [pair for pair in weights if _channels(trace, [pair], found)]
+    scales = [(use, node) for use, node in along if _applies(node, "multiply")]
+    shifts = [(use, node) for use, node in along if _applies(node, "add") or _applies(node, "subtract")]
+    if scales and shifts and _channels(trace, scales[:1], found) != _channels(trace, shifts[:1], found):
+        shifts = []
+    return scales, [pair for pair in shifts if pair not in scales]
+
+
+def _channels(trace: Trace, pairs: list[tuple[Use, Node]], found: Alignment) -> tuple[int, ...]:
+    """Return the written dims along which the first weight lies."""
+    for use, node in pairs[:1]:
+        shape = trace.shape(use)
+        for value in _followed(trace, node):
+            dims = dims_along(found, value, shape) if value in found.labels else None
+            if dims:
+                return dims
+    return ()
+
+
+def _followed(trace: Trace, node: Node) -> Iterator[str]:
+    """Yield what a node writes, and what its only readers do of the same shape: a weight that scales a statistic lies
+    along dims that only the tensor has, which it meets later.
+    """
+    value = node.outputs[0]
+    yield value.name
+    while len(users := trace.users.get(value.name, ())) == 1 and users[0].outputs[0].shape == value.shape:
+        value = users[0].outputs[0]
+        yield value.name
+
+
+def _applies(node: Node, function: str) -> bool:
+    return isinstance(node.op, Pointwise) and function in node.op.functions
+
+
+def _reducing(region: _Region, found: Alignment) -> Softmax | Normalise:
+    """Return what a region with reductions is."""
+    shape, functions, names = found.shape, region.functions, region.reductions
+    kept: dict[int, int] = {}
+    for dim in {atom.dim for atom in found.reduced}:
+        extents = {(atom.inner, atom.extent) for atom in found.reduced if atom.dim == dim}
+        kept[dim] = max(1, shape[dim] // max(1, prod(extent for _, extent in extents)))
+    over = tuple(sorted(kept))
+    groups = prod(kept.values())
+    mixes = tuple(sorted(found.mixed))
+    if "exp" in functions and "sum" in names and len(over) == 1 and groups == 1 and not mixes:
+        return Softmax(dim=over[0], is_log="log" in functions)
+    is_normal = names <= {"mean", "sum", "variance"} and bool({*_ROOTS, "power"} & set(functions))
+    if not is_normal:
+        return Normalise(kind="statistics", over=over, channels=over, groups=groups, mixes=mixes)
+    rest = tuple(i for i in range(len(shape)) if i not in over)
+    if groups > 1:
+        partial = tuple(dim for dim in over if kept[dim] > 1)
+        return Normalise(kind="group", over=over, channels=partial[:1], groups=groups, mixes=mixes)
+    if 0 in over and len(rest) == 1:
+        return Normalise(kind="batch", over=over, channels=rest, mixes=mixes)
+    kind = "layer" if region.num_reductions > 1 or "variance" in names else "rms"
+    return Normalise(kind=kind, over=over, channels=over, mixes=mixes)  # type: ignore[arg-type]
+
+
+def _is_step(node: Node) -> bool:
+    return not isinstance(node.op, Pointwise) or _STEPS.issuperset(node.op.functions)
+
+
+def _flop(trace: Trace, node: Node) -> float:
+    match node.op:
+        case Pointwise(flop_per_point=flop):
+            return float(flop * prod(node.outputs[0].shape))
+        case Reduce():
+            return float(prod(trace.shape(node.inputs[0])))
+        case _:
+            return 0.0

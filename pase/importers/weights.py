@@ -1,0 +1,214 @@
+"""`read_weights`: the values of a model's weights, under the names that programs of its plan give them.
+
+This is the one place where weights are read: a search needs their shapes alone.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from os import PathLike, fspath
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from pase.errors import ModelError
+from pase.graph import Scalar
+from pase.importers import onnx_weights
+from pase.importers.factory import call_factory, is_factory
+from pase.importers.front_end import framework
+from pase.importers.ir import Piece, Trace, Use, View
+from pase.importers.load import FRONT_ENDS, import_model
+
+Array = np.ndarray[Any, Any]
+
+Values = Callable[[Any, Iterable[str], Trace], Mapping[str, Array]]
+"""Takes a model, names of values of its trace and the trace; returns those that it has, as arrays."""
+
+
+def read_weights(
+    source: object, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None
+) -> dict[str, Array]:
+    """Return the weights of a model and what else its forward pass is computed with, by (layer, tensor) as one name.
+
+    source: as `load` takes it; a function that makes the model is called, and its framework makes the weights as it
+    would without PaSE. Raises ModelError where a value is not to be had.
+    """
+    source = fspath(source) if isinstance(source, PathLike) else source
+    given = dict(arguments or {})
+    if isinstance(source, str) and is_factory(source):
+        source, took_batch = call_factory(source, batch=batch, arguments=given, front_ends=())
+        batch, given = None if took_batch else batch, {}
+    kind = _kind(source)
+    source = _OPENED[kind](source)
+    model = import_model(source, batch=batch, arguments=given)
+    uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
+    uses |= model.execution.constants
+    values = _VALUES[kind](source, {use.value for use in uses.values()}, model.traces[0])
+    found: dict[str, Array] = {}
+    for (layer, tensor), use in uses.items():
+        if use.value not in values:
+            if (layer, tensor) in model.execution.constants:
+                raise ModelError(
+                    f"layer {layer!r} is computed with {use.value!r}, whose values the source does not hold as such; "
+                    "make it a weight or a constant of the model"
+                )
+            continue
+        found[f"{layer}/{tensor}"] = read_as(values[use.value], use)
+    return found
+
+
+def read_as(array: Array, use: Use) -> Array:
+    """Return an array as a use reads it: a piece of it, in another order of its elements."""
+    array = _cut(array, use.piece)
+    return array if use.view is None else _viewed(array, use.view)
+
+
+def _cut(array: Array, piece: Piece | None) -> Array:
+    if piece is None:
+        return array
+    index = [slice(None)] * array.ndim
+    index[piece.dim] = slice(piece.start, piece.start + piece.size)
+    return array[tuple(index)]
+
+
+def _viewed(array: Array, view: View) -> Array:
+    factors = [factor for dim in view.dims for factor in dim]
+    order = [factor.base for factor in factors if factor.base is not None]
+    seen = array.reshape(view.factors).transpose(order)
+    seen = seen.reshape([1 if factor.base is None else factor.extent for factor in factors])
+    return np.broadcast_to(seen, [factor.extent for factor in factors]).reshape(view.shape)
+
+
+def _kind(source: object) -> str:
+    if isinstance(source, str):
+        suffix = PurePath(source).suffix.lower()
+        if suffix in _SUFFIXES:
+            return _SUFFIXES[suffix]
+    for front_end in FRONT_ENDS:
+        if front_end.takes(source) and front_end.package in _VALUES:
+            return front_end.package
+    raise ModelError(
+        "weights are read of ONNX files, Keras models and torch modules (as a file, or made by "
+        f"package.module:function); {source!r} is none of them"
+    )
+
+
+def _as_it_is(source: Any) -> Any:
+    return source
+
+
+def _open_keras(source: Any) -> Any:
+    """Return the model of a `.keras` file with its weights: checked first, as files are whose weights are not read."""
+    if not isinstance(source, str):
+        return source
+    from pase.importers.keras_file import read_model
+
+    keras = framework("keras", "keras")
+    read_model(keras, source)
+    try:
+        return keras.models.load_model(source, compile=False, safe_mode=True)
+    except Exception as error:
+        raise ModelError(f"the weights of {source!r} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _torch_values(source: Any, names: Iterable[str], _trace: Trace) -> Mapping[str, Array]:
+    module = source[0] if isinstance(source, list | tuple) else source
+    held = {**dict(module.named_buffers()), **module.state_dict()}
+    found: dict[str, Array] = {}
+    for name in names:
+        if name in held:
+            tensor = held[name]
+            if tensor.is_meta:
+                raise ModelError(f"weight {name!r} was made without values (on the device 'meta')")
+            tensor = tensor.detach().cpu()
+            found[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return found
+
+
+def _keras_values(source: Any, names: Iterable[str], _trace: Trace) -> Mapping[str, Array]:
+    model = source[0] if isinstance(source, tuple) else source
+    by_path: dict[str, list[Any]] = {}
+    seen: set[int] = set()
+    for variable in model.variables:
+        if id(variable) not in seen:
+            seen.add(id(variable))
+            by_path.setdefault(variable.path, []).append(variable)
+    found: dict[str, Array] = {}
+    for name in names:
+        path, _, number = name.partition("~")
+        place = int(number) if number.isdigit() else 0
+        variables = by_path.get(path, [])
+        if place < len(variables):
+            found[name] = np.asarray(variables[place].numpy(), np.float32)
+    return {**found, **_keras_statistics(model, set(names) - set(found))}
+
+
+def _keras_statistics(model: Any, names: set[str]) -> Mapping[str, Array]:
+    """Return the means and deviations of layers that normalise the data."""
+    layers = {layer.name: layer for layer in model._flatten_layers() if type(layer).__name__ == "Normalization"}
+    found: dict[str, Array] = {}
+    for name in names:
+        scope, _, statistic = name.rpartition("/")
+        layer = layers.get(scope.rpartition("/")[2])
+        if layer is None or statistic not in ("mean", "deviation"):
+            continue
+        if layer.mean is None:
+            layer.finalize_state()
+        deviation = np.maximum(np.sqrt(np.asarray(layer.variance, np.float32)), 1e-7)
+        found[name] = np.asarray(layer.mean, np.float32) if statistic == "mean" else deviation
+    return found
+
+
+def _onnx_values(source: Any, names: Iterable[str], trace: Trace) -> Mapping[str, Array]:
+    """Return stored tensors, and what is computed of them alone: by running that part of the model."""
+    onnx = framework("onnx", "onnx")
+    wanted = set(names)
+    stored = onnx_weights.read_weights(source)
+    found = {name: np.asarray(stored[name]) for name in sorted(wanted) if name in stored}
+    if len(found) < len(wanted):
+        proto = onnx.load(source) if isinstance(source, str) else source
+        made = {name for node in proto.graph.node for name in node.output}
+        computed = sorted((wanted - set(found)) & made)
+        if computed:
+            found |= _run_in_part(onnx, proto, computed, trace)
+    return found
+
+
+def _run_in_part(onnx: Any, proto: Any, names: list[str], trace: Trace) -> Mapping[str, Array]:
+    """Return values that depend on no input's values; inputs are zeros of their shapes."""
+    part = onnx.ModelProto()
+    part.CopyFrom(proto)
+    del part.graph.output[:]
+    part.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    part = onnx.ModelProto.FromString(part.SerializeToString())
+    needed = _needed(part.graph, set(names))
+    kept = [node for node in part.graph.node if any(name in needed for name in node.output)]
+    del part.graph.node[:]
+    part.graph.node.extend(kept)
+    reference = framework("onnx.reference", "onnx")
+    inputs = {
+        leaf.value.name: np.zeros(leaf.value.shape, leaf.value.dtype)
+        for leaf in trace.leaves
+        if leaf.role == "input" and leaf.value.name in {i.name for i in part.graph.input}
+    }
+    values = reference.ReferenceEvaluator(part).run(None, inputs)
+    return {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+
+
+def _needed(graph: Any, names: set[str]) -> set[str]:
+    makers = {name: node for node in graph.node for name in node.output}
+    found, frontier = set[str](), list(names)
+    while frontier:
+        name = frontier.pop()
+        if name not in found:
+            found.add(name)
+            frontier += [other for other in makers[name].input if other] if name in makers else []
+    return found
+
+
+_SUFFIXES: Mapping[str, str] = {".onnx": "onnx", ".keras": "keras"}
+
+_OPENED: Mapping[str, Callable[[Any], Any]] = {"keras": _open_keras, "onnx": _as_it_is, "torch": _as_it_is}
+"""How a model is opened whose weights are to be read, by its framework."""
+
+_VALUES: Mapping[str, Values] = {"keras": _keras_values, "onnx": _onnx_values, "torch": _torch_values}
+"""Where the values are."""

@@ -1,0 +1,50 @@
+"""Whether two graphs are the same search problem, whatever their vertices are called and in which order they stand."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from pase import load_machine
+from pase.graph import Graph, verify
+from pase.search import problem_of
+
+DIGITS = 10
+
+
+def fingerprint(graph: Graph, devices: int) -> tuple[Counter[bytes], Counter[bytes]]:
+    """What is left of a graph's cost tables without names and orders.
+
+    For each vertex its layer costs, sorted; for each edge the triples of layer cost, layer cost and transfer cost of
+    every pair of configurations, sorted.
+    """
+    tables = problem_of(graph, devices, load_machine("1080ti"), "paper").tables
+    costs = [_rounded(tables.layer_costs(i)) for i in range(tables.num_vertices)]
+    vertices = Counter(np.sort(cost).tobytes() for cost in costs)
+    edges: Counter[bytes] = Counter()
+    known: dict[tuple[bytes, bytes, int], bytes] = {}
+    for (u, v), number in zip(tables.edges, tables.edge_table, strict=True):
+        key = costs[u].tobytes(), costs[v].tobytes(), number
+        if key not in known:
+            moved = _rounded(tables.edge_tables[number].dense())
+            rows = np.stack(np.broadcast_arrays(costs[u][:, None], costs[v][None, :], moved)).reshape(3, -1)
+            known[key] = rows[:, np.lexsort(rows)].tobytes()
+        edges[known[key]] += 1
+    return vertices, edges
+
+
+def without(graph: Graph, *names: str) -> Graph:
+    """A graph without some of its vertices."""
+    return verify(
+        replace(
+            graph,
+            operators=tuple(operator for operator in graph.operators if operator.name not in names),
+            edges=tuple(edge for edge in graph.edges if not {edge.producer, edge.consumer} & {*names}),
+        )
+    )
+
+
+def _rounded(array: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    """Costs to ten digits: sums of the same numbers in another order differ in the last ones."""
+    scale = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.maximum(np.abs(array), 1.0))))
+    return np.where(array == 0, 0.0, np.round(array * scale) / scale)

@@ -1,0 +1,199 @@
+"""`.keras` files: the same trace as the model's that was saved, its weights by name, and what is refused."""
+
+import json
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase import load
+from pase.errors import MissingExtraError, ModelError
+from pase.importers import keras_model
+from pase.importers.keras_model import KerasFrontEnd
+from pase.importers.keras_weights import read_weights
+from tests.importers.keras_zoo import ZOO
+
+with warnings.catch_warnings():
+    # TensorFlow's own, when it is first imported.
+    warnings.simplefilter("ignore")
+    keras = pytest.importorskip("keras")
+
+layers = keras.layers
+# Of Keras itself, with NumPy 2.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+
+def _trace(source: Any) -> Any:
+    return KerasFrontEnd().trace(source, batch=4, arguments={})
+
+
+@pytest.mark.parametrize("name", ["images", "nested", "operations", "recurrent", "transformer"])
+def test_a_file_is_what_was_saved(name: str, tmp_path: Path) -> None:
+    model = ZOO[name]()
+    model.compile("adam", "mse")
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    trace = _trace(path)
+    assert trace == _trace(model)
+    found, held = read_weights(path), read_weights(model)
+    assert (
+        found.keys()
+        == held.keys()
+        == {leaf.value.name for leaf in trace.leaves if leaf.storage and leaf.role != "input"}
+    )
+    for variable in model.trainable_variables:
+        np.testing.assert_array_equal(found[variable.path], variable.numpy())
+    assert all(np.array_equal(found[key], held[key]) for key in held)
+
+
+def test_a_file_is_loaded_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.keras"
+    model = ZOO["cnn"]()
+    model.save(path)
+    for source in (path, str(path)):
+        assert load(source, batch=4) == load(model, batch=4)
+
+
+def test_a_model_without_weights_has_none_to_read() -> None:
+    with KerasFrontEnd().without_weights():
+        model = ZOO["nested"]()
+    with pytest.raises(ModelError, match=r"'nested' was made without weights: '.*' has no values"):
+        read_weights(model)
+
+
+# -- what is refused
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of one layer, named "out"."""
+    path = tmp_path_factory.mktemp("small") / "model.keras"
+    x = keras.Input((4,))
+    keras.Model(x, layers.Dense(2, name="out")(x), name="small").save(path)
+    return path
+
+
+def _changed(source: Path, change: Callable[[dict[str, Any]], None], target: Path) -> str:
+    """Write a file with the layer's description changed."""
+    with zipfile.ZipFile(source) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(entries["config.json"])
+    change(config["config"]["layers"][1])
+    entries["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return str(target)
+
+
+def _function(module: str, name: str) -> dict[str, Any]:
+    return {"class_name": "function", "module": module, "config": name, "registered_name": name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"module": "os", "class_name": "system"}, "layer 'out' is of 'os.system', which is not Keras' own"),
+        ({"module": "keras.utils", "class_name": "get_file"}, "is of 'keras.utils.get_file', which is not Keras' own"),
+        ({"module": "keras.src.utils.file_utils", "class_name": "get_file"}, "which is not Keras' own"),
+        ({"registered_name": "mine>Dense"}, "layer 'out' is of 'mine>Dense', which is not Keras' own"),
+        ({"class_name": "Lambda"}, "layer 'out' is a Lambda: it holds code of the user's"),
+        ({"class_name": "TorchModuleWrapper"}, "layer 'out' is a TorchModuleWrapper: it holds code"),
+        ({"class_name": "TFSMLayer"}, "layer 'out' is a TFSMLayer: it loads a file of its own"),
+        ({"class_name": "StringLookup"}, "layer 'out' is a StringLookup: it looks up text by files"),
+        ({"class_name": ["Dense"]}, r"layer 'out': its class_name is \['Dense'\]; expected a word"),
+    ],
+)
+def test_classes_that_are_not_known_to_be_harmless_are_refused(
+    small: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = _changed(small, lambda layer: layer.update(change), tmp_path / "bad.keras")
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"activation": _function("keras.utils", "get_file")}, "is of 'get_file', which is not Keras' own"),
+        ({"activation": _function("builtins", "eval")}, "is of 'eval', which is not Keras' own"),
+        ({"activation": {"class_name": "__lambda__", "config": {}}}, "layer 'out' is a Lambda"),
+        ({"kernel_initializer": {"class_name": "Popen", "module": "subprocess", "config": {}}}, "'subprocess.Popen'"),
+        ({"units": "many"}, "cannot be made into a model: "),
+        ({"units": -1}, "cannot be made into a model: "),
+    ],
+)
+def test_settings_that_are_not_usable_are_refused(
+    small: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = _changed(small, lambda layer: layer["config"].update(change), tmp_path / "bad.keras")
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+def test_an_enormous_layer_takes_no_memory(small: Path, tmp_path: Path) -> None:
+    path = _changed(small, lambda layer: layer["config"].update(units=10**9), tmp_path / "large.keras")
+    assert load(path, batch=1).num_parameters == 5 * 10**9
+
+
+def _zip(path: Path, text: str) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (" " * (65 * 2**20), "its configuration is larger than 64 MiB"),
+        ("{", "its config.json is no JSON"),
+        ('{"class_name": "Functional", "config": ' + "[" * 100_000 + "]" * 100_000 + "}", "is no JSON"),
+        ("[1]", "its config.json describes no model"),
+        (
+            '{"class_name": "Dense", "module": "keras.layers", "config": {"units": 2}}',
+            "holds a Dense; expected a model",
+        ),
+    ],
+)
+def test_configurations_that_are_none_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.keras"
+    _zip(path, text)
+    with pytest.raises(ModelError, match=message):
+        load(path)
+
+
+def test_files_that_are_none_are_refused(small: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"^there is no file '.*none.keras'"):
+        load(tmp_path / "none.keras")
+    truncated = tmp_path / "truncated.keras"
+    truncated.write_bytes(small.read_bytes()[:700])
+    with pytest.raises(ModelError, match=r"is no .keras file, or it is damaged"):
+        load(truncated)
+    with zipfile.ZipFile(tmp_path / "empty.keras", "w") as archive:
+        archive.writestr("readme.txt", "nothing")
+    with pytest.raises(ModelError, match=r"holds no config.json"):
+        load(tmp_path / "empty.keras")
+    with pytest.raises(ModelError, match=r"older versions of Keras; load it there and save it again"):
+        load("model.h5")
+
+
+def test_a_backend_that_is_missing_is_told(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(package: str, extra: str) -> Any:
+        raise ModuleNotFoundError(f"No module named 'nobackend' for {package}, {extra}", name="nobackend")
+
+    monkeypatch.setattr(keras_model, "framework", missing)
+    with pytest.raises(MissingExtraError, match=r"Keras needs nobackend, which is not installed; .*pase\[keras\]"):
+        load(small)
+
+
+def test_damaged_weights_are_told(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "damaged.keras"
+    with zipfile.ZipFile(small) as archive, zipfile.ZipFile(path, "w") as target:
+        for name in archive.namelist():
+            target.writestr(name, archive.read(name) if name.endswith(".json") else b"nothing")
+    assert load(path, batch=1).num_parameters == 10
+    with pytest.raises(ModelError, match=r"the weights in '.*' cannot be read"):
+        read_weights(str(path))

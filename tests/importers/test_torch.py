@@ -1,0 +1,267 @@
+"""PyTorch modules: parameters and FLOP as PyTorch counts them, vertices as the published counts have them."""
+
+import warnings
+from typing import Any
+
+import pytest
+
+from pase import load
+from pase.importers.ir import Generic
+from pase.importers.load import import_model
+from pase.importers.model import ImportedModel, imported
+from pase.importers.torch_module import TorchFrontEnd, trace_module
+from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
+
+torch = pytest.importorskip("torch")
+
+
+def _inputs(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return ((), dict(given)) if isinstance(given, dict) else (tuple(given), {})
+
+
+def _imported(module: Any, given: Any) -> ImportedModel:
+    positional, keywords = _inputs(given)
+    return imported(trace_module(module, positional, keywords), arguments={})
+
+
+def _counted_flop(module: Any, given: Any) -> int:
+    """Run a module on tensors without values under PyTorch's own counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    positional, keywords = _inputs(given)
+    module = module.to("meta").eval()
+    with warnings.catch_warnings(), FlopCounterMode(display=False) as counter, torch.no_grad():
+        warnings.simplefilter("ignore")
+        module(*(x.to("meta") for x in positional), **{name: x.to("meta") for name, x in keywords.items()})
+    return int(counter.get_total_flops())
+
+
+def _num_parameters(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# Of products that its counter leaves out: three tensors at once (nn.Bilinear).
+_UNCOUNTED = {"products": 2 * 2 * 7 * 8 * 8 * 8 + 2 * 2 * 7 * 8 * 8}
+# The rows of another weight are a parameter of their own to PyTorch.
+_COUNTED_TWICE = {"tied": 20 * 16}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_parameters_and_flop_are_what_the_framework_counts(name: str) -> None:
+    with TorchFrontEnd().without_weights():
+        module, given = OWN[name]()
+    model = _imported(module, given)
+    assert model.traces[0].num_parameters == _num_parameters(module) - _COUNTED_TWICE.get(name, 0)
+    assert model.graph.num_parameters == model.traces[0].num_parameters
+    assert model.graph.forward_flop(contractions_only=True) == _counted_flop(module, given) + _UNCOUNTED.get(name, 0)
+
+
+def test_resnet_101_has_the_published_vertices() -> None:
+    with TorchFrontEnd().without_weights():
+        module, given = resnet()
+    model = _imported(module, given)
+    assert model.num_operators["source"] == 345
+    assert model.num_operators["vertices"] == 244
+    assert model.graph.num_parameters == 44_549_160
+
+
+def test_alexnet_has_the_published_vertices() -> None:
+    with TorchFrontEnd().without_weights():
+        model = _imported(*OWN["alexnet"]())
+    assert model.num_operators["source"] == 22
+    assert model.num_operators["vertices"] == pytest.approx(12, rel=0.15)
+
+
+# Generic operators that are told of one that nothing more can be said of: the choice of experts.
+_GENERIC = {"mixtral": {"aten.topk.default"}, "falcon": {"aten.index.Tensor"}}
+
+
+@pytest.mark.parametrize("kind", TRANSFORMERS)
+def test_models_of_transformers_import_whole(kind: str) -> None:
+    pytest.importorskip("transformers")
+    module, given = transformers_model(kind, **_SETTINGS.get(kind, {}))
+    model = _imported(module, given)
+    assert model.traces[0].num_parameters == _num_parameters(module)
+    assert {operator for _, operator in model.generic} <= _GENERIC.get(kind, set())
+    if kind not in _UNCOUNTABLE:
+        assert model.graph.forward_flop(contractions_only=True) == _counted_flop(module, given)
+
+
+_SETTINGS: dict[str, dict[str, Any]] = {"mamba": {"steps": 4}}
+# Outside tracing they look at the values of masks, or they have a grouped product, which the counter leaves out.
+_UNCOUNTABLE = {"mixtral", "gpt2", "llama", "bart", "falcon"}
+
+
+def test_experts_are_a_dim_of_their_products() -> None:
+    pytest.importorskip("transformers")
+    module, given = transformers_model("mixtral")
+    graph = _imported(module, given).graph
+    up = [op for op in graph.operators if any(access.shape == (4, 128, 32) for access in op.reads)]
+    assert len(up) == 2
+    # Two of four experts for each of 16 tokens: 8 rows of 32 for each, which meet its matrix of [32, 128].
+    assert all(sorted(op.extents.values()) == [4, 8, 32, 128] for op in up)
+
+
+def test_a_module_is_left_as_it_was() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(), torch.nn.BatchNorm1d(4))
+    module[2].eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    load((module, torch.ones(3, 4)))
+    assert [part.training for part in module.modules()] == [True, True, True, False]
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert not module._forward_hooks
+
+
+@pytest.mark.parametrize("weights", ["cpu", "meta"])
+@pytest.mark.parametrize("inputs", ["cpu", "meta"])
+def test_weights_and_inputs_may_lie_apart(weights: str, inputs: str) -> None:
+    class Shifted(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.shift = torch.nn.Linear(4, 5), torch.ones(5)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) + self.shift + torch.arange(5)
+
+    with torch.device(weights):
+        module = Shifted()
+    graph = load((module, torch.zeros(2, 4, device=inputs)))
+    assert graph.num_parameters == 25
+    assert module.layer.weight.device.type == module.shift.device.type == weights
+
+
+def test_a_module_without_weights_takes_no_memory() -> None:
+    with TorchFrontEnd().without_weights():
+        # A schedule whose values a constructor asks for, beside weights of 64 GiB.
+        rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
+        module = torch.nn.Sequential(torch.nn.Linear(1 << 17, 1 << 17), torch.nn.Dropout(rates[1]))
+        given = torch.zeros(1, 1 << 17)
+    assert rates == [0, 0.25, 0.5]
+    assert load((module, given)).num_parameters == (1 << 34) + (1 << 17)
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    module, given = tied_language_model()
+    leaves = {leaf.value.name: leaf.storage for leaf in trace_module(module, given, {}).leaves}
+    assert leaves["table.weight"] == "table.weight"
+    assert "rows.weight" not in leaves
+    shared = [access.shared for op in load((module, given)).operators for access in op.reads if access.shared]
+    assert len(shared) >= 2
+    assert len(set(shared)) == 1
+
+
+def test_inputs_by_name_and_results_of_any_make() -> None:
+    class Both(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any, *, scale: Any, mask: Any = None) -> Any:
+            return {"first": [x * scale], "cache": object(), "none": mask, "second": (x + scale, 3)}
+
+    x = torch.zeros(4, 3)
+    by_name = trace_module(Both(), (), {"x": x, "scale": x})
+    assert len(by_name.outputs) == 2
+    assert TorchFrontEnd().trace((Both(), (x,), {"scale": x}), batch=None, arguments={}).outputs == by_name.outputs
+    assert TorchFrontEnd().trace((Both(), {"x": x, "scale": x}), batch=9, arguments={}).leaves[0].value.shape == (9, 3)
+
+
+def test_caches_are_no_results() -> None:
+    pytest.importorskip("transformers")
+    module, given = transformers_model("gpt2", n_layer=1, use_cache=True)
+    assert len(trace_module(module, (), given).outputs) == 1
+
+
+def test_complex_numbers_are_not_left_out() -> None:
+    class Mixing(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            return self.after(torch.fft.fft(self.before(x)).real)
+
+    model = _imported(Mixing(), (torch.zeros(2, 8),))
+    assert [operator for _, operator in model.generic] == ["aten.fft_fft.default"]
+    assert model.graph.num_parameters == 2 * 72
+    assert len(model.graph.edges) >= 2
+
+
+def test_control_flow_on_what_the_module_makes_itself_is_followed() -> None:
+    class Masked(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 8)
+
+        def forward(self, x: Any) -> Any:
+            mask = torch.ones(x.shape[:2], device=x.device)
+            mask[:, 0] = 0
+            chosen = self.layer if (mask > 0).any().item() else self.other
+            if torch.zeros_like(x).sum() > 0:
+                return self.other(x)
+            return chosen(x) * mask[:, :, None]
+
+    graph = load((Masked(), torch.zeros(2, 3, 4)))
+    assert graph.num_parameters == 20
+
+
+def test_weights_that_are_not_used_are_told() -> None:
+    module = torch.nn.Linear(4, 4)
+    module.spare = torch.nn.Parameter(torch.zeros(3))
+    trace = trace_module(module, (torch.zeros(2, 4),), {})
+    assert trace.num_parameters == 23
+    assert "1 weight takes no part in what the module returns: spare" in trace.notes
+
+
+def test_a_wrapped_module_is_the_one_within() -> None:
+    module = torch.nn.Linear(4, 4)
+    names = [leaf.value.name for leaf in trace_module(torch.nn.DataParallel(module), (torch.zeros(2, 4),), {}).leaves]
+    assert names == ["weight", "bias", "input"]
+
+
+def test_the_source_is_told() -> None:
+    class Layer(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.ModuleDict({"first": torch.nn.Linear(4, 4)})
+
+        def forward(self, x: Any) -> Any:
+            return self.inner["first"](x)
+
+    (node,) = (n for n in trace_module(Layer(), (torch.zeros(2, 4),), {}).nodes)
+    assert node.origin.operator == "aten.linear.default"
+    assert node.origin.scope == "inner.first"
+    assert node.origin.line.startswith("test_torch.py:")
+
+
+def test_the_precision_of_weights_is_noted() -> None:
+    trace = trace_module(torch.nn.Linear(4, 4, dtype=torch.bfloat16), (torch.zeros(2, 4, dtype=torch.bfloat16),), {})
+    assert any("weights are bfloat16" in note for note in trace.notes)
+
+
+def test_regions_are_in_line() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Regions(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: Any) -> Any:
+            x = checkpoint(self.layer, x, use_reentrant=False)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                x = self.layer(x)
+            with torch.no_grad():
+                return self.layer(x.float())
+
+    trace = trace_module(Regions(), (torch.zeros(2, 4),), {})
+    assert sum(node.origin.operator == "aten.linear.default" for node in trace.nodes) == 3
+    assert not any(isinstance(node.op, Generic) for node in trace.nodes)
+
+
+def test_a_factory_makes_a_module_without_weights(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pase_test_networks.py").write_text(
+        "import torch\n\ndef net(batch=2, width=4):\n    module = torch.nn.Linear(width, width)\n"
+        "    assert module.weight.is_meta\n    return module, torch.zeros(batch, width)\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    model = import_model("pase_test_networks:net", batch=6, arguments={"width": 1 << 16})
+    assert model.graph.num_parameters == (1 << 32) + (1 << 16)
+    assert model.traces[0].leaves[-1].value.shape == (6, 1 << 16)

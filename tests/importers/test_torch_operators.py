@@ -1,0 +1,191 @@
+"""What PyTorch's operators are translated into computes what they compute: each step is done again with NumPy."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase.importers.ir import (
+    Broadcast,
+    Concat,
+    Contract,
+    Identity,
+    Node,
+    Pad,
+    Pointwise,
+    Reduce,
+    Reshape,
+    Slice,
+    Trace,
+    Transpose,
+)
+
+torch = pytest.importorskip("torch")
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "relu": lambda x: np.maximum(x, 0),
+    "complex": lambda x, y: x + 1j * y,
+    "real": np.real,
+    "imag": np.imag,
+}
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "max": np.max,
+    "min": np.min,
+    "variance": partial(np.var, ddof=1),
+}
+
+
+def _run(trace: Trace, values: Mapping[str, Any]) -> list[Any]:
+    """Compute a trace of views, products, sums and functions of points."""
+    known = dict(values)
+    for node in trace.nodes:
+        (out,) = node.outputs
+        known[out.name] = _compute(node, [known[use.value] for use in node.inputs])
+        assert known[out.name].shape == out.shape, f"{node.op} of {node.origin.operator}"
+    return [known[name] for name in trace.outputs]
+
+
+def _compute(node: Node, inputs: list[Any]) -> Any:
+    shape, x = node.outputs[0].shape, inputs[0]
+    match node.op:
+        case Identity():
+            return x
+        case Reshape():
+            return x.reshape(shape)
+        case Transpose(order=order):
+            return x.transpose(order)
+        case Broadcast(places=places):
+            own = [1] * len(shape)
+            for place, extent in zip(places, x.shape, strict=True):
+                own[place] = extent
+            return np.broadcast_to(x.reshape(own), shape)
+        case Slice(starts=starts, steps=steps):
+            return x[tuple(slice(a, a + s * e, s) for a, s, e in zip(starts, steps, shape, strict=True))]
+        case Concat(dim=dim):
+            return np.concatenate(inputs, axis=dim)
+        case Pad(before=before):
+            return np.pad(x, [(a, new - a - old) for a, old, new in zip(before, x.shape, shape, strict=True)])
+        case Pointwise(functions=(name,), constant=constant):
+            return _FUNCTIONS[name](*inputs, *([] if constant is None else [constant]))
+        case Reduce(function=function, over=over, keeps_dims=keeps):
+            return _REDUCTIONS[function](x, axis=over, keepdims=keeps)
+        case Contract(operands=operands, output=output, has_bias=has_bias):
+            made = np.einsum(f"{operands[0]},{operands[1]}->{output}", *inputs[:2])
+            return made + inputs[2] if has_bias else made
+    raise AssertionError(f"{node.op} of {node.origin.operator} is not computed here")
+
+
+def _arrays(*shapes: tuple[int, ...]) -> list[Any]:
+    rng = np.random.default_rng(0)
+    return [torch.from_numpy(rng.normal(size=shape)) for shape in shapes]
+
+
+def _replaced(x: Any, y: Any) -> Any:
+    x = x.clone()
+    x[:, 1:3] = y
+    return x
+
+
+def _over_one(x: Any, y: Any) -> Any:
+    x = x.clone()
+    x[2] = y
+    x.add_(1)
+    x.view(-1).mul_(2.0)
+    return x
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "matmul 1 1": (torch.matmul, ((4,), (4,))),
+    "matmul 1 2": (torch.matmul, ((4,), (4, 3))),
+    "matmul 2 1": (torch.matmul, ((3, 4), (4,))),
+    "matmul 1 3": (torch.matmul, ((4,), (2, 4, 3))),
+    "matmul 4 1": (torch.matmul, ((2, 5, 3, 4), (4,))),
+    "matmul 4 2": (torch.matmul, ((2, 5, 3, 4), (4, 6))),
+    "matmul 2 4": (torch.matmul, ((3, 4), (2, 5, 4, 6))),
+    "matmul broadcast": (torch.matmul, ((2, 1, 3, 4), (5, 4, 6))),
+    "matmul broadcast both": (torch.matmul, ((2, 1, 3, 4), (1, 5, 4, 6))),
+    "addmm vector": (torch.addmm, ((6,), (3, 4), (4, 6))),
+    "addmm matrix": (torch.addmm, ((3, 6), (3, 4), (4, 6))),
+    "baddbmm": (torch.baddbmm, ((2, 1, 6), (2, 3, 4), (2, 4, 6))),
+    "baddbmm without": (lambda *a: torch.baddbmm(*a, beta=0), ((2, 3, 6), (2, 3, 4), (2, 4, 6))),
+    "addmv": (torch.addmv, ((3,), (3, 4), (4,))),
+    "outer": (torch.outer, ((3,), (4,))),
+    "inner": (torch.inner, ((3, 4), (5, 2, 4))),
+    "tensordot": (lambda x, y: torch.tensordot(x, y, dims=([0, 2], [1, 0])), ((3, 4, 5), (5, 3, 2))),
+    "bilinear": (torch.nn.functional.bilinear, ((2, 3, 4), (2, 3, 5), (6, 4, 5), (6,))),
+    "linear": (torch.nn.functional.linear, ((2, 3, 4), (6, 4), (6,))),
+    "linear of a vector": (torch.nn.functional.linear, ((4,), (6, 4))),
+    "einsum": (lambda *a: torch.einsum("bqhd,bkhd->bhqk", *a), ((2, 3, 4, 5), (2, 6, 4, 5))),
+    "einsum without output": (lambda *a: torch.einsum("ji,jk", *a), ((4, 3), (4, 5))),
+    "einsum dots": (lambda *a: torch.einsum("...ij,jk->...ik", *a), ((2, 7, 3, 4), (4, 5))),
+    "einsum of dots": (lambda *a: torch.einsum("b...d,...d->b...", *a), ((2, 3, 4), (3, 4))),
+    "einsum of three": (lambda *a: torch.einsum("bi,ij,jk->kb", *a), ((2, 3), (3, 4), (4, 5))),
+    "einsum of one": (lambda a: torch.einsum("bij->jb", a), ((2, 3, 4),)),
+    "einsum without a sum": (lambda *a: torch.einsum("bi,bj->jib", *a), ((2, 3), (2, 4))),
+    "einsum with a sum apart": (lambda *a: torch.einsum("bi,ijk->bk", *a), ((2, 3), (3, 4, 5))),
+    "einsum of one element": (lambda *a: torch.einsum("bi,bj->bij", *a).sum(2), ((1, 3), (2, 4))),
+    "permute": (lambda x: x.permute(2, 0, -2), ((2, 3, 4),)),
+    "transpose": (lambda x: x.transpose(-1, 0), ((2, 3, 4),)),
+    "movedim": (lambda x: x.movedim((0, 1), (2, 0)), ((2, 3, 4),)),
+    "mT": (lambda x: x.mT, ((2, 3, 4),)),
+    "expand": (lambda x: x.expand(5, -1, 3), ((4, 1),)),
+    "repeat": (lambda x: x.repeat(2, 3, 1, 2), ((2, 1, 3),)),
+    "repeat each": (lambda x: x.repeat_interleave(3, dim=1), ((2, 4, 3),)),
+    "repeat each of all": (lambda x: x.repeat_interleave(2), ((2, 3),)),
+    "slice": (lambda x: x[:, -3:-1, ::2], ((2, 5, 6),)),
+    "select": (lambda x: x.select(1, -1), ((2, 5, 6),)),
+    "split": (lambda x: x.split((1, 4), dim=1), ((2, 5),)),
+    "chunk": (lambda x: x.chunk(3, dim=-1), ((2, 7),)),
+    "unbind": (lambda x: x.unbind(1), ((2, 3, 4),)),
+    "concat": (lambda x, y: torch.cat([x, y, x], dim=-1), ((2, 3), (2, 1))),
+    "stack": (lambda x, y: torch.stack([x, y], dim=1), ((2, 3), (2, 3))),
+    "pad": (lambda x: torch.nn.functional.pad(x, (1, 2, 0, 3)), ((2, 3, 4),)),
+    "pieces replaced": (_replaced, ((2, 5), (2, 2))),
+    "written over": (_over_one, ((4, 3), (3,))),
+    "windows": (lambda x: x.unfold(1, 3, 3), ((2, 6, 4),)),
+    "pixel shuffle": (lambda x: torch.nn.functional.pixel_shuffle(x, 2), ((2, 12, 3, 4),)),
+    "pixel unshuffle": (lambda x: torch.nn.functional.pixel_unshuffle(x, 2), ((2, 3, 4, 6),)),
+    "channel shuffle": (lambda x: torch.nn.functional.channel_shuffle(x, 3), ((2, 6, 4, 5),)),
+    "upsample": (lambda x: torch.nn.functional.interpolate(x, scale_factor=(2, 3)), ((2, 3, 4, 5),)),
+    "mean": (lambda x: x.mean((-1, 0), keepdim=True), ((2, 3, 4),)),
+    "max": (lambda x: x.max(dim=1).values, ((2, 3, 4),)),
+    "amin": (lambda x: x.amin(), ((2, 3),)),
+    "var": (lambda x: torch.var_mean(x, 1), ((2, 3),)),
+    "glu": (lambda x: torch.nn.functional.glu(x, 1), ((2, 6, 3),)),
+    "complex": (lambda x: torch.view_as_real(torch.view_as_complex(x) * torch.view_as_complex(x)), ((2, 3, 2),)),
+    "in place": (lambda x: torch.relu_(x + 1), ((2, 3),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_steps_compute_what_the_operator_does(name: str) -> None:
+    from pase.importers.torch_module import trace_module
+
+    function, shapes = CASES[name]
+
+    class Module(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, *inputs: Any) -> Any:
+            return function(*inputs)
+
+    given = _arrays(*shapes)
+    expected = function(*(x.clone() for x in given))
+    trace = trace_module(Module(), tuple(given), {})
+    leaves = [leaf.value.name for leaf in trace.leaves if leaf.role == "input"]
+    constants = {leaf.value.name: np.ones(leaf.value.shape) for leaf in trace.leaves if leaf.role == "constant"}
+    nodes = tuple(node for node in trace.nodes if node.inputs)
+    found = _run(
+        Trace(name="x", leaves=trace.leaves, nodes=nodes, outputs=trace.outputs),
+        constants | dict(zip(leaves, (x.numpy() for x in given), strict=True)),
+    )
+    wanted = expected if isinstance(expected, tuple | list) else [expected]
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other.numpy(), atol=1e-12)

@@ -1,0 +1,133 @@
+"""What programs of a forward pass are written with: functions of points beside NumPy and SciPy, errors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import special
+
+from pase.errors import RuntimeFailure
+from pase.graph.recipe import POINTWISE
+from pase.runtime.forward_pass import compute
+from pase.runtime.layers.forward import arrange, dims, fn, greatest, log_softmax, mean, piece, reshard, softmax
+from pase.runtime.program import Program
+
+Array = np.ndarray[Any, Any]
+
+
+def normal(x: Array) -> Array:
+    return special.ndtr(x)
+
+
+ORACLES: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
+    "abs": (np.abs, ()),
+    "celu": (lambda x, a: np.where(x > 0, x, a * (np.exp(x / a) - 1)), (0.7,)),
+    "clip": (np.clip, (-0.5, 1.0)),
+    "elu": (lambda x, a: np.where(x > 0, x, a * (np.exp(x) - 1)), (0.7,)),
+    "erf": (special.erf, ()),
+    "gelu": (lambda x: x * normal(x), ()),
+    "gelu_tanh": (lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))), ()),
+    "hard_sigmoid": (lambda x, a, b: np.clip(a * x + b, 0, 1), (0.2, 0.5)),
+    "hard_swish": (lambda x: x * np.clip(x + 3, 0, 6) / 6, ()),
+    "leaky_relu": (lambda x, a: np.where(x > 0, x, a * x), (0.1,)),
+    "mish": (lambda x: x * np.tanh(np.logaddexp(0, x)), ()),
+    "power": (np.power, (2.0,)),
+    "quick_gelu": (lambda x, a: x * special.expit(a * x), (1.702,)),
+    "reciprocal": (np.reciprocal, ()),
+    "round": (np.round, ()),
+    "selu": (lambda x: 1.0507009873554805 * np.where(x > 0, x, 1.6732632423543772 * (np.exp(x) - 1)), ()),
+    "silu": (lambda x: x * special.expit(x), ()),
+    "softplus": (lambda x, b: np.logaddexp(0, b * x) / b, (2.0,)),
+    "softsign": (lambda x: x / (1 + np.abs(x)), ()),
+    "square": (np.square, ()),
+    "thresholded_relu": (lambda x, a: np.where(x > a, x, 0), (0.5,)),
+}
+
+
+def outputs(build: Callable[[Any, Any], dict[str, Any]], x: Array, num_devices: int = 2) -> dict[str, Array]:
+    """build: takes the tensor, with dims b and n, on a mesh that is split along n; returns tensors by name."""
+
+    def declared(program: Program) -> Any:
+        b, n = dims(b=x.shape[0], n=x.shape[1])
+        mesh = program.mesh("layer", [("n", num_devices)])
+        found = build(reshard(program.floats("x", list(x.shape)), mesh, [b, n]), (b, n))
+        return {name: (tensor, tuple(tensor.shape.to_integer_list)) for name, tensor in found.items()}
+
+    return dict(compute(declared, {}, {"x": x}, num_devices=num_devices, dtype="float64").outputs)
+
+
+def numbers() -> Array:
+    return np.random.default_rng(0).standard_normal((4, 6)) * 2
+
+
+def test_functions_of_points() -> None:
+    x = numbers()
+    found = outputs(lambda t, _: {n: getattr(fn, n)(t, *own) for n, (_f, own) in ORACLES.items()}, x)
+    for name, (oracle, own) in ORACLES.items():
+        np.testing.assert_allclose(found[name], oracle(x, *own), rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+def test_every_function_of_recipes_can_be_computed() -> None:
+    x = np.abs(numbers()) / 10 + 0.2
+
+    def build(t: Any, _: Any) -> dict[str, Any]:
+        return {name: getattr(fn, name)(*[t] * fewest) for name, (fewest, _most) in POINTWISE.items()}
+
+    found = outputs(build, x)
+    assert set(found) == set(POINTWISE)
+    # Of a number between 0.2 and 1 all are numbers but the inverse of the hyperbolic cosine.
+    assert all(np.isfinite(array).all() for name, array in found.items() if name != "acosh")
+
+
+def test_functions_over_a_dim_that_is_split() -> None:
+    x = numbers()
+    found = outputs(
+        lambda t, d: {
+            "softmax": softmax(t, [d[1]]),
+            "log": log_softmax(t, [d[1]]),
+            "mean": mean(t, [d[1]]),
+            "max": greatest(t, [d[1]]),
+            "centred": fn.subtract(mean(t, [d[1]]), t),
+            "turned": arrange(t, [d[1], d[0]]),
+            "piece": piece(t, "n", 1, 4),
+        },
+        x,
+    )
+    oracles = {
+        "softmax": special.softmax(x, 1),
+        "log": special.log_softmax(x, 1),
+        "mean": x.mean(1),
+        "max": x.max(1),
+        "centred": x.mean(1, keepdims=True) - x,
+        "turned": x.T,
+        "piece": x[:, 1:5],
+    }
+    for name, oracle in oracles.items():
+        np.testing.assert_allclose(found[name], oracle, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+def test_outputs_without_the_batch_are_of_one_batch() -> None:
+    def build(program: Program) -> Any:
+        b, n = dims(b=4, n=6)
+        x = reshard(program.floats("x", [4, 6]), program.mesh("layer", []), [b, n])
+        return {"turned": (arrange(x, [n, b]), (6, 4))}
+
+    with pytest.raises(
+        RuntimeFailure, match=r"output 'turned' has shape \[6, 4\], .* give exactly 4 examples, found 5"
+    ):
+        compute(build, {}, {"x": np.ones((5, 6))}, num_devices=1)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda t, _: {"y": fn.nothing(t)}, "'nothing' of 1 tensors cannot be computed"),
+        (lambda t, _: {"y": piece(t, "n", 4, 3)}, r"has no \[4, 7\) of n; correct the piece"),
+        (lambda t, d: {"y": arrange(t, [d[0]])}, "cannot be laid out as b=4"),
+        (lambda t, d: {"y": mean(mean(t, [d[1]]), [d[1]])}, "over n, which it has not"),
+    ],
+)
+def test_errors(build: Any, message: str) -> None:
+    with pytest.raises(RuntimeFailure, match=message):
+        outputs(build, numbers())
