@@ -9,11 +9,11 @@ from pase.graph import Graph, Scalar, verify
 from pase.importers import builtin
 from pase.importers.factory import call_factory, is_factory
 from pase.importers.front_end import FrontEnd
-from pase.importers.jax_function import JaxFrontEnd
-from pase.importers.keras_model import KerasFrontEnd
+from pase.importers.jax.function import JaxFrontEnd
+from pase.importers.keras.model import KerasFrontEnd
 from pase.importers.model import ImportedModel, imported
-from pase.importers.onnx_file import OnnxFrontEnd
-from pase.importers.torch_module import TorchFrontEnd
+from pase.importers.onnx.file import OnnxFrontEnd
+from pase.importers.torch.module import TorchFrontEnd
 
 FRONT_ENDS: tuple[FrontEnd, ...] = (KerasFrontEnd(), TorchFrontEnd(), OnnxFrontEnd(), JaxFrontEnd())
 """By what they take: the first one wins."""

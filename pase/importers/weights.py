@@ -12,11 +12,11 @@ import numpy as np
 
 from pase.errors import ModelError
 from pase.graph import Scalar
-from pase.importers import onnx_weights
 from pase.importers.factory import call_factory, is_factory
 from pase.importers.front_end import framework
 from pase.importers.ir import Piece, Trace, Use, View
 from pase.importers.load import FRONT_ENDS, import_model
+from pase.importers.onnx import weights as onnx_weights
 
 Array = np.ndarray[Any, Any]
 
@@ -100,7 +100,7 @@ def _open_keras(source: Any) -> Any:
     """Return the model of a `.keras` file with its weights: checked first, as files are whose weights are not read."""
     if not isinstance(source, str):
         return source
-    from pase.importers.keras_file import read_model
+    from pase.importers.keras.file import read_model
 
     keras = framework("keras", "keras")
     read_model(keras, source)

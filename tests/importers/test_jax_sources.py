@@ -7,7 +7,7 @@ import pytest
 
 from pase.errors import ModelError
 from pase.importers import import_model
-from pase.importers.jax_function import JaxFrontEnd
+from pase.importers.jax.function import JaxFrontEnd
 
 jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402

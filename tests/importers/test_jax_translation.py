@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pase.importers.ir import Contract, Convolve, Generic, Identity, Lookup, Node, Pointwise, Pool, Slice, Trace, Use
-from pase.importers.jax_function import JaxFrontEnd
+from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.passes import PASSES, run_passes
 from tests.importers.traces import Array, evaluate
 

@@ -12,9 +12,9 @@ import pytest
 
 from pase import load
 from pase.errors import MissingExtraError, ModelError
-from pase.importers import keras_model
-from pase.importers.keras_model import KerasFrontEnd
-from pase.importers.keras_weights import read_weights
+from pase.importers.keras import model as keras_model
+from pase.importers.keras.model import KerasFrontEnd
+from pase.importers.keras.weights import read_weights
 from tests.importers.keras_zoo import ZOO
 
 with warnings.catch_warnings():

@@ -15,8 +15,8 @@ from onnx import helper, shape_inference
 from pase.errors import ModelError
 from pase.importers.ir import Broadcast, Generic, Trace
 from pase.importers.lower import lower
-from pase.importers.onnx_file import OnnxFrontEnd, trace_onnx
-from pase.importers.onnx_model import open_model
+from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
+from pase.importers.onnx.model import open_model
 from pase.importers.passes import run_passes
 from tests.importers.onnx_models import (
     BOOL,

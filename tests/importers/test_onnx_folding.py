@@ -11,9 +11,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from pase.errors import ModelError
-from pase.importers.onnx_file import trace_onnx
-from pase.importers.onnx_folding import MAX_ELEMENTS, Folding, fold
-from pase.importers.onnx_model import open_model
+from pase.importers.onnx.file import trace_onnx
+from pase.importers.onnx.folding import MAX_ELEMENTS, Folding, fold
+from pase.importers.onnx.model import open_model
 from tests.importers.onnx_models import NEWEST, feed, model, node, whole
 
 A = np.array([[3, -4, 5], [6, 7, -8]])

@@ -35,8 +35,8 @@ from pase.importers.ir import (
     Transpose,
 )
 from pase.importers.lower import lower
-from pase.importers.onnx_file import trace_onnx
-from pase.importers.onnx_model import open_model
+from pase.importers.onnx.file import trace_onnx
+from pase.importers.onnx.model import open_model
 from pase.importers.passes import run_passes
 from tests.importers.onnx_models import BOOL, INT64, feed, model, node, number, weight, whole
 

@@ -9,7 +9,7 @@ from pase import load
 from pase.importers.ir import Generic
 from pase.importers.load import import_model
 from pase.importers.model import ImportedModel, imported
-from pase.importers.torch_module import TorchFrontEnd, trace_module
+from pase.importers.torch.module import TorchFrontEnd, trace_module
 from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
 
 torch = pytest.importorskip("torch")

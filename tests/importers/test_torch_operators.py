@@ -167,7 +167,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_steps_compute_what_the_operator_does(name: str) -> None:
-    from pase.importers.torch_module import trace_module
+    from pase.importers.torch.module import trace_module
 
     function, shapes = CASES[name]
 

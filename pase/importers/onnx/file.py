@@ -1,0 +1,143 @@
+"""ONNX models: files, whose weights are not read, and onnx.ModelProto objects."""
+
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import PurePath
+
+from pase.errors import ModelError
+from pase.graph import Scalar
+from pase.importers.front_end import framework
+from pase.importers.ir import Leaf, Node, Origin, Trace, Value, check_trace
+from pase.importers.onnx.inputs import InputShapes, input_shapes
+from pase.importers.onnx.model import OnnxModel, open_model
+from pase.importers.onnx.operators import translate
+from pase.importers.onnx.roles import trained
+from pase.importers.onnx.shapes import walk
+from pase.importers.onnx.tensors import Rebatch, Walked
+
+_MAX_CHANGES_TOLD = 4
+
+
+class OnnxFrontEnd:
+    """Takes paths that end in .onnx, and onnx.ModelProto."""
+
+    package = "onnx"
+    extra = "onnx"
+
+    def takes(self, source: object) -> bool:
+        """Return whether a source is an ONNX file by its name, or a model in memory."""
+        if isinstance(source, str):
+            return PurePath(source).suffix.lower() == ".onnx"
+        onnx = sys.modules.get("onnx")
+        return onnx is not None and isinstance(source, onnx.ModelProto)
+
+    def trace(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Trace:
+        """Return the trace of a model; ModelError where it is damaged or cannot be traced."""
+        framework("onnx", "onnx")
+        return trace_onnx(open_model(source), batch=batch, arguments=arguments)
+
+    def without_weights(self) -> AbstractContextManager[object]:
+        """Return a context that does nothing: ONNX makes no models."""
+        return nullcontext()
+
+
+def trace_onnx(model: OnnxModel, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None) -> Trace:
+    """Return the trace of a model with the given batch.
+
+    arguments: extents of dims that the file leaves open, by name. Stored floats of more than one element are
+    parameters unless they are states (running statistics) or meet only positions; single ones are constants unless an
+    operator has nothing but weights there.
+    """
+    shapes = input_shapes(model, batch=batch, arguments=arguments or {})
+    weights = trained(model.graph)
+    walked = _walked(model, shapes, weights)
+    notes = [*shapes.notes, *_told(walked.changes)]
+    newest = framework("onnx.defs", "onnx").onnx_opset_version()
+    if model.opsets.get("", 0) > newest:
+        notes.append(
+            f"operators are of opset {model.opsets['']}, read as those of {newest}, the newest that is installed"
+        )
+    reader = _Reader(model, walked, weights)
+    return check_trace(reader.read(tuple(notes)))
+
+
+def _walked(model: OnnxModel, shapes: InputShapes, weights: frozenset[str]) -> Walked:
+    if shapes.reference is None:
+        return walk(model, shapes.shapes, weights)
+    try:
+        reference = walk(model, shapes.reference, weights)
+    except ModelError:
+        # With a batch left open, the one that was exported is not known; one example may be too few for the model.
+        return walk(model, shapes.shapes, weights)
+    rebatch = Rebatch(reference=reference, old=shapes.old_batch, new=shapes.batch)
+    return walk(model, shapes.shapes, weights, rebatch=rebatch)
+
+
+def _told(changes: tuple[str, ...]) -> list[str]:
+    """Return what was changed for the batch, in words."""
+    if not changes:
+        return []
+    more = len(changes) - _MAX_CHANGES_TOLD
+    first = "; ".join(changes[:_MAX_CHANGES_TOLD])
+    return [f"the exported batch was written into the model: {first}" + (f"; and {more} more" if more > 0 else "")]
+
+
+class _Reader:
+    """Makes nodes of operators, and leaves of the tensors that they read."""
+
+    def __init__(self, model: OnnxModel, walked: Walked, weights: frozenset[str]) -> None:
+        self._model = model
+        self._walked = walked
+        self._weights = weights
+        self._nodes: list[Node] = []
+        self._names: set[str] = set()
+
+    def read(self, notes: tuple[str, ...]) -> Trace:
+        """Return the trace."""
+        for placed in self._walked.calls:
+            call = placed.call
+            origin = Origin(operator=call.operator, scope=_scope(call.name, call.operator))
+            for i, step in enumerate(translate(call, placed.domain)):
+                name = self._new_name(call.name if i == 0 else f"{call.name}:{i}")
+                self._nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
+        made = {value.name for node in self._nodes for value in node.outputs}
+        read = [use.value for node in self._nodes for use in node.inputs]
+        outputs = tuple(name for name in self._walked.outputs if name in made)
+        fed = [declared.name for declared in self._model.inputs]
+        names = dict.fromkeys([*fed, *(name for name in read if name not in made)])
+        return Trace(
+            name=self._model.name,
+            leaves=tuple(self._leaf(name, fed) for name in names),
+            nodes=tuple(self._nodes),
+            outputs=outputs,
+            notes=notes,
+            num_source_operators=self._model.num_operators,
+        )
+
+    def _leaf(self, name: str, fed: list[str]) -> Leaf:
+        value: Value = self._walked.values[name]
+        if name in fed:
+            return Leaf(value=value, role="input", storage=name)
+        if name in self._weights:
+            return Leaf(value=value, role="parameter", storage=name)
+        array = self._walked.constants.get(name)
+        is_number = array is not None and array.size == 1 and array.dtype.kind in "fiub"
+        number = float(array.ravel()[0]) if is_number and array is not None else None
+        return Leaf(value=value, role="constant", storage=name, number=number)
+
+    def _new_name(self, wish: str) -> str:
+        name, count = wish, 1
+        while name in self._names:
+            count += 1
+            name = f"{wish}_{count}"
+        self._names.add(name)
+        return name
+
+
+def _scope(name: str, operator: str) -> str:
+    """Return the layer that a node's name tells: of "/layer1/conv1/Conv_2", the path without the operator."""
+    parts = [part for part in name.split("/") if part]
+    if len(parts) > 1 and parts[-1].partition("_")[0] == operator:
+        parts = parts[:-1]
+    return "/".join(parts) or name

@@ -1,0 +1,275 @@
+"""`walk`: every operator of a model with the shapes of its tensors; what depends on shapes alone is worked out."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from pase.errors import ModelError
+from pase.importers.front_end import framework
+from pase.importers.ir import Value
+from pase.importers.onnx.folding import Array, Folding, fold
+from pase.importers.onnx.inference import Inference, Request
+from pase.importers.onnx.model import OnnxModel, dtype_name, graphs_within, plain_domain, values_of
+from pase.importers.onnx.operators.call import Call
+from pase.importers.onnx.rebatch import Rebatching
+from pase.importers.onnx.tensors import Placed, Rebatch, Shape, Stored, Tensors, Walked
+
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("Loop", "Scan"), "repeats a graph of its own; export the model with the loop written out"),
+        **dict.fromkeys(
+            (
+                *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
+                *("ConvInteger", "MatMulInteger", "QLinearAdd", "QAttention"),
+            ),
+            "computes with quantised numbers, which are not trained; export the model before it is quantised",
+        ),
+        **dict.fromkeys(
+            (
+                *("SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceMap"),
+                *("SequenceLength", "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement"),
+                "OptionalHasElement",
+            ),
+            "makes or reads a list of tensors, whose shapes are not known; export the model with tensors alone",
+        ),
+    }
+)
+"""Operators that cannot be imported, and why."""
+
+
+def walk(
+    model: OnnxModel, shapes: Mapping[str, Shape], trained: frozenset[str], *, rebatch: Rebatch | None = None
+) -> Walked:
+    """Return a model's operators with the shapes that follow from those of its inputs.
+
+    Raises ModelError for control flow, for quantised models and where a shape depends on values.
+    """
+    tensors = Tensors(trained=trained)
+    for given in model.inputs:
+        tensors.feed(given, shapes[given.name])
+    walker = _Walker(model, tensors, rebatch)
+    walker.graph(model.graph, {})
+    outputs = tuple(dict.fromkeys(str(info.name) for info in model.graph.output))
+    for name in outputs:
+        if name not in tensors.values:
+            raise ModelError(f"the model's output {name!r} is made by no operator; the file is damaged")
+    return Walked(
+        calls=tuple(walker.calls),
+        values=tensors.values,
+        constants=tensors.constants,
+        outputs=outputs,
+        changes=walker.changes,
+    )
+
+
+class _Walker:
+    """Walks operators, in order."""
+
+    def __init__(self, model: OnnxModel, tensors: Tensors, rebatch: Rebatch | None) -> None:
+        self._model = model
+        self._tensors = tensors
+        self._inference = Inference(model, tensors, rebatch)
+        self._rebatching = Rebatching(tensors, rebatch, self._add) if rebatch is not None else None
+        self._read = frozenset(_names_read(model.graph))
+        self._count = 0
+        self.calls: list[Placed] = []
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What was changed for another batch, in words."""
+        return tuple(self._rebatching.changes) if self._rebatching is not None else ()
+
+    def graph(self, graph: Any, scope: Mapping[str, str]) -> None:
+        """Walk a graph. scope: names of its own tensors, and those that they have here."""
+        for tensor in graph.initializer:
+            self._tensors.store(scope.get(tensor.name, str(tensor.name)), tensor)
+        for sparse in graph.sparse_initializer:
+            own = sparse.values
+            name = scope.get(own.name, str(own.name))
+            self._tensors.define(Value(name=name, shape=tuple(sparse.dims), dtype=dtype_name(own.data_type)))
+        for node in graph.node:
+            self._node(node, scope)
+
+    def _node(self, node: Any, scope: Mapping[str, str]) -> None:
+        self._count += 1
+        operator, domain = str(node.op_type), plain_domain(node.domain)
+        name = str(node.name) or next((str(output) for output in node.output if output), f"{operator}_{self._count}")
+        if operator in _REFUSED:
+            raise ModelError(f"operator {operator} {name!r} {_REFUSED[operator]}")
+        inputs = [scope.get(i, str(i)) for i in node.input]
+        outputs = [scope.get(o, str(o)) for o in node.output]
+        for read in inputs:
+            if read and read not in self._tensors.values:
+                raise ModelError(f"operator {operator} {name!r} reads {read!r}, which nothing before it makes")
+        if operator == "If":
+            self._if(node, name, inputs, outputs, scope)
+            return
+        attributes = _attributes(node, name)
+        if not domain and self._is_worked_out(operator, name, inputs, outputs, attributes):
+            return
+        if self._rebatching is not None:
+            inputs = self._rebatching.inputs(operator, name, inputs, outputs[0] if outputs else "", attributes)
+        request = Request(
+            node=node,
+            operator=operator,
+            domain=domain,
+            name=name,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            attributes=attributes,
+        )
+        found = self._inference.results(request, self._read)
+        for value in found:
+            if value is not None:
+                self._tensors.define(value)
+        if self._rebatching is not None:
+            self._rebatching.follow(operator, inputs, found)
+        self._call(operator, domain, name, attributes, inputs, found)
+
+    def _add(self, operator: str, name: str, inputs: list[str], result: Value) -> None:
+        """Add a call of one of ONNX's own operators that the model does not have."""
+        self._call(operator, "", name, {}, inputs, [result])
+
+    def _call(
+        self,
+        operator: str,
+        domain: str,
+        name: str,
+        attributes: Mapping[str, Any],
+        inputs: list[str],
+        results: list[Value | None],
+    ) -> None:
+        call = Call(
+            operator=operator,
+            name=name,
+            attributes=attributes,
+            inputs=tuple(self._tensors.values[i] if i else None for i in inputs),
+            results=tuple(results),
+            constants=tuple(self._tensors.known(i) for i in inputs),
+            opset=self._model.opsets.get(domain, 1),
+            read=self._read,
+        )
+        self.calls.append(Placed(call=call, domain=domain))
+
+    # -- what is worked out
+
+    def _is_worked_out(
+        self, operator: str, name: str, inputs: list[str], outputs: list[str], attributes: Mapping[str, Any]
+    ) -> bool:
+        """Return whether an operator's results are known now, or stored weights: then it is none of the model's."""
+        if self._is_stored(operator, inputs, outputs, attributes):
+            return True
+        given = [self._tensors.known(i) if i else None for i in inputs]
+        found: tuple[Array, ...] | None = None
+        if operator in ("Shape", "Size") and inputs and inputs[0]:
+            found = (_shape_of(operator, self._tensors.values[inputs[0]].shape, attributes),)
+        elif all(not i or array is not None for i, array in zip(inputs, given, strict=True)):
+            folding = Folding(
+                operator=operator,
+                inputs=tuple(given),
+                attributes={k: v.array if isinstance(v, Stored) else v for k, v in attributes.items()},
+                num_outputs=len(outputs),
+                opset=self._model.opsets.get("", 1),
+            )
+            try:
+                found = fold(folding)
+            except (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, OverflowError) as error:
+                raise ModelError(f"operator {operator} {name!r} cannot be worked out: {error}") from error
+        for output, array in zip(outputs, found or (), strict=False):
+            if output:
+                self._tensors.know(output, array)
+        return found is not None
+
+    def _is_stored(self, operator: str, inputs: list[str], outputs: list[str], attributes: Mapping[str, Any]) -> bool:
+        """Define the result of a Constant, or of a ConstantOfShape that stands for a weight; return if it is one."""
+        value = attributes.get("value")
+        if operator == "Constant" and isinstance(value, Stored) and outputs:
+            self._tensors.define(Value(name=outputs[0], shape=value.shape, dtype=value.dtype))
+            if value.array is not None:
+                self._tensors.constants[outputs[0]] = value.array
+            return True
+        if operator != "ConstantOfShape" or not outputs or outputs[0] not in self._tensors.trained:
+            return False
+        shape = self._tensors.known(inputs[0])
+        if shape is None:
+            return False
+        dtype = value.dtype if isinstance(value, Stored) else "float32"
+        extents = tuple(int(extent) for extent in shape.ravel())
+        self._tensors.define(Value(name=outputs[0], shape=extents, dtype=dtype))
+        return True
+
+    # -- control flow
+
+    def _if(self, node: Any, name: str, inputs: list[str], outputs: list[str], scope: Mapping[str, str]) -> None:
+        """Walk the branch of an If whose condition is known; ModelError for another."""
+        condition = self._tensors.known(inputs[0]) if inputs else None
+        if condition is None or condition.size != 1:
+            raise ModelError(
+                f"operator If {name!r} is control flow that depends on values; export the model with one of its "
+                "branches alone"
+            )
+        wanted = "then_branch" if condition.ravel()[0] else "else_branch"
+        branch = next((a.g for a in node.attribute if a.name == wanted and a.HasField("g")), None)
+        if branch is None or len(branch.output) != len(outputs):
+            raise ModelError(f"operator If {name!r} has no usable {wanted}; the file is damaged")
+        made = [str(t.name) for t in branch.initializer] + [str(o) for n in branch.node for o in n.output if o]
+        # Two branches may have used a name each: then those of the second are told apart by the operator's.
+        known = self._tensors.values
+        inner = {**scope, **{own: f"{name}/{own}" if own in known else own for own in made}}
+        self._read |= {inner.get(read, read) for read in _names_read(branch)}
+        self.graph(branch, inner)
+        for info, output in zip(branch.output, outputs, strict=True):
+            source = inner.get(info.name, str(info.name))
+            if source not in self._tensors.values:
+                raise ModelError(f"operator If {name!r} returns {info.name!r}, which nothing makes")
+            value = Value(
+                name=output, shape=self._tensors.values[source].shape, dtype=self._tensors.values[source].dtype
+            )
+            self._tensors.define(value)
+            found = self._tensors.known(source)
+            if found is not None:
+                self._tensors.constants[output] = found
+            self._add("Identity", f"{name}:{output}", [source], value)
+
+
+def _attributes(node: Any, name: str) -> dict[str, Any]:
+    helper = framework("onnx.helper", "onnx")
+    found: dict[str, Any] = {}
+    for attribute in node.attribute:
+        try:
+            value = helper.get_attribute_value(attribute)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(f"attribute {attribute.name!r} of operator {name!r} is damaged: {error}") from error
+        found[str(attribute.name)] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as numbers, texts, tuples of them, or a stored tensor."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    if isinstance(value, int | float | str):
+        return value
+    if hasattr(value, "data_type") and hasattr(value, "dims"):
+        return Stored(shape=tuple(value.dims), dtype=dtype_name(value.data_type), array=values_of(value))
+    if hasattr(value, "__iter__"):
+        return tuple(_plain(item) for item in value)
+    return None
+
+
+def _shape_of(operator: str, shape: Shape, attributes: Mapping[str, Any]) -> Array:
+    if operator == "Size":
+        return np.asarray(prod(shape), dtype=np.int64)
+    return np.asarray(shape[attributes.get("start", 0) : attributes.get("end", None)], dtype=np.int64)
+
+
+def _names_read(graph: Any) -> Iterator[str]:
+    """Yield the tensors that are read in a graph and those within it, or returned by it."""
+    yield from (str(info.name) for info in graph.output)
+    for node in graph.node:
+        yield from map(str, node.input)
+        for inner in graphs_within(node):
+            yield from _names_read(inner)

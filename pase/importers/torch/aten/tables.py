@@ -1,0 +1,80 @@
+"""Look-ups: rows of tables, elements at places."""
+
+from pase.importers.ir import Generic, Lookup, Reduce, Reshape, Value
+from pase.importers.torch.aten.call import Call, Step, floats_first, generic, generic_along, inner, step, step_to, table
+
+
+def embedding(call: Call) -> list[Step]:
+    """Return rows of a table."""
+    return step(call, Lookup(), call.value("weight"), call.value("indices"))
+
+
+def embedding_bag(call: Call) -> list[Step]:
+    """Return sums or means of rows of a table; bags are taken to be of one size where they can be."""
+    table_, indices = call.value("weight"), call.value("indices")
+    out = call.result
+    bags = out.shape[0]
+    rest = [Step(op=Generic(is_index=True), inputs=(), outputs=(value,)) for value in call.results[1:]]
+    if not bags or len(indices.shape) != 1 or indices.shape[0] % bags or call.maybe("per_sample_weights"):
+        ordered = floats_first(call.tensors)
+        return [step_to(Generic(), out, *ordered), *rest]
+    bagged = inner(call, "bags", (bags, indices.shape[0] // bags), indices.dtype)
+    rows = inner(call, "rows", (*bagged.shape, table_.shape[1]))
+    function = ("sum", "mean", "max")[int(call.get("mode", 0))]
+    return [
+        step_to(Reshape(), bagged, indices),
+        step_to(Lookup(), rows, table_, bagged),
+        step_to(Reduce(function=function, over=(1,)), out, rows),
+        *rest,
+    ]
+
+
+def index_select(call: Call) -> list[Step]:
+    """Return rows by whole numbers along the first dim; along another one the other dims pass through."""
+    x = call.tensors[0]
+    dim = call.get("dim", 0) % max(1, len(x.shape))
+    if dim == 0 and len(call.tensors[1].shape) == 1:
+        return step(call, Lookup(), x, call.tensors[1])
+    return generic_along(call, [dim])
+
+
+def index(call: Call) -> list[Step]:
+    """Return x[indices]: rows of a table where the first dim alone is indexed; dims without an index pass through."""
+    x = call.tensors[0]
+    indices = list(call.get("indices") or [])
+    given = [i for i, item in enumerate(indices) if isinstance(item, Value)]
+    values = [indices[i] for i in given]
+    if any(value.dtype in ("bool", "uint8") for value in values):
+        return generic(call)
+    if given == [0]:
+        return step(call, Lookup(), x, *values)
+    rank = max((len(value.shape) for value in values), default=0)
+    is_together = given == list(range(given[0], given[-1] + 1)) if given else True
+    start = given[0] if given and is_together else 0
+    passes, at = list[tuple[int, int]](), 0
+    for i in range(len(x.shape)):
+        if at == start:
+            at += rank
+        if i in given:
+            continue
+        passes.append((i, at))
+        at += 1
+    floats = any(value.is_float for value in call.results)
+    return step(call, Generic(passes=tuple(passes), is_index=not floats), *floats_first((x, *values)))
+
+
+def index_put(call: Call) -> list[Step]:
+    """Return x with elements at places replaced; dims without an index pass through."""
+    indices = list(call.get("indices") or [])
+    given = [i for i, item in enumerate(indices) if isinstance(item, Value)]
+    return generic_along(call, given or range(len(call.tensors[0].shape)))
+
+
+TRANSLATIONS = table(
+    (embedding, "embedding"),
+    (embedding_bag, "embedding_bag _embedding_bag _embedding_bag_forward_only"),
+    (index_select, "index_select"),
+    (index, "index _unsafe_index"),
+    (index_put, "index_put _unsafe_index_put _index_put_impl"),
+)
+"""Of look-ups, by the operator's name."""

@@ -1,0 +1,203 @@
+"""`read_program`: an exported program's graph as a trace."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pase.errors import ModelError
+from pase.importers.ir import Leaf, Node, Op, Origin, Slice, Trace, Use, Value
+from pase.importers.torch.aten import Call, is_known, translate
+from pase.importers.torch.failures import location
+from pase.importers.torch.storage import Tied, tied_weights
+
+_MAX_SHOWN = 3
+"""Names in a note."""
+
+_CONTROL_FLOW = frozenset(
+    {"cond", "while_loop", "scan", "map", "map_impl", "associative_scan", "while_loop_stack_output"}
+)
+
+
+def read_program(torch: Any, module: Any, program: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
+    """Return the trace of an exported program; ModelError for control flow and for sizes that depend on values."""
+    reader = _Reader(program, tied_weights(torch, module))
+    reader.read()
+    return Trace(
+        name=name,
+        leaves=tuple(reader.leaves),
+        nodes=tuple(reader.nodes),
+        outputs=tuple(dict.fromkeys(reader.outputs)),
+        notes=(*notes, *_notes(module), *_unused(reader.unused)),
+        num_source_operators=reader.count,
+    )
+
+
+def _notes(module: Any) -> list[str]:
+    types = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()} - {"float32"})
+    if not types:
+        return []
+    return [f"weights are {', '.join(types)}; the costs count 4 bytes for every element"]
+
+
+def _unused(weights: list[str]) -> list[str]:
+    if not weights:
+        return []
+    shown = ", ".join(weights[:_MAX_SHOWN]) + (", …" if len(weights) > _MAX_SHOWN else "")
+    found = "1 weight takes" if len(weights) == 1 else f"{len(weights)} weights take"
+    return [f"{found} no part in what the module returns: {shown}"]
+
+
+class _Reader:
+    """Reads nodes one after the other. values: by the program's names, what they are in the trace."""
+
+    def __init__(self, program: Any, tied: Mapping[str, Tied]) -> None:
+        self.leaves: list[Leaf] = []
+        self.nodes: list[Node] = []
+        self.outputs: list[str] = []
+        self.unused: list[str] = []
+        self.count = 0
+        self._program = program
+        self._tied = tied
+        self._values: dict[str, Any] = {}
+        self._taken: set[str] = set()
+
+    def read(self) -> None:
+        """Read all of the program."""
+        self._read_leaves()
+        for node in self._program.graph.nodes:
+            if node.op == "call_function":
+                self.count += 1
+                self._call(node)
+        returned = (self._values.get(name) for name in self._program.graph_signature.user_outputs)
+        self.outputs = [value.name for value in returned if isinstance(value, Value)]
+
+    def _read_leaves(self) -> None:
+        signature = self._program.graph_signature
+        weights = dict(signature.inputs_to_parameters)
+        buffers = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        for node in self._program.graph.nodes:
+            if node.op not in ("placeholder", "get_attr"):
+                continue
+            example = node.meta.get("val")
+            if not hasattr(example, "shape"):
+                self._values[node.name] = example
+                continue
+            source = weights.get(node.name) or buffers.get(node.name)
+            role: Literal["input", "parameter", "constant"] = (
+                "parameter" if node.name in weights else "constant" if source or node.op == "get_attr" else "input"
+            )
+            value = self._value(source or node.name, example, node)
+            self._values[node.name] = value
+            self._add_leaf(value, role)
+            if role == "parameter" and not node.users:
+                self.unused.append(value.name)
+
+    def _add_leaf(self, value: Value, role: Literal["input", "parameter", "constant"]) -> None:
+        tied = self._tied.get(value.name) if role == "parameter" else None
+        storage = tied.storage if tied is not None else value.name
+        if tied is None or tied.rows is None:
+            self.leaves.append(Leaf(value=value, role=role, storage=storage))
+            return
+        # Rows of another weight: that one is the parameter.
+        rank = len(value.shape)
+        op = Slice(starts=(tied.rows, *(0,) * (rank - 1)), steps=(1,) * rank)
+        origin = Origin(operator="view of a weight", scope=value.name)
+        self.nodes.append(
+            Node(name=f"{value.name}:rows", op=op, inputs=(Use(value=storage),), outputs=(value,), origin=origin)
+        )
+
+    def _value(self, name: str, example: Any, node: Any) -> Value:
+        if any(not isinstance(extent, int) for extent in example.shape):
+            shape = ", ".join(map(str, example.shape))
+            raise ModelError(
+                f"a tensor's size depends on values{_where(node)}: operator {node.target} gives [{shape}]; sizes have "
+                "to be fixed: use a mask, or torch.where, instead of nonzero and of masks as indices"
+            )
+        while name in self._taken:
+            name = f"{name}'"
+        self._taken.add(name)
+        return Value(name=name, shape=tuple(example.shape), dtype=_type(example))
+
+    def _call(self, node: Any) -> None:
+        if getattr(node.target, "__name__", "") == "getitem":
+            source, at = node.args
+            found = self._values.get(source.name)
+            self._values[node.name] = found[at] if isinstance(found, list | tuple) and at < len(found) else None
+            return
+        function = _function(node)
+        example = node.meta.get("val")
+        is_one = not isinstance(example, list | tuple)
+        examples = [example] if is_one else example
+        results = [
+            self._value(node.name if is_one else f"{node.name}:{i}", item, node) if hasattr(item, "shape") else None
+            for i, item in enumerate(_flat(examples))
+        ]
+        self._values[node.name] = results[0] if is_one and results else results
+        if not any(results):
+            return
+        call = Call(name=function, arguments=self._arguments(node), outputs=tuple(results))
+        origin = _origin(node)
+        steps = translate(call)
+        for i, step in enumerate(steps):
+            name = node.name if i == len(steps) - 1 else f"{node.name}:{i}"
+            self._add(name, step.op, step.inputs, step.outputs, origin)
+
+    def _add(self, name: str, op: Op, inputs: tuple[Use, ...], outputs: tuple[Value, ...], origin: Origin) -> None:
+        self.nodes.append(Node(name=name, op=op, inputs=inputs, outputs=outputs, origin=origin))
+
+    def _arguments(self, node: Any) -> dict[str, Any]:
+        """Return the arguments by the names of the operator's schema; by number where it has none."""
+        schema = getattr(node.target, "_schema", None)
+        names = [argument.name for argument in schema.arguments] if schema else [str(i) for i in range(len(node.args))]
+        found = {key: self._argument(value) for key, value in zip(names, node.args, strict=False)}
+        found |= {key: self._argument(value) for key, value in node.kwargs.items()}
+        return {"input" if key == "self" else key: value for key, value in found.items()}
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, dict):
+            return [self._argument(item) for item in argument.values()]
+        if hasattr(argument, "op") and hasattr(argument, "name"):
+            return self._values.get(argument.name)
+        return argument
+
+
+def _type(example: Any) -> str:
+    """Return a type as the intermediate form has it; a complex number, which has a gradient too, counts as a float."""
+    name = str(example.dtype).removeprefix("torch.")
+    return "float8" if name.startswith("float8") else "float64" if name.startswith("complex") else name
+
+
+def _function(node: Any) -> str:
+    """Return the name of the function that a node calls; ModelError for control flow."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None:
+        return str(schema.name).rpartition("::")[2]
+    name = str(getattr(node.target, "__name__", node.target))
+    has_programs = any(getattr(argument, "op", "") == "get_attr" for argument in node.args)
+    if name in _CONTROL_FLOW or (has_programs and not is_known(name)):
+        raise ModelError(
+            f"the module has control flow{_where(node)}: operator torch.{name} runs a program of its own; which part "
+            "runs, and how often, is not known without values: give the module without it, or one branch of it"
+        )
+    return name
+
+
+def _origin(node: Any) -> Origin:
+    line, _ = location(node.meta.get("stack_trace") or "")
+    return Origin(operator=str(node.target), scope=_scope(node), line=line)
+
+
+def _scope(node: Any) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = [str(entry[0]) for entry in stack.values()]
+    return path[-1] if path else ""
+
+
+def _where(node: Any) -> str:
+    line, source = location(node.meta.get("stack_trace") or "")
+    return (f" at {line}" + (f" ({source})" if source else "")) if line else ""
+
+
+def _flat(items: Any) -> list[Any]:
+    return [one for item in items for one in (_flat(item) if isinstance(item, list | tuple) else [item])]
