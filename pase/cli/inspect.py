@@ -8,7 +8,9 @@ import click
 from pase.cli.options import arguments_option, batch_option, json_option
 from pase.cli.output import print_json, print_table, quantity, say, warn
 from pase.graph import Graph, Operator
-from pase.importers import ImportedModel, import_model, is_builtin, load
+from pase.importers import is_builtin, load
+from pase.importers.frameworks import import_model
+from pase.importers.model import ImportedModel
 
 _SHOWN_VERTICES = 60
 """Of a model with more, layers that repeat are listed once unless --all is given."""

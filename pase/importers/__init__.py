@@ -1,7 +1,5 @@
-"""Front ends: where models come from. `load` takes whatever the user has and returns a `Graph`."""
+"""Where models come from: `load` takes whatever the user has; `frameworks` knows the front ends."""
 
-from pase.importers.front_end import FrontEnd
-from pase.importers.load import FRONT_ENDS, import_model, is_builtin, load
-from pase.importers.model import ImportedModel
+from pase.importers.load import is_builtin, load
 
-__all__ = ["FRONT_ENDS", "FrontEnd", "ImportedModel", "import_model", "is_builtin", "load"]
+__all__ = ["is_builtin", "load"]

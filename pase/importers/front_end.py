@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
 from types import ModuleType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pase.errors import MissingExtraError
 from pase.graph import Scalar
-from pase.importers.ir import Trace
+
+if TYPE_CHECKING:
+    # It is the start of `pase` that waits for what is imported here.
+    from pase.importers.ir import Trace
 
 
 class FrontEnd(Protocol):
@@ -24,7 +27,7 @@ class FrontEnd(Protocol):
         """Return whether a source is of this kind (not whether it can be imported)."""
         ...
 
-    def trace(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Trace:
+    def trace(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> "Trace":
         """Return the trace of a source that this front end takes; ModelError where it cannot be traced.
 
         batch: examples in a step, in place of those of the source. arguments: of the source's own, if it has any.

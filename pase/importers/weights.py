@@ -13,9 +13,9 @@ import numpy as np
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.factory import call_factory, is_factory
+from pase.importers.frameworks import FRONT_ENDS, import_model
 from pase.importers.front_end import framework
 from pase.importers.ir import Piece, Trace, Use, View
-from pase.importers.load import FRONT_ENDS, import_model
 from pase.importers.onnx import weights as onnx_weights
 
 Array = np.ndarray[Any, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pase.importers import import_model
+from pase.importers.frameworks import import_model
 from scripts.benchmarks.models import MODELS
 from scripts.benchmarks.tables import markdown, publish
 

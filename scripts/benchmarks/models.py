@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pase.importers import FRONT_ENDS
+from pase.importers.frameworks import FRONT_ENDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import pytest
 
 from pase import load, search
 from pase.graph import Graph
-from pase.importers import import_model
+from pase.importers.frameworks import import_model
 from tests.importers.agreement import fingerprint, without
 
 DEVICES = 8

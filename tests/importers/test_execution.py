@@ -17,7 +17,7 @@ keras = pytest.importorskip("keras")
 from pase.emitter import emit_forward  # noqa: E402
 from pase.errors import EmitError, ModelError, RuntimeFailure  # noqa: E402
 from pase.graph.recipe import Recipe, recipe_of  # noqa: E402
-from pase.importers import import_model  # noqa: E402
+from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
 from pase.plan import Plan  # noqa: E402
 from pase.runtime.forward_pass import Computed, compute  # noqa: E402

@@ -53,7 +53,7 @@ def strange():
 def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "inspected_nets.py").write_text(SOURCE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys.modules["pase.importers.load"], "FRONT_ENDS", (Stub(),))
+    monkeypatch.setattr(sys.modules["pase.importers.frameworks"], "FRONT_ENDS", (Stub(),))
     monkeypatch.delitem(sys.modules, "inspected_nets", raising=False)
     yield "inspected_nets"
     sys.modules.pop("inspected_nets", None)

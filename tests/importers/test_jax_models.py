@@ -11,7 +11,8 @@ import pytest
 from pase import search
 from pase.costs import build_problem, cost_model
 from pase.graph import Graph
-from pase.importers import ImportedModel, import_model
+from pase.importers.frameworks import import_model
+from pase.importers.model import ImportedModel
 from pase.machine import load_machine
 
 jax = pytest.importorskip("jax")

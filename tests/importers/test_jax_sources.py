@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pase.errors import ModelError
-from pase.importers import import_model
+from pase.importers.frameworks import import_model
 from pase.importers.jax.function import JaxFrontEnd
 
 jax = pytest.importorskip("jax")

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pase import load
+from pase.importers.frameworks import import_model
 from pase.importers.ir import Generic
-from pase.importers.load import import_model
 from pase.importers.model import ImportedModel, imported
 from pase.importers.torch.module import TorchFrontEnd, trace_module
 from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
