@@ -34,7 +34,7 @@ def _assert_refused(finished: Finished, status: int, message: str) -> None:
     [
         (["search", "alexnett", "-p", "8"], r"unknown model 'alexnett': did you mean 'alexnet'"),
         (["search", "INCEPTION", "-p", "8"], r"unknown model 'INCEPTION': .*known models are .*inception_v3"),
-        (["search", "net.onnx", "-p", "8"], r"'net.onnx' looks like a file; .*reads no model files yet"),
+        (["search", "net.onnx", "-p", "8"], r"'net.onnx' cannot be read: No such file or directory"),
         (["search", "", "-p", "8"], r"unknown model ''"),
         (["search", "alexnet", "-p", "1000003"], r"no layer of 'alexnet' can be split over 1000003 .* such as 524288"),
         (["search", "alexnet", "-p", "1048577"], r"1048577 devices were asked for; at most 1048576"),

@@ -24,6 +24,10 @@ def is_control_flow(error: BaseException) -> bool:
     return next((text for applies, text in _EXPLANATIONS if applies(error)), "") is _CONTROL_FLOW
 
 
+_OWN = PurePath(__file__).parents[1]
+"""The folder of the front ends."""
+
+
 def location(stack_trace: str) -> tuple[str, str]:
     """Return ("file.py:12", that line) of the innermost frame of a printed stack that is no framework's own."""
     frames: list[tuple[str, str, str]] = []
@@ -43,11 +47,13 @@ def location(stack_trace: str) -> tuple[str, str]:
 def is_framework(file: str) -> bool:
     """Return whether a file is part of torch, of this package, of Python's library or of no file at all."""
     parts = PurePath(file).parts
+    if PurePath(file).is_relative_to(_OWN):
+        return True
     if "site-packages" not in parts:
         is_library = PurePath(file).is_relative_to(sysconfig.get_paths()["stdlib"])
-        return is_library or file.startswith("<") or parts[-3:-1] == ("pase", "importers")
+        return is_library or file.startswith("<")
     inside = parts[len(parts) - parts[::-1].index("site-packages") :]
-    return inside[:1] == ("torch",) or inside[:2] == ("pase", "importers")
+    return inside[:1] == ("torch",)
 
 
 def _place(error: BaseException) -> str:
