@@ -1,11 +1,11 @@
 """`emit`: the source of a Mesh-TensorFlow training program for a plan."""
 
-import ast
 from collections.abc import Iterator
 
 from pase.emitter.block import block_dims, block_mesh, commented, window_arguments
 from pase.emitter.kinds import KINDS, Block
 from pase.emitter.names import Identifiers, printable, quoted
+from pase.emitter.program import assembled, check_splits, layers_import, leading_to
 from pase.emitter.text import INDENT, WIDTH, call, together, with_comment
 from pase.emitter.traffic import edge_bytes
 from pase.errors import EmitError, RuntimeFailure
@@ -44,9 +44,7 @@ def emit(plan: Plan) -> str:
         if layer.name in wanted:
             _check(plan, layer)
     body = list(_body(plan, wanted))
-    source = "\n".join([*_head(plan, body), "", "", *body, "", "", *_foot(plan), ""])
-    compile(source, "<emitted>", "exec", dont_inherit=True)
-    return source
+    return assembled(_head(plan, body), body, plan.num_devices)
 
 
 def _leading_to_loss(plan: Plan) -> set[str]:
@@ -68,14 +66,7 @@ def _leading_to_loss(plan: Plan) -> set[str]:
             f"network {plan.graph.name!r} has {len(losses)} losses; a training program needs exactly one "
             "(a softmax_loss layer)"
         )
-    wanted: set[str] = set()
-    frontier = losses
-    while frontier:
-        name = frontier.pop()
-        if name not in wanted:
-            wanted.add(name)
-            frontier.extend(edge.producer for edge in plan.graph.edges if edge.consumer == name)
-    return wanted
+    return leading_to(plan.graph, losses)
 
 
 def _check(plan: Plan, layer: LayerPlan) -> None:
@@ -89,24 +80,13 @@ def _check(plan: Plan, layer: LayerPlan) -> None:
             f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: a dim of its tensor {whole[0]!r} "
             "is none of its iteration space; give it a name there"
         )
-    for dim, parts in layer.splits.items():
-        extent = operator.extents.get(dim, 0)
-        if not extent or extent % parts or (parts != 1 and dim in operator.unsplittable):
-            raise EmitError(
-                f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program needs splits that divide "
-                f"their dims (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
-            )
+    check_splits(layer, operator)
 
 
 def _head(plan: Plan, body: list[str]) -> list[str]:
-    used = {node.id for node in ast.walk(ast.parse("\n".join(body))) if isinstance(node, ast.Name)}
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     built = [f"The network was built with {printable(arguments, 90)}.", ""] if arguments else []
-    imports = [name for name in _LAYERS if name in used]
-    layers = f"from pase.runtime.layers import {', '.join(imports)}"
-    if len(layers) > WIDTH:
-        layers = "\n".join(["from pase.runtime.layers import (", *(f"{INDENT}{name}," for name in imports), ")"])
     return [
         f'"""{title}: a training program for Mesh-TensorFlow.',
         "",
@@ -119,14 +99,10 @@ def _head(plan: Plan, body: list[str]) -> list[str]:
         '"""',
         "",
         "from pase.runtime.compat import mtf",
-        layers,
+        layers_import("pase.runtime.layers", _LAYERS, body),
         "from pase.runtime.program import Program",
         "from pase.runtime.script import main",
     ]
-
-
-def _foot(plan: Plan) -> list[str]:
-    return ['if __name__ == "__main__":', f"{INDENT}main(build, num_devices={plan.num_devices})"]
 
 
 def _body(plan: Plan, wanted: set[str]) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """`emit_forward`: the source of a program that computes the forward pass of an imported model."""
 
-import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
 from pase.emitter.block import block_dims, block_mesh, commented, window_arguments
 from pase.emitter.names import Identifiers, printable, quoted
+from pase.emitter.program import assembled, check_splits, layers_import, leading_to
 from pase.emitter.steps import LAYOUTS, Written, nested, written_steps
 from pase.emitter.text import INDENT, WIDTH, call, together, with_comment
 from pase.emitter.traffic import edge_bytes
@@ -34,13 +34,11 @@ def emit_forward(plan: Plan) -> str:
     is computed, and for a network that was not imported.
     """
     recipes = _recipes(plan)
-    wanted = _leading_to(plan, recipes)
+    wanted = leading_to(plan.graph, _ends(plan, recipes))
     for name in sorted(wanted, key=plan.index.__getitem__):
         _check(plan[name], plan.graph[name], recipes[name])
     body = list(_body(plan, recipes, wanted))
-    source = "\n".join([*_head(plan, body), "", "", *body, "", "", *_foot(plan), ""])
-    compile(source, "<emitted>", "exec", dont_inherit=True)
-    return source
+    return assembled(_head(plan, body), body, plan.num_devices)
 
 
 def _recipes(plan: Plan) -> dict[str, Recipe]:
@@ -59,17 +57,6 @@ def _recipes(plan: Plan) -> dict[str, Recipe]:
     return found
 
 
-def _leading_to(plan: Plan, recipes: dict[str, Recipe]) -> set[str]:
-    wanted: set[str] = set()
-    frontier = _ends(plan, recipes)
-    while frontier:
-        name = frontier.pop()
-        if name not in wanted:
-            wanted.add(name)
-            frontier.extend(edge.producer for edge in plan.graph.edges if edge.consumer == name)
-    return wanted
-
-
 def _ends(plan: Plan, recipes: dict[str, Recipe]) -> list[str]:
     """Return the layers that the model returns; those that nobody reads where it is not told which these are."""
     returned = [name for name, recipe in recipes.items() if recipe.outputs]
@@ -83,24 +70,13 @@ def _check(layer: LayerPlan, operator: Operator, recipe: Recipe) -> None:
             f"layer {operator.name!r} ({operator.kind}) cannot be written as a program: "
             f"{recipe.problem or 'it has no steps'}; replace it in the model, or use the plan without a program"
         )
-    for dim, parts in layer.splits.items():
-        extent = operator.extents.get(dim, 0)
-        if not extent or extent % parts or (parts != 1 and dim in operator.unsplittable):
-            raise EmitError(
-                f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program needs splits that divide "
-                f"their dims (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
-            )
+    check_splits(layer, operator)
 
 
 def _head(plan: Plan, body: list[str]) -> list[str]:
-    used = {node.id for node in ast.walk(ast.parse("\n".join(body))) if isinstance(node, ast.Name)}
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     built = [f"The network was imported with {printable(arguments, 90)}.", ""] if arguments else []
-    imports = [name for name in _LAYERS if name in used]
-    layers = f"from pase.runtime.layers.forward import {', '.join(imports)}"
-    if len(layers) > WIDTH:
-        layers = "\n".join(["from pase.runtime.layers.forward import (", *(f"{INDENT}{n}," for n in imports), ")"])
     return [
         f'"""{title}: its forward pass, a program for Mesh-TensorFlow.',
         "",
@@ -112,15 +88,11 @@ def _head(plan: Plan, body: list[str]) -> list[str]:
         f"{INDENT}python FILE --weights weights.npz --data inputs.npz --output outputs.npz [--json]",
         '"""',
         "",
-        layers,
+        layers_import("pase.runtime.layers.forward", _LAYERS, body),
         "from pase.runtime.forward_pass import Outputs",
         "from pase.runtime.forward_script import main",
         "from pase.runtime.program import Program",
     ]
-
-
-def _foot(plan: Plan) -> list[str]:
-    return ['if __name__ == "__main__":', f"{INDENT}main(build, num_devices={plan.num_devices})"]
 
 
 def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str]) -> Iterator[str]:
