@@ -21,7 +21,7 @@ from pase.importers.ir.ops import (
     Softmax,
     Transpose,
 )
-from pase.importers.ir.trace import Leaf, Node, Origin, Piece, Trace, Use, Value, check_trace
+from pase.importers.ir.trace import Leaf, Node, Origin, Piece, Step, Trace, Use, Value, check_trace
 from pase.importers.ir.views import View
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "Reshape",
     "Slice",
     "Softmax",
+    "Step",
     "Trace",
     "Transpose",
     "Use",

@@ -101,6 +101,15 @@ class Node:
     computes: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One node of what a front end makes of an operator, whose own results are outputs of some of the steps."""
+
+    op: Op
+    inputs: tuple[Use, ...]
+    outputs: tuple[Value, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """Nodes in topological order. outputs: names of the values that the model returns.

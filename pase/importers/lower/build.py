@@ -31,13 +31,14 @@ from pase.importers.ir import (
     Value,
     View,
 )
+from pase.importers.ir.names import Names
 from pase.importers.ir.trace import piece_shape
 from pase.importers.lower.draft import Draft
 from pase.importers.lower.epilogue import with_epilogue
 from pase.importers.lower.fit import fitted
 from pase.importers.lower.join import joined
 from pase.importers.lower.moves import draft_of_view, lower_concat, lower_lookup, lower_pad, lower_slice, lower_view
-from pase.importers.lower.names import Names, wishes
+from pase.importers.lower.names import wishes
 from pase.importers.lower.points import (
     lower_generic,
     lower_normalisation,

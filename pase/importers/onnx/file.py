@@ -9,6 +9,7 @@ from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import framework
 from pase.importers.ir import Leaf, Node, Origin, Trace, Value, check_trace
+from pase.importers.ir.names import Names
 from pase.importers.onnx.inputs import InputShapes, input_shapes
 from pase.importers.onnx.model import OnnxModel, open_model
 from pase.importers.onnx.operators import translate
@@ -91,7 +92,7 @@ class _Reader:
         self._walked = walked
         self._weights = weights
         self._nodes: list[Node] = []
-        self._names: set[str] = set()
+        self._names = Names()
 
     def read(self, notes: tuple[str, ...]) -> Trace:
         """Return the trace."""
@@ -99,7 +100,7 @@ class _Reader:
             call = placed.call
             origin = Origin(operator=call.operator, scope=_scope(call.name, call.operator))
             for i, step in enumerate(translate(call, placed.domain)):
-                name = self._new_name(call.name if i == 0 else f"{call.name}:{i}")
+                name = self._names.new(call.name if i == 0 else f"{call.name}:{i}")
                 self._nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
         made = {value.name for node in self._nodes for value in node.outputs}
         read = [use.value for node in self._nodes for use in node.inputs]
@@ -125,14 +126,6 @@ class _Reader:
         is_number = array is not None and array.size == 1 and array.dtype.kind in "fiub"
         number = float(array.ravel()[0]) if is_number and array is not None else None
         return Leaf(value=value, role="constant", storage=name, number=number)
-
-    def _new_name(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self._names:
-            count += 1
-            name = f"{wish}_{count}"
-        self._names.add(name)
-        return name
 
 
 def _scope(name: str, operator: str) -> str:

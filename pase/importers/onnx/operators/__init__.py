@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from pase.errors import ModelError
-from pase.importers.onnx.operators.call import Call, Step, Translation, generic
+from pase.importers.ir import Step
+from pase.importers.onnx.operators.call import Call, Translation, generic
 from pase.importers.onnx.operators.lookups import LOOKUPS, embed_and_normalise
 from pase.importers.onnx.operators.moves import MOVES
 from pase.importers.onnx.operators.normalisations import NORMALISATIONS

@@ -6,18 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from pase.importers.ir import Generic, Op, Use, Value
+from pase.importers.ir import Generic, Op, Step, Use, Value
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One node of a translation; the operator's own results are outputs of some of the steps."""
-
-    op: Op
-    inputs: tuple[Use, ...]
-    outputs: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

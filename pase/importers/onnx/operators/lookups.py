@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pase.importers.ir import Generic, Lookup, Normalise, Pointwise, Reshape, Slice, Transpose
-from pase.importers.onnx.operators.call import Array, Call, Step, Translation, generic, inner, node, place, step
+from pase.importers.ir import Generic, Lookup, Normalise, Pointwise, Reshape, Slice, Step, Transpose
+from pase.importers.onnx.operators.call import Array, Call, Translation, generic, inner, node, place, step
 
 
 def gather(call: Call) -> list[Step]:

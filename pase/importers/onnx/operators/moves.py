@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pase.importers.ir import Broadcast, Concat, Generic, Identity, Pad, Reshape, Slice, Transpose, Value
+from pase.importers.ir import Broadcast, Concat, Generic, Identity, Pad, Reshape, Slice, Step, Transpose, Value
 from pase.importers.onnx.folding import Folding, clamped, slices_of
-from pase.importers.onnx.operators.call import Call, Step, Translation, generic, inner, node, step
+from pase.importers.onnx.operators.call import Call, Translation, generic, inner, node, step
 
 
 def reshape(call: Call) -> list[Step]:

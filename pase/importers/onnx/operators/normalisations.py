@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
 
-from pase.importers.ir import Identity, Normalise, Pointwise, Reshape, Softmax, Value
-from pase.importers.onnx.operators.call import Call, Step, Translation, generic, inner, node, place, step
+from pase.importers.ir import Identity, Normalise, Pointwise, Reshape, Softmax, Step, Value
+from pase.importers.onnx.operators.call import Call, Translation, generic, inner, node, place, step
 
 SOFTMAX_PER_DIM_SINCE = 13
 """The opset from which a softmax is over one dim; before, it was over all dims from its axis on."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from math import inf
 from types import MappingProxyType
 
-from pase.importers.ir import Identity, Pointwise, Value
-from pase.importers.onnx.operators.call import Call, Step, Translation, inner, node, step
+from pase.importers.ir import Identity, Pointwise, Step, Value
+from pase.importers.onnx.operators.call import Call, Translation, inner, node, step
 
 
 def identity(call: Call) -> list[Step]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pase.importers.ir import Contract, Pointwise, Reduce, Reshape, Transpose, Value
-from pase.importers.onnx.operators.call import Call, Step, Translation, generic, inner, node, step
+from pase.importers.ir import Contract, Pointwise, Reduce, Reshape, Step, Transpose, Value
+from pase.importers.onnx.operators.call import Call, Translation, generic, inner, node, step
 
 _LETTERS = "abcdefghij"
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pase.importers.ir import Generic, Identity, Reduce
-from pase.importers.onnx.operators.call import Call, Step, Translation, generic, node, place, step
+from pase.importers.ir import Generic, Identity, Reduce, Step
+from pase.importers.onnx.operators.call import Call, Translation, generic, node, place, step
 
 
 def reduce(call: Call) -> list[Step]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pase.importers.ir import Attention, Concat, Contract, Recurrent, Reshape, Slice, Transpose, Value
-from pase.importers.onnx.operators.call import Call, Step, Translation, generic, inner, node
+from pase.importers.ir import Attention, Concat, Contract, Recurrent, Reshape, Slice, Step, Transpose, Value
+from pase.importers.onnx.operators.call import Call, Translation, generic, inner, node
 
 _HEADS_FIRST = (0, 2, 1, 3)
 

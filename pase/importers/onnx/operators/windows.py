@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 
-from pase.importers.ir import Convolve, Pool, Reduce, Value
-from pase.importers.onnx.operators.call import Call, Step, Translation, generic, node, step
+from pase.importers.ir import Convolve, Pool, Reduce, Step, Value
+from pase.importers.onnx.operators.call import Call, Translation, generic, node, step
 
 
 def convolution(call: Call) -> list[Step]:

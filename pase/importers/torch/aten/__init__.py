@@ -1,7 +1,8 @@
 """PyTorch's operators in the vocabulary of the intermediate form: a module for each family, one registry."""
 
+from pase.importers.ir import Step
 from pase.importers.torch.aten import attention, pieces, points, products, recurrent, reductions, tables, views, windows
-from pase.importers.torch.aten.call import Call, Step, Translation, generic
+from pase.importers.torch.aten.call import Call, Translation, generic
 
 TRANSLATIONS: dict[str, Translation] = (
     points.TRANSLATIONS

@@ -2,8 +2,8 @@
 
 from math import prod
 
-from pase.importers.ir import Attention, Generic, Reshape, Value
-from pase.importers.torch.aten.call import Call, Step, generic, inner, reshaped, step, step_to, table
+from pase.importers.ir import Attention, Generic, Reshape, Step, Value
+from pase.importers.torch.aten.call import Call, generic, inner, reshaped, step, step_to, table
 
 
 def attention(call: Call) -> list[Step]:

@@ -4,18 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pase.importers.ir import Generic, Identity, Op, Reshape, Use, Value
+from pase.importers.ir import Generic, Identity, Op, Reshape, Step, Use, Value
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One node of the translation. inputs: uses; outputs: values; the last step's are the operator's own."""
-
-    op: Op
-    inputs: tuple[Use, ...]
-    outputs: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

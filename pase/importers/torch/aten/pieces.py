@@ -1,7 +1,7 @@
 """Pieces: of a tensor, of several put together, of one that are replaced by another's."""
 
-from pase.importers.ir import Concat, Identity, Pad, Reshape, Slice, Value
-from pase.importers.torch.aten.call import Call, Step, generic, generic_along, inner, reshaped, step, step_to, table
+from pase.importers.ir import Concat, Identity, Pad, Reshape, Slice, Step, Value
+from pase.importers.torch.aten.call import Call, generic, generic_along, inner, reshaped, step, step_to, table
 
 
 def slice_(call: Call) -> list[Step]:

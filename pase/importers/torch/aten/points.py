@@ -4,19 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
-from pase.importers.ir import Broadcast, Identity, Pointwise, Slice, Value
-from pase.importers.torch.aten.call import (
-    Call,
-    Step,
-    as_list,
-    constant,
-    generic_along,
-    identity,
-    inner,
-    step,
-    step_to,
-    table,
-)
+from pase.importers.ir import Broadcast, Identity, Pointwise, Slice, Step, Value
+from pase.importers.torch.aten.call import Call, as_list, constant, generic_along, identity, inner, step, step_to, table
 
 _SAME_NAME = """
     abs acos acosh angle asin asinh atan atan2 atanh ceil cos cosh erf erfc erfinv exp exp2 expm1 floor fmax

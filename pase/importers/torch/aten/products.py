@@ -1,7 +1,7 @@
 """Products: linear layers, matrix products, einsum."""
 
-from pase.importers.ir import Contract, Op, Pad, Pointwise, Reduce, Reshape, Slice, Transpose, Value
-from pase.importers.torch.aten.call import Call, Step, generic, inner, letters, reshaped, step, step_to, table, uses
+from pase.importers.ir import Contract, Op, Pad, Pointwise, Reduce, Reshape, Slice, Step, Transpose, Value
+from pase.importers.torch.aten.call import Call, generic, inner, letters, reshaped, step, step_to, table, uses
 
 
 def linear(call: Call) -> list[Step]:

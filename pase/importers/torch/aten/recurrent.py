@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from pase.importers.ir import Recurrent, Value
-from pase.importers.torch.aten.call import Call, Step, generic, table, uses
+from pase.importers.ir import Recurrent, Step, Value
+from pase.importers.torch.aten.call import Call, generic, table, uses
 
 _CELLS: dict[str, Literal["lstm", "gru", "rnn"]] = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pase.importers.ir import Generic, Normalise, Pointwise, Reduce, Softmax, Value
-from pase.importers.torch.aten.call import Call, Step, generic_along, inner, step, step_to, table
+from pase.importers.ir import Generic, Normalise, Pointwise, Reduce, Softmax, Step, Value
+from pase.importers.torch.aten.call import Call, generic_along, inner, step, step_to, table
 from pase.importers.torch.aten.points import pointwise
 
 _NAMES = {

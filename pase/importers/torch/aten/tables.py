@@ -1,7 +1,7 @@
 """Look-ups: rows of tables, elements at places."""
 
-from pase.importers.ir import Generic, Lookup, Reduce, Reshape, Value
-from pase.importers.torch.aten.call import Call, Step, floats_first, generic, generic_along, inner, step, step_to, table
+from pase.importers.ir import Generic, Lookup, Reduce, Reshape, Step, Value
+from pase.importers.torch.aten.call import Call, floats_first, generic, generic_along, inner, step, step_to, table
 
 
 def embedding(call: Call) -> list[Step]:

@@ -5,12 +5,12 @@ from pase.importers.ir import (
     Concat,
     Pointwise,
     Reshape,
+    Step,
     Transpose,
     Value,
 )
 from pase.importers.torch.aten.call import (
     Call,
-    Step,
     as_list,
     generic,
     generic_along,

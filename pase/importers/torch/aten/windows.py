@@ -2,10 +2,9 @@
 
 from math import prod
 
-from pase.importers.ir import Broadcast, Convolve, Generic, Pool, Reduce, Reshape, Transpose, Use
+from pase.importers.ir import Broadcast, Convolve, Generic, Pool, Reduce, Reshape, Step, Transpose, Use
 from pase.importers.torch.aten.call import (
     Call,
-    Step,
     each,
     generic,
     generic_along,
