@@ -5,8 +5,8 @@ Every value is asked for by type; what is not as expected raises the caller's Pa
 
 import os
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from math import inf, isfinite
 from pathlib import Path
 from sys import float_info
@@ -24,23 +24,29 @@ _LONGEST_SHOWN_BITS = 128
 class Field:
     """A value in a document.
 
-    path: where it stands, "levels[1].name". error: what to raise. source: what messages call the file.
+    path: where it stands, "levels[1].name". error: what to raise. source: what messages call the file. lines: line
+    numbers by path, as far as they are known.
     """
 
     value: object
     path: str
     error: type[PaseError]
     source: str
+    lines: Mapping[str, int] = field(default_factory=dict)
 
     def fail(self, problem: str) -> PaseError:
-        """Return the error that says what is wrong with this field."""
-        return self.error(f"{self.source}: {self.path or 'the document'} {problem}")
+        """Return the error that says what is wrong with this field, and in which line if that is known."""
+        line = self.lines.get(self.path)
+        where = f"{self.source}, line {line}" if line else self.source
+        return self.error(f"{where}: {self.path or 'the document'} {problem}")
 
     def __getitem__(self, key: str) -> "Field":
         """Return a member of an object."""
         found = self.get(key)
         if found is None:
-            raise self._child(key, None).fail("is missing")
+            # What is missing stands in no line: the message names that of the table which should hold it.
+            path, line = self._child(key, None).path, self.lines.get(self.path)
+            raise Field(None, path, self.error, self.source, {path: line} if line else {}).fail("is missing")
         return found
 
     def get(self, key: str) -> "Field | None":
@@ -60,7 +66,9 @@ class Field:
         """Return the elements of an array."""
         if not isinstance(self.value, list):
             raise self.fail(f"is {_shown(self.value)}; expected an array")
-        return tuple(Field(v, f"{self.path}[{i}]", self.error, self.source) for i, v in enumerate(self.value))
+        return tuple(
+            Field(v, f"{self.path}[{i}]", self.error, self.source, self.lines) for i, v in enumerate(self.value)
+        )
 
     def text(self) -> str:
         """Return a string."""
@@ -98,7 +106,7 @@ class Field:
         return value
 
     def _child(self, key: str, value: object) -> "Field":
-        return Field(value, f"{self.path}.{key}" if self.path else key, self.error, self.source)
+        return Field(value, f"{self.path}.{key}" if self.path else key, self.error, self.source, self.lines)
 
 
 def _shown(value: object) -> str:

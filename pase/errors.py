@@ -41,6 +41,10 @@ class SolverError(PaseError):
     """The solver was asked for something that it cannot do."""
 
 
+class MemoryLimitError(PaseError):
+    """No strategy fits the memory that devices have."""
+
+
 class PlanError(PaseError):
     """A plan file cannot be read, or what it says is not consistent."""
 
@@ -55,6 +59,18 @@ class RuntimeFailure(PaseError):
 
 class PrimitiveError(PaseError):
     """A movement of data between workers does not fit their partitions, or a kernel's halo cannot be worked out."""
+
+
+class IntegratedError(PaseError):
+    """The integrated model, batch and domain parallelism does not fit a network, a grid or a batch."""
+
+
+class SimulationError(PaseError):
+    """A training step cannot be simulated as asked."""
+
+
+class CalibrationError(PaseError):
+    """A machine cannot be measured, or what was measured gives no machine."""
 
 
 class MissingExtraError(PaseError):

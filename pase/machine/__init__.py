@@ -1,24 +1,29 @@
 """Machines: what a device computes and what its links carry."""
 
-from pase.machine.machine import Device, Level, Machine
+from pase.machine.machine import Device, Level, Machine, Origin
 from pase.machine.read import (
     DEFAULT_MACHINE,
     load_machine,
     machine_document,
     machine_from_document,
+    machine_schema,
     override_machine,
     parse_machine,
     preset_names,
 )
+from pase.machine.write import machine_text
 
 __all__ = [
     "DEFAULT_MACHINE",
     "Device",
     "Level",
     "Machine",
+    "Origin",
     "load_machine",
     "machine_document",
     "machine_from_document",
+    "machine_schema",
+    "machine_text",
     "override_machine",
     "parse_machine",
     "preset_names",

@@ -1,21 +1,43 @@
 """`Machine`: devices and the levels that join them, each figure with its source."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from pase.errors import MachineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a machine was read from.
+
+    source: what messages call the file. path: of the machine in it, "" where it is all of it. lines: line numbers by
+    path of a field, as far as they are known.
+    """
+
+    source: str
+    path: str
+    lines: Mapping[str, int]
+
+    def fail(self, path: str, problem: str) -> MachineError:
+        """Return the error that says what is wrong with a field of the machine."""
+        full = ".".join(filter(None, [self.path, path]))
+        line = self.lines.get(full)
+        return MachineError(f"{self.source}{f', line {line}' if line else ''}: {full} {problem}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator.
 
-    peak_flop_per_s: by element type. memory_bytes: its own memory. source: where the figures are from.
+    peak_flop_per_s: by element type. memory_bytes: its own memory. memory_bandwidth_bytes_per_s: of that memory, None
+    where it is not modelled. source: where the figures are from.
     """
 
     name: str
     peak_flop_per_s: dict[str, float]
     memory_bytes: int
     source: str
+    memory_bandwidth_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +45,8 @@ class Level:
     """A group of devices that one kind of link joins, counted from the inside out.
 
     num_devices: devices in one group; 0 for a level without bound. latency_s: α, seconds for a message.
-    bandwidth_bytes_per_s: 1/β, bytes a second for each link.
+    bandwidth_bytes_per_s: 1/β, bytes a second, in each direction, of the link by which one group of the level below (at
+    the first level, one device) is attached; all devices behind a link share it.
     """
 
     name: str
@@ -35,18 +58,22 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A cluster: identical devices, levels from the inside out."""
+    """A cluster: identical devices, levels from the inside out.
+
+    origin: the file that it was read from, for messages; it is no part of the machine.
+    """
 
     name: str
     description: str
     device: Device
     levels: tuple[Level, ...]
+    origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def peak_flop_per_s(self, dtype: str = "float32") -> float:
         """Return the peak FLOP/s of one device for an element type; MachineError where it is not given."""
         if dtype not in self.device.peak_flop_per_s:
             known = ", ".join(sorted(self.device.peak_flop_per_s))
-            raise MachineError(f"machine {self.name!r} has no peak FLOP/s for {dtype}; it is given for {known}")
+            raise self.fail("device.peak_flop_per_s", f"has no peak for {dtype}; it is given for {known}")
         return self.device.peak_flop_per_s[dtype]
 
     def levels_spanned(self, num_devices: int) -> tuple[Level, ...]:
@@ -55,10 +82,33 @@ class Machine:
             if level.num_devices == 0 or num_devices <= level.num_devices:
                 return self.levels[: i + 1]
         outermost = self.levels[-1]
-        raise MachineError(
-            f"machine {self.name!r} has {outermost.num_devices} devices at its outermost level {outermost.name!r}; "
-            f"{num_devices} were asked for"
+        raise self.fail(
+            f"levels[{len(self.levels) - 1}].devices",
+            f"is {outermost.num_devices}, at the outermost level {outermost.name!r}, and {num_devices} were asked for; "
+            "add a level around it, or write 0 for a level without bound",
         )
+
+    def levels_for(self, num_devices: int) -> tuple[Level, ...]:
+        """Return `levels_spanned`, for devices that fill whole groups of every level but the last one.
+
+        MachineError names the line and the field of a level whose groups would be left part empty: with such groups the
+        messages of a collective differ from group to group, and no closed form holds.
+        """
+        spanned = self.levels_spanned(num_devices)
+        for index, level in enumerate(spanned[:-1]):
+            if num_devices % level.num_devices:
+                below = num_devices // level.num_devices * level.num_devices
+                raise self.fail(
+                    f"levels[{index}].devices",
+                    f"is {level.num_devices}, which does not divide {num_devices} devices: the last group of level "
+                    f"{level.name!r} would be part empty; use {below} or {below + level.num_devices} devices",
+                )
+        return spanned
+
+    def fail(self, path: str, problem: str) -> MachineError:
+        """Return the error that says what is wrong with one figure, with its file and line where they are known."""
+        origin = self.origin or Origin(source=f"machine {self.name!r}", path="", lines={})
+        return origin.fail(path, problem)
 
     def flop_per_byte(self, num_devices: int, dtype: str = "float32") -> float:
         """Return r of Eq. 1: peak FLOP/s of a device ÷ bytes/s of the slowest link that the devices use."""

@@ -1,5 +1,6 @@
 """Machines from TOML files: presets by name, a user's own by path."""
 
+import re
 import tomllib
 from dataclasses import replace
 from importlib import resources
@@ -8,7 +9,9 @@ from pathlib import Path
 
 from pase.documents import Field
 from pase.errors import MachineError, unknown_name
-from pase.machine.machine import Device, Level, Machine
+from pase.machine.keys import REQUIRED_DTYPE, UNITS, figure, refuse_unknown_keys
+from pase.machine.lines import field_lines
+from pase.machine.machine import Device, Level, Machine, Origin
 
 SCHEMA_VERSION = 1
 DEFAULT_MACHINE = "1080ti"
@@ -26,33 +29,64 @@ def load_machine(name_or_path: str) -> Machine:
         path = Path(name_or_path)
         try:
             text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # no UTF-8, or a path that none can have
             raise MachineError(f"machine file {name_or_path} cannot be read: {error}") from None
-        return parse_machine(text, source=name_or_path)
+        return _parse(text, f"machine file {name_or_path}")
     if name_or_path not in preset_names():
         raise MachineError(unknown_name("machine", name_or_path, preset_names()) + "; or give the path of a .toml file")
-    return parse_machine(
-        (resources.files("pase.machine") / "presets" / f"{name_or_path}.toml").read_text(encoding="utf-8"),
-        source=name_or_path,
-    )
+    preset = resources.files("pase.machine") / "presets" / f"{name_or_path}.toml"
+    return _parse(preset.read_text(encoding="utf-8"), f"machine {name_or_path}")
 
 
 def parse_machine(text: str, *, source: str) -> Machine:
     """Return the machine that a TOML text describes; source: what messages call it."""
+    return _parse(text, f"machine file {source}")
+
+
+def machine_schema() -> str:
+    """Return the JSON Schema of machine files, as text.
+
+    It says nothing of what only several values together show: that the devices of each level are a multiple of those of
+    the one before.
+    """
+    return (resources.files("pase.machine") / "machine.schema.json").read_text(encoding="utf-8")
+
+
+def _parse(text: str, source: str) -> Machine:
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
-        raise MachineError(f"machine file {source} is not TOML: {error}") from None
-    return machine_from_document(Field(document, "", MachineError, f"machine file {source}"))
+        raise MachineError(f"{source} is not TOML: {error}{_quoted_line(text, str(error))}") from None
+    field = Field(document, "", MachineError, source, field_lines(text, document))
+    refuse_unknown_keys(field)
+    machine = machine_from_document(field)
+    if REQUIRED_DTYPE not in machine.device.peak_flop_per_s:
+        raise field["device"]["peak_flop_per_s"].fail(
+            f"has no {REQUIRED_DTYPE}, which costs are computed for; expected {REQUIRED_DTYPE}, {UNITS[REQUIRED_DTYPE]}"
+        )
+    return machine
+
+
+def _quoted_line(text: str, error: str) -> str:
+    """Return the line of a text that an error of the TOML parser names by its number."""
+    found = re.search(r"\(at line (\d+), column \d+\)", error)
+    lines = text.split("\n")
+    if not found or int(found[1]) > len(lines):
+        return ""
+    return f": {lines[int(found[1]) - 1].strip()[:60]!r}"
 
 
 def machine_from_document(document: Field) -> Machine:
-    """Return the machine that a parsed document describes; the document's error names the field that is wrong."""
+    """Return the machine that a parsed document describes; the document's error names the field that is wrong.
+
+    Keys that are not known are passed over, as plans do that another version wrote; `parse_machine` refuses them.
+    """
     version = document["schema_version"]
     if version.integer() != SCHEMA_VERSION:
         raise version.fail(f"is {version.value}; this version of PaSE reads {SCHEMA_VERSION}")
     device = document["device"]
-    peaks = {dtype: field.number(above=0) for dtype, field in device["peak_flop_per_s"].members()}
+    memory_bandwidth = device.get("memory_bandwidth_bytes_per_s")
+    peaks = {dtype: figure(field, above=0) for dtype, field in device["peak_flop_per_s"].members()}
     if not peaks:
         raise device["peak_flop_per_s"].fail("is empty; give at least float32")
     levels = document["levels"].items()
@@ -72,18 +106,20 @@ def machine_from_document(document: Field) -> Machine:
             name=device["name"].text(),
             peak_flop_per_s=peaks,
             memory_bytes=device["memory_bytes"].integer(1),
+            memory_bandwidth_bytes_per_s=figure(memory_bandwidth, above=0) if memory_bandwidth else None,
             source=device["source"].text(),
         ),
         levels=tuple(
             Level(
                 name=level["name"].text(),
                 num_devices=size,
-                latency_s=level["latency_s"].number(),
-                bandwidth_bytes_per_s=level["bandwidth_bytes_per_s"].number(above=0),
+                latency_s=figure(level["latency_s"]),
+                bandwidth_bytes_per_s=figure(level["bandwidth_bytes_per_s"], above=0),
                 source=level["source"].text(),
             )
             for level, size in zip(levels, sizes, strict=True)
         ),
+        origin=Origin(source=document.source, path=document.path, lines=document.lines),
     )
 
 
@@ -110,6 +146,7 @@ def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_by
 def machine_document(machine: Machine) -> dict[str, object]:
     """Return the document that `machine_from_document` reads back."""
     device = machine.device
+    memory_bandwidth = device.memory_bandwidth_bytes_per_s
     return {
         "schema_version": SCHEMA_VERSION,
         "name": machine.name,
@@ -117,6 +154,7 @@ def machine_document(machine: Machine) -> dict[str, object]:
         "device": {
             "name": device.name,
             "memory_bytes": device.memory_bytes,
+            **({"memory_bandwidth_bytes_per_s": memory_bandwidth} if memory_bandwidth is not None else {}),
             "source": device.source,
             "peak_flop_per_s": dict(device.peak_flop_per_s),
         },

@@ -92,7 +92,8 @@ def test_levels_spanned(machine: Machine) -> None:
     names = {n: [level.name for level in machine.levels_spanned(n)] for n in (1, 2, 3, 4)}
     assert names == {1: ["pair"], 2: ["pair"], 3: ["pair", "box"], 4: ["pair", "box"]}
     with pytest.raises(
-        MachineError, match="machine 'small' has 4 devices at its outermost level 'box'; 5 were asked for"
+        MachineError,
+        match=r"small.toml, line 24: levels\[1\].devices is 4, at the outermost level 'box', and 5 were asked",
     ):
         machine.levels_spanned(5)
     unbounded = load_machine("1080ti")
@@ -104,7 +105,8 @@ def test_r_is_peak_by_the_slowest_link_in_use(machine: Machine) -> None:
     assert machine.flop_per_byte(3) == 1e12 / 1e9
     assert machine.flop_per_byte(3, "float16") == 2e12 / 1e9
     with pytest.raises(
-        MachineError, match="machine 'small' has no peak FLOP/s for int8; it is given for float16, float32"
+        MachineError,
+        match=r"small.toml, line 11: device.peak_flop_per_s has no peak for int8; it is given for float16, float32",
     ):
         machine.flop_per_byte(2, "int8")
 
@@ -149,6 +151,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(MachineError, match=r"binary\.toml cannot be read"):
         load_machine(str(tmp_path / "binary.toml"))
+    with pytest.raises(MachineError, match="cannot be read: embedded null"):
+        load_machine("no\0path.toml")
     (tmp_path / "half.toml").write_text(TEXT[:40])
     with pytest.raises(MachineError, match=r"half\.toml is not TOML: "):
         load_machine(str(tmp_path / "half.toml"))
