@@ -37,12 +37,19 @@ class Fetch:
 
 
 def choose_order(
-    bases: Sequence[int], group_sizes: Sequence[int], sums: Iterable[Sum], fetches: Iterable[Fetch]
+    bases: Sequence[int],
+    group_sizes: Sequence[int],
+    sums: Iterable[Sum],
+    fetches: Iterable[Fetch],
+    *,
+    by_level: bool = False,
 ) -> tuple[int, ...]:
     """Return the positions of the digits, the most significant first, with the fewest bytes across groups.
 
     bases: [digits]. group_sizes: devices of a group of each level, ascending (a node, a rack); those that no digits
     multiply to are left out. What crosses the groups of the outermost level counts first, then the next one's.
+    by_level: whether an all-reduce adds within groups before it goes between them; by default every device exchanges
+    a share with every other.
     """
     added, fetched = _together(sums), _together(fetches)
 
@@ -50,8 +57,10 @@ def choose_order(
         total = 0.0
         for digits, shard_bytes in added.items():
             count = prod(bases[i] for i in digits)
-            # Every device exchanges a share with each of the others, forth and back.
-            total += 2 * shard_bytes / count * (count - prod(bases[i] for i in digits & inner))
+            inside = prod(bases[i] for i in digits & inner)
+            # Every device exchanges a share with each of the others, forth and back; added within the group before, a
+            # device's share of what goes further is that much smaller.
+            total += 2 * shard_bytes / count * (count - inside) / (inside if by_level else 1)
         for digits, shard_bytes in fetched.items():
             total += shard_bytes * (1 - 1 / prod(bases[i] for i in digits - inner))
         return total

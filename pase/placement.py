@@ -65,13 +65,19 @@ class _Link:
 
 
 def place(
-    graph: Graph, num_devices: int, splits: Sequence[Mapping[str, int]], *, group_sizes: Sequence[int] = ()
+    graph: Graph,
+    num_devices: int,
+    splits: Sequence[Mapping[str, int]],
+    *,
+    group_sizes: Sequence[int] = (),
+    by_level: bool = False,
 ) -> tuple[tuple[int, ...], ...]:
     """Return, for each layer, the device of each of its parts, [p].
 
     splits: for each layer, the split factor of each iteration dim; their product divides num_devices. Parts are
     counted row-major over the dims that are split, in the order of the iteration space, then the replicas.
-    group_sizes: consecutive devices that are closer to each other than to others: those of a node.
+    group_sizes: consecutive devices that are closer to each other than to others: those of a node. by_level: whether
+    all-reduces add within such groups first (`choose_order`).
     Layers are placed in topological order, each as close to its producers as they allow, the largest tensors
     first (the paper's greedy assignment that maximises locality); then each is placed anew among all its
     neighbours as long as less moves. The same from digits in their plain order; the better of the two counts.
@@ -96,7 +102,7 @@ def place(
     order = tuple(range(len(bases)))
     if inner := [size for size in group_sizes if 1 < size < num_devices]:
         sums, fetches = _sums(graph, splits, best), _fetches(graph, splits, best, best_links)
-        order = choose_order(bases, inner, sums, fetches)
+        order = choose_order(bases, inner, sums, fetches, by_level=by_level)
     return tuple(
         _devices(operator, split, [bases[i] for i in order], _reordered(placement, order))
         for operator, split, placement in zip(graph.operators, splits, best, strict=True)

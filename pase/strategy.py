@@ -7,16 +7,18 @@ import numpy as np
 
 from pase.costs import (
     CostModel,
+    LayerTraffic,
     SharedWeight,
+    edge_cost,
     edge_layouts,
     layer_cost,
     memory_bytes,
-    shared_traffic,
+    shared_cost,
     shared_weights,
     signature,
+    traffic_of,
     transfer_bytes,
 )
-from pase.costs.layouts import IndexArray
 from pase.graph import Edge, Graph, Operator
 from pase.placement import place
 from pase.plan import LayerPlan, Transfer
@@ -37,7 +39,7 @@ def plan_layers(
     consecutive devices (those of a node) have the least to exchange.
     """
     if devices is None:
-        devices = place(graph, num_devices, splits, group_sizes=group_sizes)
+        devices = place(graph, num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
     rows = {
         operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
@@ -48,23 +50,30 @@ def plan_layers(
     shared: dict[str, list[SharedWeight]] = {}
     for weight in shared_weights(graph):
         shared.setdefault(weight.user, []).append(weight)
+    does: dict[str, LayerTraffic] = {}
     # Repeated layers under equal configurations cost the same: each distinct one is costed once.
     kinds = {op.name: (signature(graph, op), rows[op.name].tobytes()) for op in graph.operators}
+    distinct: dict[Hashable, LayerTraffic] = {}
+    for operator in graph.operators:
+        kind = kinds[operator.name]
+        if kind not in distinct:
+            distinct[kind] = traffic_of(graph, operator, rows[operator.name])
+        does[operator.name] = distinct[kind]
     costs: dict[Hashable, tuple[float, float, float]] = {}
     traffic: dict[Hashable, Transfer] = {}
     layers = []
     for operator, split, where in zip(graph.operators, splits, devices, strict=True):
         kind = kinds[operator.name]
         if kind not in costs:
-            costs[kind] = _layer_costs(graph, operator, rows[operator.name], model)
+            costs[kind] = _layer_costs(graph, operator, does[operator.name], model)
         compute, communication, memory = costs[kind]
         transfers = []
         for edge in into[operator.name]:
             key = kinds[edge.producer], edge.output, kind, edge.input
             if key not in traffic:
-                traffic[key] = _transfer(graph, edge, rows, model)
+                traffic[key] = _transfer(graph, edge, does, model)
             transfers.append(replace(traffic[key], producer=edge.producer))
-        transfers += [_shared_transfer(graph, weight, rows, model) for weight in shared.get(operator.name, ())]
+        transfers += [_shared_transfer(graph, weight, does, model) for weight in shared.get(operator.name, ())]
         layers.append(
             LayerPlan(
                 name=operator.name,
@@ -87,31 +96,35 @@ def total_cost(layers: Sequence[LayerPlan]) -> float:
     return sum(layer.layer_cost + sum(transfer.cost for transfer in layer.transfers) for layer in layers)
 
 
-def _layer_costs(graph: Graph, operator: Operator, row: IndexArray, model: CostModel) -> tuple[float, float, float]:
+def _layer_costs(
+    graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel
+) -> tuple[float, float, float]:
     """Return (compute cost, communication cost, bytes of memory) of one configuration."""
-    cost = layer_cost(graph, operator, row, model)
-    memory = memory_bytes(operator, row, word_bytes=graph.word_bytes)
+    cost = layer_cost(traffic, model)
+    memory = memory_bytes(operator, traffic.splits.values, word_bytes=graph.word_bytes)
     return float(cost.compute[0]), float(cost.communication[0]), float(memory[0])
 
 
-def _transfer(graph: Graph, edge: Edge, rows: Mapping[str, IndexArray], model: CostModel) -> Transfer:
-    moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, rows[edge.producer], rows[edge.consumer]))
+def _transfer(graph: Graph, edge: Edge, traffic: Mapping[str, LayerTraffic], model: CostModel) -> Transfer:
+    u, v = traffic[edge.producer], traffic[edge.consumer]
+    moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, u.splits.values, v.splits.values))
     return Transfer(
         producer=edge.producer,
         input=edge.input,
-        cost=float((model.transfer(moved.forward) + model.transfer(moved.backward))[0, 0]),
+        cost=float(edge_cost(graph, edge, u, v, model).values[0, 0]),
         forward_bytes=float(moved.forward[0, 0]),
         backward_bytes=float(moved.backward[0, 0]),
     )
 
 
-def _shared_transfer(graph: Graph, weight: SharedWeight, rows: Mapping[str, IndexArray], model: CostModel) -> Transfer:
-    traffic = shared_traffic(graph, weight, rows[weight.owner], rows[weight.user])
-    moved = model.transfer(traffic.forward_bytes) + model.transfer(traffic.backward_bytes)
+def _shared_transfer(
+    graph: Graph, weight: SharedWeight, traffic: Mapping[str, LayerTraffic], model: CostModel
+) -> Transfer:
+    cost, moved = shared_cost(graph, weight, traffic[weight.owner], traffic[weight.user], model)
     return Transfer(
         producer=weight.owner,
         input=weight.user_read,
-        cost=float((moved + model.message(traffic.reduction) * traffic.is_reduced)[0, 0]),
-        forward_bytes=float(traffic.forward_bytes[0, 0]),
-        backward_bytes=float(traffic.backward_bytes[0, 0]),
+        cost=float(cost.values[0, 0]),
+        forward_bytes=float(moved.forward[0, 0]),
+        backward_bytes=float(moved.backward[0, 0]),
     )

@@ -100,3 +100,37 @@ def test_where_nothing_is_gained_devices_keep_their_numbers() -> None:
     alike = [Sum(digits=frozenset({i}), shard_bytes=5.0) for i in range(3)]
     assert choose_order((2, 2, 2), [2], alike, []) == (0, 1, 2)
     assert choose_order((2, 2, 2), [2], [], []) == (0, 1, 2)
+
+
+def _link_bytes(digits: frozenset[int], shard: float, order: Sequence[int], bases: Sequence[int], node: int) -> float:
+    """Bytes that leave the busiest node when shards are added within it first, counted from its devices' groups."""
+    p = prod(bases)
+    numbers = np.array(np.unravel_index(np.arange(p), [bases[i] for i in order])).T
+    digit_of = {i: numbers[:, position] for position, i in enumerate(order)}
+    outside = [i for i in range(len(bases)) if i not in digits]
+    key = [tuple(int(digit_of[i][device]) for i in outside) for device in range(p)]
+    sent = [0.0] * (p // node)
+    for group in {k: [d for d in range(p) if key[d] == k] for k in key}.values():
+        nodes = {device // node for device in group}
+        for where in nodes:
+            members = sum(device // node == where for device in group)
+            # Each member has shard / members of the node's sum, and all-reduces it with the other nodes.
+            sent[where] += members * 2 * (len(nodes) - 1) / len(nodes) * shard / members
+    return max(sent)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_sums_by_level_cross_as_little_as_any_order_of_digits(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    bases, node = (2, 2, 2, 2, 2), 8
+    sums = [
+        Sum(digits=frozenset(np.flatnonzero(rng.random(5) < 0.5).tolist()), shard_bytes=float(rng.integers(1, 1000)))
+        for _ in range(4)
+    ]
+
+    def crossing(order: Sequence[int]) -> float:
+        return sum(_link_bytes(s.digits, s.shard_bytes, order, bases, node) for s in sums)
+
+    ours = choose_order(bases, [node], sums, [], by_level=True)
+    best = min(crossing(order) for order in permutations(range(5)))
+    assert crossing(ours) <= best / 0.99 + 1e-9

@@ -1,27 +1,48 @@
 """Costs: how accesses become traffic, and how a cost model turns traffic into cost tables."""
 
+from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.build import (
     LayerCost,
     Problem,
     TransferBytes,
     build_problem,
+    edge_cost,
     edge_layouts,
     layer_cost,
+    shared_cost,
     signature,
+    traffic_of,
     transfer_bytes,
 )
+from pase.costs.memory import (
+    DEFAULT_OPTIMISER,
+    OPTIMISER_STATE,
+    DeviceMemory,
+    LayerMemory,
+    layer_memory,
+    memory_tables,
+    strategy_memory,
+)
 from pase.costs.model import COST_MODELS, CostModel, cost_model
+from pase.costs.movement import Fetch
 from pase.costs.paper import PaperCostModel
 from pase.costs.sharing import SharedTraffic, SharedWeight, shared_traffic, shared_weights
-from pase.costs.traffic import LayerTraffic, Message, Pattern, ReadTraits, layer_traffic, memory_bytes
+from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern, ReadTraits, layer_traffic, memory_bytes
 
 __all__ = [
     "COST_MODELS",
+    "DEFAULT_OPTIMISER",
+    "OPTIMISER_STATE",
+    "AlphaBetaCostModel",
     "CostModel",
+    "DeviceMemory",
+    "Fetch",
     "LayerCost",
+    "LayerMemory",
     "LayerTraffic",
     "Message",
     "PaperCostModel",
+    "PassWork",
     "Pattern",
     "Problem",
     "ReadTraits",
@@ -30,12 +51,18 @@ __all__ = [
     "TransferBytes",
     "build_problem",
     "cost_model",
+    "edge_cost",
     "edge_layouts",
     "layer_cost",
+    "layer_memory",
     "layer_traffic",
     "memory_bytes",
+    "memory_tables",
+    "shared_cost",
     "shared_traffic",
     "shared_weights",
     "signature",
+    "strategy_memory",
+    "traffic_of",
     "transfer_bytes",
 ]

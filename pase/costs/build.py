@@ -4,13 +4,24 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pase.configurations import Configurations, enumerate_configurations
-from pase.costs.layouts import Component, FloatArray, IndexArray, components, distinct_rows, split_columns, splits_of
+from pase.costs.layouts import (
+    Component,
+    FloatArray,
+    IndexArray,
+    IntArray,
+    components,
+    distinct_rows,
+    split_columns,
+    splits_of,
+)
 from pase.costs.model import CostModel
+from pase.costs.movement import fetches
 from pase.costs.overlap import volumes
 from pase.costs.sharing import SharedWeight, shared_traffic, shared_weights
-from pase.costs.traffic import ReadTraits, layer_traffic
+from pase.costs.traffic import LayerTraffic, Message, ReadTraits, layer_traffic, partial_sum, sum_name
 from pase.graph import Access, Edge, Graph, Operator
 from pase.tables import CostTables, EdgeTable
 
@@ -44,6 +55,15 @@ class LayerCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassedCost:
+    """row_class, col_class: [K_u], [K_v] what of each configuration an edge depends on. values: [L_u, L_v] costs."""
+
+    row_class: NDArray[np.intp]
+    col_class: NDArray[np.intp]
+    values: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferBytes:
     """forward, backward: [L_u, L_v] bytes that the device which fetches most must fetch."""
 
@@ -64,13 +84,16 @@ def build_problem(
     kinds = _Numbered()
     vertex_costs: list[FloatArray] = []
     configurations: list[Configurations] = []
+    traffic: list[LayerTraffic] = []
     vertex_table = []
     for position, operator in enumerate(graph.operators):
         number, is_new = kinds.number(signature(graph, operator))
         if is_new:
             found = enumerate_configurations(operator, num_devices)
-            cost = layer_cost(graph, operator, found.splits, model)
+            does = traffic_of(graph, operator, found.splits)
+            cost = layer_cost(does, model)
             configurations.append(found)
+            traffic.append(does)
             vertex_costs.append(cost.compute + cost.communication)
         vertex_table.append(number)
         if on_progress:
@@ -82,8 +105,7 @@ def build_problem(
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
         number, is_new = edge_kinds.number((vertex_table[u], edge.output, vertex_table[v], edge.input))
         if is_new:
-            us, vs = configurations[vertex_table[u]].splits, configurations[vertex_table[v]].splits
-            edge_tables.append(_edge_table(graph, edge, us, vs, model))
+            edge_tables.append(_edge_table(graph, edge, traffic[vertex_table[u]], traffic[vertex_table[v]], model))
         edge_table.append(number)
         if on_progress:
             on_progress("costing edges", (position + 1) / len(graph.edges))
@@ -92,8 +114,7 @@ def build_problem(
         u, v = graph.index[weight.owner], graph.index[weight.user]
         number, is_new = edge_kinds.number((vertex_table[u], weight.owner_read, vertex_table[v], weight.user_read, "w"))
         if is_new:
-            us, vs = configurations[vertex_table[u]].splits, configurations[vertex_table[v]].splits
-            edge_tables.append(_shared_table(graph, weight, us, vs, model))
+            edge_tables.append(_shared_table(graph, weight, traffic[vertex_table[u]], traffic[vertex_table[v]], model))
         edges.append((u, v))
         edge_table.append(number)
     tables = CostTables(
@@ -112,18 +133,23 @@ def build_problem(
     )
 
 
-def layer_cost(graph: Graph, operator: Operator, splits: IndexArray, model: CostModel) -> LayerCost:
-    """Return the layer cost t_l of Eq. 1 for configurations [K, D]."""
-    traffic = layer_traffic(operator, splits, _read_traits(graph, operator), word_bytes=graph.word_bytes)
-    communication = np.zeros(len(splits))
-    for message in traffic.messages:
-        communication = communication + model.message(message)
-    return LayerCost(compute=model.compute(traffic.flop), communication=communication)
+def traffic_of(graph: Graph, operator: Operator, splits: IndexArray) -> LayerTraffic:
+    """Return what a layer of a graph computes and communicates under configurations [K, D]."""
+    reads, single_use = _read_traits(graph, operator), _single_use(graph, operator)
+    return layer_traffic(operator, splits, reads, word_bytes=graph.word_bytes, single_use=single_use)
+
+
+def layer_cost(traffic: LayerTraffic, model: CostModel) -> LayerCost:
+    """Return the layer cost t_l of Eq. 1 for the configurations of a layer's traffic."""
+    return LayerCost(
+        compute=model.work(traffic.forward) + model.work(traffic.backward),
+        communication=sum(model.messages(traffic), np.zeros(len(traffic.splits.values))),
+    )
 
 
 def signature(graph: Graph, operator: Operator) -> Hashable:
     """Return what an operator's costs depend on: equal for repeated layers."""
-    return replace(operator, name=""), _read_traits(graph, operator)
+    return replace(operator, name=""), _read_traits(graph, operator), _single_use(graph, operator)
 
 
 def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
@@ -141,9 +167,8 @@ def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: I
     """
     u_side, v_side = edge_sides(graph, edge)
     common = volumes(_components(*u_side), u_layouts, _components(*v_side), v_layouts)
-    forward = np.maximum(common.consumed - common.kept_forward, 0.0) * graph.word_bytes
-    backward = np.maximum(common.produced - common.kept_backward, 0.0) * graph.word_bytes
-    return TransferBytes(forward=forward, backward=backward * v_side[1].is_differentiable)
+    forward, backward = fetches(common, graph.word_bytes)
+    return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * v_side[1].is_differentiable)
 
 
 def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -153,26 +178,85 @@ def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tu
     return u, v
 
 
-def _edge_table(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, model: CostModel) -> EdgeTable:
-    u_columns, v_columns = edge_layouts(graph, edge, us, vs)
-    u_layouts, row_class = distinct_rows(u_columns)
-    v_layouts, col_class = distinct_rows(v_columns)
-    moved = transfer_bytes(graph, edge, u_layouts, v_layouts)
+def edge_cost(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> ClassedCost:
+    """Return r · t_x of an edge between all configurations of its two layers, both ways together."""
+    (producer, write), (consumer, read) = edge_sides(graph, edge)
+    u_parts, v_parts = _components(producer, write), _components(consumer, read)
+    u_side = _side(split_columns(u_parts, u.splits), _members(model, u, sum_name(write.tensor, is_gradient=False)))
+    v_side = _side(split_columns(v_parts, v.splits), _members(model, v, sum_name(read.tensor, is_gradient=True)))
+    common = volumes(u_parts, u_side.layouts, v_parts, v_side.layouts)
+    # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
+    forward, _ = fetches(common.of_classes(u=u_side.layout_of), graph.word_bytes, forward_sums=u_side.members)
+    values = model.transfer(forward)[:, v_side.layout_of]
+    if read.is_differentiable:
+        _, backward = fetches(common.of_classes(v=v_side.layout_of), graph.word_bytes, backward_sums=v_side.members)
+        values = values + model.transfer(backward)[u_side.layout_of]
+    return ClassedCost(row_class=u_side.class_of, col_class=v_side.class_of, values=values)
+
+
+def shared_cost(
+    graph: Graph, weight: SharedWeight, u: LayerTraffic, v: LayerTraffic, model: CostModel
+) -> tuple[ClassedCost, TransferBytes]:
+    """Return the cost of a weight that two layers share, between all their configurations, and what moves."""
+    members = model.sum_members(v, _shared_sum(graph, weight, v))
+    traffic = shared_traffic(graph, weight, u.splits.values, v.splits.values, members)
+    moved = model.transfer(traffic.forward) + model.transfer(traffic.backward)
+    reduction = model.reduction(traffic.reduced_bytes, traffic.group, traffic.members)
+    cost = ClassedCost(
+        row_class=traffic.row_class, col_class=traffic.col_class, values=moved + reduction * traffic.is_reduced
+    )
+    return cost, TransferBytes(forward=traffic.forward.moved_bytes, backward=traffic.backward.moved_bytes)
+
+
+def _edge_table(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> EdgeTable:
+    return _table(edge_cost(graph, edge, u, v, model))
+
+
+def _shared_table(graph: Graph, weight: SharedWeight, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> EdgeTable:
+    cost, _ = shared_cost(graph, weight, u, v, model)
+    return _table(cost)
+
+
+def _table(cost: ClassedCost) -> EdgeTable:
     return EdgeTable(
-        row_class=row_class.astype(np.int32),
-        col_class=col_class.astype(np.int32),
-        values=model.transfer(moved.forward) + model.transfer(moved.backward),
+        row_class=cost.row_class.astype(np.int32), col_class=cost.col_class.astype(np.int32), values=cost.values
     )
 
 
-def _shared_table(graph: Graph, weight: SharedWeight, us: IndexArray, vs: IndexArray, model: CostModel) -> EdgeTable:
-    traffic = shared_traffic(graph, weight, us, vs)
-    moved = model.transfer(traffic.forward_bytes) + model.transfer(traffic.backward_bytes)
-    return EdgeTable(
-        row_class=traffic.row_class.astype(np.int32),
-        col_class=traffic.col_class.astype(np.int32),
-        values=moved + model.message(traffic.reduction) * traffic.is_reduced,
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Side:
+    """One side of an edge. layouts: [A, components]. class_of: [K] class of each configuration: a layout, and how a sum
+    lies over the machine. layout_of: [L] layout of each class. members: [L, levels]."""
+
+    layouts: IndexArray
+    class_of: NDArray[np.intp]
+    layout_of: NDArray[np.intp]
+    members: IntArray
+
+
+def _side(columns: IndexArray, members: IndexArray) -> _Side:
+    layouts, layout_of = distinct_rows(columns)
+    classes, class_of = distinct_rows(np.column_stack([layout_of.astype(np.int32), members]))
+    return _Side(
+        layouts=layouts,
+        class_of=class_of,
+        layout_of=classes[:, 0].astype(np.intp),
+        members=classes[:, 1:].astype(np.int64),
     )
+
+
+def _members(model: CostModel, traffic: LayerTraffic, name: str) -> IndexArray:
+    """Return [K, levels]: how the devices of a sum that an edge ends lie over the machine; no columns without one."""
+    for message in traffic.messages:
+        if message.ends_on_edge and message.tensor == name:
+            return model.sum_members(traffic, message).astype(np.int32)
+    return np.empty((len(traffic.splits.values), 0), dtype=np.int32)
+
+
+def _shared_sum(graph: Graph, weight: SharedWeight, traffic: LayerTraffic) -> Message:
+    """Return the all-reduce of a shared weight's gradient, which is no message of the user's own."""
+    user = graph[weight.user]
+    return partial_sum(user, user.reads[weight.user_read], traffic.splits, graph.word_bytes, is_gradient=True)
 
 
 def _components(operator: Operator, access: Access) -> tuple[Component, ...]:
@@ -188,6 +272,12 @@ def _read_traits(graph: Graph, operator: Operator) -> tuple[ReadTraits, ...]:
         )
         for position, access in enumerate(operator.reads)
     )
+
+
+def _single_use(graph: Graph, operator: Operator) -> tuple[bool, ...]:
+    """Return, for each tensor written, whether it is summed, and for one reader alone."""
+    uses = graph.uses[operator.name]
+    return tuple(bool(operator.partial_dims(w)) and uses.get(i, 0) == 1 for i, w in enumerate(operator.writes))
 
 
 class _Numbered:

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from pase.costs.layouts import FloatArray
+from pase.costs.alpha_beta import AlphaBetaCostModel
+from pase.costs.layouts import FloatArray, IntArray
+from pase.costs.movement import Fetch
 from pase.costs.paper import PaperCostModel
-from pase.costs.traffic import Message
+from pase.costs.traffic import LayerTraffic, Message, PassWork
 from pase.errors import CostError, unknown_name
 from pase.machine import Machine
 
@@ -18,20 +20,41 @@ class CostModel(Protocol):
         """Of every cost: "FLOP" or "s"."""
         ...
 
-    def compute(self, flop: FloatArray) -> FloatArray:
-        """Return the cost of FLOP on one device."""
+    @property
+    def sums_by_level(self) -> bool:
+        """Whether all-reduces add within a node before they go between nodes."""
         ...
 
-    def message(self, message: Message) -> FloatArray:
-        """Return the cost of one communication inside a layer, all its `times` together."""
+    def work(self, work: PassWork) -> FloatArray:
+        """Return the [K] cost of one pass over a layer on one device."""
         ...
 
-    def transfer(self, moved_bytes: FloatArray) -> FloatArray:
-        """Return the cost of moving bytes along an edge, one way, on the device that fetches most."""
+    def messages(self, traffic: LayerTraffic) -> tuple[FloatArray, ...]:
+        """Return the [K] cost of each message inside a layer, in their order; they add up.
+
+        Of a sum that ends on an edge (`Message.ends_on_edge`) a model may leave a part to that edge: the part in
+        which `Fetch.sum_members` take part.
+        """
+        ...
+
+    def sum_members(self, traffic: LayerTraffic, message: Message) -> IntArray:
+        """Return [K, levels]: how the devices that add something up lie over the machine.
+
+        Only as far as the model's `transfer` and `reduction` look at it: no columns where they do not.
+        """
+        ...
+
+    def transfer(self, fetch: Fetch) -> FloatArray:
+        """Return the cost of bringing a tensor from one layout to another, one way, on the device that fetches most."""
+        ...
+
+    def reduction(self, size_bytes: FloatArray, group: IntArray, members: IntArray) -> FloatArray:
+        """Return the [L] cost of adding up a shared weight's gradient; members: [L, levels] by `sum_members`."""
         ...
 
 
 COST_MODELS: dict[str, Callable[[Machine, int], CostModel]] = {
+    "alpha_beta": AlphaBetaCostModel.of,
     "paper": PaperCostModel.of,
 }
 

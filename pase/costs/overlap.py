@@ -40,6 +40,20 @@ class Volumes:
     kept_forward: FloatArray
     kept_backward: FloatArray
 
+    def of_classes(self, u: NDArray[np.intp] | None = None, v: NDArray[np.intp] | None = None) -> "Volumes":
+        """Return the volumes for classes of layouts on either side; u, v: [L_u], [L_v] layout of each class."""
+
+        def chosen(table: FloatArray) -> FloatArray:
+            rows = table if u is None else table[u]
+            return rows if v is None else rows[:, v]
+
+        return Volumes(
+            produced=chosen(self.produced),
+            consumed=chosen(self.consumed),
+            kept_forward=chosen(self.kept_forward),
+            kept_backward=chosen(self.kept_backward),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:

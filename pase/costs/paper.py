@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pase.costs.layouts import FloatArray
-from pase.costs.traffic import Message, Pattern
+from pase.costs.layouts import FloatArray, IntArray
+from pase.costs.movement import Fetch
+from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern
 from pase.machine import Machine
 
 
@@ -19,23 +20,41 @@ class PaperCostModel:
 
     flop_per_byte: float
     unit: str = "FLOP"
+    sums_by_level: bool = False
 
     @classmethod
     def of(cls, machine: Machine, num_devices: int) -> "PaperCostModel":
         """Return the model for some devices of a machine."""
         return cls(flop_per_byte=machine.flop_per_byte(num_devices))
 
-    def compute(self, flop: FloatArray) -> FloatArray:
+    def work(self, work: PassWork) -> FloatArray:
         """Return the FLOP themselves."""
-        return flop
+        return work.flop
+
+    def messages(self, traffic: LayerTraffic) -> tuple[FloatArray, ...]:
+        """Return r × bytes of each message."""
+        return tuple(map(self.message, traffic.messages))
 
     def message(self, message: Message) -> FloatArray:
         """Return r × bytes: an all-reduce of n bytes over k devices sends 2 (k - 1) / k · n, anything else n."""
         factor: FloatArray | float = 1.0
         if message.pattern is Pattern.ALL_REDUCE:
-            factor = 2.0 * (message.group - 1) / np.maximum(message.group, 1)
+            factor = _all_reduce_factor(message.group)
         return self.flop_per_byte * message.times * factor * message.size_bytes
 
-    def transfer(self, moved_bytes: FloatArray) -> FloatArray:
+    def sum_members(self, traffic: LayerTraffic, message: Message) -> IntArray:
+        """Return no columns: where the devices of a sum lie makes no difference here."""
+        return np.empty((len(message.group), 0), dtype=np.int64)
+
+    def transfer(self, fetch: Fetch) -> FloatArray:
         """Return r × bytes."""
-        return self.flop_per_byte * moved_bytes
+        return self.flop_per_byte * fetch.moved_bytes
+
+    def reduction(self, size_bytes: FloatArray, group: IntArray, members: IntArray) -> FloatArray:
+        """Return r × bytes of an all-reduce."""
+        return self.flop_per_byte * _all_reduce_factor(group) * size_bytes
+
+
+def _all_reduce_factor(group: IntArray) -> FloatArray:
+    factor: FloatArray = 2.0 * (group - 1) / np.maximum(group, 1)
+    return factor

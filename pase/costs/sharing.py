@@ -16,14 +16,15 @@ from pase.costs.layouts import (
     Component,
     FloatArray,
     IndexArray,
+    IntArray,
     components,
     distinct_rows,
     shard_size,
     split_columns,
     splits_of,
 )
+from pase.costs.movement import Fetch, fetches
 from pase.costs.overlap import volumes
-from pase.costs.traffic import Message, Pattern
 from pase.graph import Access, Graph, Operator
 
 
@@ -41,15 +42,18 @@ class SharedWeight:
 class SharedTraffic:
     """What sharing moves, for each pair of layouts.
 
-    row_class, col_class: [K_u], [K_v] layout of each configuration. forward_bytes, backward_bytes: [L_u, L_v]
-    moved. reduction: the user's own all-reduce, [L_v]. is_reduced: [L_u, L_v] whether it takes place.
+    row_class, col_class: [K_u], [K_v] layout of each configuration. forward, backward: [L_u, L_v] what moves.
+    reduced_bytes, group, members: [L_v], [L_v], [L_v, levels] the user's own all-reduce. is_reduced: [L_u, L_v] whether
+    it takes place.
     """
 
     row_class: NDArray[np.intp]
     col_class: NDArray[np.intp]
-    forward_bytes: FloatArray
-    backward_bytes: FloatArray
-    reduction: Message
+    forward: Fetch
+    backward: Fetch
+    reduced_bytes: FloatArray
+    group: IntArray
+    members: IntArray
     is_reduced: NDArray[np.bool_]
 
 
@@ -67,43 +71,43 @@ def shared_weights(graph: Graph) -> tuple[SharedWeight, ...]:
     return tuple(found)
 
 
-def shared_traffic(graph: Graph, weight: SharedWeight, us: IndexArray, vs: IndexArray) -> SharedTraffic:
-    """Return what a shared weight moves between configurations [K_u, D_u] of its owner and [K_v, D_v] of a user."""
+def shared_traffic(
+    graph: Graph, weight: SharedWeight, us: IndexArray, vs: IndexArray, members: IntArray
+) -> SharedTraffic:
+    """Return what a shared weight moves between configurations [K_u, D_u] of its owner and [K_v, D_v] of a user.
+
+    members: [K_v, levels] how the devices that sum the user's gradient lie over the machine (`CostModel.sum_members`).
+    """
     owner, user = graph[weight.owner], graph[weight.user]
     owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
     order = _matching_order(owned, used)
     u, v = _components(owner, owned), _components(user, used, order)
-    u_columns, v_columns = _columns(owner, owned, u, us), _columns(user, used, v, vs)
-    u_layouts, row_class = distinct_rows(u_columns)
-    v_layouts, col_class = distinct_rows(v_columns)
-    common = volumes(u, u_layouts[:, :-1], v, v_layouts[:, :-1])
-    forward = np.maximum(common.consumed - common.kept_forward, 0.0) * graph.word_bytes
-    backward = np.maximum(common.produced - common.kept_backward, 0.0) * graph.word_bytes
-    group = v_layouts[:, -1].astype(np.int64)
+    u_group, v_group = _sum_group(owner, owned, us), _sum_group(user, used, vs)
+    u_layouts, row_class = distinct_rows(np.column_stack([split_columns(u, splits_of(owner, us)), u_group]))
+    v_layouts, col_class = distinct_rows(
+        np.column_stack([split_columns(v, splits_of(user, vs)), v_group, members.astype(np.int32)])
+    )
+    common = volumes(u, u_layouts[:, : len(u)], v, v_layouts[:, : len(v)])
+    forward, backward = fetches(common, graph.word_bytes)
+    group = v_layouts[:, len(v)].astype(np.int64)
     _, first = np.unique(col_class, return_index=True)
     size = shard_size(used.shape, used.axes, splits_of(user, vs[first])) * graph.word_bytes
-    agrees = (forward == 0) & (backward == 0) & (u_layouts[:, -1:] == group)
+    stays = (forward.moved_bytes == 0) & (backward.moved_bytes == 0)
     return SharedTraffic(
         row_class=row_class,
         col_class=col_class,
-        forward_bytes=forward,
-        backward_bytes=backward,
-        reduction=Message(
-            tensor=f"gradient of {used.tensor}",
-            pattern=Pattern.ALL_REDUCE,
-            size_bytes=size * (group > 1),
-            group=group,
-            times=1,
-        ),
-        is_reduced=~agrees,
+        forward=forward,
+        backward=backward,
+        reduced_bytes=size * (group > 1),
+        group=group,
+        members=v_layouts[:, len(v) + 1 :].astype(np.int64),
+        is_reduced=~(stays & (u_layouts[:, -1:] == group)),
     )
 
 
-def _columns(operator: Operator, access: Access, parts: tuple[Component, ...], values: IndexArray) -> IndexArray:
-    """Return [K, components + 1]: how a weight is split, and over how many devices its gradient is summed."""
-    splits = splits_of(operator, values)
-    group = splits.product(operator.partial_dims(access)).astype(np.int32)
-    return np.column_stack([split_columns(parts, splits), group])
+def _sum_group(operator: Operator, access: Access, values: IndexArray) -> IndexArray:
+    """Return over how many devices a weight's gradient is summed, [K]."""
+    return splits_of(operator, values).product(operator.partial_dims(access)).astype(np.int32)
 
 
 def _components(operator: Operator, access: Access, order: Sequence[int] | None = None) -> tuple[Component, ...]:
@@ -114,6 +118,7 @@ def _components(operator: Operator, access: Access, order: Sequence[int] | None 
 
 def _matching_order(owned: Access, used: Access) -> Sequence[int]:
     """Return the user's tensor dims in the owner's order: a table of [v, d] may be read as a weight of [d, v]."""
-    if set(owned.axes) == set(used.axes):
+    # Two dims that are not indexed cannot be told apart by their axes.
+    if set(owned.axes) == set(used.axes) and len(set(owned.axes)) == len(owned.axes):
         return [used.axes.index(axis) for axis in owned.axes]
     return range(len(used.axes))

@@ -23,6 +23,7 @@ from pase.costs.layouts import (
     splits_of,
 )
 from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Role, Window
+from pase.graph.access import axis_dims
 
 
 class Pattern(StrEnum):
@@ -31,6 +32,7 @@ class Pattern(StrEnum):
     ALL_REDUCE = "all-reduce"
     MOVE = "move"
     HALO = "halo"
+    HANDOFF = "handoff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,7 +40,9 @@ class Message:
     """One communication inside a layer.
 
     tensor: what is sent. pattern: how. size_bytes: [K] on each device. group: [K] devices that take part.
-    times: how often in one training step.
+    times: how often in one training step. over: the dims whose splits make the group. num_pieces: [K] or 1, messages
+    that a device gets where it is not a sum. ends_on_edge: for a sum, whether it goes to one other layer alone, which
+    may need no more than a part of it on each device.
     """
 
     tensor: str
@@ -46,14 +50,32 @@ class Message:
     size_bytes: FloatArray
     group: IntArray
     times: int
+    over: tuple[str, ...] = ()
+    num_pieces: IntArray | int = 1
+    ends_on_edge: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassWork:
+    """[K] of one pass on the busiest device, waiting in a pipeline included; touched_bytes: read and written."""
+
+    flop: FloatArray
+    touched_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTraffic:
-    """flop: [K] of one training step on the busiest device, waiting in a pipeline included. messages: the rest."""
+    """splits: the configurations. forward, backward: work of either pass. messages: what is communicated."""
 
-    flop: FloatArray
+    splits: Splits
+    forward: PassWork
+    backward: PassWork
     messages: tuple[Message, ...]
+
+    @property
+    def flop(self) -> FloatArray:
+        """[K] FLOP of one training step on the busiest device."""
+        return self.forward.flop + self.backward.flop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,28 +93,41 @@ class ReadTraits:
 
 
 def layer_traffic(
-    operator: Operator, values: IndexArray, reads: tuple[ReadTraits, ...], *, word_bytes: int
+    operator: Operator,
+    values: IndexArray,
+    reads: tuple[ReadTraits, ...],
+    *,
+    word_bytes: int,
+    single_use: tuple[bool, ...] = (),
 ) -> LayerTraffic:
-    """Return what a layer does under each of its configurations, values: [K, D]; reads: what the graph says of each."""
+    """Return what a layer does under each of its configurations, values: [K, D]; reads: what the graph says of each.
+
+    single_use: for each tensor that is written, whether one other layer alone reads it; by default none is.
+    """
     splits = splits_of(operator, values)
     messages: list[Message] = []
-    for access in operator.writes:
-        messages += _partial_sums(operator, access, splits, word_bytes, "")
+    for access, is_single in zip(operator.writes, single_use or (False,) * len(operator.writes), strict=True):
+        messages.append(partial_sum(operator, access, splits, word_bytes, ends_on_edge=is_single))
     for access, read in zip(operator.reads, reads, strict=True):
         if read.has_gradient and read.is_owned:
-            messages += _partial_sums(operator, access, splits, word_bytes, "gradient of ")
-        if read.is_fed and any(isinstance(axis, Window) for axis in access.axes):
-            halo = halo_size(access, splits) * word_bytes
-            times = 2 if read.has_gradient else 1
             messages.append(
-                Message(tensor=access.tensor, pattern=Pattern.HALO, size_bytes=halo, group=_two(halo), times=times)
+                partial_sum(operator, access, splits, word_bytes, is_gradient=True, ends_on_edge=read.is_fed)
             )
-    for exchange in operator.exchanges:
-        messages.append(_exchange(exchange, splits, word_bytes))
+        if read.is_fed and any(isinstance(axis, Window) for axis in access.axes):
+            messages.append(_halo(access, splits, word_bytes, times=2 if read.has_gradient else 1))
+    messages += [_exchange(exchange, splits, word_bytes) for exchange in operator.exchanges]
+    forward, backward = _work(operator, splits, tuple(read.has_gradient for read in reads), word_bytes)
     return LayerTraffic(
-        flop=_flop(operator, splits, tuple(read.has_gradient for read in reads)),
+        splits=splits,
+        forward=forward,
+        backward=backward,
         messages=tuple(m for m in messages if np.any(m.size_bytes)),
     )
+
+
+def sum_name(tensor: str, *, is_gradient: bool) -> str:
+    """Return the name of the message that adds up a tensor, or its gradient."""
+    return f"gradient of {tensor}" if is_gradient else tensor
 
 
 def memory_bytes(operator: Operator, values: IndexArray, *, word_bytes: int) -> FloatArray:
@@ -109,17 +144,33 @@ def memory_bytes(operator: Operator, values: IndexArray, *, word_bytes: int) -> 
     return total
 
 
-def _flop(operator: Operator, splits: Splits, has_gradient: tuple[bool, ...]) -> FloatArray:
-    total = np.zeros(len(splits.values))
+def _work(
+    operator: Operator, splits: Splits, has_gradient: tuple[bool, ...], word_bytes: int
+) -> tuple[PassWork, PassWork]:
+    """Return the work of the forward and of the backward pass.
+
+    Forward, every tensor is touched once. Backward, what was read is read again, the gradients of what was written
+    are read, and those of what was read are written.
+    """
+    forward, backward = np.zeros(len(splits.values)), np.zeros(len(splits.values))
     for work in operator.work:
-        passes = 1 + sum(has_gradient[i] for i in work.inputs)
         points = np.ones(len(splits.values))
         for dim in work.dims:
             points *= np.ceil(splits.extents[dim] / splits.of(dim))
-        total += work.flop_per_point * passes * points
-    if operator.pipeline:
-        total *= _pipeline_factor(operator.pipeline, splits)
-    return total
+        forward += work.flop_per_point * points
+        backward += work.flop_per_point * sum(has_gradient[i] for i in work.inputs) * points
+    written = sum((shard_size(a.shape, a.axes, splits) for a in operator.writes), np.zeros(len(splits.values)))
+    read, gradients = np.zeros(len(splits.values)), np.zeros(len(splits.values))
+    for access, flows_back in zip(operator.reads, has_gradient, strict=True):
+        size = shard_size(access.shape, access.axes, splits)
+        read += size
+        gradients += size * flows_back
+    waiting = _pipeline_factor(operator.pipeline, splits) if operator.pipeline else 1.0
+    touched_back = (read + written + gradients) * any(has_gradient)
+    return (
+        PassWork(flop=forward * waiting, touched_bytes=(read + written) * word_bytes * waiting),
+        PassWork(flop=backward * waiting, touched_bytes=touched_back * word_bytes * waiting),
+    )
 
 
 def _pipeline_factor(pipeline: Pipeline, splits: Splits) -> FloatArray:
@@ -138,29 +189,79 @@ def _pipeline_factor(pipeline: Pipeline, splits: Splits) -> FloatArray:
     return factor
 
 
-def _partial_sums(operator: Operator, access: Access, splits: Splits, word_bytes: int, what: str) -> list[Message]:
-    group = splits.product(operator.partial_dims(access))
+def partial_sum(
+    operator: Operator,
+    access: Access,
+    splits: Splits,
+    word_bytes: int,
+    *,
+    is_gradient: bool = False,
+    ends_on_edge: bool = False,
+) -> Message:
+    """Return the all-reduce of the partial sums of a tensor, or of its gradient."""
+    over = operator.partial_dims(access)
+    group = splits.product(over)
     size = shard_size(access.shape, access.axes, splits) * word_bytes * (group > 1)
-    name = f"{what}{access.tensor}"
-    return [Message(tensor=name, pattern=Pattern.ALL_REDUCE, size_bytes=size, group=group, times=1)]
+    return Message(
+        tensor=sum_name(access.tensor, is_gradient=is_gradient),
+        pattern=Pattern.ALL_REDUCE,
+        size_bytes=size,
+        group=group,
+        times=1,
+        over=over,
+        ends_on_edge=ends_on_edge,
+    )
+
+
+def _halo(access: Access, splits: Splits, word_bytes: int, *, times: int) -> Message:
+    """Return what a split of windows exchanges: one message from each neighbour, those across corners included."""
+    size = halo_size(access, splits) * word_bytes
+    over = tuple(axis.out for axis in access.axes if isinstance(axis, Window))
+    neighbourhood = np.ones(len(splits.values), dtype=np.int64)
+    for dim in over:
+        neighbourhood *= np.minimum(splits.of(dim), 3)
+    return Message(
+        tensor=access.tensor,
+        pattern=Pattern.HALO,
+        size_bytes=size,
+        group=_two(size),
+        times=times,
+        over=over,
+        num_pieces=neighbourhood - 1,
+    )
 
 
 def _exchange(exchange: Exchange, splits: Splits, word_bytes: int) -> Message:
+    pieces: IntArray | int = 1
     match exchange:
         case AllReduce():
-            group = splits.product(exchange.over)
+            over = exchange.over
+            group = splits.product(over)
             size = shard_size(exchange.shape, exchange.axes, splits) * (group > 1)
             pattern = Pattern.ALL_REDUCE
         case Relayout():
+            over = _differing_dims(exchange)
             size = _relayout_size(exchange, splits)
-            group, pattern = _two(size), Pattern.MOVE
+            group, pattern, pieces = _two(size), Pattern.MOVE, splits.product(over) - 1
         case Handoff():
+            over = (exchange.across,)
             crossing = splits.of(exchange.across) > 1
             size = shard_size(exchange.shape, exchange.axes, splits) * crossing
-            group, pattern = _two(size), Pattern.MOVE
+            group, pattern = _two(size), Pattern.HANDOFF
     return Message(
-        tensor=exchange.tensor, pattern=pattern, size_bytes=size * word_bytes, group=group, times=exchange.times
+        tensor=exchange.tensor,
+        pattern=pattern,
+        size_bytes=size * word_bytes,
+        group=group,
+        times=exchange.times,
+        over=over,
+        num_pieces=pieces,
     )
+
+
+def _differing_dims(exchange: Relayout) -> tuple[str, ...]:
+    pairs = zip(exchange.written, exchange.read, strict=True)
+    return tuple(dict.fromkeys(dim for a, b in pairs if a != b for dim in (*axis_dims(a), *axis_dims(b))))
 
 
 def _relayout_size(exchange: Relayout, splits: Splits) -> FloatArray:

@@ -40,6 +40,14 @@ class Graph:
         return {(edge.consumer, edge.input): edge for edge in self.edges}
 
     @cached_property
+    def uses(self) -> dict[str, dict[int, int]]:
+        """How many reads each output of each operator feeds, by number; outputs that nothing reads are left out."""
+        found: dict[str, dict[int, int]] = {operator.name: {} for operator in self.operators}
+        for edge in self.edges:
+            found[edge.producer][edge.output] = found[edge.producer].get(edge.output, 0) + 1
+        return found
+
+    @cached_property
     def neighbours(self) -> tuple[frozenset[int], ...]:
         """[V] positions of the operators that share an edge with each one, N(v)."""
         sets: list[set[int]] = [set() for _ in self.operators]
@@ -58,6 +66,16 @@ class Graph:
                 if access.shared:
                     owners.setdefault(access.shared, operator.name)
         return owners
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The layers whose outputs depend on anything that is trained: a gradient flows back to these."""
+        found: set[str] = set()
+        for operator in self.operators:
+            before = [(read, self.incoming.get((operator.name, i))) for i, read in enumerate(operator.reads)]
+            if operator.parameters or any(e and r.is_differentiable and e.producer in found for r, e in before):
+                found.add(operator.name)
+        return frozenset(found)
 
     def __getitem__(self, name: str) -> Operator:
         """Return the operator of that name; KeyError if there is none."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from pase import load
 from pase.baselines import complete
-from pase.costs import CostModel, Problem, build_problem, cost_model, layer_cost
+from pase.costs import CostModel, Problem, build_problem, cost_model, layer_cost, traffic_of
 from pase.graph import Graph, Operator
 from pase.machine import load_machine
 from pase.ordering import breadth_first, dependent_sets, generate_seq, naive_dependent_sets
@@ -123,7 +123,7 @@ def _strategy_table(name: str) -> str:
 def _cost_parts(problem: Problem, model: CostModel, choice: tuple[int, ...], vertex: int) -> list[float]:
     """Return (computation, communication inside the layer, transfers on all its edges), in GFLOP."""
     splits = problem.configurations[vertex].splits[choice[vertex]][None, :]
-    cost = layer_cost(problem.graph, problem.graph.operators[vertex], splits, model)
+    cost = layer_cost(traffic_of(problem.graph, problem.graph.operators[vertex], splits), model)
     tables = problem.tables
     edges = sum(tables.edge(e).cost(choice[u], choice[v]) for e, (u, v) in enumerate(tables.edges) if vertex in (u, v))
     return [float(cost.compute[0]) / 1e9, float(cost.communication[0]) / 1e9, edges / 1e9]

@@ -23,12 +23,12 @@ def _flop(operator: Operator, **split: int) -> float:
     return float(traffic.flop.item())
 
 
-def _bytes(pattern: Pattern | None = None, **split: int) -> dict[str, float]:
+def _bytes(*patterns: Pattern, **split: int) -> dict[str, float]:
     """Bytes of all messages by tensor, times included."""
     traffic = layer_traffic(LSTM, _row(LSTM, split), READS, word_bytes=4)
     found: dict[str, float] = {}
     for message in traffic.messages:
-        if message.size_bytes.item() and pattern in (None, message.pattern):
+        if message.size_bytes.item() and (not patterns or message.pattern in patterns):
             found[message.tensor] = found.get(message.tensor, 0) + message.times * message.size_bytes.item()
     return found
 
@@ -116,7 +116,7 @@ def test_h_moves_between_its_two_layouts_as_devices_hold_it(split: tuple[int, in
 def test_stages_hand_over_h_in_the_layout_in_which_it_is_read() -> None:
     boundary = 4 * B * S * D
     assert _bytes(l=2) == {"hidden": boundary, "hidden_gradient": boundary}
-    moved = _bytes(Pattern.MOVE, l=2, d=4)
+    moved = _bytes(Pattern.MOVE, Pattern.HANDOFF, l=2, d=4)
     assert moved["hidden"] == boundary / 4
     # A quarter of the gradient of h at the boundary too, and the rest of that within the two layers.
     assert moved["hidden_gradient"] == boundary / 4 + 4 * (L / 2) * B * S * D * 3 / 4
@@ -134,6 +134,6 @@ def test_parts_of_the_sequence_hand_over_both_states_and_share_gradients() -> No
 
 
 def test_the_hidden_state_goes_on_as_it_is_read_and_the_cell_as_it_is_written() -> None:
-    moved = _bytes(Pattern.MOVE, s=2, d=2, e=4)
+    moved = _bytes(Pattern.HANDOFF, s=2, d=2, e=4)
     assert moved["state"] == 2 * 4 * L * B * D / 2
     assert moved["cell"] == 2 * 4 * L * B * D / 4

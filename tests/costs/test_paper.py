@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pase.configurations import data_parallel
-from pase.costs import COST_MODELS, PaperCostModel, Problem, build_problem, cost_model
-from pase.costs.traffic import Message, Pattern
+from pase.costs import COST_MODELS, Fetch, PaperCostModel, Problem, build_problem, cost_model
+from pase.costs.traffic import Message, PassWork, Pattern
 from pase.errors import CostError
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise
@@ -50,8 +50,10 @@ def test_messages() -> None:
     for pattern in (Pattern.MOVE, Pattern.HALO):
         moved = Message(tensor="y", pattern=pattern, size_bytes=sizes, group=groups, times=2)
         assert MODEL.message(moved).tolist() == [2 * R * 100] * 3
-    assert MODEL.transfer(sizes).tolist() == [R * 100] * 3
-    assert MODEL.compute(sizes).tolist() == [100] * 3
+    none = np.zeros(3)
+    fetch = Fetch(needed_bytes=sizes + 7, kept_bytes=none + 7, held_bytes=none, sum_members=np.ones((3, 0), dtype=int))
+    assert MODEL.transfer(fetch).tolist() == [R * 100] * 3
+    assert MODEL.work(PassWork(flop=sizes, touched_bytes=none)).tolist() == [100] * 3
 
 
 def test_r_is_that_of_the_slowest_link_in_use() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from pase.costs import PaperCostModel, build_problem, shared_weights
-from pase.graph import Builder, Graph
+from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, Role
 from pase.graph.operators import dense, embedding, softmax_loss
 from pase.plan import Transfer
 from pase.strategy import plan_layers, total_cost
@@ -94,3 +94,26 @@ def test_uses_with_dims_of_other_names_are_matched_in_order() -> None:
     splits = [{"b": 1, "n": 2, "c": 1}, {"b": 1, "m": 1, "n": 2}]
     (crossed,) = (t for t in plan_layers(graph, 2, model, splits)[1].transfers if t.input == 1)
     assert crossed.forward_bytes == crossed.backward_bytes == 4 * D * D / 4
+
+
+def test_a_shared_weight_that_every_device_holds_whole_costs_nothing_between_equal_layers() -> None:
+    """Positions that two layers of a T5 add to their scores: no iteration dim indexes either dim of the table."""
+    x = Access(tensor="x", shape=(B, D), axes=("b", "d"))
+    table = Access(tensor="positions", shape=(V, 3), axes=(None, None), role=Role.PARAMETER, shared="positions")
+    layers = [
+        Operator(
+            name=name,
+            kind="opaque",
+            dims=(Dim("b", B), Dim("d", D)),
+            reads=(x, table),
+            writes=(Access(tensor="y", shape=(B, D), axes=("b", "d")),),
+        )
+        for name in ("first", "second")
+    ]
+    edge = Edge(producer="first", output=0, consumer="second", input=0)
+    problem = build_problem(
+        Graph(name="positions", operators=tuple(layers), edges=(edge,)), 4, PaperCostModel(flop_per_byte=R)
+    )
+    costs = problem.tables.edge(1).dense()
+    assert costs.shape == (problem.tables.domain_sizes)
+    assert costs.diagonal().tolist() == [0.0] * len(costs)

@@ -1,0 +1,279 @@
+"""Closed forms of collectives against runs of the algorithms on vectors, round by round."""
+
+from collections.abc import Callable
+from itertools import product
+from math import ceil, log2
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pase.costs.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE_SCATTER,
+    Link,
+    all_gather,
+    all_reduce,
+    broadcast,
+    hierarchical_all_gather,
+    hierarchical_all_reduce,
+    hierarchical_reduce_scatter,
+    point_to_point,
+    reduce_scatter,
+)
+
+ALPHA, BETA = 3e-6, 2e-9
+LINK = Link(latency_s=ALPHA, s_per_byte=BETA)
+WORDS = 5 * 7 * 48  # divisible by every group size below
+
+Blocks = dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]]
+"""What a device holds: block number → values."""
+
+Round = list[tuple[int, int, Blocks]]
+"""(sender, receiver, blocks sent) of messages that go at the same time."""
+
+
+class _Run:
+    """Devices that hold blocks of a vector, and the time that their rounds of messages have taken."""
+
+    def __init__(self, count: int, *, full: bool) -> None:
+        rng = np.random.default_rng(count)
+        self.vectors = rng.normal(size=(count, WORDS))
+        self.count = count
+        blocks = np.split(np.arange(WORDS), count)
+        self.held: list[Blocks] = [
+            {b: self.vectors[d][blocks[b]].copy() for b in (range(count) if full else [d])} for d in range(count)
+        ]
+        self.blocks = blocks
+        self.time_s = 0.0
+
+    def round(self, messages: Round, *, add: bool) -> None:
+        assert len({s for s, _, _ in messages}) == len(messages), "a device sends one message at a time"
+        assert len({r for _, r, _ in messages}) == len(messages), "a device receives one message at a time"
+        sent = [(r, {b: v.copy() for b, v in blocks.items()}) for _, r, blocks in messages]
+        for receiver, blocks in sent:
+            for block, values in blocks.items():
+                mine = self.held[receiver]
+                mine[block] = mine[block] + values if add else values
+        self.time_s += max(ALPHA + sum(len(v) * 8 for v in blocks.values()) * BETA for _, _, blocks in messages)
+
+    def total(self, block: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        return self.vectors[:, self.blocks[block]].sum(axis=0)
+
+
+def _some(run: _Run, device: int, blocks: list[int]) -> Blocks:
+    return {b: run.held[device][b] for b in blocks}
+
+
+def _ring_reduce_scatter(run: _Run) -> None:
+    k = run.count
+    for step in range(k - 1):
+        run.round([(d, (d + 1) % k, _some(run, d, [(d - step) % k])) for d in range(k)], add=True)
+    for d in range(k):
+        run.held[d] = _some(run, d, [(d + 1) % k])
+
+
+def _ring_all_gather(run: _Run, first: int = 0) -> None:
+    k = run.count
+    for step in range(k - 1):
+        run.round([(d, (d + 1) % k, _some(run, d, [(d + first - step) % k])) for d in range(k)], add=False)
+
+
+def _halving(run: _Run) -> None:
+    k, distance = run.count, run.count // 2
+    while distance:
+        messages: Round = []
+        for d in range(k):
+            partner = d ^ distance
+            theirs = [b for b in run.held[d] if (b & distance) == (partner & distance)]
+            messages.append((d, partner, _some(run, d, theirs)))
+        run.round(messages, add=True)
+        for d in range(k):
+            run.held[d] = {b: v for b, v in run.held[d].items() if (b & distance) == (d & distance)}
+        distance //= 2
+
+
+def _doubling_all_gather(run: _Run) -> None:
+    distance = 1
+    while distance < run.count:
+        run.round([(d, d ^ distance, _some(run, d, list(run.held[d]))) for d in range(run.count)], add=False)
+        distance *= 2
+
+
+def _recursive_doubling(run: _Run) -> None:
+    distance = 1
+    while distance < run.count:
+        run.round([(d, d ^ distance, _some(run, d, list(run.held[d]))) for d in range(run.count)], add=True)
+        distance *= 2
+
+
+def _bruck(run: _Run) -> None:
+    k, have = run.count, 1
+    while have < k:
+        more = min(have, k - have)
+        run.round(
+            [
+                ((d + have) % k, d, _some(run, (d + have) % k, [(d + have + i) % k for i in range(more)]))
+                for d in range(k)
+            ],
+            add=False,
+        )
+        have += more
+
+
+def _assert_reduced(run: _Run, *, everywhere: bool) -> None:
+    for held in run.held:
+        assert len(held) == (run.count if everywhere else 1)
+        for block, values in held.items():
+            np.testing.assert_allclose(values, run.total(block), atol=1e-12)
+
+
+def _both(first: Callable[[_Run], None], second: Callable[[_Run], None]) -> Callable[[_Run], None]:
+    def run(devices: _Run) -> None:
+        first(devices)
+        second(devices)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "run_it", "counts"),
+    [
+        ("ring", _both(_ring_reduce_scatter, lambda run: _ring_all_gather(run, 1)), (2, 3, 4, 5, 7, 8)),
+        ("reduce-scatter and gather", _both(_halving, _doubling_all_gather), (2, 4, 8, 16)),
+        ("recursive doubling", _recursive_doubling, (2, 4, 8, 16)),
+    ],
+)
+def test_all_reduce(name: str, run_it: Callable[[_Run], None], counts: tuple[int, ...]) -> None:
+    for count in counts:
+        run = _Run(count, full=True)
+        run_it(run)
+        _assert_reduced(run, everywhere=True)
+        found = ALL_REDUCE[name](np.array(WORDS * 8.0), np.array(float(count)), LINK)
+        assert float(found) == pytest.approx(run.time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "run_it", "counts"),
+    [("ring", _ring_reduce_scatter, (2, 3, 5, 8)), ("recursive halving", _halving, (2, 4, 8, 16))],
+)
+def test_reduce_scatter(name: str, run_it: Callable[[_Run], None], counts: tuple[int, ...]) -> None:
+    for count in counts:
+        run = _Run(count, full=True)
+        run_it(run)
+        _assert_reduced(run, everywhere=False)
+        found = REDUCE_SCATTER[name](np.array(WORDS * 8.0), np.array(float(count)), LINK)
+        assert float(found) == pytest.approx(run.time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "run_it"), [("ring", _ring_all_gather), ("recursive doubling", _bruck)])
+@pytest.mark.parametrize("count", [2, 3, 5, 7, 8])
+def test_all_gather(name: str, run_it: Callable[[_Run], None], count: int) -> None:
+    run = _Run(count, full=False)
+    run_it(run)
+    for held in run.held:
+        assert sorted(held) == list(range(count))
+        for block, values in held.items():
+            np.testing.assert_array_equal(values, run.vectors[block][run.blocks[block]])
+    found = ALL_GATHER[name](np.array(WORDS * 8.0), np.array(float(count)), LINK)
+    assert float(found) == pytest.approx(run.time_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [2, 3, 6, 8, 13])
+def test_a_tree_broadcasts_in_as_many_rounds_as_it_takes_to_double(count: int) -> None:
+    reached, rounds = 1, 0
+    while reached < count:
+        reached, rounds = min(2 * reached, count), rounds + 1
+    found = BROADCAST["tree"](np.array(100.0), np.array(float(count)), LINK)
+    assert float(found) == pytest.approx(rounds * (ALPHA + 100 * BETA))
+    twice = ALL_REDUCE["tree"](np.array(100.0), np.array(float(count)), LINK)
+    assert float(twice) == pytest.approx(2 * float(found))
+
+
+@given(size=st.floats(1, 1e9), group=st.integers(2, 300), alpha=st.floats(0, 1e-3), beta=st.floats(1e-12, 1e-6))
+def test_no_algorithm_beats_the_bounds_of_its_collective(size: float, group: int, alpha: float, beta: float) -> None:
+    # Chan et al. 2007: every device is reached in log2 k rounds, and what it lacks must come over its link.
+    link = Link(latency_s=alpha, s_per_byte=beta)
+    share, rounds = (group - 1) / group, ceil(log2(group))
+    for function, times in ((all_reduce, 2), (reduce_scatter, 1), (all_gather, 1)):
+        assert function(size, group, link) >= times * share * size * beta * (1 - 1e-12)
+        assert function(size, group, link) >= rounds * alpha * (1 - 1e-12)
+    assert broadcast(size, group, link) >= size * beta * (1 - 1e-12)
+    assert all_reduce(size, group, link) <= reduce_scatter(size, group, link) + all_gather(size, group, link) + 1e-12
+
+
+def test_the_algorithm_goes_by_size() -> None:
+    link = Link(latency_s=1e-5, s_per_byte=1e-9)
+
+    def best(size: float, group: float) -> str:
+        return min(ALL_REDUCE, key=lambda name: float(ALL_REDUCE[name](np.array(size), np.array(group), link)))
+
+    assert best(10.0, 16.0) == "recursive doubling"
+    assert best(1e8, 16.0) == "reduce-scatter and gather"
+    assert best(1e8, 15.0) == "reduce-scatter and gather"
+    # On 15 devices halving first folds 7 of them onto the others, which the ring need not.
+    assert (
+        min(REDUCE_SCATTER, key=lambda name: float(REDUCE_SCATTER[name](np.array(1e8), np.array(15.0), link))) == "ring"
+    )
+
+
+def test_nothing_to_send_and_nobody_to_send_it_to_take_no_time() -> None:
+    for function in (all_reduce, reduce_scatter, all_gather, broadcast):
+        assert function([0.0, 10.0, 10.0], [8, 1, 2], LINK).tolist()[:2] == [0, 0]
+        assert function([0.0, 10.0, 10.0], [8, 1, 2], LINK)[2] > 0
+    assert point_to_point([0.0, 10.0], LINK).tolist() == [0, ALPHA + 10 * BETA]
+
+
+# -- several levels
+
+NODE, NET = Link(latency_s=1e-6, s_per_byte=1e-10), Link(latency_s=5e-6, s_per_byte=1e-9).shared(8)
+
+
+def test_one_level_is_the_plain_collective() -> None:
+    assert hierarchical_all_reduce(1e6, [8], [NODE]) == all_reduce(1e6, 8, NODE)
+    assert hierarchical_all_reduce(1e6, [8, 1], [NODE, NET]) == all_reduce(1e6, 8, NODE)
+    assert hierarchical_all_reduce(1e6, [1, 4], [NODE, NET]) == all_reduce(1e6, 4, NET)
+    assert hierarchical_reduce_scatter(1e6, [1, 4], [NODE, NET]) == reduce_scatter(1e6, 4, NET)
+    assert hierarchical_all_gather(1e6, [4, 1], [NODE, NET]) == all_gather(1e6, 4, NODE)
+
+
+def test_a_large_sum_over_nodes_crosses_their_links_once_for_each_node() -> None:
+    # 8 devices of each of 4 nodes: 1/8 of the vector each, eight at a time over one link: all of it once.
+    n = 1e8
+    expected = 2 * (7 / 8 * n * 1e-10) + 2 * (3 / 4 * n / 8 * 8e-9)
+    latencies = 2 * 3 * 1e-6 + 2 * 2 * 5e-6
+    assert float(hierarchical_all_reduce(n, [8, 4], [NODE, NET])) == pytest.approx(expected + latencies, rel=1e-12)
+    # Groups that lie across the nodes put eight vectors on each link.
+    across = hierarchical_all_reduce(n, [1, 4], [NODE, NET])
+    assert float(across) > 7 * float(hierarchical_all_reduce(n, [8, 4], [NODE, NET]) - 2 * 7 / 8 * n * 1e-10)
+
+
+def test_a_small_sum_goes_whole_from_level_to_level() -> None:
+    n = 8.0
+    whole = 3 * (1e-6 + n * 1e-10) + 2 * (5e-6 + n * 8e-9)
+    assert float(hierarchical_all_reduce(n, [8, 4], [NODE, NET])) == pytest.approx(whole)
+
+
+@given(size=st.floats(1, 1e9), members=st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=3, max_size=3))
+def test_levels_never_cost_less_than_their_bytes(size: float, members: list[int]) -> None:
+    links = [Link(latency_s=0.0, s_per_byte=b) for b in (1e-10, 1e-9, 4e-9)]
+    total, part = 0.0, size
+    for count, link in zip(members, links, strict=True):
+        total += 2 * (count - 1) / count * part * link.s_per_byte
+        part /= count
+    assert float(hierarchical_all_reduce(size, members, links)) >= total * (1 - 1e-12)
+    halves = hierarchical_reduce_scatter(size, members, links) + hierarchical_all_gather(size, members, links)
+    assert float(halves) >= total * (1 - 1e-12)
+
+
+def test_arrays_are_costed_element_by_element() -> None:
+    sizes, groups = np.array([1e3, 1e6, 1e6]), np.array([2, 8, 6])
+    whole = hierarchical_all_reduce(sizes, [groups, [1, 4, 2]], [NODE, NET])
+    for i, (n, k, m) in enumerate(zip(sizes, groups, [1, 4, 2], strict=True)):
+        assert whole[i] == hierarchical_all_reduce(n, [k, m], [NODE, NET])
+    assert all_reduce(sizes[:, None], groups[None, :], NODE).shape == (3, 3)
+    for (i, n), (j, k) in product(enumerate(sizes), enumerate(groups)):
+        assert all_reduce(sizes[:, None], groups[None, :], NODE)[i, j] == all_reduce(n, k, NODE)
