@@ -1,0 +1,174 @@
+"""The chain of weighted layers of a network: all that the equations know of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+from pase.errors import IntegratedError
+from pase.graph import Access, Graph, Operator, Role, Window
+from pase.integrated.options import Options
+
+DENSE = "dense"
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedLayer:
+    """A convolution or a dense layer; sizes are in words of one sample, as the options read them.
+
+    input_words: d_(i-1). output_words: d_i. num_weights: |W_i|. source: the weighted layer before it, "" for one that
+    reads the data. Of a convolution: num_groups; kernel and stride, for each spatial dim; input_shape and output_shape,
+    its [channels, spatial dims]; input_row_words: X_W·X_C, and output_row_words: Y_W·Y_C, what a row of the first
+    spatial dim holds. Of a dense layer: its shapes without the batch, no kernel.
+    """
+
+    name: str
+    is_convolution: bool
+    input_words: int
+    output_words: int
+    num_weights: int
+    source: str
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    num_groups: int = 1
+    input_row_words: int = 0
+    output_row_words: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Processes that can share one image at most: its rows, of the input or the output, whichever has fewer."""
+        return min(self.input_shape[1], self.output_shape[1]) if self.is_convolution else 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The weighted layers of a network, in order.
+
+    batch: samples that the network was built with. num_unweighed: parameters that are not counted, such as biases.
+    """
+
+    model: str
+    batch: int
+    layers: tuple[WeightedLayer, ...]
+    num_unweighed: int = 0
+
+    @property
+    def num_weights(self) -> int:
+        """Sum of |W_i|."""
+        return sum(layer.num_weights for layer in self.layers)
+
+
+def chain_of(graph: Graph, options: Options | None = None) -> Chain:
+    """Return the weighted layers of a graph: those with a parameter of two dims or more.
+
+    Vectors are biases and the scales of normalisations. Raises IntegratedError where there is no such layer, and for
+    one that is neither a convolution nor a dense layer.
+    """
+    options = options or Options()
+    weighted = [operator for operator in graph.operators if _matrices(operator)]
+    if not weighted:
+        raise IntegratedError(
+            f"model {graph.name!r} has no layer with weights; expected convolutions or dense layers, as in alexnet"
+        )
+    for operator in weighted:
+        if operator.kind != DENSE and operator.kind not in CONVOLUTIONS:
+            raise IntegratedError(
+                f"layer {operator.name!r} holds weights and is of kind {operator.kind}; the integrated model knows "
+                "convolutions and dense layers alone: use a network of these, such as alexnet, vgg16 or mlp"
+            )
+    sources = _sources(graph, {operator.name for operator in weighted})
+    real = {operator.name: _layer(graph, operator, sources[operator.name], options) for operator in weighted}
+    layers = tuple(_resized(layer, real, options) for layer in real.values())
+    # A weight that several layers share counts in each of them here, and once in the graph.
+    matrices = {a.shared or (o.name, a.tensor): a.size for o in weighted for a in _matrices(o)}
+    return Chain(
+        model=graph.name,
+        batch=weighted[0].extents["b"],
+        layers=layers,
+        num_unweighed=0 if options.biases else graph.num_parameters - sum(matrices.values()),
+    )
+
+
+def _matrices(operator: Operator) -> list[Access]:
+    return [access for access in operator.parameters if len(access.shape) > 1]
+
+
+def _sources(graph: Graph, weighted: set[str]) -> dict[str, str]:
+    """Return, for each layer, the nearest weighted layer before it, "" where it reads the data alone."""
+    found: dict[str, str] = {}
+    for operator in graph.operators:
+        producers = [
+            edge.producer for i in range(len(operator.reads)) if (edge := graph.incoming.get((operator.name, i)))
+        ]
+        nearest = (name if name in weighted else found[name] for name in producers)
+        found[operator.name] = next((name for name in nearest if name), "")
+    return found
+
+
+def _layer(graph: Graph, operator: Operator, source: str, options: Options) -> WeightedLayer:
+    read, write = _input(operator), operator.writes[0]
+    groups = 1 if operator.kind == DENSE else operator.extents.get("g", 1)
+    owned = [a for a in _matrices(operator) if graph.owners.get(a.shared, operator.name) == operator.name]
+    weights = sum(access.size for access in owned) * (1 if options.grouped else groups)
+    if options.biases:
+        weights += sum(access.size for access in operator.parameters if len(access.shape) == 1)
+    layer = WeightedLayer(
+        name=operator.name,
+        is_convolution=operator.kind != DENSE,
+        input_words=_per_sample(operator, read),
+        output_words=_per_sample(operator, write),
+        num_weights=weights,
+        source=source,
+        input_shape=read.shape[1:],
+        output_shape=write.shape[1:],
+        num_groups=groups,
+    )
+    return _with_windows(layer, operator, read, options) if layer.is_convolution else layer
+
+
+def _with_windows(layer: WeightedLayer, operator: Operator, read: Access, options: Options) -> WeightedLayer:
+    windows = [axis for axis in read.axes if isinstance(axis, Window)]
+    stride = tuple(window.stride for window in windows)
+    output = layer.output_shape
+    if not options.real_extents:
+        output = (output[0], *(ceil(x / s) for x, s in zip(layer.input_shape[1:], stride, strict=True)))
+    return replace(
+        layer,
+        kernel=tuple(operator.extents[window.kernel] for window in windows),
+        stride=stride,
+        output_shape=output,
+        output_words=prod(output),
+        input_row_words=layer.input_words // layer.input_shape[1],
+        output_row_words=prod(output) // output[1],
+    )
+
+
+def _input(operator: Operator) -> Access:
+    """Return what a layer multiplies by its weights: what a convolution's windows slide over, else the first input."""
+    inputs = [access for access in operator.reads if access.role is Role.ACTIVATION]
+    return next((access for access in inputs if any(isinstance(axis, Window) for axis in access.axes)), inputs[0])
+
+
+def _per_sample(operator: Operator, access: Access) -> int:
+    batch = operator.extents.get("b", 0)
+    if not batch or access.size % batch:
+        raise IntegratedError(
+            f"layer {operator.name!r} has no batch dim that its {access.tensor!r} of shape {access.shape} divides by; "
+            "the integrated model needs a batch in every weighted layer: import the model with its batch as first dim"
+        )
+    return access.size // batch
+
+
+def _resized(layer: WeightedLayer, real: Mapping[str, WeightedLayer], options: Options) -> WeightedLayer:
+    """Return a layer with the sizes that the options put in place of its own."""
+    after = next((other for other in real.values() if other.source == layer.name), None)
+    input_words, output_words, row_words = layer.input_words, layer.output_words, layer.output_row_words
+    if not options.input_after_pooling and layer.source:
+        input_words = real[layer.source].output_words
+    if not options.output_before_pooling and after:
+        output_words = after.input_words
+    if not options.next_input_is_output and layer.is_convolution and after and after.is_convolution:
+        row_words = after.input_row_words
+    return replace(layer, input_words=input_words, output_words=output_words, output_row_words=row_words)

@@ -1,0 +1,132 @@
+"""`pase integrated`: what a user sees of a study, in tables and JSON, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pase.integrated import CONVENTIONS
+from tests.cli.conftest import Command
+
+PAPER = ("integrated", "alexnet", "--arg", "grouped=true", "--processes", 512, "--batch", 2048)
+
+
+def test_the_paper_in_json(pase: Command) -> None:
+    finished = pase(*PAPER, "--json")
+    assert (finished.status, finished.err) == (0, "")
+    document = json.loads(finished.out)
+    assert (document["num_weights"], document["machine"]) == (60_954_656, "cori-knl")
+    assert (document["latency_s"], document["bandwidth_bytes_per_s"]) == (2e-6, 6e9)
+    # Eq. 4: eight layers of 9 messages, 511/512 of all weights, both twice.
+    assert document["pure_batch_s"] == pytest.approx(2 * (8 * 9 * 2e-6 + 511 / 512 * 60_954_656 * 4 / 6e9))
+    assert [(grid["pr"], grid["pc"]) for grid in document["grids"]] == [(2**k, 2 ** (9 - k)) for k in range(10)]
+    for grid in [*document["grids"], document["best_of_all"]]:
+        assert grid["time_s"] == pytest.approx(sum(grid["terms_s"].values()))
+        assert grid["speedup_over_pure_batch"] == pytest.approx(document["pure_batch_s"] / grid["time_s"])
+    assert document["grids"][0]["time_s"] == document["pure_batch_s"]
+    assert document["grids"][-1]["time_s"] == document["pure_model_s"]
+    assert document["best"] == min(document["grids"], key=lambda grid: grid["time_s"])
+    assert (document["best"]["pr"], document["best"]["pc"]) == (4, 128)
+    assert set(document["variants"]) == {"dense_only", "domain", "per_layer"}
+    assert document["best_of_all"]["variant"] == "dense_only"
+    conv4 = next(layer for layer in document["layers"] if layer["name"] == "conv4")
+    assert conv4["crossover_batch"] == pytest.approx(2 * 9 * 192 / (3 * 169))
+    assert set(document["conventions"]) == {*CONVENTIONS, "word_bytes"}
+
+
+def test_the_first_version(pase: Command) -> None:
+    document = json.loads(pase(*PAPER, "--version", 1, "--json").out)
+    assert (document["best"]["pr"], document["best"]["pc"], document["variants"]) == (4, 128, {})
+    assert document["pure_domain_convolutions_s"] is None
+    last = document["grids"][-1]
+    assert last["terms_s"]["input_gradient_all_reduce"] == 2 * last["terms_s"]["activation_all_gather"]
+
+
+def test_one_grid_and_one_convention(pase: Command) -> None:
+    finished = pase(*PAPER, "--grid", "16x32", "--convention", "redistribution=yes", "--json")
+    document = json.loads(finished.out)
+    assert [(grid["pr"], grid["pc"]) for grid in document["grids"]] == [(16, 32)]
+    assert document["conventions"]["redistribution"]
+    assert document["variants"]["dense_only"]["best"]["terms_s"]["redistribution"] > 0
+    assert document["variants"]["domain"] == {"grids": [], "best": None}
+
+
+def test_the_tables(pase: Command) -> None:
+    finished = pase(*PAPER, "--per-layer", "--compute-time", 0.04)
+    assert (finished.status, finished.err) == (0, "")
+    assert max(map(len, finished.out.splitlines())) <= 100
+    first, second = finished.out.splitlines()[:2]
+    assert first == "alexnet: 8 weighted layers, 60,954,656 weights (10,568 biases and the like are not counted)"
+    assert second.startswith("512 processes, batch 2048; α 2.00 µs, 1/β 6.00 GB/s;")
+    assert re.search(r"^pure batch parallelism +81\.4 ms$", finished.out, re.MULTILINE)
+    assert re.search(r"^4x128 +29\.9 ms +2\.72 .* +69\.9 ms +1\.74$", finished.out, re.MULTILINE)
+    assert "best: dense_only on 32x16, 9.35 ms, 8.71 times as fast as pure batch parallelism" in finished.out
+    assert re.search(r"^conv1 +150,528 +290,400 +34,848 +0\.08 +0 +domain$", finished.out, re.MULTILINE)
+
+
+def test_overlap_hides_some_of_it(pase: Command) -> None:
+    arguments = (*PAPER, "--compute-time", "0.04", "--json")
+    plain, hidden = (json.loads(pase(*arguments, *more).out)["best"] for more in ((), ("--overlap",)))
+    assert plain["step_time_s"] == pytest.approx(0.04 + plain["time_s"])
+    assert hidden["step_time_s"] == pytest.approx(0.04 + plain["time_s"] / 3)
+    assert plain["time_s"] == hidden["time_s"]
+
+
+def test_an_epoch_has_as_many_steps_as_its_samples_fill(pase: Command) -> None:
+    best = json.loads(pase(*PAPER, "--samples", 1_200_000, "--json").out)["best"]
+    assert best["epoch_time_s"] == pytest.approx(best["time_s"] * 1_200_000 / 2048)
+    whole = json.loads(pase(*PAPER, "--samples", 1_200_000, "--convention", "whole_iterations=yes", "--json").out)
+    assert whole["best"]["epoch_time_s"] == pytest.approx(best["time_s"] * 586)
+    tables = pase(*PAPER, "--samples", 1_200_000, "--compute-time", 0.04).out
+    assert re.search(r"^4x128 .* 17\.5 s +69\.9 ms +1\.74$", tables, re.MULTILINE)
+    assert max(map(len, tables.splitlines())) <= 100
+
+
+def test_beyond_the_batch(pase: Command) -> None:
+    finished = pase("integrated", "alexnet", "--processes", 64, "--batch", 16)
+    assert finished.status == 0
+    warnings = finished.err.splitlines()
+    assert [line.partition(";")[0].partition(":")[0] for line in warnings] == ["pase", "pase"]
+    assert "has less than one sample for each of 64 processes" in warnings[0]
+    assert "2 grids with more columns than the batch has samples are left out" in warnings[1]
+    assert "dense_only: on none of these grids" in finished.out
+
+
+def test_the_documentation_has_its_command_and_every_convention(pase: Command) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "integrated.md").read_text(encoding="utf-8")
+    assert "    pase integrated alexnet --arg grouped=true -p 512 -b 2048\n" in text
+    listed = pase("integrated", "--help").out
+    assert all(f"`{name}`" in text and name in listed for name in CONVENTIONS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("alexnet", "-p", "8", "--grid", "2x3"), 1, r"^pase: a grid of 2x3 has 6 processes, not 8; possible are 1x8"),
+        (("alexnet", "-p", "8", "--grid", "two"), 1, r"^pase: 'two' is no grid of processes; expected PrxPc"),
+        (
+            ("alexnet", "-p", "8", "-b", "4", "--grid", "1x8"),
+            1,
+            r"^pase: a batch of 4 cannot be shared by the 8",
+        ),
+        (("alexnet", "-p", "9" * 30), 1, r"^pase: .*9{30}"),
+        (("alexnet", "-p", "8", "-b", "9" * 400), 1, r"^pase: a batch of 9{400} was asked for; .* up to 1099511627776"),
+        (("alexnet", "-p", "0"), 2, r"'--processes' / '-p': 0 is not in the range x>=1"),
+        (("alexnet", "-p", "8", "-b", "0"), 2, r"'--batch' / '-b': 0 is not in the range x>=1"),
+        (("alexnet",), 2, r"Missing option '--processes'"),
+        (("alexnet", "-p", "8", "--version", "3"), 2, r"'3' is not one of '1', '2'"),
+        (("alexnet", "-p", "8", "--convention", "grouped"), 2, r"'grouped' is not of the form NAME=yes or NAME=no"),
+        (("alexnet", "-p", "8", "--convention", "group=no"), 1, r"^pase: unknown convention 'group': did you mean"),
+        (("alexnet", "-p", "8", "--overlap"), 2, r"--overlap needs --compute-time"),
+        (("alexnet", "-p", "8", "--compute-time", "-1"), 2, r"-1.0 is not in the range x>=0"),
+        (("alexnet", "-p", "8", "--machine", "cori"), 1, r"^pase: unknown machine 'cori'"),
+        (("gpt", "-p", "8"), 1, r"^pase: layer 'tokens' holds weights and is of kind embedding"),
+        (("alexnt", "-p", "8"), 1, r"^pase: .*'alexnt'"),
+    ],
+)
+def test_what_is_impossible_is_refused(arguments: tuple[str, ...], status: int, message: str, pase: Command) -> None:
+    finished = pase("integrated", *arguments)
+    assert (finished.status, finished.out) == (status, "")
+    assert re.search(message, finished.err, re.MULTILINE)
+    assert "Traceback" not in finished.err
