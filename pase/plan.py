@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, strategy_memory
 from pase.graph import Graph
 from pase.machine import Machine
 
@@ -71,7 +72,8 @@ class Plan:
     """A strategy with its certificate.
 
     total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
-    baselines: total cost of other strategies by name.
+    baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
+    memory_limit_bytes_per_device: what the strategy was to fit, or None; the certificate holds among those that fit.
     """
 
     graph: Graph
@@ -86,12 +88,19 @@ class Plan:
     baselines: dict[str, float]
     search: SearchRecord
     tool_version: str
+    optimiser: str = DEFAULT_OPTIMISER
+    memory_limit_bytes_per_device: int | None = None
     schema_version: int = SCHEMA_VERSION
 
     @cached_property
     def index(self) -> dict[str, int]:
         """Position of each layer by name."""
         return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    @cached_property
+    def memory(self) -> DeviceMemory:
+        """What a training step needs on each device, as predicted."""
+        return strategy_memory(self.graph, [layer.splits for layer in self.layers], optimiser=self.optimiser)
 
     def __getitem__(self, name: str) -> LayerPlan:
         """Return the layer of that name; KeyError if there is none."""

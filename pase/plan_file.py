@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 from math import isclose, prod
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pase.configurations import data_parallel
-from pase.costs import cost_model
+from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, cost_model
 from pase.documents import Field, write_atomically
 from pase.errors import CostError, MachineError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
@@ -21,8 +22,12 @@ _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""
 
 
+_LIMIT = "memory_limit_bytes_per_device"
+
+
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the JSON form of a plan (plan.schema.json); `plan_from_document` returns an equal plan."""
+    limit = plan.memory_limit_bytes_per_device
     return {
         "schema_version": plan.schema_version,
         "tool_version": plan.tool_version,
@@ -45,6 +50,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "time_s": plan.search.time_s,
             "peak_memory_bytes": plan.search.peak_memory_bytes,
         },
+        "memory": {"optimiser": plan.optimiser, **asdict(plan.memory), "total_bytes": plan.memory.total_bytes},
+        **({} if limit is None else {_LIMIT: limit}),
         "layers": [_layer_document(layer) for layer in plan.layers],
         "machine": machine_document(plan.machine),
         "graph": graph_document(plan.graph),
@@ -111,10 +118,13 @@ def plan_from_document(document: Field) -> Plan:
             peak_memory_bytes=search["peak_memory_bytes"].integer(),
         ),
         tool_version=document["tool_version"].text(),
+        optimiser=_optimiser(document),
+        memory_limit_bytes_per_device=limit.integer(1) if (limit := document.get(_LIMIT)) else None,
     )
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
     with np.errstate(over="ignore", invalid="ignore"):
         _verify_costs(plan, document)
+    _verify_memory(plan, document)
     return plan
 
 
@@ -209,6 +219,29 @@ def _verify_model(document: Field, graph: Graph) -> None:
     # As text, because 1, 1.0 and true are equal.
     if repr(arguments) != repr(dict(graph.arguments)):
         raise document["arguments"].fail(f"are {arguments}; the graph in this file has {dict(graph.arguments)}")
+
+
+def _optimiser(document: Field) -> str:
+    """Return the optimiser whose state a plan counts; plans of earlier versions, without memory, count none."""
+    memory = document.get("memory")
+    if memory is None:
+        return DEFAULT_OPTIMISER
+    name = memory["optimiser"]
+    if name.text() not in OPTIMISER_STATE:
+        raise name.fail(f"is {name.value!r}; expected one of {', '.join(OPTIMISER_STATE)}")
+    return name.text()
+
+
+def _verify_memory(plan: Plan, document: Field) -> None:
+    """Raise PlanError unless the memory is that of the strategy, and within the plan's own limit."""
+    memory = document.get("memory")
+    if memory is not None:
+        for key, expected in {**asdict(plan.memory), "total_bytes": plan.memory.total_bytes}.items():
+            if memory[key].integer() != expected:
+                raise memory[key].fail(f"is {memory[key].value}, but the strategy needs {expected}: search again")
+    limit = plan.memory_limit_bytes_per_device
+    if limit is not None and plan.memory.total_bytes > limit:
+        raise document[_LIMIT].fail(f"is {limit}, but the strategy needs {plan.memory.total_bytes}: search again")
 
 
 def _verify_costs(plan: Plan, document: Field) -> None:

@@ -118,6 +118,26 @@ def test_a_plan_of_another_machine_comes_back_exactly() -> None:
     assert _read(json.loads(json.dumps(plan_document(plan)))) == plan
 
 
+def test_a_plan_within_a_limit_comes_back_exactly() -> None:
+    options = SearchOptions(memory_per_device_bytes=26_000, optimiser="adam")
+    plan = search(small_graph("mlp"), 8, options=options)
+    document = json.loads(json.dumps(plan_document(plan)))
+    assert document["memory_limit_bytes_per_device"] == 26_000 >= document["memory"]["total_bytes"]
+    assert document["memory"]["optimiser"] == "adam"
+    assert document["baselines"]["without_memory_limit"] <= document["total_cost"]
+    assert _read(document) == plan
+    assert [error.message for error in _schema().iter_errors(document)] == []
+
+
+def test_a_plan_of_an_earlier_version_has_its_memory_all_the_same() -> None:
+    document = _tiny()
+    memory = document.pop("memory")
+    assert _schema().is_valid(document)
+    plan = _read(document)
+    assert plan == tiny_plan()
+    assert plan.memory.total_bytes == memory["total_bytes"] > 0
+
+
 def test_members_that_a_later_version_may_add_are_passed_over() -> None:
     document = _tiny()
     for value in (document, document["search"], document["layers"][0], document["layers"][1]["transfers"][0]):
@@ -186,6 +206,7 @@ def _verifiable_paths() -> list[Where]:
 def test_every_field_that_is_missing_is_named() -> None:
     document = _tiny()
     optional = {"work", "unsplittable", "exchanges", "pipeline", "attributes", "partial_over", "shared"}
+    optional |= {"memory", "memory_bandwidth_bytes_per_s"}
     checked = 0
     for path in _paths(document):
         is_field = isinstance(path[-1], str) and path[-1] not in optional
@@ -288,7 +309,10 @@ def _reverse_splits(document: Any) -> None:
         (_set("graph", "operators", 0, "dims", "b", to=16), r"graph is not a valid graph: layer 'fc1'"),
         (_set("graph", "word_bytes", to=2), r"model.hash is not the hash of the graph"),
         (_set("machine", "device", "peak_flop_per_s", "float32", to=1e12), r"layers\[1\].layer_cost is .*, but"),
-        (_set("machine", "device", "peak_flop_per_s", to={"float16": 1e12}), r"cost_model cannot be used: machine '1"),
+        (
+            _set("machine", "device", "peak_flop_per_s", to={"float16": 1e12}),
+            r"cost_model cannot be used: .* has no peak for fl",
+        ),
         (_set("machine", "schema_version", to=2), r"machine.schema_version is 2; this version of PaSE reads 1"),
         (_set("machine", "levels", to=[]), r"machine.levels is empty; expected one"),
         (_repeat_layer, r"layers has 4 layers; the graph has 3"),
@@ -308,6 +332,27 @@ def _reverse_splits(document: Any) -> None:
         (_set("layers", 0, "devices", to=[0, 1, 2]), r"layers\[0\].devices must name each device 0 … 3 once"),
         (_set("layers", 0, "devices", to=[1, 2, 3, 4]), r"layers\[0\].devices must name each device 0 … 3 once"),
         (_set("layers", 0, "devices", 0, to=-1), r"layers\[0\].devices\[0\] is -1; expected a whole number of 0"),
+        (
+            _set("memory", "optimiser", to="adam"),
+            r"memory.optimiser_bytes is 0, but the strategy needs \d+: search again",
+        ),
+        (
+            _set("memory", "optimiser", to="adem"),
+            r"memory.optimiser is 'adem'; expected one of sgd, momentum, adam, adamw",
+        ),
+        (_set("memory", "weights_bytes", to=1), r"memory.weights_bytes is 1, but the strategy needs \d+: search again"),
+        (_set("memory", "total_bytes", to=1), r"memory.total_bytes is 1, but the strategy needs \d+: search again"),
+        (_set("memory", "buffers_bytes", to=0.5), r"memory.buffers_bytes is 0.5; expected a whole number"),
+        (_set("memory", to={}), r"memory.optimiser is missing"),
+        (_set("memory", to=None), r"memory is None; expected an object"),
+        (
+            _set("memory_limit_bytes_per_device", to=9),
+            r"memory_limit_bytes_per_device is 9, but the strategy needs \d+",
+        ),
+        (
+            _set("memory_limit_bytes_per_device", to=0),
+            r"memory_limit_bytes_per_device is 0; expected a whole number of 1",
+        ),
         (_set("search", "peak_memory_bytes", to=0.5), r"search.peak_memory_bytes is 0.5; expected a whole number"),
         (_set("search", "time_s", to=float("nan")), r"search.time_s is nan; expected a number of 0 or more"),
     ],

@@ -1,19 +1,34 @@
 """`pase search`: the best strategy for a model on a number of devices."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
 from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
-from pase.configurations import enumerate_configurations, uneven_dims
-from pase.costs import COST_MODELS
+from pase.configurations import data_parallel, enumerate_configurations, uneven_dims
+from pase.costs import COST_MODELS, DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
+from pase.memory_limit import size_text
 from pase.ordering import ORDERINGS, OrderingReport
 from pase.plan import LayerPlan, Plan
 from pase.plan_file import plan_document, write_plan
-from pase.search import SearchOptions, search
+from pase.search import WITHOUT_LIMIT, SearchOptions, search
+
+OF_MACHINE = "machine"
+"""Instead of a size: what the machine's devices have."""
+
+
+class DeviceMemorySize(ByteSize):
+    """A number of bytes, or "machine"."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number of bytes, or the word."""
+        return value if value == OF_MACHINE else super().convert(value, param, ctx)
 
 
 @click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
@@ -24,6 +39,19 @@ from pase.search import SearchOptions, search
 @click.option("--explain-ordering", is_flag=True, help="Say what each ordering would take.")
 @click.option("--time-limit", "time_limit_s", type=click.FloatRange(min=0, min_open=True), help="Seconds to solve in.")
 @click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
+@click.option(
+    "--memory-per-device",
+    type=DeviceMemorySize(),
+    metavar="SIZE|machine",
+    help="Most that a device may need, such as 8GB, or what the machine's have.",
+)
+@click.option(
+    "--optimizer",
+    type=click.Choice(list(OPTIMISER_STATE)),
+    default=DEFAULT_OPTIMISER,
+    show_default=True,
+    help="Its state counts as memory.",
+)
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the plan to this file.")
@@ -34,6 +62,8 @@ def command(
     explain_ordering: bool,
     time_limit_s: float | None,
     memory_limit_bytes: int | None,
+    memory_per_device: int | str | None,
+    optimizer: str,
     keep_batch: bool,
     strict: bool,
     output: Path | None,
@@ -49,12 +79,16 @@ def command(
         check_writable(output)
     chosen = ModelArguments(**model)  # type: ignore[arg-type]
     graph, machine = chosen.graph(is_strict=strict), chosen.loaded_machine()
+    limit = machine.device.memory_bytes if memory_per_device == OF_MACHINE else memory_per_device
+    assert not isinstance(limit, str)
     options = SearchOptions(
         cost_model=cost_model,
         ordering=ordering,
         time_limit_s=time_limit_s,
         memory_limit_bytes=memory_limit_bytes,
         keep_batch=keep_batch,
+        memory_per_device_bytes=limit,
+        optimiser=optimizer,
     )
     with progress() as on_progress:
         plan = search(graph, chosen.devices, machine=machine, options=options, on_progress=on_progress)
@@ -69,6 +103,7 @@ def command(
             say()
             print_orderings(reports)
         _warn_of_uneven_dims(graph, plan.num_devices)
+        _warn_of_memory(plan)
         if output:
             warn(f"plan written to {output}")
 
@@ -92,17 +127,62 @@ def print_plan(plan: Plan) -> None:
         [_layer_row(layer, plan) for layer in plan.layers],
     )
     unit = plan.cost_unit
-    ratio = plan.baselines["data_parallel"] / plan.total_cost if plan.total_cost else 1.0
-    found = "proven optimal" if plan.exact else f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, unit)}"
     say()
     say(
         f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name}), "
         f"cost model {plan.cost_model}"
     )
-    say(f"  total cost              {quantity(plan.total_cost, unit)}   ({found})")
-    say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({ratio:.2f} × ours)")
+    say(f"  total cost              {quantity(plan.total_cost, unit)}   ({_certificate(plan)})")
+    say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
+    say(f"  memory of a device      {_memory(plan)}")
+    if WITHOUT_LIMIT in plan.baselines:
+        free = plan.baselines[WITHOUT_LIMIT]
+        dearer = plan.total_cost / free - 1 if free else 0.0
+        say(f"  without the limit       {quantity(free, unit)}   (the limit costs {dearer:.2%} more)")
     say(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
     say(f"  search time             {duration(plan.search.time_s)}")
+
+
+def _certificate(plan: Plan) -> str:
+    if not plan.exact:
+        return f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, plan.cost_unit)}"
+    return "proven optimal" if plan.memory_limit_bytes_per_device is None else "proven optimal within the limit"
+
+
+def _beside_ours(plan: Plan) -> str:
+    """Return what data parallelism costs beside the plan, and what it needs where there is a limit."""
+    ratio = plan.baselines["data_parallel"] / plan.total_cost if plan.total_cost else 1.0
+    limit = plan.memory_limit_bytes_per_device
+    if limit is None:
+        return f"{ratio:.2f} × ours"
+    needed = _data_parallel_bytes(plan)
+    return f"{ratio:.2f} × ours; needs {size_text(needed)}{', too much' if needed > limit else ''}"
+
+
+def _memory(plan: Plan) -> str:
+    """Return what a device needs beside what it may and can have."""
+    total, limit, own = plan.memory.total_bytes, plan.memory_limit_bytes_per_device, plan.machine.device.memory_bytes
+    shares = [f"{total / own:.0%} of its {size_text(own)}"]
+    if limit is not None:
+        shares.insert(0, f"{total / limit:.1%} of the limit, {size_text(limit)}")
+    state = f", with {plan.optimiser}" if plan.memory.optimiser_bytes else ""
+    return f"{size_text(total)}{state}   ({'; '.join(shares)})"
+
+
+def _data_parallel_bytes(plan: Plan) -> int:
+    splits = [
+        dict(zip(operator.extents, data_parallel(operator, plan.num_devices), strict=True))
+        for operator in plan.graph.operators
+    ]
+    return strategy_memory(plan.graph, splits, optimiser=plan.optimiser).total_bytes
+
+
+def _warn_of_memory(plan: Plan) -> None:
+    """Say where devices have less memory than the strategy needs."""
+    total, own = plan.memory.total_bytes, plan.machine.device.memory_bytes
+    if total > own:
+        hint = "" if plan.memory_limit_bytes_per_device else "; --memory-per-device machine looks for what fits"
+        warn(f"a device needs {size_text(total)}; {plan.machine.device.name} has {size_text(own)}{hint}")
 
 
 def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:

@@ -4,8 +4,22 @@ The solver knows no cost model, no graph and no framework.
 """
 
 from pase.solver.effort import Progress
+from pase.solver.limited import LimitedSolution, solve_limited
+from pase.solver.near_optimal import near_optimal
 from pase.solver.recurrences import find_best_strategy, naive_recurrence
 from pase.solver.search import solve
 from pase.solver.solution import Solution, Statistics
+from pase.solver.weighted import Weighted
 
-__all__ = ["Progress", "Solution", "Statistics", "find_best_strategy", "naive_recurrence", "solve"]
+__all__ = [
+    "LimitedSolution",
+    "Progress",
+    "Solution",
+    "Statistics",
+    "Weighted",
+    "find_best_strategy",
+    "naive_recurrence",
+    "near_optimal",
+    "solve",
+    "solve_limited",
+]

@@ -1,0 +1,45 @@
+"""What a limit on the memory of a device costs, and how long the search takes to prove it."""
+
+from pase import load, load_machine
+from pase.costs import Problem, memory_tables
+from pase.memory_limit import size_text
+from pase.models import MODELS
+from pase.search import problem_of
+from pase.solver import LimitedSolution, Weighted, solve_limited
+from scripts.benchmarks.tables import markdown, publish
+
+DEVICES = (8, 64)
+SHARES = (0.0, 0.1, 0.5, 0.9)
+"""Limits, between what the lightest strategy needs (0) and what the cheapest one does (1)."""
+OPTIMISER = "adam"
+
+
+def main(*, write: bool) -> None:
+    """Print the table, or put it into docs/benchmarks.md."""
+    machine = load_machine("1080ti")
+    rows = [
+        _row(name, problem_of(load(name), devices, machine, "paper")) for name in sorted(MODELS) for devices in DEVICES
+    ]
+    headers = [
+        *("network", "p", "least needed", "by the cheapest"),
+        *(f"at {share:.0%}" for share in SHARES),
+        *("largest gap", "slowest search, s", "without limit, s"),
+    ]
+    publish("benchmarks.md", {"memory": markdown(headers, rows)}, write=write)
+
+
+def _row(name: str, problem: Problem) -> list[str]:
+    weights = memory_tables(problem, optimiser=OPTIMISER)
+
+    def solved(limit: float) -> LimitedSolution:
+        return solve_limited(Weighted(tables=problem.tables, weights=weights, limit=limit))
+
+    least = sum(float(table.min()) for table in weights)
+    free = solved(sum(float(table.max()) for table in weights))
+    found = [solved(float(int(least + share * (free.weight - least)))).solution for share in SHARES]
+    return [
+        *(name, str(problem.num_devices), size_text(least), size_text(free.weight)),
+        *(f"{solution.cost / free.solution.cost:.3f}" for solution in found),
+        "proven" if all(solution.exact for solution in found) else f"{max(s.gap for s in found):.2%}",
+        *(f"{max(solution.time_s for solution in found):.2f}", f"{free.solution.time_s:.2f}"),
+    ]

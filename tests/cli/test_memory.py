@@ -1,0 +1,83 @@
+"""`pase search` and the memory of a device."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pase import SearchOptions, load, search
+from pase.memory_limit import size_text
+from pase.plan_file import read_plan
+from tests.cli.conftest import Command
+
+GPT = ("gpt", "--devices", "2", "--arg", "layers=2", "--optimizer", "adam")
+
+
+def test_the_memory_of_a_device_is_shown_beside_what_it_has(pase: Command) -> None:
+    finished = pase("search", "lenet5", "--devices", "4", "--batch", "16")
+    memory = search(load("lenet5", batch=16), 4).memory
+    shown = re.escape(size_text(memory.total_bytes))
+    assert re.search(rf"^  memory of a device +{shown}   \(0% of its 11.8 GB\)$", finished.out, re.MULTILINE)
+    assert "device needs" not in finished.err
+
+
+def test_a_strategy_that_devices_cannot_hold_is_warned_of(pase: Command) -> None:
+    finished = pase("search", *GPT)
+    assert finished.status == 0
+    assert re.search(
+        r"^pase: a device needs [\d.]+ GB; NVIDIA GeForce GTX 1080 Ti has 11.8 GB; --memory-per-device machine looks",
+        finished.err,
+        re.MULTILINE,
+    )
+    document = json.loads(pase("search", *GPT, "--json").out)
+    memory = document["memory"]
+    assert memory["optimiser_bytes"] == 2 * memory["weights_bytes"]
+    assert memory["total_bytes"] == sum(memory[key] for key in memory if key not in ("optimiser", "total_bytes"))
+
+
+def test_a_limit_has_its_price(pase: Command, tmp_path: Path) -> None:
+    """Between what the least and the best strategy need; data parallelism needs more than is allowed."""
+    options = SearchOptions(optimiser="adam")
+    free = search(load("rnnlm"), 8, options=options)
+    limit = free.memory.total_bytes - 200_000_000
+    path = tmp_path / "plan.json"
+    finished = pase("search", "rnnlm", "-p", 8, "--optimizer", "adam", "--memory-per-device", f"{limit}B", "-o", path)
+    plan = read_plan(path)
+    assert plan.exact
+    assert plan.memory_limit_bytes_per_device == limit >= plan.memory.total_bytes
+    dearer = plan.total_cost / free.total_cost - 1
+    assert 0 < dearer < 0.5
+    for line in (
+        r"^  total cost +[\d.]+ TFLOP   \(proven optimal within the limit\)$",
+        rf"^  memory of a device +[\d.]+ GB, with adam   \([\d.]+% of the limit, {size_text(limit)}; \d+% of its",
+        rf"^  without the limit +[\d.]+ TFLOP   \(the limit costs {dearer:.2%} more\)$",
+        r"^  data parallelism +[\d.]+ TFLOP   \([\d.]+ × ours; needs [\d.]+ GB, too much\)$",
+    ):
+        assert re.search(line, finished.out, re.MULTILINE), line
+
+
+def test_the_machine_is_a_limit(pase: Command) -> None:
+    finished = pase("search", "rnnlm", "-p", 4, "--optimizer", "adam", "--memory-per-device", "machine", "--json")
+    document = json.loads(finished.out)
+    assert document["memory_limit_bytes_per_device"] == document["machine"]["device"]["memory_bytes"]
+    assert document["memory"]["total_bytes"] <= document["memory_limit_bytes_per_device"]
+    assert document["exact"] is True
+
+
+def test_nothing_fits(pase: Command) -> None:
+    finished = pase("search", *GPT, "--memory-per-device", "10GB")
+    assert (finished.status, finished.out) == (1, "")
+    (line,) = finished.err.splitlines()
+    assert re.fullmatch(
+        r"pase: no strategy of 'gpt' fits 10 GB on each of 2 devices: the least that one takes is [\d.]+ GB, [\d.]+ GB "
+        r"too much; layer 'fc' binds with [\d.]+ GB of it \(\d+%\); (\d+) devices would do, or try a smaller batch",
+        line,
+    )
+
+
+@pytest.mark.parametrize("size", ["0", "-1GB", "eight", "8 gigs", "", "machines"])
+def test_what_is_no_size_is_wrong_usage(size: str, pase: Command) -> None:
+    finished = pase("search", "lenet5", "-p", 4, "--memory-per-device", size)
+    assert finished.status == 2
+    assert "is not a size; expected a number of bytes or one with a unit" in finished.err.splitlines()[-1]

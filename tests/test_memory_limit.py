@@ -1,0 +1,206 @@
+"""Searches within the memory of a device: against every strategy of small graphs, and on every built-in network."""
+
+from dataclasses import replace
+from itertools import product
+from math import inf, prod
+from typing import Any
+
+import pytest
+
+from pase import Graph, Plan, SearchOptions, load, load_machine, search
+from pase.configurations import data_parallel
+from pase.costs import cost_model, strategy_memory
+from pase.errors import CostError, MemoryLimitError, SolverError
+from pase.graph import Builder
+from pase.graph.operators import dense, elementwise
+from pase.memory_limit import size_text
+from pase.models import MODELS
+from pase.search import WITHOUT_LIMIT
+from pase.strategy import plan_layers, total_cost
+from tests.networks import slow_machine, small_graph, small_plan, tiny_graph
+
+Splits = dict[str, int]
+
+
+def _strategies(graph: Graph, num_devices: int) -> list[list[Splits]]:
+    """Return every strategy, by trying every split of every dim."""
+    domains = []
+    for operator in graph.operators:
+        factors = product(*(range(1, min(extent, num_devices) + 1) for extent in operator.extents.values()))
+        domains.append(
+            [
+                dict(zip(operator.extents, split, strict=True))
+                for split in factors
+                if num_devices % prod(split) == 0
+                and all(e % f == 0 for e, f in zip(operator.extents.values(), split, strict=True))
+            ]
+        )
+    return [list(strategy) for strategy in product(*domains)]
+
+
+def _square() -> Graph:
+    """Return four layers in a ring."""
+    net = Builder("square")
+    x = net.add(dense, "fc1", net.input((4, 6)), out=(("n", 4),), bias=False)
+    left = net.add(dense, "left", x, out=(("n", 2),), bias=False)
+    right = net.add(dense, "right", x, out=(("n", 2),), bias=False)
+    net.add(elementwise, "add", left, right, dims=("b", "n"))
+    return net.build()
+
+
+@pytest.mark.parametrize("graph", [tiny_graph(), _square()], ids=["chain", "ring"])
+def test_no_strategy_that_fits_is_cheaper(graph: Graph) -> None:
+    machine = slow_machine()
+    model = cost_model("paper", machine, 2)
+    every = [
+        (
+            strategy_memory(graph, strategy, optimiser="momentum").total_bytes,
+            total_cost(plan_layers(graph, 2, model, strategy)),
+        )
+        for strategy in _strategies(graph, 2)
+    ]
+    sizes = sorted({size for size, _ in every})
+    before = inf
+    for limit in [*sizes[:: max(1, len(sizes) // 12)], sizes[-1]]:
+        options = SearchOptions(memory_per_device_bytes=limit, optimiser="momentum")
+        plan = search(graph, 2, machine=machine, options=options)
+        assert plan.exact
+        assert plan.memory.total_bytes <= limit == plan.memory_limit_bytes_per_device
+        assert plan.total_cost == pytest.approx(min(cost for size, cost in every if size <= limit), rel=1e-12)
+        assert plan.total_cost <= before
+        before = plan.total_cost
+    with pytest.raises(MemoryLimitError, match=rf"the least that one takes is {size_text(sizes[0])}, 1 B too much"):
+        search(graph, 2, machine=machine, options=replace(options, memory_per_device_bytes=sizes[0] - 1))
+
+
+def _least_bytes(graph: Graph, num_devices: int) -> int:
+    """Return what the error says of a limit of one byte."""
+    with pytest.raises(MemoryLimitError, match=r"no strategy of '\w+' fits 1 B on each of") as raised:
+        search(graph, num_devices, options=SearchOptions(memory_per_device_bytes=1, optimiser="adam"))
+    number, unit = str(raised.value).split("one takes is ")[1].split(",")[0].split()
+    return int(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_network_within_half_of_what_it_needs_beyond_the_least(name: str) -> None:
+    graph, free = small_graph(name), small_plan(name, 8)
+    most = replace(free, optimiser="adam").memory.total_bytes
+    limit = (_least_bytes(graph, 8) + most) // 2
+    plan = search(graph, 8, options=SearchOptions(memory_per_device_bytes=limit, optimiser="adam"))
+    assert plan.memory.total_bytes <= limit < most
+    assert plan.exact
+    assert plan.lower_bound == plan.total_cost >= free.total_cost
+    assert plan.baselines[WITHOUT_LIMIT] == pytest.approx(free.total_cost, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", ["alpha_beta", "paper"])
+def test_a_limit_under_either_cost_model(model: str) -> None:
+    graph, options = small_graph("transformer"), SearchOptions(cost_model=model, optimiser="adam")
+    free = search(graph, 8, options=options)
+    before = free
+    for share in (0.99, 0.97, 0.95):
+        limit = int(share * free.memory.total_bytes)
+        plan = search(graph, 8, options=replace(options, memory_per_device_bytes=limit))
+        assert plan.exact
+        assert plan.memory.total_bytes <= limit
+        assert plan.total_cost >= before.total_cost >= free.total_cost == plan.baselines[WITHOUT_LIMIT]
+        before = plan
+
+
+def test_a_limit_that_does_not_bind_changes_nothing_but_what_is_said_of_it() -> None:
+    free = small_plan("transformer", 8)
+    plan = search(small_graph("transformer"), 8, options=SearchOptions(memory_per_device_bytes=10**12))
+    assert plan.layers == free.layers
+    assert plan.memory == free.memory
+    assert (plan.total_cost, plan.exact, plan.lower_bound) == (free.total_cost, True, free.total_cost)
+    assert plan.baselines == free.baselines | {WITHOUT_LIMIT: free.total_cost}
+    assert (free.memory_limit_bytes_per_device, plan.memory_limit_bytes_per_device) == (None, 10**12)
+
+
+def test_a_limit_at_exactly_what_the_best_strategy_needs_is_met_by_it() -> None:
+    free = small_plan("alexnet", 8)
+    size = free.memory.total_bytes
+    plan = search(small_graph("alexnet"), 8, options=SearchOptions(memory_per_device_bytes=size))
+    assert plan.layers == free.layers
+    less = search(small_graph("alexnet"), 8, options=SearchOptions(memory_per_device_bytes=size - 1))
+    assert less.memory.total_bytes < size
+    assert less.total_cost > free.total_cost
+
+
+def _data_parallel_bytes(graph: Graph, num_devices: int) -> int:
+    splits = [dict(zip(op.extents, data_parallel(op, num_devices), strict=True)) for op in graph.operators]
+    return strategy_memory(graph, splits, optimiser="adam").total_bytes
+
+
+def test_a_search_that_is_cut_short_returns_what_fits_and_no_data_parallelism_that_does_not() -> None:
+    graph = load("rnnlm")
+    limit = 5_200_000_000
+    assert _data_parallel_bytes(graph, 8) > limit
+    options = SearchOptions(memory_per_device_bytes=limit, optimiser="adam", time_limit_s=1e-9)
+    plan = search(graph, 8, options=options)
+    assert not plan.exact
+    assert 0 < plan.gap <= 1
+    assert plan.memory.total_bytes <= limit
+    best = search(graph, 8, options=replace(options, time_limit_s=None))
+    assert best.exact
+    assert plan.lower_bound <= best.total_cost <= plan.total_cost
+    assert plan.baselines[WITHOUT_LIMIT] <= plan.total_cost
+
+
+def test_nothing_fits_says_by_how_much_and_which_layer_binds_and_what_would_do() -> None:
+    """Weights [1024, 2048] and [2048, 16] and their biases, with gradients: halves of them take 8.53 MB."""
+    graph = load("mlp", arguments={"layers": 2, "batch": 8, "inputs": 1024, "hidden": 2048, "classes": 16})
+    with pytest.raises(MemoryLimitError) as raised:
+        search(graph, 2, options=SearchOptions(memory_per_device_bytes=5_000_000))
+    text = str(raised.value)
+    assert text.startswith("no strategy of 'mlp' fits 5 MB on each of 2 devices: the least that one takes is 8.6")
+    assert "MB too much; layer 'fc1' binds with 8.5 MB of it (98%)" in text
+    assert "; 4 devices would do (no smaller batch does: weights with their gradients and state take 8.53 MB)" in text
+    plan = search(graph, 4, options=SearchOptions(memory_per_device_bytes=5_000_000))
+    assert plan.memory.total_bytes <= 5_000_000
+    kept = r"\(no smaller batch does: weights with their gradients and state take 8.53 MB\)$"
+    with pytest.raises(MemoryLimitError, match=kept):
+        search(graph, 2, options=SearchOptions(memory_per_device_bytes=1_000))
+
+
+def test_a_larger_state_needs_more_and_is_recorded() -> None:
+    plans: list[Plan] = [
+        search(small_graph("mlp"), 4, options=SearchOptions(optimiser=name)) for name in ("sgd", "momentum", "adam")
+    ]
+    sgd, momentum, adam = (plan.memory for plan in plans)
+    assert [plan.optimiser for plan in plans] == ["sgd", "momentum", "adam"]
+    assert (sgd.optimiser_bytes, momentum.optimiser_bytes) == (0, sgd.weights_bytes)
+    assert adam.total_bytes == sgd.total_bytes + 2 * sgd.weights_bytes
+
+
+@pytest.mark.parametrize("limit", [0, -5, 1.5, "8GB"])
+def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
+    with pytest.raises(MemoryLimitError, match=r"the memory of a device is .*; expected a whole number of bytes"):
+        search(tiny_graph(), 4, options=SearchOptions(memory_per_device_bytes=limit))
+
+
+def test_other_options_are_checked_as_ever() -> None:
+    with pytest.raises(CostError, match="unknown optimiser 'adma'"):
+        search(tiny_graph(), 4, options=SearchOptions(optimiser="adma"))
+    with pytest.raises(SolverError, match="the time limit is 0 s"):
+        search(tiny_graph(), 4, options=SearchOptions(memory_per_device_bytes=10**9, time_limit_s=0))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1_000, "1 kB"), (999_600, "1 MB"), (11_811_160_064, "11.8 GB"), (2.5e12, "2.5 TB")],
+)
+def test_sizes_are_written_with_three_digits(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_the_devices_of_a_machine_are_a_limit() -> None:
+    machine = load_machine("1080ti")
+    plan = search(
+        load("rnnlm"),
+        4,
+        machine=machine,
+        options=SearchOptions(memory_per_device_bytes=machine.device.memory_bytes, optimiser="adam"),
+    )
+    assert plan.exact
+    assert plan.memory.total_bytes <= machine.device.memory_bytes < _data_parallel_bytes(plan.graph, 4)
