@@ -1,0 +1,183 @@
+"""`pase compare`: our strategy for a model beside those of experts and of a random search."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pase.baselines import BASELINES, Comparison, Contender, Sampling, chosen, compare
+from pase.baselines.compare import OURS
+from pase.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS
+from pase.cli.options import ModelArguments, WholeNumber, json_option, model_options
+from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
+from pase.costs import COST_MODELS
+from pase.errors import PlanError
+from pase.plan import Plan
+from pase.plan_file import write_plan
+
+_BOTH = "both"
+
+
+@click.command("compare", epilog="Example: pase compare alexnet --devices 32 --cost-model both")
+@click.argument("model")
+@model_options(devices_required=True)
+@click.option("--cost-model", type=click.Choice([*sorted(COST_MODELS), _BOTH]), default="paper", show_default=True)
+@click.option("--only", multiple=True, metavar="NAME", help=f"Of the others: {', '.join(BASELINES)}; may be repeated.")
+@click.option("--seed", type=WholeNumber(min=0), default=0, show_default=True, help="Of the random search.")
+@click.option(
+    "--steps", type=WholeNumber(min=0), default=MAX_STEPS, show_default=True, help="Of the random search, at most."
+)
+@click.option(
+    "--start", type=click.Choice(list(STARTS)), default="experts", show_default=True, help="Of the random search."
+)
+@click.option(
+    "--coldness", type=float, default=COLDNESS, show_default=True, help="Its β, in units of a layer's mean cost."
+)
+@click.option("--keep-batch", is_flag=True, help="Compare although the batch cannot be split.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write every strategy's plan into this folder.")
+@json_option
+def command(
+    cost_model: str,
+    only: tuple[str, ...],
+    seed: int,
+    steps: int,
+    start: str,
+    coldness: float,
+    keep_batch: bool,
+    output: Path | None,
+    as_json: bool,
+    **model: object,
+) -> None:
+    """Compare the best strategy for MODEL with those of others.
+
+    The others are strategies of experts, for the networks that they are meant for, and what a random search finds.
+    All are costed alike. With -o each can be emitted, run and explained as a plan.
+    """
+    baselines = chosen(only, Sampling(seed=seed, steps=steps, start=start, coldness=coldness))
+    if output:
+        _make_folder(output)
+    arguments = ModelArguments(**model)  # type: ignore[arg-type]
+    graph, machine = arguments.graph(), arguments.loaded_machine()
+    comparisons = []
+    for name in sorted(COST_MODELS) if cost_model == _BOTH else [cost_model]:
+        with progress() as on_progress:
+            comparisons.append(
+                compare(
+                    graph,
+                    arguments.devices,
+                    machine=machine,
+                    cost_model=name,
+                    baselines=baselines,
+                    keep_batch=keep_batch,
+                    on_progress=on_progress,
+                )
+            )
+    written = [path for comparison in comparisons for path in _written(comparison, output, cost_model == _BOTH)]
+    if as_json:
+        print_json(comparisons_document(comparisons))
+        return
+    for number, comparison in enumerate(comparisons):
+        if number:
+            say()
+        _print(comparison)
+    if written:
+        warn(f"{len(written)} plans written to {output}: {', '.join(path.name for path in written)}")
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder for the plans; found out before a long search, not after it."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise PlanError(f"folder {folder} cannot be made: {error.strerror}; name one that can") from None
+
+
+def _written(comparison: Comparison, folder: Path | None, is_one_of_many: bool) -> list[Path]:
+    """Write the plans of a comparison and return their paths."""
+    paths = []
+    for contender in comparison.contenders if folder else ():
+        assert folder is not None
+        stem = f"{contender.name}.{contender.plan.cost_model}" if is_one_of_many else contender.name
+        path = folder / f"{stem}.json"
+        write_plan(contender.plan, path)
+        paths.append(path)
+    return paths
+
+
+# -- for programs
+
+
+def comparisons_document(comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """Return what --json prints: the strategies of all cost models in one list."""
+    first = _ours(comparisons[0])
+    return {
+        "model": first.graph.name,
+        "num_devices": first.num_devices,
+        "machine": first.machine.name,
+        "strategies": [
+            _strategy_document(contender)
+            | {"exact": contender.plan.exact, "lower_bound": contender.plan.lower_bound, "gap": contender.plan.gap}
+            for comparison in comparisons
+            for contender in comparison.contenders
+        ],
+        "not_applicable": [{"name": entry.name, "needs": entry.needs} for entry in comparisons[0].absent],
+        "tables_time_s": {_ours(comparison).cost_model: comparison.tables_time_s for comparison in comparisons},
+    }
+
+
+def _strategy_document(contender: Contender) -> dict[str, Any]:
+    return {
+        "name": contender.name,
+        "cost_model": contender.plan.cost_model,
+        "cost_unit": contender.plan.cost_unit,
+        "total_cost": contender.plan.total_cost,
+        "compute": contender.compute,
+        "communication": contender.communication,
+        "memory_bytes_per_device": contender.memory_bytes,
+        "fits_device": contender.fits_device,
+        "ratio_to_data_parallel": contender.ratio_to_data_parallel,
+        "search_time_s": contender.search_time_s,
+    }
+
+
+# -- for people
+
+
+def _print(comparison: Comparison) -> None:
+    ours = _ours(comparison)
+    say(
+        f"{ours.graph.name} on {ours.num_devices} × {ours.machine.device.name} ({ours.machine.name}), "
+        f"cost model {ours.cost_model}"
+    )
+    say()
+    columns = ("total cost", "compute", "communication", "memory", "÷ data parallel", "÷ ours", "search")
+    print_table([("strategy", "left"), *((column, "right") for column in columns)], _rows(comparison))
+    say()
+    proof = "proven optimal" if ours.exact else f"not proven optimal: gap {ours.gap:.2%}"
+    say(f"  {OURS}: {proof}; costs worked out in {duration(comparison.tables_time_s)}, which no search time holds")
+    if not all(contender.fits_device for contender in comparison.contenders):
+        say(f"  *: more memory than the {quantity(ours.machine.device.memory_bytes, 'B')} of a device")
+    for entry in comparison.absent:
+        say(f"  {entry.name} does not apply: it needs {entry.needs}")
+
+
+def _rows(comparison: Comparison) -> list[list[str]]:
+    unit, best = _ours(comparison).cost_unit, _ours(comparison).total_cost
+    return [
+        [
+            contender.name,
+            quantity(contender.plan.total_cost, unit),
+            quantity(contender.compute, unit),
+            quantity(contender.communication, unit),
+            f"{'' if contender.fits_device else '* '}{quantity(contender.memory_bytes, 'B')}",
+            f"{contender.ratio_to_data_parallel:.3f}",
+            f"{contender.plan.total_cost / best if best else 1.0:.3f}",
+            duration(contender.search_time_s),
+        ]
+        for contender in comparison.contenders
+    ]
+
+
+def _ours(comparison: Comparison) -> Plan:
+    return comparison.contenders[0].plan

@@ -1,0 +1,149 @@
+"""`pase compare`: the strategies beside one another, as tables, as JSON and as plans."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pase.baselines import BASELINES
+from pase.costs import COST_MODELS
+from pase.plan_file import read_plan
+from tests.cli.conftest import Command
+
+ALEXNET = ("alexnet", "-b", "16", "--arg", "image=64", "--arg", "width=8", "--arg", "classes=16", "-p", "8")
+APPLY = ["pase", "data_parallel", "owt", "integrated_grid", "mcmc"]
+QUICK = ("--steps", "500")
+
+# The names are part of the interface: add some, never rename one.
+FIELDS = {
+    *("name", "total_cost", "compute", "communication", "memory_bytes_per_device", "ratio_to_data_parallel"),
+    *("fits_device", "search_time_s", "cost_model", "cost_unit", "lower_bound", "exact", "gap"),
+}
+
+
+def _compared(pase: Command, *arguments: object) -> dict[str, Any]:
+    finished = pase("compare", *arguments, "--json")
+    assert (finished.status, finished.err) == (0, "")
+    document: dict[str, Any] = json.loads(finished.out)
+    return document
+
+
+def test_json_holds_every_strategy_with_its_parts(pase: Command) -> None:
+    document = _compared(pase, *ALEXNET, *QUICK)
+    assert [entry["name"] for entry in document["strategies"]] == APPLY
+    assert {entry["name"] for entry in document["not_applicable"]} == set(BASELINES) - set(APPLY)
+    ours, data_parallel = document["strategies"][:2]
+    for entry in document["strategies"]:
+        assert set(entry) == FIELDS
+        assert entry["total_cost"] == pytest.approx(entry["compute"] + entry["communication"], rel=1e-12)
+        assert entry["total_cost"] >= ours["total_cost"]
+        assert entry["ratio_to_data_parallel"] == pytest.approx(entry["total_cost"] / data_parallel["total_cost"])
+        assert 0 < entry["memory_bytes_per_device"] < 11e9
+        assert entry["fits_device"] is True
+        assert entry["lower_bound"] == pytest.approx(ours["total_cost"])
+        assert entry["gap"] == pytest.approx(1 - ours["total_cost"] / entry["total_cost"], abs=1e-12)
+    assert ours["exact"] is True
+    assert data_parallel["ratio_to_data_parallel"] == pytest.approx(1)
+
+
+def test_ours_is_what_search_finds(pase: Command) -> None:
+    searched = json.loads(pase("search", *ALEXNET, "--json").out)
+    ours, data_parallel, *_ = _compared(pase, *ALEXNET, "--only", "data_parallel")["strategies"]
+    assert ours["total_cost"] == pytest.approx(searched["total_cost"], rel=1e-12)
+    assert data_parallel["total_cost"] == searched["baselines"]["data_parallel"]
+
+
+def test_both_cost_models_have_their_own_tables(pase: Command) -> None:
+    arguments = ("mlp", "-p", "4", "--cost-model", "both", "--only", "data_parallel", "--only", "mcmc", *QUICK)
+    document = _compared(pase, *arguments)
+    found = [(entry["cost_model"], entry["name"]) for entry in document["strategies"]]
+    assert found == [(model, name) for model in sorted(COST_MODELS) for name in ("pase", "data_parallel", "mcmc")]
+    printed = pase("compare", *arguments).out
+    for model in COST_MODELS:
+        assert f"cost model {model}\n" in printed
+    assert len(re.findall(r"^strategy ", printed, re.MULTILINE)) == len(COST_MODELS)
+
+
+def test_the_table_fits_a_terminal_and_says_what_does_not_apply(pase: Command) -> None:
+    printed = pase("compare", *ALEXNET, *QUICK).out.splitlines()
+    assert max(map(len, printed)) <= 100
+    rows = [line.split()[0] for line in printed[3 : 3 + len(APPLY)]]
+    assert rows == APPLY
+    assert "  pase: proven optimal" in "\n".join(printed)
+    assert "  megatron does not apply: it needs attention" in printed
+
+
+def test_what_does_not_fit_a_device_is_marked(pase: Command) -> None:
+    """VGG-16 of 512 images on two devices of 11 GB."""
+    arguments = ("vgg16", "-p", "2", "-b", "512", "--only", "data_parallel")
+    strategies = _compared(pase, *arguments)["strategies"]
+    assert [entry["memory_bytes_per_device"] > 11.8e9 for entry in strategies] == [True, True]
+    assert [entry["fits_device"] for entry in strategies] == [False, False]
+    printed = pase("compare", *arguments).out
+    assert len(re.findall(r" \* [0-9.]+ GB ", printed)) == 2
+    assert re.search(r"^  \*: more memory than the 11.8 GB of a device$", printed, re.MULTILINE)
+
+
+def test_every_strategy_is_written_as_a_plan(pase: Command, tmp_path: Path) -> None:
+    folder = tmp_path / "plans"
+    finished = pase("compare", *ALEXNET, *QUICK, "-o", folder)
+    assert finished.status == 0
+    assert finished.err.startswith(f"pase: 5 plans written to {folder}: pase.json, data_parallel.json, ")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{name}.json" for name in APPLY)
+    plan = read_plan(folder / "owt.json")
+    assert {dim: k for dim, k in plan["fc1"].splits.items() if k > 1} == {"n": 8}
+    assert not plan.exact
+    assert plan.lower_bound == pytest.approx(read_plan(folder / "pase.json").total_cost)
+    assert pase("explain", folder / "owt.json").status == 0
+    assert pase("emit", folder / "owt.json", "-o", tmp_path / "train.py").status == 0
+    document = _compared(pase, *ALEXNET, "--only", "owt", "-o", folder, "--cost-model", "both")
+    assert {f"owt.{model}.json" for model in COST_MODELS} <= {path.name for path in folder.iterdir()}
+    assert [entry["name"] for entry in document["strategies"]] == ["pase", "owt"] * len(COST_MODELS)
+
+
+def test_the_random_search_is_told_its_seed_and_its_start(pase: Command) -> None:
+    arguments = (*ALEXNET, "--only", "mcmc", "--steps", "200", "--start", "random")
+    costs = [_compared(pase, *arguments, "--seed", seed)["strategies"][1]["total_cost"] for seed in (1, 1, 2)]
+    assert costs[0] == costs[1] != costs[2]
+    from_data_parallel = _compared(pase, *ALEXNET, "--only", "mcmc", "--steps", "0", "--start", "data_parallel")
+    assert from_data_parallel["strategies"][1]["ratio_to_data_parallel"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--only", "megatrom"), "unknown baseline 'megatrom': did you mean 'megatron'"),
+        (("--coldness", "-1"), "coldness -1.0 is not usable; expected a number of 0 or more"),
+        (("--coldness", "nan"), "coldness nan is not usable"),
+        (("-b", "7"), "a batch of 7 cannot be split over 8 devices"),
+        (("--machine", "abacus"), "unknown machine 'abacus'"),
+    ],
+)
+def test_bad_input_gets_one_line(pase: Command, arguments: tuple[str, ...], message: str) -> None:
+    finished = pase("compare", "alexnet", "-p", "8", *arguments)
+    assert (finished.status, finished.out) == (1, "")
+    assert message in finished.err
+    assert finished.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("missing/plans", "folder .*missing/plans cannot be made: No such file"), ("file", "cannot be made: File exists")],
+)
+def test_a_folder_that_cannot_be_made_is_found_out_first(
+    pase: Command, tmp_path: Path, place: str, message: str
+) -> None:
+    (tmp_path / "file").touch()
+    finished = pase("compare", *ALEXNET, "-o", tmp_path / place)
+    assert (finished.status, finished.out) == (1, "")
+    assert re.search(message, finished.err)
+
+
+def test_steps_and_seed_are_whole_numbers(pase: Command) -> None:
+    for flag in ("--steps", "--seed"):
+        for value in ("-1", "many"):
+            finished = pase("compare", *ALEXNET, flag, value)
+            assert finished.status == 2
+            assert flag in finished.err
