@@ -1,27 +1,19 @@
 """`run_plan`: a plan emitted, executed in a process of its own, and compared with the single-device program."""
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pase
 from pase.device_memory import DeviceMemory, device_memory
 from pase.errors import RuntimeFailure
 from pase.plan import Plan
+from pase.runtime.children import program_events
 from pase.runtime.device_choice import DeviceChoice
 from pase.runtime.evaluation import StepEvaluation
 from pase.runtime.flags import command_line
 from pase.runtime.options import WORD_BYTES, TrainingOptions
 from pase.runtime.traffic import NOTHING_MOVED
 from pase.worker_parameters import held_weights, optimiser_numbers
-
-_LAST_LINES = 15
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
@@ -91,7 +83,7 @@ def run_plan(
     losses: list[float] = []
     accuracies: list[float] = []
     tests: list[StepEvaluation] = []
-    for event in _events(source, arguments):
+    for event in program_events(source, arguments):
         match event:
             case {"event": "built"}:
                 built = event
@@ -158,56 +150,3 @@ def max_relative_difference(losses: list[float], reference: list[float]) -> floa
         (abs(a - b) / abs(b) if b else abs(a - b) for a, b in zip(losses, reference, strict=True)),
         default=0.0,
     )
-
-
-def _events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
-    """Run a program and return its lines of JSON as they come; RuntimeFailure with its last lines where it fails."""
-    with tempfile.TemporaryDirectory(prefix="pase-run-") as folder:
-        script = Path(folder) / "train.py"
-        script.write_text(source, encoding="utf-8")
-        # The child must find the very package that wrote the program.
-        here = str(Path(pase.__file__).resolve().parents[1])
-        path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH", "")])])
-        with (Path(folder) / "errors").open("w+", encoding="utf-8", errors="replace") as errors:
-            process = subprocess.Popen(
-                [sys.executable, str(script), *arguments, "--json"],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                encoding="utf-8",
-                env={**os.environ, "PYTHONPATH": path},
-            )
-            try:
-                assert process.stdout is not None
-                for line in process.stdout:
-                    yield _event(line)
-                status = process.wait()
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
-            errors.seek(0)
-            if status != 0:
-                raise RuntimeFailure(_failure(status, errors.read()))
-
-
-def _event(line: str) -> dict[str, Any]:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        event = None
-    return event if isinstance(event, dict) else {"event": "text", "text": line}
-
-
-def _failure(status: int, errors: str) -> str:
-    lines = [line for line in errors.splitlines() if line.strip()]
-    if status == 1 and lines and lines[-1].startswith("error: "):
-        return lines[-1].removeprefix("error: ")
-    if status < 0:
-        return f"the program was ended by signal {-status}" + (
-            " (perhaps for want of memory: use a smaller batch or fewer devices)" if status == -9 else ""
-        )
-    shown = "\n".join(lines[-_LAST_LINES:]) or "it wrote nothing"
-    return f"the program ended with status {status}; its last lines:\n{shown}"

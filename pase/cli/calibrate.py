@@ -1,0 +1,150 @@
+"""`pase calibrate`: the machine at hand, measured."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from pase.calibration import CalibrationChoice, MeasuredMachine, calibrate, measured_machine
+from pase.calibration.effort import binary
+from pase.calibration.samples import Rate, Samples
+from pase.cli.options import WholeNumber, check_writable, json_option
+from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
+from pase.documents import write_atomically
+from pase.errors import CalibrationError
+from pase.machine import machine_document, machine_text
+from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS, DeviceChoice
+
+
+@click.command("calibrate", epilog="Example: pase calibrate --devices 2 --quick -o machine.toml")
+@click.option(
+    "--devices", "-p", type=WholeNumber(min=2), help="Number of devices [GPUs found, or CPU cores, at most 8]."
+)
+@click.option("--device", type=click.Choice(list(KINDS)), default=CPU, show_default=True, help="Virtual CPUs, or GPUs.")
+@click.option("--virtual", is_flag=True, help="Put several devices on a GPU where there are too few.")
+@click.option(
+    "--gpu-memory",
+    type=click.IntRange(min=1),
+    default=DEFAULT_GPU_MEMORY_MIB,
+    show_default=True,
+    metavar="MIB",
+    help="Of each device of --virtual.",
+)
+@click.option("--quick", is_flag=True, help="Fewer sizes, fewer runs.")
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), help="Write the machine file here, not on standard output."
+)
+@json_option
+def command(
+    devices: int | None,
+    device: str,
+    virtual: bool,
+    gpu_memory: int,
+    quick: bool,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure this machine through TensorFlow and write it as a machine file, for --machine.
+
+    Matrix products, convolutions, memory, copies between devices and all-reduces, over sizes, with all devices at work
+    at once. Nothing else should run meanwhile.
+    """
+    if output:
+        check_writable(output)
+    begin_s = time.monotonic()
+    choice = CalibrationChoice(
+        num_devices=devices,
+        device=DeviceChoice(kind=device, virtual=virtual, memory_mib=gpu_memory),
+        effort="quick" if quick else "full",
+    )
+    with progress() as on_progress:
+        samples = calibrate(choice, on_progress=on_progress)
+    name = output.stem if output else "measured"
+    measured = measured_machine(samples, date=datetime.now(UTC).date().isoformat(), name=name)
+    text = machine_text(measured.machine)
+    if output:
+        try:
+            write_atomically(output, text)
+        except OSError as error:
+            raise CalibrationError(f"{output} cannot be written: {error.strerror or error}") from None
+    time_s = time.monotonic() - begin_s
+    if as_json:
+        print_json(_document(measured, samples, output, time_s))
+    elif output:
+        _print_summary(measured, samples, time_s)
+        warn(f"machine written to {output}; try: pase search alexnet -p {samples.num_devices} --machine {output}")
+    else:
+        click.echo(text, nl=False)
+
+
+def _document(measured: MeasuredMachine, samples: Samples, output: Path | None, time_s: float) -> dict[str, object]:
+    return {
+        "machine": machine_document(measured.machine),
+        "link": asdict(measured.fit),
+        "all_reduces": [
+            {**asdict(prediction), "relative_error": prediction.relative_error} for prediction in measured.all_reduces
+        ],
+        "all_reduce_error": measured.all_reduce_error,
+        "samples": samples.document(),
+        "time_s": time_s,
+        "output": str(output) if output else None,
+    }
+
+
+def _print_summary(measured: MeasuredMachine, samples: Samples, time_s: float) -> None:
+    _print_rates(samples)
+    say()
+    print_table(
+        [("message", "right"), ("copy", "right"), ("fitted", "right"), ("difference", "right")],
+        [
+            [
+                binary(copy.size_bytes),
+                quantity(copy.time_s, "s"),
+                quantity(measured.fit.time_s(copy.size_bytes), "s"),
+                f"{measured.fit.time_s(copy.size_bytes) / copy.time_s - 1:+.0%}",
+            ]
+            for copy in samples.copies
+        ],
+    )
+    say()
+    print_table(
+        [("vector", "right"), ("all-reduce", "right"), ("predicted", "right"), ("difference", "right")],
+        [
+            [
+                binary(prediction.size_bytes),
+                quantity(prediction.measured_s, "s"),
+                quantity(prediction.predicted_s, "s"),
+                f"{prediction.relative_error:+.0%}",
+            ]
+            for prediction in measured.all_reduces
+        ],
+    )
+    (level,) = measured.machine.levels
+    device = measured.machine.device
+    say()
+    say(f"{samples.num_devices} {KINDS[samples.kind]}: {device.name}")
+    for dtype, flop_per_s in device.peak_flop_per_s.items():
+        say(f"  {dtype:18} {quantity(flop_per_s, 'FLOP/s')} a device")
+    say(f"  {'memory':18} {quantity(device.memory_bandwidth_bytes_per_s or 0, 'B/s')} a device")
+    say(f"  {'latency':18} {quantity(level.latency_s, 's')}")
+    say(f"  {'bandwidth':18} {quantity(level.bandwidth_bytes_per_s, 'B/s')} a link")
+    say(f"  {'error of the fit':18} {measured.fit.relative_error:.0%} (root mean square)")
+    say(f"  {'of all-reduces':18} {measured.all_reduce_error:.0%} (root mean square of what the fit predicts)")
+    say(f"  {'time':18} {duration(time_s)}")
+
+
+def _print_rates(samples: Samples) -> None:
+    def rows(kernel: str, dtype: str, rates: Sequence[Rate], unit: str) -> list[list[str]]:
+        return [[kernel, dtype, rate.shape, quantity(rate.per_s, unit)] for rate in rates]
+
+    print_table(
+        [("kernel", "left"), ("type", "left"), ("shape", "left"), ("a device", "right")],
+        [
+            *(row for dtype, rates in samples.matmul.items() for row in rows("matmul", dtype, rates, "FLOP/s")),
+            *(row for dtype, rates in samples.convolution.items() for row in rows("conv", dtype, rates, "FLOP/s")),
+            *rows("memory", "float32", samples.stream, "B/s"),
+        ],
+    )
