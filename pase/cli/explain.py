@@ -1,4 +1,4 @@
-"""`pase explain`: what a plan, or one of its layers, costs, where it lies and what it moves."""
+"""`pase explain`: why a plan, or one of its layers, is as it is; what it costs, where it lies and what it moves."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -7,8 +7,18 @@ from typing import Any
 import click
 
 from pase.cli.options import json_option
-from pase.cli.output import print_json, print_table, quantity, say
+from pase.cli.output import print_json, print_table, progress, quantity, say
+from pase.cli.why import print_layer_why, print_sensitivity, print_why
+from pase.cli.why_document import explanation_document, sensitivity_document, why_document
 from pase.errors import PlanError, unknown_name
+from pase.explanation import (
+    ExplainOptions,
+    Explanation,
+    Sensitivity,
+    configuration_text,
+    explain,
+    sensitivity,
+)
 from pase.placement_report import PlacementTraffic, bytes_by_level, compare_placements
 from pase.plan import LayerPlan, Plan
 from pase.plan_file import read_plan
@@ -22,24 +32,50 @@ _SHOWN_DEVICES = 16
 @click.command("explain", epilog="Example: pase explain plan.json fc1")
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.argument("layer", required=False)
+@click.option("--why/--no-why", "is_why", default=True, help="Say why, or costs and bytes alone.")
+@click.option("--sensitivity", "is_sensitivity", is_flag=True, help="Search with each machine figure 20% off, too.")
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds for one search, of the many that it takes.",
+)
 @json_option
-def command(plan: Path, layer: str | None, as_json: bool) -> None:
-    """Say what PLAN costs layer by layer, where its parts lie and what it moves between devices; or LAYER alone.
+def command(
+    plan: Path,
+    layer: str | None,
+    is_why: bool,
+    is_sensitivity: bool,
+    time_limit_s: float | None,
+    as_json: bool,
+) -> None:
+    """Say why PLAN's layers have their configurations, or LAYER alone.
 
-    Bytes of a step are shown under the plan's placement, under the paper's greedy one and with every layer's parts
-    on the devices in order, those that cross the machine's nodes apart.
+    For each layer: what binds, the next best configuration and what it would cost, and the machine's ratio r at which
+    the choice would change. Then costs, where parts lie, and the bytes of a step under the plan's placement, under the
+    paper's greedy one and with every layer's parts on the devices in order, those that cross nodes apart.
     """
     found = read_plan(plan)
     if layer is not None and layer not in found.index:
         raise PlanError(unknown_name("layer", layer, found.index))
+    names = list(found.index) if layer is None else [layer]
+    options = ExplainOptions(time_limit_s=time_limit_s)
+    with progress() as show:
+        why = explain(found, names, options=options, on_progress=show) if is_why else None
+        moves = sensitivity(found, time_limit_s=time_limit_s, on_progress=show) if is_sensitivity else None
     placements = [_of(placement, layer) for placement in compare_placements(found)]
     if as_json:
-        wanted = [one for one in found.layers if layer in (None, one.name)]
-        print_json(_document(found, wanted, placements))
-    elif layer is None:
-        _print_plan(found, placements)
+        print_json(_document(found, names, placements, why, moves))
+        return
+    if layer is None:
+        _print_plan(found, placements, why)
     else:
-        _print_layer(found, found[layer], placements)
+        _print_layer(found, found[layer], placements, why)
+    if moves is not None:
+        say()
+        say("With another machine, one figure at a time:")
+        say()
+        print_sensitivity(found, moves)
 
 
 def _of(placement: PlacementTraffic, layer: str | None) -> PlacementTraffic:
@@ -53,7 +89,13 @@ def _of(placement: PlacementTraffic, layer: str | None) -> PlacementTraffic:
 # -- for programs
 
 
-def _document(plan: Plan, layers: Sequence[LayerPlan], placements: Sequence[PlacementTraffic]) -> dict[str, Any]:
+def _document(
+    plan: Plan,
+    names: Sequence[str],
+    placements: Sequence[PlacementTraffic],
+    why: Explanation | None,
+    moves: Sequence[Sensitivity] | None,
+) -> dict[str, Any]:
     levels = plan.machine.levels_spanned(plan.num_devices)
     return {
         "model": plan.graph.name,
@@ -61,8 +103,13 @@ def _document(plan: Plan, layers: Sequence[LayerPlan], placements: Sequence[Plac
         "cost_model": plan.cost_model,
         "cost_unit": plan.cost_unit,
         "levels": [{"name": level.name, "devices": level.num_devices} for level in levels],
-        "layers": [_layer_document(plan, layer, placements) for layer in layers],
-        "edges": _edge_documents(plan, [layer.name for layer in layers], placements),
+        **(explanation_document(why) if why else {}),
+        "layers": [
+            _layer_document(plan, plan[name], placements) | ({"why": why_document(why[name], why)} if why else {})
+            for name in names
+        ],
+        **({"sensitivity": sensitivity_document(moves)} if moves is not None else {}),
+        "edges": _edge_documents(plan, names, placements),
         "placements": [
             {"name": placement.name}
             | {
@@ -119,8 +166,13 @@ def _bytes_document(plan: Plan, flows: Sequence[Flow]) -> dict[str, Any]:
 # -- for people
 
 
-def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic]) -> None:
+def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Explanation | None) -> None:
     ours = placements[0].flows
+    if why:
+        print_why(plan, why)
+        say()
+        say("Costs of each layer, and the bytes that its edges and itself move:")
+        say()
     print_table(
         [
             ("layer", "left"),
@@ -130,7 +182,7 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic]) -> None:
         [
             [
                 layer.name,
-                _configuration(layer),
+                configuration_text(layer.splits, plan.num_devices),
                 *(
                     quantity(cost, plan.cost_unit)
                     for cost in (layer.compute_cost, layer.communication_cost, _transfer_cost(layer))
@@ -142,9 +194,10 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic]) -> None:
             for layer in plan.layers
         ],
     )
-    say()
-    say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
-    say(f"  total cost              {quantity(plan.total_cost, plan.cost_unit)}   (cost model {plan.cost_model})")
+    if not why:
+        say()
+        say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
+        say(f"  total cost              {quantity(plan.total_cost, plan.cost_unit)}   (cost model {plan.cost_model})")
     say()
     say("Bytes that a step moves between all devices, under this plan's placement and two others:")
     say()
@@ -152,17 +205,20 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic]) -> None:
     _print_moved(plan, "placement", rows)
 
 
-def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTraffic]) -> None:
+def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTraffic], why: Explanation | None) -> None:
     unit = plan.cost_unit
     space = " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items())
     say(f"{layer.name} ({layer.kind}) of {plan.graph.name} on {plan.num_devices} devices")
     say(f"  iteration space         {space}")
-    say(f"  configuration           {_configuration(layer)}")
+    say(f"  configuration           {configuration_text(layer.splits, plan.num_devices)}")
     say(f"  compute                 {quantity(layer.compute_cost, unit)}")
     say(f"  communication inside    {quantity(layer.communication_cost, unit)}")
     say(f"  transfers on edges in   {quantity(_transfer_cost(layer), unit)}")
     say(f"  memory                  {quantity(layer.memory_bytes, 'B')} on each device")
     say()
+    if why:
+        print_layer_why(plan, why[layer.name], why)
+        say()
     print_table([("part", "left"), ("devices", "left")], _parts(plan, layer))
     for placement in placements:
         say()
@@ -218,11 +274,6 @@ def _parts(plan: Plan, layer: LayerPlan) -> list[list[str]]:
 def _listed(devices: Sequence[int]) -> str:
     shown = ", ".join(map(str, devices[:_SHOWN_DEVICES]))
     return shown if len(devices) <= _SHOWN_DEVICES else f"{shown} … ({len(devices)} in all)"
-
-
-def _configuration(layer: LayerPlan) -> str:
-    split = " ".join(f"{dim}={k}" for dim, k in layer.splits.items() if k > 1) or "not split"
-    return split if layer.num_replicas == 1 else f"{split} ×{layer.num_replicas}"
 
 
 # -- choosing flows

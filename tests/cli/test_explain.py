@@ -2,11 +2,17 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pase import search
+from pase.costs import strategy_memory
+from pase.plan_file import read_plan, write_plan
+from pase.search import SearchOptions, data_parallel_choice, plan_of, problem_of
+from pase.solver import solve
 from tests.cli.conftest import Command
 from tests.cli.processes import in_pipe
 
@@ -73,8 +79,8 @@ def test_a_layer_alone(pase: Command, plan: Path) -> None:
     assert re.search(r"^fc1 → fc2 ", shown.out, re.MULTILINE)
 
 
-def test_the_whole_plan_is_a_table(pase: Command, plan: Path) -> None:
-    shown = pase("explain", plan)
+def test_costs_and_bytes_alone_are_a_table(pase: Command, plan: Path) -> None:
+    shown = pase("explain", plan, "--no-why")
     assert (shown.status, shown.err) == (0, "")
     header, *rows = shown.out.splitlines()
     assert re.split(r"  +", header)[:5] == ["layer", "configuration", "compute", "communication", "transfers"]
@@ -97,6 +103,148 @@ def test_a_layer_that_is_not_there(pase: Command, plan: Path) -> None:
     finished = pase("explain", plan, "fc9")
     assert (finished.status, finished.out) == (1, "")
     assert finished.err.startswith("pase: unknown layer 'fc9': did you mean 'fc")
+
+
+# -- why
+
+
+def test_why_comes_first(pase: Command, plan: Path) -> None:
+    shown, document = pase("explain", plan), explained(pase, plan)
+    assert (shown.status, shown.err) == (0, "")
+    lines = shown.out.splitlines()
+    assert lines[0] == "mlp on 4 × NVIDIA GeForce GTX 1080 Ti (1080ti (overridden))"
+    assert "proven optimal   (cost model paper)" in lines[1]
+    header, rows = re.split(r"  +", lines[4]), [re.split(r"  +", line) for line in lines[5:9]]
+    assert header == [
+        *("layer", "configuration", "what binds", "runner-up", "costs"),
+        *("flips below at r", "flips above at r"),
+    ]
+    assert "Bytes that a step moves" in shown.out
+    reasons = lines[lines.index("Why:") + 1 :]
+    for row, reason, layer in zip(rows, reasons, document["layers"], strict=False):
+        why = layer["why"]
+        assert row[0] == layer["name"]
+        assert row[2] == f"{why['binding']} {why['binding_share']:.0%}"
+        assert reason == f"  {why['reason']}"
+        difference = why["runner_up"]["relative_difference"]
+        assert (
+            row[4] == "the same"
+            if why["runner_up"]["is_tie"]
+            else float(row[4].rstrip("%")) / 100 == pytest.approx(difference, rel=0.06)
+        )
+        for cell, flip in zip(row[5:], (why["flips"]["below"], why["flips"]["above"]), strict=True):
+            assert (cell == "never") == (flip is None)
+            if flip:
+                assert float(cell.partition(":")[0].replace(",", "")) == pytest.approx(flip["flop_per_byte"], rel=0.01)
+
+
+def test_why_of_a_layer_in_full(pase: Command, plan: Path) -> None:
+    shown, document = pase("explain", plan, "fc2"), explained(pase, plan, "fc2")
+    why = document["layers"][0]["why"]
+    assert f"Why: {why['reason']}." in shown.out
+    for part in why["parts"]:
+        assert re.search(rf"^{part['name']} +[\d.]+ .?FLOP +[\d.]+%", shown.out, re.MULTILINE)
+    total = sum(part["cost"] for part in why["parts"])
+    assert why["binding_share"] == pytest.approx(max(part["cost"] for part in why["parts"]) / total)
+    assert re.search(r"^  runner-up +\S", shown.out, re.MULTILINE)
+    assert re.search(r"^    all others kept +\S", shown.out, re.MULTILINE)
+    assert "with faster links" in shown.out
+    assert "with slower links" in shown.out
+
+
+def test_a_certificate_is_part_of_the_document(pase: Command, plan: Path) -> None:
+    document = explained(pase, plan)
+    written = json.loads(plan.read_text(encoding="utf-8"))
+    assert document["total_cost"] == pytest.approx(written["total_cost"])
+    assert document["optimum"] == {"total_cost": pytest.approx(written["total_cost"]), "exact": True}
+    assert document["is_optimal"] is True
+    assert document["flips_searched"] == {"from_scale": 1 / 32, "to_scale": 32}
+    for key in ("optimum", "is_optimal", "flip_range"):
+        assert key not in explained(pase, plan, "--no-why")
+
+
+def test_repeated_layers_share_a_row(pase: Command, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    small = ("vocabulary=64", "steps=8", "model_width=16", "heads=4", "hidden=32", "layers=2")
+    arguments = ("-b", "16", *(part for text in small for part in ("--arg", text)), "--flops", "1e9")
+    assert pase("search", "transformer", *arguments, "-p", "4", "--cost-model", "alpha_beta", "-o", path).status == 0
+    shown, document = pase("explain", path).out, explained(pase, path)
+    table = shown.partition("\n\nWhy:\n")[0].split("\n\n")[1].splitlines()[1:]
+    counts = [1 + int(found[1]) if (found := re.match(r"\S+ \+(\d+) ", row)) else 1 for row in table]
+    assert sum(counts) == len(document["layers"])
+    assert len(table) < len(document["layers"])
+    assert "+n: so many more layers" in shown
+    assert document["flop_per_byte"] is None
+
+
+def test_sensitivity_says_what_does_not_matter(pase: Command, plan: Path) -> None:
+    shown, document = pase("explain", plan, "--sensitivity"), explained(pase, plan, "--sensitivity")
+    assert "Costs by paper do not depend on: device memory bandwidth, node latency" in shown.out
+    used = [one for one in document["sensitivity"] if one["is_used"]]
+    assert {(one["figure"], one["factor"]) for one in used} >= {("node bandwidth", 0.8), ("device peak FLOP/s", 1.2)}
+    for one in used:
+        assert re.search(rf"^{re.escape(one['figure'])} +[+-]20% ", shown.out, re.MULTILINE)
+    assert "sensitivity" not in explained(pase, plan)
+
+
+def test_a_plan_that_is_not_the_best_is_explained_as_such(pase: Command, plan: Path) -> None:
+    worse = data_parallel_file(plan)
+    document = explained(pase, worse)
+    best = json.loads(plan.read_text(encoding="utf-8"))["total_cost"]
+    assert document["is_optimal"] is False
+    assert document["optimum"] == {"total_cost": pytest.approx(best), "exact": True}
+    assert not all(layer["why"]["is_best"] for layer in document["layers"])
+    shown = pase("explain", worse)
+    assert (shown.status, shown.err) == (0, "")
+    assert "not optimal: the optimum costs" in shown.out
+    assert "is not the best" in shown.out
+    name = next(layer["name"] for layer in document["layers"] if not layer["why"]["is_best"])
+    assert re.search(
+        r"^  this configuration +no cheapest strategy has it", pase("explain", worse, name).out, re.MULTILINE
+    )
+
+
+def data_parallel_file(plan: Path) -> Path:
+    """Write the plan with data parallelism for its strategy, and return where."""
+    found = read_plan(plan)
+    problem = problem_of(found.graph, found.num_devices, found.machine, found.cost_model)
+    choice = data_parallel_choice(problem)
+    solution = replace(solve(problem.tables), choice=choice, cost=problem.tables.evaluate(choice), exact=False)
+    path = plan.with_name("data_parallel.json")
+    write_plan(plan_of(problem, solution, found.machine, found.cost_model, time_s=0.0), path)
+    return path
+
+
+def test_memory_binds(pase: Command, plan: Path) -> None:
+    found = read_plan(plan)
+    free = found.memory.total_bytes
+    options = SearchOptions(memory_per_device_bytes=free - 1)
+    limited = search(found.graph, found.num_devices, machine=found.machine, options=options)
+    path = plan.with_name("limited.json")
+    write_plan(limited, path)
+    document = explained(pase, path)
+    bound = [layer for layer in document["layers"] if layer["why"]["memory"]]
+    assert bound
+    for layer in bound:
+        memory = layer["why"]["memory"]
+        assert memory["limit_bytes"] == free - 1 < memory["needed_bytes"]
+        assert memory["difference"] < 0
+        assert "memory binds" in layer["why"]["reason"]
+        if not memory["others_kept"]:
+            assert memory["difference"] == pytest.approx(found.total_cost - limited.total_cost)
+    # No runner-up takes more than there is.
+    for layer in document["layers"]:
+        other = layer["why"]["runner_up"]
+        if other is not None:
+            assert other["total_cost"] >= limited.total_cost * (1 - 1e-9)
+            changed = {one["name"]: one["splits"] for one in other["changes"]} | {layer["name"]: other["splits"]}
+            splits = [changed.get(one.name, one.splits) for one in limited.layers]
+            assert strategy_memory(found.graph, splits).total_bytes < free
+    assert re.search(r"^\S+ .*  memory, ", pase("explain", path).out, re.MULTILINE)
+    less = explained(pase, path, "--sensitivity")["sensitivity"]
+    assert {one["figure"] for one in less if one["is_used"]} >= {"device memory limit"}
+    (more,) = (one for one in less if (one["figure"], one["factor"]) == ("device memory limit", 1.2))
+    assert more["relative_time_change"] == pytest.approx(found.total_cost / limited.total_cost - 1)
 
 
 @pytest.mark.slow

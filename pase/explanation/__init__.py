@@ -1,0 +1,27 @@
+"""Why a plan is as it is: what binds each layer, what the next best would cost, and when the choice would change."""
+
+from pase.explanation.explain import ExplainOptions, explain
+from pase.explanation.findings import Explanation, Flip, LayerExplanation, MemoryBinding, RunnerUp
+from pase.explanation.flips import FARTHEST
+from pase.explanation.nearest import TIE
+from pase.explanation.parts import Part, PartKind
+from pase.explanation.reasons import configuration_text, percent
+from pase.explanation.sensitivity import Sensitivity, sensitivity
+
+__all__ = [
+    "FARTHEST",
+    "TIE",
+    "ExplainOptions",
+    "Explanation",
+    "Flip",
+    "LayerExplanation",
+    "MemoryBinding",
+    "Part",
+    "PartKind",
+    "RunnerUp",
+    "Sensitivity",
+    "configuration_text",
+    "explain",
+    "percent",
+    "sensitivity",
+]

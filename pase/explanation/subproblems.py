@@ -1,0 +1,135 @@
+"""Parts of a search problem: one vertex kept to some configurations, and islands between vertices that are decided."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pase.tables import CostTables, EdgeTable, FloatArray, IndexArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Island:
+    """A connected part of a problem whose other neighbours have one configuration each.
+
+    vertices: [W] of the whole problem. kept: [W] the configurations that are left of each.
+    tables: its own problem, over `kept`; transfers to decided neighbours are part of the layer costs.
+    """
+
+    vertices: tuple[int, ...]
+    kept: tuple[IndexArray, ...]
+    tables: CostTables
+
+    def present(self, choice: Sequence[int]) -> list[int]:
+        """Return the island's part of a strategy of the whole problem, all of which is among `kept`."""
+        return [int(np.searchsorted(rows, choice[v])) for v, rows in zip(self.vertices, self.kept, strict=True)]
+
+    def numbered(self, choice: Sequence[int]) -> dict[int, int]:
+        """Return a strategy of the island by the whole problem's vertices and configurations."""
+        return {v: int(rows[c]) for v, rows, c in zip(self.vertices, self.kept, choice, strict=True)}
+
+
+def kept_to(tables: CostTables, vertex: int, rows: IndexArray) -> CostTables:
+    """Return the problem in which one vertex has some configurations alone, numbered by their position in `rows`."""
+    vertex_costs, vertex_table = list(tables.vertex_costs), list(tables.vertex_table)
+    vertex_table[vertex] = len(vertex_costs)
+    vertex_costs.append(tables.layer_costs(vertex)[rows])
+    edge_tables, edge_table = list(tables.edge_tables), list(tables.edge_table)
+    for number, (u, v) in enumerate(tables.edges):
+        if vertex in (u, v):
+            edge_table[number] = len(edge_tables)
+            edge_tables.append(_rows(tables.edge(number), rows if u == vertex else None, rows if v == vertex else None))
+    return replace(
+        tables,
+        vertex_costs=tuple(vertex_costs),
+        vertex_table=tuple(vertex_table),
+        edge_tables=tuple(edge_tables),
+        edge_table=tuple(edge_table),
+    )
+
+
+def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Island]:
+    """Return the island of each vertex that has more than one of the `kept` configurations, [V] each ascending."""
+    found: dict[int, Island] = {}
+    open_vertices = [v for v, rows in enumerate(kept) if len(rows) > 1]
+    incident = edges_of(tables)
+    for start in open_vertices:
+        if start in found:
+            continue
+        reached, frontier = {start}, [start]
+        while frontier:
+            new = {w for w in tables.neighbours[frontier.pop()] if len(kept[w]) > 1} - reached
+            reached |= new
+            frontier.extend(new)
+        island = _island(tables, kept, tuple(sorted(reached)), incident)
+        found |= dict.fromkeys(island.vertices, island)
+    return found
+
+
+def edges_of(tables: CostTables) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of each vertex's edges, [V], ascending."""
+    incident: list[list[int]] = [[] for _ in tables.vertex_names]
+    for number, (u, v) in enumerate(tables.edges):
+        incident[u].append(number)
+        incident[v].append(number)
+    return tuple(map(tuple, incident))
+
+
+def costs_beside(tables: CostTables, vertex: int, choice: Sequence[int], edges: Sequence[int]) -> FloatArray:
+    """Return the [K] cost of a vertex's configurations, transfers included, where all others keep to a strategy.
+
+    edges: the numbers of the vertex's edges.
+    """
+    total = tables.layer_costs(vertex).copy()
+    for number in edges:
+        u, v = tables.edges[number]
+        table = tables.edge(number)
+        if u == vertex:
+            total += table.values[table.row_class, table.col_class[choice[v]]]
+        else:
+            total += table.values[table.row_class[choice[u]], table.col_class]
+    return total
+
+
+def _island(
+    tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int, ...], incident: Sequence[Sequence[int]]
+) -> Island:
+    position = {v: i for i, v in enumerate(vertices)}
+    costs = []
+    edges: dict[int, tuple[int, int]] = {}
+    for vertex in vertices:
+        total = tables.layer_costs(vertex)[kept[vertex]]
+        for number in incident[vertex]:
+            u, v = tables.edges[number]
+            if u in position and v in position:
+                edges[number] = position[u], position[v]
+                continue
+            table = tables.edge(number)
+            rows, cols = table.row_class[kept[u]], table.col_class[kept[v]]
+            total = total + table.values[rows, cols]  # one of the two has one configuration
+        costs.append(total)
+    return Island(
+        vertices=vertices,
+        kept=tuple(kept[v] for v in vertices),
+        tables=CostTables(
+            vertex_names=tuple(tables.vertex_names[v] for v in vertices),
+            vertex_costs=tuple(costs),
+            vertex_table=tuple(range(len(vertices))),
+            edges=tuple(edges.values()),
+            edge_tables=tuple(_rows(tables.edge(n), kept[tables.edges[n][0]], kept[tables.edges[n][1]]) for n in edges),
+            edge_table=tuple(range(len(edges))),
+        ),
+    )
+
+
+def _rows(table: EdgeTable, rows: IndexArray | None, cols: IndexArray | None) -> EdgeTable:
+    """Return an edge's table for some configurations of its ends; None: all of them."""
+    row_class = table.row_class if rows is None else table.row_class[rows]
+    col_class = table.col_class if cols is None else table.col_class[cols]
+    row_layouts, new_rows = np.unique(row_class, return_inverse=True)
+    col_layouts, new_cols = np.unique(col_class, return_inverse=True)
+    return EdgeTable(
+        row_class=new_rows.astype(np.int32),
+        col_class=new_cols.astype(np.int32),
+        values=table.values[np.ix_(row_layouts, col_layouts)],
+    )

@@ -1,0 +1,67 @@
+"""Alternatives under a limit on memory: against all strategies that fit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pase.explanation import searching
+from pase.explanation.alternatives import Alternatives
+from pase.explanation.fitting import Fitting
+from pase.explanation.searching import Searching
+from pase.solver import solve
+from pase.tables import CostTables
+from tests.explanation.brute import every_strategy, random_problem
+
+
+def weights_of(tables: CostTables, seed: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    return tuple(rng.integers(1, 50, size).astype(float) for size in tables.domain_sizes)
+
+
+@pytest.mark.parametrize("part", [0.1, 0.4, 0.8])
+@pytest.mark.parametrize("seed", range(12))
+def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, part: float) -> None:
+    tables = random_problem(seed)
+    weights = weights_of(tables, seed)
+    least, most = (sum(float(pick(w)) for w in weights) for pick in (np.min, np.max))
+    search = Searching(weights=weights, limit_bytes=round(least + part * (most - least)))
+    fitting = [
+        (choice, cost)
+        for choice, cost in every_strategy(tables)
+        if sum(w[c] for w, c in zip(weights, choice, strict=True)) <= search.limit_bytes  # type: ignore[operator]
+    ]
+    optimum = search.cheapest(tables)
+    assert optimum.cost == pytest.approx(min(cost for _, cost in fitting))
+    found = Fitting(tables=tables, optimum=optimum, search=search, free=Alternatives(tables, solve(tables)))
+    num_limited = 0
+    for vertex, size in enumerate(tables.domain_sizes):
+        for configuration in range(size):
+            other = found.without(vertex, configuration)
+            costs = [cost for choice, cost in fitting if choice[vertex] != configuration]
+            assert (other is None) == (not costs)
+            if other is not None:
+                assert other.is_exact
+                assert other.choice[vertex] != configuration
+                assert search.fits(other.choice)
+                assert other.total_cost == pytest.approx(min(costs), rel=1e-9)
+                num_limited += 1
+        beside = found.weights_beside(vertex)
+        for configuration in range(size):
+            choice = (*optimum.choice[:vertex], configuration, *optimum.choice[vertex + 1 :])
+            assert beside[configuration] == search.weight(choice)
+    assert num_limited > 0 or max(tables.domain_sizes) == 1 or part == 0.1
+
+
+def test_without_a_limit_everything_fits() -> None:
+    assert Searching().fits((1, 2, 3))
+    assert Searching().weighted(random_problem(1)) is None
+
+
+def test_an_interrupted_search_ends_the_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = random_problem(4)
+    cut = replace(solve(tables), exact=False)
+    monkeypatch.setattr(searching, "solve", lambda *_args, **_kwargs: cut)
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        Searching().unlimited(tables)
+    assert Searching(time_limit_s=1.0).unlimited(tables) is cut
