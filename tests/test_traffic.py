@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.graph import Graph
+from pase.pairs import all_reduce_pairs
 from pase.plan import Plan
 from pase.runtime.layouts import DeviceMesh
 from pase.runtime.traffic import Phase
-from pase.traffic import all_reduce_pairs, flows
+from pase.traffic import flows
 from tests.moved import edge_overlaps, moved
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import small

@@ -1,0 +1,168 @@
+"""`pase simulate`: one training step of a plan on a machine, message by message."""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pase.cli.options import check_writable, json_option
+from pase.cli.output import print_json, print_table, quantity, say
+from pase.documents import write_atomically
+from pase.machine import load_machine
+from pase.plan_file import read_plan
+from pase.simulation import COLLECTIVES, DEFAULT_COLLECTIVES, PathStep, Simulation, chrome_trace, simulate
+
+_SHOWN_PARTS = 10
+"""Of the critical path, how many a table names; --json has them all."""
+
+
+@click.command("simulate", epilog="Example: pase simulate plan.json --trace step.json")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.option("--machine", metavar="NAME|FILE", help="Preset or .toml file, instead of the plan's machine.")
+@click.option(
+    "--collectives",
+    type=click.Choice(list(COLLECTIVES)),
+    default=DEFAULT_COLLECTIVES,
+    show_default=True,
+    help="How sums travel: by the best algorithm, node by node, or in pieces between all pairs, as an emitted program.",
+)
+@click.option("--no-overlap", is_flag=True, help="Sum gradients of weights after the backward pass, not beside it.")
+@click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write a Chrome trace of the step.")
+@json_option
+def command(
+    plan: Path, machine: str | None, collectives: str, no_overlap: bool, trace: Path | None, as_json: bool
+) -> None:
+    """Simulate one training step of PLAN on its machine, with messages that share the links.
+
+    Prints how long the step takes, what devices and links do in it, and what the critical path consists of. A trace is
+    shown by chrome://tracing or ui.perfetto.dev: a process for each device.
+    """
+    if trace is not None:
+        check_writable(trace)
+    found = simulate(
+        read_plan(plan),
+        machine=None if machine is None else load_machine(machine),
+        collectives=collectives,
+        overlaps=not no_overlap,
+    )
+    if trace is not None:
+        write_atomically(trace, chrome_trace(found))
+    if as_json:
+        print_json(_document(found))
+    else:
+        _print(found)
+        if trace is not None:
+            say()
+            say(f"trace written to {trace}")
+
+
+def _document(found: Simulation) -> dict[str, Any]:
+    return {
+        "model": found.plan.graph.name,
+        "num_devices": found.plan.num_devices,
+        "machine": found.machine.name,
+        "collectives": found.collectives,
+        "overlap": found.overlaps,
+        "step_time_s": found.step_time_s,
+        "num_tasks": len(found.tasks.tasks),
+        "phases": [{"name": phase.phase, **_but(asdict(phase), "phase")} for phase in found.phases],
+        "devices": [asdict(device) for device in found.devices],
+        "levels": [asdict(level) for level in found.levels],
+        "critical_path": {
+            "activities_s": {activity.value: time_s for activity, time_s in found.activities.items()},
+            "parts": [
+                {
+                    "activity": part.activity,
+                    **_but(asdict(part.label), "label"),
+                    "device": part.device,
+                    "level": None if part.level is None else found.fabric.levels[part.level].name,
+                    "begin_s": part.begin_s,
+                    "end_s": part.end_s,
+                }
+                for part in found.critical_path
+            ],
+        },
+    }
+
+
+def _but(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in document.items() if key != name}
+
+
+def _print(found: Simulation) -> None:
+    step_s = found.step_time_s
+    overlap = "beside the backward pass" if found.overlaps else "after the backward pass"
+    say(f"{found.plan.graph.name} on {found.plan.num_devices} × {found.machine.device.name} ({found.machine.name})")
+    say(f"  one step                {quantity(step_s, 's')}")
+    say(f"  collectives             {found.collectives}; gradients of weights are summed {overlap}")
+    say()
+    print_table(
+        [("phase", "left"), *((name, "right") for name in ("begins", "ends", "computing", "bytes moved"))],
+        [
+            [
+                str(phase.phase),
+                *(quantity(time_s, "s") for time_s in (phase.begin_s, phase.end_s, phase.computing_s)),
+                quantity(phase.moved_bytes, "B"),
+            ]
+            for phase in found.phases
+        ],
+    )
+    say()
+    _print_devices(found)
+    say()
+    print_table(
+        [("links of a", "left"), *((name, "right") for name in ("number", "bytes out", "busiest", "mean use"))],
+        [
+            [
+                level.name,
+                str(level.num_links),
+                quantity(level.moved_bytes, "B"),
+                quantity(level.busiest_s, "s"),
+                f"{level.utilisation:.1%}",
+            ]
+            for level in found.levels
+        ],
+    )
+    say()
+    print_table(
+        [("critical path", "left"), ("time", "right"), ("share", "right")],
+        [[activity.value, *_time_and_share(time_s, step_s)] for activity, time_s in found.activities.items()],
+    )
+    say()
+    parts = _merged(found.critical_path)
+    print_table(
+        [("longest parts of it", "left"), ("spent on", "left"), ("time", "right"), ("share", "right")],
+        [[name, activity, *_time_and_share(time_s, step_s)] for (name, activity), time_s in parts[:_SHOWN_PARTS]],
+    )
+
+
+def _print_devices(found: Simulation) -> None:
+    rows = {
+        "computing": [device.computing_s for device in found.devices],
+        "communicating, not computing": [device.communicating_s for device in found.devices],
+        "waiting": [device.waiting_s for device in found.devices],
+        "its link sends": [device.sending_s for device in found.devices],
+        "its link receives": [device.receiving_s for device in found.devices],
+    }
+    print_table(
+        [("a device's time", "left"), ("least", "right"), ("mean", "right"), ("most", "right")],
+        [
+            [name, *(quantity(time_s, "s") for time_s in (min(times), sum(times) / len(times), max(times)))]
+            for name, times in rows.items()
+        ],
+    )
+
+
+def _merged(path: Iterable[PathStep]) -> list[tuple[tuple[str, str], float]]:
+    """Return the time of the path by whose task it is and what it is spent on, the longest first."""
+    total: dict[tuple[str, str], float] = {}
+    for part in path:
+        key = part.label.text, part.activity.value
+        total[key] = total.get(key, 0.0) + part.duration_s
+    return sorted(total.items(), key=lambda item: -item[1])
+
+
+def _time_and_share(time_s: float, step_s: float) -> tuple[str, str]:
+    return quantity(time_s, "s"), f"{time_s / step_s:.1%}" if step_s else ""
