@@ -15,23 +15,27 @@ ROOT = Path(pase.__file__).parent
 ORDER = (
     "pase._version",
     "pase.errors",
+    "pase.quantities",
     "pase.documents",
     "pase.graph",
     "pase.models",
     "pase.importers",
     "pase.machine",
     "pase.configurations",
+    "pase.integrated",
     "pase.tables",
     "pase.problem_files",
     "pase.costs",
     "pase.ordering",
     "pase.solver",
+    "pase.memory_limit",
     "pase.node_order",
     "pase.placement",
     "pase.plan",
     "pase.strategy",
     "pase.plan_file",
     "pase.search",
+    "pase.explanation",
     "pase.baselines",
     # The framework, and the geometry of layouts, on which both the primitives and the runtime stand.
     "pase.runtime.compat",
@@ -44,11 +48,15 @@ ORDER = (
     "pase.runtime.assemble",
     "pase.primitives",
     "pase.runtime",
+    "pase.calibration",
     "pase.emitter",
+    "pase.pairs",
+    "pase.layer_movements",
     "pase.traffic",  # lays a plan out as its program does
     "pase.placement_report",
     "pase.device_memory",
     "pase.worker_parameters",
+    "pase.simulation",  # of what the traffic says
     "pase",  # the public names
     "pase.runtime.execute",  # emits the program that it runs
     "pase.training",

@@ -1,42 +1,88 @@
-"""`pase machines`: the machines that come with PaSE."""
+"""`pase machines`: the machines that come with PaSE, one of them or a file in detail, and the format of such files."""
+
+import textwrap
 
 import click
 
 from pase.cli.options import json_option
-from pase.cli.output import print_json, print_table, quantity, say
-from pase.machine import load_machine, machine_document, preset_names
+from pase.cli.output import print_json, print_table, printable, quantity, say
+from pase.machine import Level, Machine, load_machine, machine_document, machine_schema, preset_names
+
+_WIDTH = 100
+"""Sources are long: they are folded to this many columns."""
 
 
 @click.command("machines", epilog="Example: pase machines --show 1080ti")
 @click.option("--show", metavar="NAME|FILE", help="Print one machine with the source of each figure.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of machine files.")
 @json_option
-def command(show: str | None, as_json: bool) -> None:
+def command(show: str | None, schema: bool, as_json: bool) -> None:
     """List the machine presets, or show one machine with the source of each figure."""
+    if schema:
+        if show:
+            raise click.UsageError("--schema is of all machine files; give --show or --schema")
+        for line in machine_schema().splitlines():
+            say(line)
+        return
     machines = [load_machine(name) for name in ([show] if show else preset_names())]
     if as_json:
         print_json({"machines": [machine_document(machine) for machine in machines]})
     elif show:
-        (machine,) = machines
-        say(f"{machine.name}: {machine.description}")
-        say(f"  {machine.device.name}, {quantity(machine.device.memory_bytes, 'B')} of memory")
-        for dtype, flop_per_s in machine.device.peak_flop_per_s.items():
-            say(f"    {dtype:9} {quantity(flop_per_s, 'FLOP/s')}")
-        say(f"    source: {machine.device.source}")
-        for level in machine.levels:
-            size = f"{level.num_devices} devices" if level.num_devices else "any number of devices"
-            say(
-                f"  {level.name}, {size}: {quantity(level.bandwidth_bytes_per_s, 'B/s')} a link, "
-                f"latency {quantity(level.latency_s, 's')}"
-            )
-            say(f"    source: {level.source}")
+        _print_machine(machines[0])
     else:
-        rows = [
+        _print_list(machines)
+
+
+def _print_list(machines: list[Machine]) -> None:
+    print_table(
+        [("name", "left"), ("device", "left"), ("float32", "right"), ("memory", "right"), ("links", "left")],
+        [
             [
                 machine.name,
                 machine.device.name,
                 quantity(machine.peak_flop_per_s(), "FLOP/s"),
-                ", ".join(f"{lv.name} {quantity(lv.bandwidth_bytes_per_s, 'B/s')}" for lv in machine.levels),
+                _memory(machine.device.memory_bytes),
+                ", ".join(f"{level.name} {quantity(level.bandwidth_bytes_per_s, 'B/s')}" for level in machine.levels),
             ]
             for machine in machines
-        ]
-        print_table([("name", "left"), ("device", "left"), ("float32", "right"), ("links", "left")], rows)
+        ],
+    )
+
+
+def _print_machine(machine: Machine) -> None:
+    device = machine.device
+    _say_folded(f"{machine.name}: {machine.description}", later="  ")
+    say()
+    say(f"device   {device.name}")
+    say(f"  memory     {_memory(device.memory_bytes)}{_memory_bandwidth(machine)}")
+    for dtype, flop_per_s in device.peak_flop_per_s.items():
+        say(f"  {dtype:10} {quantity(flop_per_s, 'FLOP/s')}")
+    _say_folded(f"  source: {device.source}", later="    ")
+    below = "device"
+    for level in machine.levels:
+        say()
+        say(f"level    {level.name}, {_size(level)}")
+        say(f"  bandwidth  {quantity(level.bandwidth_bytes_per_s, 'B/s')} each way, the link of one {below}")
+        say(f"  latency    {quantity(level.latency_s, 's')}")
+        _say_folded(f"  source: {level.source}", later="    ")
+        below = level.name
+
+
+def _say_folded(text: str, *, later: str) -> None:
+    """Print a text, folded; later: what its lines but the first begin with."""
+    # What folding takes for white space might be a command to the terminal.
+    for line in textwrap.wrap(printable(text), _WIDTH, subsequent_indent=later, break_on_hyphens=False):
+        say(line)
+
+
+def _memory(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3g} GiB"
+
+
+def _memory_bandwidth(machine: Machine) -> str:
+    bandwidth = machine.device.memory_bandwidth_bytes_per_s
+    return "" if bandwidth is None else f", {quantity(bandwidth, 'B/s')}"
+
+
+def _size(level: Level) -> str:
+    return f"{level.num_devices} devices" if level.num_devices else "any number of devices"

@@ -15,7 +15,9 @@ from pase.errors import PaseError, unknown_name
 
 COMMANDS = {
     "search": "find the best strategy for a model on a number of devices",
+    "compare": "compare the best strategy with those of experts and of a random search",
     "explain": "say what a plan or one of its layers costs, where it lies and what it moves",
+    "simulate": "simulate a training step of a plan, message by message",
     "emit": "write a plan as a Mesh-TensorFlow program",
     "weights": "write the weights of a model, for programs of its forward pass",
     "run": "train with a plan on virtual devices, beside the single-device program",
@@ -25,6 +27,8 @@ COMMANDS = {
     "models": "list the built-in networks",
     "inspect": "show what importing a model makes of it, and what was not understood",
     "machines": "list the machines",
+    "calibrate": "measure this machine and write it as a machine file",
+    "integrated": "show what integrated model, batch and domain parallelism communicates",
     "halo": "show the halos of a sliding kernel on a number of workers",
 }
 """Each command lives in the module of its name, which is imported when the command is used."""

@@ -6,10 +6,17 @@ from importlib import import_module
 BENCHMARKS = {
     "paper": "the strategies beside those of the PaSE paper (docs/paper.md)",
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
+    "levels": "strategies for machines with and without levels (docs/machines.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",
+    "memory": "what a limit on the memory of a device costs (docs/benchmarks.md)",
+    "simulation": "simulated steps beside measured ones (docs/simulation.md)",
+    "figure6": "speedups over data parallelism beside the PaSE paper's Fig. 6 (docs/paper.md)",
     "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
     "strategies": "networks under random strategies beside one device (docs/testing.md)",
     "importers": "models of other frameworks: time, memory, vertices (docs/benchmarks.md)",
+    "integrated": "figures and statements of the integrated-parallelism paper (docs/integrated.md)",
+    "compare": "our strategies beside those of others (docs/baselines.md)",
+    "explain": "the worked example (docs/explain.md)",
     "solver": "our solver beside others on the same tables (docs/benchmarks.md)",
 }
 

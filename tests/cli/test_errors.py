@@ -88,7 +88,7 @@ def test_an_input_at_fault_has_status_1(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sarch"], r"unknown command 'sarch': did you mean 'search'.*known commands are emit"),
+        (["sarch"], r"unknown command 'sarch': did you mean 'search'.*known commands are .*emit"),
         (["\x1b[31mx"], r"unknown command '.x1b\[31mx'"),
         (["search"], r"Missing argument 'MODEL'"),
         (["search", "mlp"], r"Missing option '--devices' / '-p'"),

@@ -19,9 +19,15 @@ SOLVER = ["--ordering", "--time-limit", "--memory-limit"]
 SURFACE = {
     "search": [
         *(*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--strict"),
+        *("--memory-per-device", "--optimizer"),
         *("--output -o", "--json"),
     ],
-    "explain": ["plan", "layer ?", "--json"],
+    "compare": [
+        *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness", "--keep-batch"),
+        *("--output -o", "--json"),
+    ],
+    "explain": ["plan", "layer ?", "--why", "--sensitivity", "--time-limit", "--json"],
+    "simulate": ["plan", "--machine", "--collectives", "--no-overlap", "--trace", "--json"],
     "emit": ["plan", "--output -o", "--forward", "--json"],
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],
     "run": [
@@ -38,7 +44,12 @@ SURFACE = {
     "tables": [*MODEL, "--cost-model", "--keep-batch", "--output -o !", "--json"],
     "models": ["--json"],
     "inspect": ["model", "--batch -b", "--arg", "--strict", "--all", "--json"],
-    "machines": ["--show", "--json"],
+    "machines": ["--show", "--schema", "--json"],
+    "calibrate": ["--devices -p", "--device", "--virtual", "--gpu-memory", "--quick", "--output -o", "--json"],
+    "integrated": [
+        *("model", "--processes -p !", "--batch -b", "--arg", "--grid", "--per-layer", "--version", "--machine"),
+        *("--convention", "--compute-time", "--overlap", "--samples", "--json"),
+    ],
     "halo": ["--extent !", "--kernel !", "--stride", "--dilation", "--padding", "--workers !", "--json"],
 }
 

@@ -1,0 +1,105 @@
+"""What a machine's levels change: strategies chosen for nodes of eight beside those chosen for a flat machine."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pase import load
+from pase.costs import AlphaBetaCostModel, cost_model, traffic_of
+from pase.costs.collectives import Link
+from pase.graph import Graph
+from pase.machine import Machine, load_machine
+from pase.plan import LayerPlan, Plan
+from pase.runtime.layouts import device_mesh
+from pase.search import SearchOptions, search
+from pase.strategy import plan_layers, total_cost
+from scripts.benchmarks.tables import markdown, publish
+
+NETWORKS = ("alexnet", "inception_v3", "rnnlm", "transformer", "bert_large", "gpt")
+NUM_DEVICES = 32
+MACHINES = ("1080ti", "v100")
+
+_FREE = Link(latency_s=0.0, s_per_byte=0.0)
+
+
+def main(*, write: bool) -> None:
+    """Print the tables, or put them into docs/machines.md."""
+    tables = {f"levels {name}": _table(load_machine(name)) for name in MACHINES}
+    publish("machines.md", tables | {"placed": _placed_table()}, write=write)
+
+
+def flat(machine: Machine) -> Machine:
+    """Return the machine with every two devices joined as those of one node are."""
+    return replace(machine, name=f"{machine.name} (flat)", levels=(replace(machine.levels[0], num_devices=0),))
+
+
+def _table(machine: Machine) -> str:
+    options = SearchOptions(cost_model="alpha_beta")
+    model = cost_model("alpha_beta", machine, NUM_DEVICES)
+    assert isinstance(model, AlphaBetaCostModel)
+    rows = []
+    for name in NETWORKS:
+        graph = load(name)
+        ours = search(graph, NUM_DEVICES, machine=machine, options=options)
+        other = search(graph, NUM_DEVICES, machine=flat(machine), options=options)
+        splits = [[layer.splits for layer in plan.layers] for plan in (ours, other)]
+        times = [f"{1e3 * time_s:.2f}" for chosen in splits for time_s in _by_level(graph, model, chosen)]
+        price = total_cost(_costed(graph, model, splits[1])) / ours.total_cost - 1
+        rows.append([name, *times, f"{price:+.1%}"])
+    parts = ("computing", "in nodes", "between nodes")
+    headers = ["network", *(f"{who}: {part}, ms" for who in ("levels", "flat") for part in parts), "price of flat"]
+    return markdown(headers, rows)
+
+
+def _by_level(graph: Graph, model: AlphaBetaCostModel, splits: Sequence[Mapping[str, int]]) -> tuple[float, ...]:
+    """Return the seconds of computing, and those of each level's links where all others are free."""
+    free = replace(model, links=(_FREE,) * len(model.links))
+    computing = total_cost(_costed(graph, free, splits))
+    times = [computing]
+    for level, link in enumerate(model.links):
+        alone = replace(model, links=tuple(link if i == level else _FREE for i in range(len(model.links))))
+        times.append(total_cost(_costed(graph, alone, splits)) - computing)
+    return tuple(times)
+
+
+def _costed(graph: Graph, model: AlphaBetaCostModel, splits: Sequence[Mapping[str, int]]) -> tuple[LayerPlan, ...]:
+    order = tuple(range(NUM_DEVICES))
+    return plan_layers(graph, NUM_DEVICES, model, splits, [order] * len(splits))
+
+
+def _placed_table() -> str:
+    """Return how much longer the messages within layers take where the placement puts their axes."""
+    rows = []
+    for name in NETWORKS:
+        row = [name]
+        for machine in map(load_machine, MACHINES):
+            for num_devices in (16, 32, 64):
+                plan = search(load(name), num_devices, machine=machine, options=SearchOptions(cost_model="alpha_beta"))
+                row.append(f"{_excess(plan, AlphaBetaCostModel.of(machine, num_devices)):+.1%}")
+        rows.append(row)
+    return markdown(["network", *(f"{name}, p = {p}" for name in MACHINES for p in (16, 32, 64))], rows)
+
+
+def _excess(plan: Plan, model: AlphaBetaCostModel) -> float:
+    """Return by what part of the total cost the placed plan's messages are dearer than the model's."""
+    node = model.rooms[0]
+    extra = 0.0
+    for operator, layer in zip(plan.graph.operators, plan.layers, strict=True):
+        row = np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)
+        traffic = traffic_of(plan.graph, operator, row)
+        placed = np.array([[[_inside(layer, dim, node) for dim in operator.extents]]])
+        members = np.concatenate([placed, row[None] // placed])
+        extra += sum(float(time_s[0]) for time_s in model.messages_over(traffic, members))
+        extra -= sum(float(time_s[0]) for time_s in model.messages(traffic))
+    return extra / plan.total_cost
+
+
+def _inside(layer: LayerPlan, dim: str, node: int) -> int:
+    """Return how many parts of a dim lie within one node."""
+    mesh = device_mesh(layer.name, layer.splits.items(), len(layer.devices), layer.devices)
+    parts: dict[object, set[int]] = {}
+    for device, point in zip(mesh.devices, mesh.coordinates, strict=True):
+        others = tuple((axis, at) for axis, at in point.items() if axis != dim)
+        parts.setdefault((others, device // node), set()).add(point.get(dim, 0))
+    return max(map(len, parts.values()))
