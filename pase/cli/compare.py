@@ -16,13 +16,14 @@ from pase.errors import PlanError
 from pase.plan import Plan
 from pase.plan_file import write_plan
 
-_BOTH = "both"
+_SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
+"""Words for several cost models."""
 
 
 @click.command("compare", epilog="Example: pase compare alexnet --devices 32 --cost-model both")
 @click.argument("model")
 @model_options(devices_required=True)
-@click.option("--cost-model", type=click.Choice([*sorted(COST_MODELS), _BOTH]), default="paper", show_default=True)
+@click.option("--cost-model", type=click.Choice([*sorted(COST_MODELS), *_SEVERAL]), default="paper", show_default=True)
 @click.option("--only", multiple=True, metavar="NAME", help=f"Of the others: {', '.join(BASELINES)}; may be repeated.")
 @click.option("--seed", type=WholeNumber(min=0), default=0, show_default=True, help="Of the random search.")
 @click.option(
@@ -60,7 +61,7 @@ def command(
     arguments = ModelArguments(**model)  # type: ignore[arg-type]
     graph, machine = arguments.graph(), arguments.loaded_machine()
     comparisons = []
-    for name in sorted(COST_MODELS) if cost_model == _BOTH else [cost_model]:
+    for name in _SEVERAL.get(cost_model, (cost_model,)):
         with progress() as on_progress:
             comparisons.append(
                 compare(
@@ -73,7 +74,7 @@ def command(
                     on_progress=on_progress,
                 )
             )
-    written = [path for comparison in comparisons for path in _written(comparison, output, cost_model == _BOTH)]
+    written = [path for comparison in comparisons for path in _written(comparison, output, cost_model in _SEVERAL)]
     if as_json:
         print_json(comparisons_document(comparisons))
         return

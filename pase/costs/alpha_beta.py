@@ -91,7 +91,8 @@ class AlphaBetaCostModel:
         """Return the time of an all-reduce."""
         return hierarchical_all_reduce(size_bytes, list(members.T), self.links)
 
-    def _all_reduce(self, message: Message, members: IntArray) -> FloatArray:
+    def all_reduce(self, message: Message, members: IntArray) -> FloatArray:
+        """Return the time of a sum; of one that ends on an edge, that of the reduce-scatter alone."""
         if message.ends_on_edge:
             return hierarchical_reduce_scatter(message.size_bytes, list(members), self.links)
         return hierarchical_all_reduce(message.size_bytes, list(members), self.links)
@@ -152,7 +153,7 @@ class AlphaBetaCostModel:
 
 _PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Message, IntArray], FloatArray]] = MappingProxyType(
     {
-        Pattern.ALL_REDUCE: AlphaBetaCostModel._all_reduce,
+        Pattern.ALL_REDUCE: lambda model, message, members: model.all_reduce(message, members),
         Pattern.HALO: AlphaBetaCostModel._neighbours,
         Pattern.HANDOFF: AlphaBetaCostModel._neighbours,
         Pattern.MOVE: AlphaBetaCostModel._move,

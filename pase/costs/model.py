@@ -7,6 +7,7 @@ from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.layouts import FloatArray, IntArray
 from pase.costs.movement import Fetch
 from pase.costs.paper import PaperCostModel
+from pase.costs.program import ProgramCostModel
 from pase.costs.traffic import LayerTraffic, Message, PassWork
 from pase.errors import CostError, unknown_name
 from pase.machine import Machine
@@ -56,6 +57,7 @@ class CostModel(Protocol):
 COST_MODELS: dict[str, Callable[[Machine, int], CostModel]] = {
     "alpha_beta": AlphaBetaCostModel.of,
     "paper": PaperCostModel.of,
+    "program": ProgramCostModel.of,
 }
 
 

@@ -55,15 +55,16 @@ def test_ours_is_what_search_finds(pase: Command) -> None:
     assert data_parallel["total_cost"] == searched["baselines"]["data_parallel"]
 
 
-def test_both_cost_models_have_their_own_tables(pase: Command) -> None:
-    arguments = ("mlp", "-p", "4", "--cost-model", "both", "--only", "data_parallel", "--only", "mcmc", *QUICK)
+@pytest.mark.parametrize(("word", "models"), [("both", ["alpha_beta", "paper"]), ("all", sorted(COST_MODELS))])
+def test_several_cost_models_have_their_own_tables(pase: Command, word: str, models: list[str]) -> None:
+    arguments = ("mlp", "-p", "4", "--cost-model", word, "--only", "data_parallel", "--only", "mcmc", *QUICK)
     document = _compared(pase, *arguments)
     found = [(entry["cost_model"], entry["name"]) for entry in document["strategies"]]
-    assert found == [(model, name) for model in sorted(COST_MODELS) for name in ("pase", "data_parallel", "mcmc")]
+    assert found == [(model, name) for model in models for name in ("pase", "data_parallel", "mcmc")]
     printed = pase("compare", *arguments).out
-    for model in COST_MODELS:
+    for model in models:
         assert f"cost model {model}\n" in printed
-    assert len(re.findall(r"^strategy ", printed, re.MULTILINE)) == len(COST_MODELS)
+    assert len(re.findall(r"^strategy ", printed, re.MULTILINE)) == len(models)
 
 
 def test_the_table_fits_a_terminal_and_says_what_does_not_apply(pase: Command) -> None:
@@ -98,7 +99,7 @@ def test_every_strategy_is_written_as_a_plan(pase: Command, tmp_path: Path) -> N
     assert plan.lower_bound == pytest.approx(read_plan(folder / "pase.json").total_cost)
     assert pase("explain", folder / "owt.json").status == 0
     assert pase("emit", folder / "owt.json", "-o", tmp_path / "train.py").status == 0
-    document = _compared(pase, *ALEXNET, "--only", "owt", "-o", folder, "--cost-model", "both")
+    document = _compared(pase, *ALEXNET, "--only", "owt", "-o", folder, "--cost-model", "all")
     assert {f"owt.{model}.json" for model in COST_MODELS} <= {path.name for path in folder.iterdir()}
     assert [entry["name"] for entry in document["strategies"]] == ["pase", "owt"] * len(COST_MODELS)
 
