@@ -148,7 +148,8 @@ def test_the_settings_of_the_tools_are_strict() -> None:
 def test_the_checks_run_what_they_should() -> None:
     assert "/../scripts/test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     test = (ROOT / "scripts" / "test").read_text(encoding="utf-8")
-    for command in (r"ruff\" check", r"ruff\" format --check", r"mypy\" --strict", r"pytest\" .*--cov"):
+    checks = (r"ruff\" check", r"ruff\" format --check", r"mypy\" --strict", r"pytest\" .*\{coverage\[@\]\}")
+    for command in (*checks, r"coverage=\(--cov "):
         assert re.search(command, test), command
     assert (ROOT / ".pre-commit-config.yaml").is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
