@@ -4,8 +4,8 @@ For each vertex a vector of layer costs over its configurations, for each edge a
 (Eq. 1 of the PaSE paper). Identical tables are stored once: vertices and edges refer to them by index.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf, isnan
 
@@ -260,3 +260,36 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
     return bits ^ (bits >> np.uint64(32))
+
+
+def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables:
+    """Return the problem in which some vertices have some configurations alone, numbered by position in `kept`."""
+    vertex_costs, vertex_table = list(tables.vertex_costs), list(tables.vertex_table)
+    for vertex, rows in kept.items():
+        vertex_table[vertex] = len(vertex_costs)
+        vertex_costs.append(tables.layer_costs(vertex)[rows])
+    edge_tables, edge_table = list(tables.edge_tables), list(tables.edge_table)
+    for number, (u, v) in enumerate(tables.edges):
+        if u in kept or v in kept:
+            edge_table[number] = len(edge_tables)
+            edge_tables.append(restricted_edge(tables.edge(number), kept.get(u), kept.get(v)))
+    return replace(
+        tables,
+        vertex_costs=tuple(vertex_costs),
+        vertex_table=tuple(vertex_table),
+        edge_tables=tuple(edge_tables),
+        edge_table=tuple(edge_table),
+    )
+
+
+def restricted_edge(table: EdgeTable, rows: IndexArray | None, cols: IndexArray | None) -> EdgeTable:
+    """Return an edge's table for some configurations of its ends; None: all of them."""
+    row_class = table.row_class if rows is None else table.row_class[rows]
+    col_class = table.col_class if cols is None else table.col_class[cols]
+    row_layouts, new_rows = np.unique(row_class, return_inverse=True)
+    col_layouts, new_cols = np.unique(col_class, return_inverse=True)
+    return EdgeTable(
+        row_class=new_rows.astype(np.int32),
+        col_class=new_cols.astype(np.int32),
+        values=table.values[np.ix_(row_layouts, col_layouts)],
+    )

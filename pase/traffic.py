@@ -64,13 +64,10 @@ def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
 
 
 def _edge_flows(plan: Plan, moved: dict[Hop, Pairs]) -> Iterator[Flow]:
-    gradients: dict[str, bool] = {}
     for edge in plan.graph.edges:
         read = plan.graph[edge.consumer].reads[edge.input]
-        if read.is_differentiable and edge.producer not in gradients:
-            gradients[edge.producer] = needs_gradient(plan.graph, edge)
         word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
-        has_gradient = read.is_differentiable and gradients[edge.producer]
+        has_gradient = needs_gradient(plan.graph, edge)
         steps = list(edge_hops(plan, edge))
         consumer = plan.graph[edge.consumer]
         if len(steps) > 1 and consumer.kind in KINDS and KINDS[consumer.kind].joins:

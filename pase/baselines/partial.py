@@ -8,7 +8,7 @@ import numpy as np
 from pase.costs import Problem
 from pase.errors import ConfigurationError, TablesError
 from pase.solver import Solution, solve
-from pase.tables import CostTables, EdgeTable
+from pase.tables import CostTables, restricted
 
 
 def complete(
@@ -54,33 +54,4 @@ def restrict(tables: CostTables, choice: Mapping[int, int]) -> CostTables:
                 f"vertex {tables.vertex_names[vertex]!r} has no configuration {index}; "
                 f"they are 0 to {tables.domain_sizes[vertex] - 1}"
             )
-    vertex_costs = list(tables.vertex_costs)
-    vertex_table = list(tables.vertex_table)
-    for vertex, index in choice.items():
-        vertex_table[vertex] = len(vertex_costs)
-        vertex_costs.append(tables.layer_costs(vertex)[index : index + 1])
-    edge_tables = list(tables.edge_tables)
-    edge_table = list(tables.edge_table)
-    for number, (u, v) in enumerate(tables.edges):
-        if u in choice or v in choice:
-            edge_table[number] = len(edge_tables)
-            edge_tables.append(_restricted(tables.edge(number), choice.get(u), choice.get(v)))
-    return replace(
-        tables,
-        vertex_costs=tuple(vertex_costs),
-        vertex_table=tuple(vertex_table),
-        edge_tables=tuple(edge_tables),
-        edge_table=tuple(edge_table),
-    )
-
-
-def _restricted(table: EdgeTable, row: int | None, col: int | None) -> EdgeTable:
-    rows = table.row_class if row is None else table.row_class[row : row + 1]
-    cols = table.col_class if col is None else table.col_class[col : col + 1]
-    row_values, row_class = np.unique(rows, return_inverse=True)
-    col_values, col_class = np.unique(cols, return_inverse=True)
-    return EdgeTable(
-        row_class=row_class.astype(np.int32),
-        col_class=col_class.astype(np.int32),
-        values=table.values[np.ix_(row_values, col_values)],
-    )
+    return restricted(tables, {vertex: np.array([index], dtype=np.int32) for vertex, index in choice.items()})

@@ -11,28 +11,19 @@ import click
 from pase.calibration import CalibrationChoice, MeasuredMachine, calibrate, measured_machine
 from pase.calibration.effort import binary
 from pase.calibration.samples import Rate, Samples
-from pase.cli.options import WholeNumber, check_writable, json_option
+from pase.cli.options import WholeNumber, check_writable, device_options, json_option
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.documents import write_atomically
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text
-from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS, DeviceChoice
+from pase.runtime.device_choice import KINDS, DeviceChoice
 
 
 @click.command("calibrate", epilog="Example: pase calibrate --devices 2 --quick -o machine.toml")
 @click.option(
     "--devices", "-p", type=WholeNumber(min=2), help="Number of devices [GPUs found, or CPU cores, at most 8]."
 )
-@click.option("--device", type=click.Choice(list(KINDS)), default=CPU, show_default=True, help="Virtual CPUs, or GPUs.")
-@click.option("--virtual", is_flag=True, help="Put several devices on a GPU where there are too few.")
-@click.option(
-    "--gpu-memory",
-    type=click.IntRange(min=1),
-    default=DEFAULT_GPU_MEMORY_MIB,
-    show_default=True,
-    metavar="MIB",
-    help="Of each device of --virtual.",
-)
+@device_options
 @click.option("--quick", is_flag=True, help="Fewer sizes, fewer runs.")
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), help="Write the machine file here, not on standard output."

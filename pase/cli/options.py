@@ -14,6 +14,7 @@ from pase.errors import PlanError
 from pase.graph import Graph, Scalar
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
+from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS
 from pase.runtime.flags import GROUPS, Takes
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
@@ -156,6 +157,27 @@ _TYPES: Mapping[Takes, click.ParamType[Any]] = MappingProxyType(
     }
 )
 """How click is told what follows a flag."""
+
+
+def device_options(command: CommandT) -> CommandT:
+    """Add --device, --virtual and --gpu-memory."""
+    options = [
+        click.option(
+            "--device", type=click.Choice(list(KINDS)), default=CPU, show_default=True, help="Virtual CPUs, or GPUs."
+        ),
+        click.option("--virtual", is_flag=True, help="Put several devices on a GPU where there are too few."),
+        click.option(
+            "--gpu-memory",
+            type=click.IntRange(min=1),
+            default=DEFAULT_GPU_MEMORY_MIB,
+            show_default=True,
+            metavar="MIB",
+            help="Of each device of --virtual.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def json_option(command: CommandT) -> CommandT:

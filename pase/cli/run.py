@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from pase.cli.options import ModelArguments, json_option, model_options, training_flags
+from pase.cli.options import ModelArguments, device_options, json_option, model_options, training_flags
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.plan import Plan
 from pase.plan_file import read_plan
 from pase.runtime.boxes import whole
-from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS, DeviceChoice
+from pase.runtime.device_choice import DeviceChoice
 from pase.runtime.execute import RunResult, run_plan
 from pase.runtime.flags import training_options
 from pase.search import search
@@ -29,16 +29,7 @@ _FEW_WEIGHTS = 32
 @model_options(devices_required=False)
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
 @training_flags
-@click.option("--device", type=click.Choice(list(KINDS)), default=CPU, show_default=True, help="Virtual CPUs, or GPUs.")
-@click.option("--virtual", is_flag=True, help="Put several devices on a GPU where there are too few.")
-@click.option(
-    "--gpu-memory",
-    type=click.IntRange(min=1),
-    default=DEFAULT_GPU_MEMORY_MIB,
-    show_default=True,
-    metavar="MIB",
-    help="Of each device of --virtual.",
-)
+@device_options
 @click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a step.")
 @json_option
 def command(

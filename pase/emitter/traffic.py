@@ -81,16 +81,4 @@ def _steps(plan: Plan, edge: Edge, source: Layout) -> tuple[Hop, ...]:
 
 def needs_gradient(graph: Graph, edge: Edge) -> bool:
     """Return whether a gradient flows back along an edge: whether anything before it is trained."""
-    if not graph[edge.consumer].reads[edge.input].is_differentiable:
-        return False
-    seen, frontier = set[str](), [edge.producer]
-    while frontier:
-        name = frontier.pop()
-        if graph[name].parameters:
-            return True
-        seen.add(name)
-        for i, read in enumerate(graph[name].reads):
-            before = graph.incoming.get((name, i))
-            if before is not None and read.is_differentiable and before.producer not in seen:
-                frontier.append(before.producer)
-    return False
+    return graph[edge.consumer].reads[edge.input].is_differentiable and edge.producer in graph.trained

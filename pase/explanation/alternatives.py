@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pase.explanation.searching import Searching
-from pase.explanation.subproblems import Island, costs_beside, edges_of, islands, kept_to
+from pase.explanation.subproblems import Island, costs_beside, edges_of, islands
 from pase.solver import Solution, near_optimal
-from pase.tables import CostTables, IndexArray
+from pase.tables import CostTables, IndexArray, restricted
 
 SLACKS = (3e-5, 3e-4, 0.001, 0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.3)
 """Limits that are tried one after the other, above the optimum, as parts of it."""
@@ -64,7 +64,7 @@ class Alternatives:
         start = list(self._optimum.choice)
         beside = costs_beside(self._tables, vertex, start, edges_of(self._tables)[vertex])[rows]
         start[vertex] = int(beside.argmin())
-        solution = self._search.unlimited(kept_to(self._tables, vertex, rows), [start])
+        solution = self._search.unlimited(restricted(self._tables, {vertex: rows}), [start])
         choice = list(solution.choice)
         choice[vertex] = int(rows[choice[vertex]])
         return self._answer(choice, solution.exact)
@@ -80,7 +80,7 @@ class Alternatives:
         present = island.present(self._optimum.choice)
         beside = costs_beside(island.tables, at, present, edges_of(island.tables)[at])[left]
         present[at] = int(beside.argmin())  # a start: the others as they are
-        solution = self._search.unlimited(kept_to(island.tables, at, left), [present])
+        solution = self._search.unlimited(restricted(island.tables, {at: left}), [present])
         choice = list(solution.choice)
         choice[at] = int(left[choice[at]])
         whole = list(self._optimum.choice)

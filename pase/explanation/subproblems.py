@@ -1,11 +1,11 @@
-"""Parts of a search problem: one vertex kept to some configurations, and islands between vertices that are decided."""
+"""Parts of a search problem: islands between vertices that are decided."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from pase.tables import CostTables, EdgeTable, FloatArray, IndexArray
+from pase.tables import CostTables, FloatArray, IndexArray, restricted_edge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,25 +27,6 @@ class Island:
     def numbered(self, choice: Sequence[int]) -> dict[int, int]:
         """Return a strategy of the island by the whole problem's vertices and configurations."""
         return {v: int(rows[c]) for v, rows, c in zip(self.vertices, self.kept, choice, strict=True)}
-
-
-def kept_to(tables: CostTables, vertex: int, rows: IndexArray) -> CostTables:
-    """Return the problem in which one vertex has some configurations alone, numbered by their position in `rows`."""
-    vertex_costs, vertex_table = list(tables.vertex_costs), list(tables.vertex_table)
-    vertex_table[vertex] = len(vertex_costs)
-    vertex_costs.append(tables.layer_costs(vertex)[rows])
-    edge_tables, edge_table = list(tables.edge_tables), list(tables.edge_table)
-    for number, (u, v) in enumerate(tables.edges):
-        if vertex in (u, v):
-            edge_table[number] = len(edge_tables)
-            edge_tables.append(_rows(tables.edge(number), rows if u == vertex else None, rows if v == vertex else None))
-    return replace(
-        tables,
-        vertex_costs=tuple(vertex_costs),
-        vertex_table=tuple(vertex_table),
-        edge_tables=tuple(edge_tables),
-        edge_table=tuple(edge_table),
-    )
 
 
 def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Island]:
@@ -116,20 +97,9 @@ def _island(
             vertex_costs=tuple(costs),
             vertex_table=tuple(range(len(vertices))),
             edges=tuple(edges.values()),
-            edge_tables=tuple(_rows(tables.edge(n), kept[tables.edges[n][0]], kept[tables.edges[n][1]]) for n in edges),
+            edge_tables=tuple(
+                restricted_edge(tables.edge(n), kept[tables.edges[n][0]], kept[tables.edges[n][1]]) for n in edges
+            ),
             edge_table=tuple(range(len(edges))),
         ),
-    )
-
-
-def _rows(table: EdgeTable, rows: IndexArray | None, cols: IndexArray | None) -> EdgeTable:
-    """Return an edge's table for some configurations of its ends; None: all of them."""
-    row_class = table.row_class if rows is None else table.row_class[rows]
-    col_class = table.col_class if cols is None else table.col_class[cols]
-    row_layouts, new_rows = np.unique(row_class, return_inverse=True)
-    col_layouts, new_cols = np.unique(col_class, return_inverse=True)
-    return EdgeTable(
-        row_class=new_rows.astype(np.int32),
-        col_class=new_cols.astype(np.int32),
-        values=table.values[np.ix_(row_layouts, col_layouts)],
     )

@@ -6,10 +6,10 @@ import pytest
 from pase.explanation import alternatives
 from pase.explanation.alternatives import Alternatives
 from pase.explanation.nearest import nearest
-from pase.explanation.subproblems import costs_beside, edges_of, islands, kept_to
+from pase.explanation.subproblems import costs_beside, edges_of, islands
 from pase.search import problem_of
 from pase.solver import near_optimal, solve
-from pase.tables import CostTables
+from pase.tables import CostTables, restricted
 from tests.explanation.brute import every_strategy, random_problem
 from tests.networks import slow_machine, small_graph
 from tests.solver.problems import total_cost
@@ -53,7 +53,7 @@ def test_islands_give_what_the_whole_network_gives(name: str, model: str) -> Non
     vertices = [v for v, size in enumerate(tables.domain_sizes) if size > 1]
     for vertex in vertices[:: max(1, len(vertices) // 12)]:
         rows = np.delete(np.arange(tables.domain_sizes[vertex], dtype=np.int32), optimum.choice[vertex])
-        whole = solve(kept_to(tables, vertex, rows))
+        whole = solve(restricted(tables, {vertex: rows}))
         other = found.without(vertex, optimum.choice[vertex])
         assert other is not None
         assert other.total_cost == pytest.approx(whole.cost, rel=1e-9)
