@@ -53,6 +53,10 @@ class EmitError(PaseError):
     """A plan cannot be written as a program."""
 
 
+class DatasetError(PaseError):
+    """Data to train on are unknown, cannot be read, or are not what a model reads."""
+
+
 class RuntimeFailure(PaseError):
     """A parallel program cannot be built or run."""
 
@@ -71,6 +75,10 @@ class SimulationError(PaseError):
 
 class CalibrationError(PaseError):
     """A machine cannot be measured, or what was measured gives no machine."""
+
+
+class TrainingError(PaseError):
+    """A training across workers cannot be set up, or cannot go on."""
 
 
 class MissingExtraError(PaseError):

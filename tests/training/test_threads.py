@@ -1,0 +1,187 @@
+"""The runtime in threads: where it goes, what is saved, who is lost, and when it ends."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase.errors import TrainingError
+from pase.training.algorithms import ALGORITHMS, algorithm_named
+from pase.training.equations import Array, Rates
+from pase.training.job import Job, Reduction, Snapshot, begun
+from pase.training.objective import Gradient
+from pase.training.threads import train_in_threads
+from tests.training.objectives import quadratics
+
+
+def job_of(name: str, *, num_workers: int = 3, num_steps: int = 300, **others: Any) -> Job:
+    algorithm = algorithm_named(name)
+    rates = Rates(learning_rate=0.1 if algorithm.has_rho else 0.03, rho=1.0, momentum=0.3)
+    return Job(algorithm=algorithm, rates=rates, num_workers=num_workers, num_steps=num_steps, **others)
+
+
+@dataclass
+class Kept:
+    snapshots: list[Snapshot]
+
+    def __call__(self, snapshot: Snapshot) -> Path:
+        self.snapshots.append(snapshot)
+        return Path(f"event-{snapshot.num_events}")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_centre_goes_where_all_workers_together_want_it(name: str) -> None:
+    """The minimum of the sum of quadratics is the mean of their points; served in turn, no worker weighs more."""
+    is_synchronous = algorithm_named(name).is_synchronous
+    objectives = quadratics(3)
+    job = job_of(name, arrivals=() if is_synchronous else (0, 1, 2), save_every=100)
+    kept = Kept([])
+    events: list[Mapping[str, Any]] = []
+    outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=objectives, save=kept, report=events.append)
+    mean = np.mean([objective.centre for objective in objectives], axis=0)
+    np.testing.assert_allclose(outcome.centre, mean, atol=0.06)
+    assert outcome.num_events == job.num_events
+    assert outcome.num_samples == 300 * 3 * 2
+    assert [worker.num_steps for worker in outcome.workers if worker] == [300] * 3
+    per_step = job.events_per_step
+    assert [snapshot.num_events for snapshot in kept.snapshots] == [100 * per_step, 200 * per_step, 300 * per_step]
+    for snapshot in kept.snapshots:
+        assert {worker.num_steps for worker in snapshot.workers} == {snapshot.num_events // per_step}
+    np.testing.assert_array_equal(kept.snapshots[-1].master.centre, outcome.centre)
+    steps = [event for event in events if event["event"] == "step"]
+    assert len(steps) == 3 * 30
+    assert all(0 <= event["communication_share"] <= 1 and event["examples_per_s"] > 0 for event in steps)
+    assert [event["path"] for event in events if event["event"] == "saved"] == [
+        f"event-{snapshot.num_events}" for snapshot in kept.snapshots
+    ]
+
+
+@pytest.mark.parametrize("reduction", Reduction)
+@pytest.mark.parametrize("name", ["sync-easgd1", "sync-easgd3", "sync-sgd"])
+def test_messages_of_a_round_are_counted(name: str, reduction: Reduction) -> None:
+    """Down and up: 2 P with a master of its own, 2 (P - 1) where worker 0 has the centre; whole and in 2 pieces."""
+    num_links = 5 if algorithm_named(name).place.name == "MASTER" else 4
+    for layout in (((0, 5),), ((0, 2), (2, 5))):
+        job = job_of(name, num_workers=5, num_steps=7, reduction=reduction)
+        outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=quadratics(5), layout=layout)
+        assert outcome.num_messages == 7 * 2 * num_links * len(layout)
+        assert outcome.num_bytes == 7 * 2 * num_links * 5 * 8
+
+
+def test_messages_of_events_are_counted() -> None:
+    job = job_of("async-sgd", num_steps=9, arrivals=(0, 1, 2))
+    outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=quadratics(3), layout=((0, 5),))
+    # 27 answers of the master; the workers' last messages find it gone, if they still come to it.
+    assert 2 * 27 <= outcome.num_messages <= 2 * 27 + 3
+    assert outcome.num_bytes == outcome.num_messages * 40
+
+
+@dataclass
+class FixedAccuracy:
+    """Says that a centre is better the further it went."""
+
+    seen: list[int]
+
+    def evaluate(self, weights: Array) -> tuple[float, float | None, int]:
+        self.seen.append(len(self.seen))
+        return float(weights @ weights), min(1.0, 0.25 * len(self.seen)), 10
+
+
+@pytest.mark.parametrize(
+    "name", ["sync-easgd3", "sync-easgd1", "sync-sgd", "async-easgd", "hogwild-sgd", "original-easgd"]
+)
+def test_it_ends_when_a_test_reaches_what_was_asked_for(name: str) -> None:
+    job = job_of(name, num_steps=100_000, test_every=5, until_accuracy=0.75, save_every=100_000)
+    kept = Kept([])
+    tests = FixedAccuracy([])
+    outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=quadratics(3), evaluator=tests, save=kept)
+    assert outcome.num_events < job.num_events
+    reached = [test for test in outcome.tests if test.accuracy is not None and test.accuracy >= 0.75]
+    assert reached[0].event == 3 * 5 * job.events_per_step
+    # What it ended with is kept, though no checkpoint was due.
+    assert [snapshot.num_events for snapshot in kept.snapshots] == [outcome.num_events]
+
+
+def test_tests_that_wait_are_of_the_same_centres() -> None:
+    found = []
+    for waits in (False, True):
+        job = job_of("sync-easgd2", num_steps=20, test_every=6, tests_wait=waits)
+        outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=quadratics(3), evaluator=FixedAccuracy([]))
+        found.append([(test.event, test.num_samples, test.loss) for test in outcome.tests])
+    assert found[0] == found[1]
+    assert [event for event, _, _ in found[0]] == [6, 12, 18, 20]
+
+
+class Failing:
+    """A worker whose objective raises at a step."""
+
+    batch_size = 2
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def gradient(self, weights: Array, step: int) -> Gradient:
+        if step >= self.at:
+            raise ValueError("out of paper")
+        return Gradient(loss=1.0, vector=weights * 0)
+
+
+@pytest.mark.parametrize("name", ["async-easgd", "async-sgd", "hogwild-easgd", "original-easgd"])
+def test_asynchronous_methods_go_on_without_a_worker(name: str) -> None:
+    job = job_of(name, num_steps=20, save_every=10)
+    kept = Kept([])
+    events: list[Mapping[str, Any]] = []
+    one, two, _ = quadratics(3)
+    outcome = train_in_threads(
+        job, begun(job, np.zeros(5)), objectives=[one, Failing(3), two], save=kept, report=events.append
+    )
+    assert outcome.num_events == job.num_events
+    assert outcome.lost == (1,)
+    assert outcome.workers[1] is None
+    (lost,) = [event for event in events if event["event"] == "lost"]
+    assert lost["worker"] == 1
+    assert "worker 1: ValueError: out of paper" in lost["what"]
+    assert [snapshot.num_events for snapshot in kept.snapshots] == [30, 60]
+
+
+@pytest.mark.parametrize("name", ["async-easgd", "original-easgd"])
+def test_it_fails_when_nobody_is_left(name: str) -> None:
+    job = job_of(name, num_workers=2, num_steps=20)
+    with pytest.raises(TrainingError, match=r"no worker is left after \d+ of 40 events"):
+        train_in_threads(job, begun(job, np.zeros(5)), objectives=[Failing(3), Failing(2)])
+
+
+@pytest.mark.parametrize("name", ["sync-easgd1", "sync-easgd2", "sync-easgd3", "sync-sgd"])
+def test_synchronous_methods_stop_with_a_worker(name: str) -> None:
+    job = job_of(name, num_workers=4, num_steps=20)
+    one, two, three, _ = quadratics(4)
+    with pytest.raises(TrainingError, match="worker 2: ValueError: out of paper"):
+        train_in_threads(job, begun(job, np.zeros(5)), objectives=[one, two, Failing(3), three])
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"num_steps": 0}, "the number of steps is 0; expected 1 or more"),
+        ({"arrivals": (0, 3)}, "arrivals name worker 3; expected 0 to 2"),
+        ({"arrivals": (0, 2)}, "arrivals never name worker 1; name each of 3 workers"),
+        ({"save_every": 0}, "save-every is 0; expected 1 or more"),
+    ],
+)
+def test_jobs_are_checked(change: dict[str, Any], match: str) -> None:
+    with pytest.raises(TrainingError, match=match):
+        job_of("async-easgd", **change)
+
+
+def test_rounds_have_no_order_of_arrival() -> None:
+    with pytest.raises(TrainingError, match="sync-sgd takes every step with all workers together"):
+        job_of("sync-sgd", arrivals=(0, 1, 2))
+
+
+def test_there_is_an_objective_for_each_worker() -> None:
+    job = job_of("sync-sgd")
+    with pytest.raises(TrainingError, match="2 objectives were given; expected 3"):
+        train_in_threads(job, begun(job, np.zeros(5)), objectives=quadratics(2))
