@@ -29,6 +29,8 @@ EXTRAS = {
     "torch": ["torch>=2.6"],
     "keras": ["keras>=3.8", "tensorflow-cpu==2.21.*"],
     "jax": ["jax>=0.5"],
+    # The 8×8 digits that scikit-learn ships, to train on.
+    "data": ["scikit-learn>=1.6"],
     "report": ["jinja2>=3.1"],
     # Other exact solvers, to compare with, and the plots of docs/benchmarks.md.
     "bench": ["highspy>=1.10", "matplotlib>=3.10", "ortools>=9.12", "pytoulbar2>=1.4"],
@@ -46,8 +48,6 @@ EXTRAS = {
         "pytest-cov>=6.0",
         "pytest-xdist>=3.6",
         "ruff>=0.9",
-        # Its 8×8 digits, to train on.
-        "scikit-learn>=1.6",
         "scipy-stubs>=1.15",
         "types-jsonschema>=4.23",
     ],

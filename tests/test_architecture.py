@@ -26,6 +26,7 @@ ORDER = (
     "pase.tables",
     "pase.problem_files",
     "pase.costs",
+    "pase.easgd_costs",
     "pase.ordering",
     "pase.solver",
     "pase.memory_limit",
@@ -48,6 +49,7 @@ ORDER = (
     "pase.runtime.assemble",
     "pase.primitives",
     "pase.runtime",
+    "pase.datasets",  # of what programs read
     "pase.calibration",
     "pase.emitter",
     "pase.pairs",
@@ -73,6 +75,7 @@ FRAMEWORKS = {
     "jax": ("pase.importers",),
     "onnx": ("pase.importers",),
     "scipy": (),
+    "sklearn": ("pase.datasets.digits",),
 }
 """Where each may be imported at all."""
 
@@ -202,7 +205,10 @@ def test_the_package_itself_holds_names_and_no_logic() -> None:
 
 # -- what a process loads
 
-HEAVY = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scipy", "networkx", "matplotlib", "pandas")
+HEAVY = (
+    *("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx"),
+    *("scipy", "networkx", "matplotlib", "pandas", "sklearn"),
+)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +218,10 @@ HEAVY = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scip
         "from pase.cli.main import run; assert run(['search', 'alexnet', '--devices', '8']) == 0",
         "from pase.cli.main import run; assert run(['models']) == 0",
         "import pase.emitter",
+        "from pase.cli.main import run; assert run(['easgd-model', '--workers', '2']) == 0",
         "import pase.primitives",
         "import pase.runtime",
+        "import pase.datasets",
         "from pase.cli.main import run; assert run(['halo', '--extent', '9', '--kernel', '2', '--workers', '3']) == 0",
         "from pase.cli.main import run; assert run(['launch', '--processes', '2', 'nothing.py']) == 1",
     ],

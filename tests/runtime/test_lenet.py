@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.datasets.digits import digits
 from pase.emitter import emit
 from pase.models import build
 from pase.plan import Plan
@@ -21,7 +22,7 @@ from pase.runtime.schedules import Schedule
 from pase.runtime.script import train
 from pase.runtime.training import Training
 from pase.worker_parameters import held_weights, parameters_per_device
-from scripts.digits import digits, write
+from scripts.digits import write
 from tests.runtime.plans import make_plan
 from tests.runtime.training import builder_of, options
 
