@@ -9,6 +9,8 @@
 ROOT=$(CDPATH='' cd -P -- "${BASH_SOURCE[0]%/*}/.." && pwd)
 VENV=${PASE_VENV:-$ROOT/.venv}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
+# What commands run with. Every other installation has it too, so that none undoes another.
+BASE_EXTRAS=mesh,data
 # Exists while an installation goes on, and after one that was killed.
 UNFINISHED=$VENV/pase-install.unfinished
 
@@ -176,12 +178,12 @@ install() {
     install_step "installing PaSE with [$1]" --no-build-isolation --editable "${ROOT}[$1]"
     # A folder that cannot be written to is no reason to fail: Python then compiles at each start.
     "$VENV/bin/python" -m compileall -q "$ROOT/pase" "$ROOT/models" >/dev/null 2>&1 || true
-    write_stamp mesh
-    [[ $1 == mesh ]] || write_stamp "$1"
+    write_stamp "$BASE_EXTRAS"
+    [[ $1 == "$BASE_EXTRAS" ]] || write_stamp "$1"
     rm -f -- "$UNFINISHED"
 }
 
-# ensure_environment EXTRAS: `mesh`, or a list of extras that begins with it.
+# ensure_environment EXTRAS: $BASE_EXTRAS, or a list of extras that begins with it.
 ensure_environment() {
     if environment_is_ready "$1"; then return; fi
     mkdir -p -- "${VENV%/*}"
