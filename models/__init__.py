@@ -49,6 +49,8 @@ MODELS: Mapping[str, ModelEntry] = _entries(
     ("transformer_big", "transformer", 64, "Transformer, encoder and decoder, big (Vaswani et al. 2017)"),
     ("lenet5", "lenet5", 128, "LeNet-5 (LeCun et al. 1998) with 10 classes"),
     ("vgg16", "vgg16", 128, "VGG-16 (Simonyan and Zisserman 2014, configuration D)"),
+    ("vgg19", "vgg19", 128, "VGG-19 (Simonyan and Zisserman 2014, configuration E)"),
+    ("googlenet", "googlenet", 128, "GoogLeNet (Szegedy et al. 2015) without its auxiliary classifiers"),
     ("resnet101", "resnet101", 128, "ResNet-101 (He et al. 2015), stride in the 3x3 convolution"),
     ("densenet121", "densenet121", 128, "DenseNet-121 (Huang et al. 2016)"),
     ("bert_large", "bert_large", 64, "BERT-large (Devlin et al. 2018) with the masked-language-model head"),

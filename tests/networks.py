@@ -17,6 +17,8 @@ SMALL: dict[str, dict[str, Scalar]] = {
     "transformer_big": _TEXT | {"hidden": 32, "layers": 2},
     "lenet5": {"batch": 16},
     "vgg16": _IMAGE | {"width": 8},
+    "vgg19": _IMAGE | {"width": 8},
+    "googlenet": _IMAGE | {"width": 8},
     "resnet101": _IMAGE | {"width": 8, "blocks": "1,2,1,1"},
     "densenet121": _IMAGE | {"growth": 8, "blocks": "2,2,1,1"},
     "bert_large": _TEXT | {"hidden": 32, "layers": 2},

@@ -25,12 +25,14 @@ NETWORKS: dict[str, dict[str, Scalar]] = {
     "lenet5": {"batch": 8, "classes": 8},
     "alexnet": _IMAGES | {"image": 123, "width": 16},
     "vgg16": _IMAGES | {"width": 16},
+    "vgg19": _IMAGES | {"width": 16},
     "gpt": _WORDS | {"layers": 2},
     "transformer": _WORDS | {"hidden": 16, "layers": 1},
     "transformer_big": _WORDS | {"hidden": 16, "layers": 1, "tied": False},
     "bert_large": _WORDS | {"hidden": 16, "layers": 2},
     "resnet101": _IMAGES | {"image": 64, "width": 16, "blocks": "1,2,2,1"},
     "densenet121": _IMAGES | {"image": 64, "growth": 4, "blocks": "2,2,2,2"},
+    "googlenet": _IMAGES | {"width": 8},
     "inception_v3": _IMAGES | {"image": 137, "width": 16},
 }
 """Arguments of the builders, cheapest network first: small extents with many divisors, few of what is repeated."""

@@ -62,11 +62,13 @@ def _all_reduce(size_words: float, group: int) -> float:
 # -- to what they apply
 
 APPLIES = {
-    "owt": {"alexnet", "inception_v3", "lenet5", "vgg16", "resnet101", "densenet121"},
+    "owt": {"alexnet", "inception_v3", "lenet5", "vgg16", "vgg19", "googlenet", "resnet101", "densenet121"},
     "rnn": {"rnnlm"},
     "mesh_tensorflow": {"transformer", "transformer_big", "bert_large", "gpt"},
     "megatron": {"transformer", "transformer_big", "bert_large", "gpt"},
-    "integrated_grid": {"alexnet", "inception_v3", "lenet5", "vgg16", "resnet101", "densenet121", "mlp"},
+    "integrated_grid": {
+        *("alexnet", "inception_v3", "lenet5", "vgg16", "vgg19", "googlenet", "resnet101", "densenet121", "mlp"),
+    },
     "data_parallel": set(MODELS),
     "mcmc": set(MODELS),
 }

@@ -37,6 +37,7 @@ def _convolution(out: int, channels: int, kernel: int, positions: int, groups: i
     [
         ("alexnet", 61_100_840, 0.714),
         ("vgg16", 138_357_544, 15.470),
+        ("vgg19", 143_667_240, 19.632),
         ("resnet101", 44_549_160, 7.801),
         ("densenet121", 7_978_856, 2.834),
     ],
@@ -133,6 +134,74 @@ def test_vgg16_has_sixteen_layers_with_weights() -> None:
         (512, 14, 14),
         (512, 7, 7),
     ]
+
+
+# -- VGG-19
+
+
+def test_vgg19_has_nineteen_layers_with_weights() -> None:
+    """Simonyan and Zisserman 2014, tables 1 and 2: configuration E, 144 million parameters."""
+    graph = build("vgg19")
+    assert _kinds(graph) == {"conv2d": 16, "pool2d": 5, "dense": 3, "softmax_loss": 1}
+    assert [_output(graph, f"pool{i}") for i in range(1, 6)] == [
+        _output(build("vgg16"), f"pool{i}") for i in range(1, 6)
+    ]
+    # Its size in You et al. 2017, section 6.1.2: 575 MB.
+    assert round(4 * graph.num_parameters / 1e6) == 575
+    # Three convolutions more than VGG-16: 256 channels on 56x56, 512 on 28x28 and on 14x14.
+    more = _convolution(256, 256, 3, 56) + _convolution(512, 512, 3, 28) + _convolution(512, 512, 3, 14)
+    assert _multiply_adds(graph) - _multiply_adds(build("vgg16")) == more
+
+
+# -- GoogLeNet
+
+MODULES = ("3a", "3b", "4a", "4b", "4c", "4d", "4e", "5a", "5b")
+
+
+def test_googlenet_s_vertices_and_depth() -> None:
+    """Szegedy et al. 2015, section 5: 22 layers deep when only layers with parameters are counted."""
+    graph = build("googlenet")
+    assert _kinds(graph) == {
+        "conv2d": 57,
+        "pool2d": 13,
+        "concat": 9,
+        "global_pool": 1,
+        "dense": 1,
+        "softmax_loss": 1,
+    }
+    depth: dict[str, int] = {}
+    for operator in graph.operators:
+        before = [depth[edge.producer] for edge in graph.edges if edge.consumer == operator.name]
+        depth[operator.name] = max(before, default=0) + bool(operator.parameters)
+    assert depth["softmax"] == 22
+
+
+def test_googlenet_s_sizes_are_those_of_the_paper() -> None:
+    """Szegedy et al. 2015, table 1, "output size"."""
+    graph = build("googlenet")
+    outputs = [_output(graph, name) for name in ("conv1", "pool1", "conv2", "pool2", "pool3", "pool4", "global_pool")]
+    assert outputs == [(64, 112, 112), (64, 56, 56), (192, 56, 56), (192, 28, 28), (480, 14, 14), (832, 7, 7), (1024,)]
+    channels = [_output(graph, f"inception_{name}_concat")[0] for name in MODULES]
+    assert channels == [256, 480, 512, 512, 512, 528, 832, 832, 1024]
+
+
+def test_googlenet_s_counts() -> None:
+    graph = build("googlenet")
+    # Caffe's bvlc_googlenet without its two auxiliary classifiers; table 1 has 6.8 million without biases.
+    assert graph.num_parameters == 6_998_552
+    weights = sum(access.size for o in graph.operators for access in o.parameters if len(access.shape) > 1)
+    assert weights == 6_990_272
+    # Section 4: "1.5 billion multiply-adds at inference time" is what it was designed for.
+    assert round(_multiply_adds(graph) / 1e9, 1) == 1.6
+    # Table 1's "ops", in millions. It has 34 for the first convolution, which are those of 2.7 K weights, not of its
+    # 7·7·3·64 = 9.4 K; and 54 for 5a, whose row gives 51.
+    millions = {
+        name: sum(o.work_points(o.work[0]) for o in graph.operators if o.kind == "conv2d" and f"_{name}_" in o.name)
+        / 128e6
+        for name in MODULES
+    }
+    printed = {"3a": 128, "3b": 304, "4a": 73, "4b": 88, "4c": 100, "4d": 119, "4e": 170, "5a": 51, "5b": 71}
+    assert millions == pytest.approx(printed, abs=0.7)
 
 
 # -- InceptionV3
@@ -272,7 +341,7 @@ def test_mlp_by_hand() -> None:
     assert activations == ["relu", "relu", "relu", ""]
 
 
-@pytest.mark.parametrize("name", ["alexnet", "vgg16", "inception_v3", "resnet101"])
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "vgg19", "googlenet", "inception_v3", "resnet101"])
 def test_width_divides_every_layer_s_channels(name: str) -> None:
     whole, narrow = build(name), build(name, arguments={"width": 4})
     for before, after in zip(whole.operators, narrow.operators, strict=True):
@@ -283,7 +352,8 @@ def test_width_divides_every_layer_s_channels(name: str) -> None:
 
 
 def test_classes_change_the_last_layer_alone() -> None:
-    for name in ("alexnet", "vgg16", "inception_v3", "resnet101", "densenet121", "lenet5", "mlp"):
+    names = ("alexnet", "vgg16", "vgg19", "googlenet", "inception_v3", "resnet101", "densenet121", "lenet5", "mlp")
+    for name in names:
         graph = build(name, arguments={"classes": 7})
         assert graph["softmax"].extents["n"] == 7
         whole = build(name)

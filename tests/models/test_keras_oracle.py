@@ -131,9 +131,10 @@ def test_inception_v3(applications: Any) -> None:
     assert _multiply_adds(model) == _our_multiply_adds(graph)
 
 
-def test_vgg16(applications: Any) -> None:
-    model = applications.VGG16(weights=None)
-    graph = build("vgg16", batch=1)
+@pytest.mark.parametrize("name", ["vgg16", "vgg19"])
+def test_vgg(name: str, applications: Any) -> None:
+    model = getattr(applications, name.upper())(weights=None)
+    graph = build(name, batch=1)
     _check_same(_our_graph(graph), _keras_graph(model))
     assert model.count_params() == graph.num_parameters
     assert _multiply_adds(model) == _our_multiply_adds(graph)
