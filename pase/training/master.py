@@ -61,7 +61,8 @@ class Master:
             if message.kind in _GONE:
                 self.live.discard(message.sender)
             elif message.kind is Kind.REFUSED:
-                self._turn += 1
+                # A turn without a step: it counts, so that whose turn it is follows from the number of events.
+                self._count()
             else:
                 self._serve(message)
         self._end()
@@ -176,7 +177,7 @@ class RoundRobin(Master):
 
     def _refuse(self, worker: int) -> None:
         Master._refuse(self, worker)
-        self._turn += 1
+        self._count()
 
 
 class LockFree(Master):
@@ -185,7 +186,7 @@ class LockFree(Master):
     What a thread reads may be half of another one's change, and changes may be lost: that is the method (Section 3.2).
     """
 
-    __slots__ = ("_handed", "_idle", "_num_busy", "_threads")
+    __slots__ = ("_handed", "_idle", "_num_busy")
 
     def __post_init__(self) -> None:
         Master.__post_init__(self)
@@ -194,6 +195,14 @@ class LockFree(Master):
         self._handed: dict[int, SimpleQueue[Message | None]] = {}
         self._idle = threading.Condition()
         self._num_busy = 0
+
+    def run(self) -> None:
+        """Serve until all events are done; TrainingError where no worker is left."""
+        try:
+            Master.run(self)
+        finally:
+            for handed in self._handed.values():
+                handed.put(None)
 
     def _serve(self, message: Message) -> None:
         assert message.vector is not None
@@ -223,6 +232,9 @@ class LockFree(Master):
                 np.add(centre, change.centre, out=centre)
                 if algorithm.sends is Sends.GRADIENTS:
                     self._answer(message.sender, centre.copy())
+            except Exception as error:  # noqa: BLE001 its worker would wait for ever, and nobody know why
+                text = f"the master: {type(error).__name__}: {error}"
+                self.endpoint.send(self.job.coordinator, Kind.FAILED, text=text)
             finally:
                 with self._idle:
                     self._num_busy -= 1
@@ -243,8 +255,6 @@ class LockFree(Master):
     def _end(self) -> None:
         self._wait_until_idle()
         Master._end(self)
-        for handed in self._handed.values():
-            handed.put(None)
 
 
 MASTERS: Mapping[Exchange, type[Master]] = MappingProxyType(

@@ -70,7 +70,7 @@ class Worker:
         if problem:
             raise TrainingError(
                 f"{self.called}: {problem}; use a smaller learning rate, or look for it in the data; the step was not "
-                "taken, the centre is as it was"
+                "taken, nothing of it is kept"
             )
         return found
 
@@ -98,10 +98,20 @@ class Worker:
         self.endpoint.send(self.job.coordinator, Kind.REFUSED, text=text)
 
     def step(self, found: Gradient | None, centre: Array) -> None:
-        """Take a step with a gradient and the centre; with None, only pass the batch over."""
+        """Take a step with a gradient and the centre; with None, only pass the batch over.
+
+        Raises TrainingError where the weights would not be finite any more.
+        """
         state = self.progress.state
         if found is not None:
-            state = self.job.algorithm.worker(self.job.rates, state, found.vector, centre)
+            # What overflows is found right below; a warning would say less.
+            with np.errstate(over="ignore", invalid="ignore"):
+                state = self.job.algorithm.worker(self.job.rates, state, found.vector, centre)
+            if not is_finite(state.weights):
+                raise TrainingError(
+                    f"{self.called}: the weights after the step are not finite; use a smaller learning rate; the step "
+                    "was not taken, nothing of it is kept"
+                )
             self._last = found
         self.progress = WorkerProgress(state=state, num_steps=self.progress.num_steps + 1)
         if self._last is not None and self.progress.num_steps % self.job.report_every == 0:

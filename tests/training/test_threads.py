@@ -1,7 +1,7 @@
 """The runtime in threads: where it goes, what is saved, who is lost, and when it ends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,35 @@ def test_asynchronous_methods_go_on_without_a_worker(name: str) -> None:
     assert lost["worker"] == 1
     assert "worker 1: ValueError: out of paper" in lost["what"]
     assert [snapshot.num_events for snapshot in kept.snapshots] == [30, 60]
+
+
+class Huge:
+    """A worker whose gradients are finite, but too large to step along."""
+
+    batch_size = 2
+
+    def gradient(self, weights: Array, step: int) -> Gradient:
+        return Gradient(loss=1.0, vector=np.full(len(weights), 1e308 if step == 3 else 0.0))
+
+
+@pytest.mark.parametrize("name", ["async-easgd", "async-measgd", "original-easgd"])
+def test_a_worker_whose_weights_overflow_takes_no_more_part(name: str) -> None:
+    job = replace(job_of(name, num_workers=2, num_steps=20), rates=Rates(learning_rate=100.0, rho=0.001))
+    still = replace(quadratics(1)[0], centre=np.zeros(5))
+    outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=[still, Huge()])
+    assert outcome.lost == (1,)
+    assert outcome.num_events == job.num_events
+    np.testing.assert_array_equal(outcome.centre, np.zeros(5))
+
+
+def test_a_round_in_which_weights_overflow_is_not_taken() -> None:
+    job = replace(job_of("sync-easgd3", num_workers=2, num_steps=20), rates=Rates(learning_rate=100.0, rho=0.001))
+    with pytest.raises(
+        TrainingError, match="worker 1, step 4: the weights after the step are not finite; use a smaller"
+    ):
+        train_in_threads(
+            job, begun(job, np.zeros(5)), objectives=[replace(quadratics(1)[0], centre=np.zeros(5)), Huge()]
+        )
 
 
 @pytest.mark.parametrize("name", ["async-easgd", "original-easgd"])

@@ -44,8 +44,8 @@ class Place(Enum):
 class Algorithm:
     """A way to train across workers.
 
-    equations: those of the paper that it applies. counterpart: the method without elastic averaging that the paper
-    measures it against, "" for one that is such a method. overlaps: the exchange with the gradient (Section 6.1.3).
+    equations: those of the paper that it applies. counterpart: the method without elastic averaging that it is
+    compared with, "" for one that is such a method. overlaps: the exchange with the gradient (Section 6.1.3).
     has_rho, has_momentum, has_average: which options it takes. worker_velocity, master_velocity: who keeps one.
     """
 
