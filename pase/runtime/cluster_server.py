@@ -1,7 +1,6 @@
 """A process's part in a cluster: TensorFlow's server, the wait for the others, and the watch over them."""
 
 import os
-import socket
 import sys
 import threading
 import time
@@ -15,14 +14,10 @@ from pase.runtime.cluster import Cluster, split_address
 from pase.runtime.cluster_binding import keep_to
 from pase.runtime.compat import tf
 from pase.runtime.devices import JOB, Devices, spread
+from pase.runtime.probing import PROBE_EVERY_S, is_lost, is_up
 
 START_TIMEOUT_S = 300.0
 """How long the processes of a cluster wait for one another to come up."""
-
-_PROBE_EVERY_S = 1.0
-_PROBE_TIMEOUT_S = 3.0
-_LOST_AFTER = 4
-"""A process that does not answer so many times one after another is gone."""
 
 
 def start_server(cluster: Cluster, num_devices: int, local: Devices) -> Devices:
@@ -31,13 +26,21 @@ def start_server(cluster: Cluster, num_devices: int, local: Devices) -> Devices:
     local: this task's share of the devices. Raises RuntimeFailure where the port cannot be used, or where the server
     cannot be kept to the address that it is to listen on.
     """
-    num_tasks = len(cluster.addresses)
+    server = open_server(cluster, local.config())
+    return spread(num_devices, len(cluster.addresses), local, server.target)
+
+
+def open_server(cluster: Cluster, config: Any) -> Any:
+    """Start this task's server, kept to the address that it is to listen on; it lives as long as the process.
+
+    config: of its devices. Raises RuntimeFailure where the port cannot be used, or the server cannot be kept.
+    """
     spec = tf.train.ClusterSpec({JOB: list(cluster.addresses)})
     _, port = split_address(cluster.addresses[cluster.task])
     try:
         # Not started yet: it listens already, but answers nobody until it is known whom.
         server = tf.distribute.Server(
-            spec, job_name=JOB, task_index=cluster.task, protocol="grpc", config=local.config(), start=False
+            spec, job_name=JOB, task_index=cluster.task, protocol="grpc", config=config, start=False
         )
     except tf.errors.OpError as error:
         raise RuntimeFailure(
@@ -45,15 +48,15 @@ def start_server(cluster: Cluster, num_devices: int, local: Devices) -> Devices:
         ) from None
     keep_to(cluster.bind, port)
     server.start()
-    return spread(num_devices, num_tasks, local, server.target)
+    return server
 
 
 def serve(cluster: Cluster) -> None:
     """Serve the chief until it is gone."""
-    if not _is_up(cluster.addresses[0], START_TIMEOUT_S):
+    if not is_up(cluster.addresses[0], START_TIMEOUT_S):
         raise RuntimeFailure(f"task 0, {cluster.addresses[0]}, did not come up in {START_TIMEOUT_S:.0f} s")
-    while not _is_lost(cluster.addresses[0]):
-        time.sleep(_PROBE_EVERY_S)
+    while not is_lost(cluster.addresses[0]):
+        time.sleep(PROBE_EVERY_S)
 
 
 def wait_for_others(cluster: Cluster) -> None:
@@ -61,10 +64,10 @@ def wait_for_others(cluster: Cluster) -> None:
     begin = time.monotonic()
     for task, address in enumerate(cluster.addresses):
         left = START_TIMEOUT_S - (time.monotonic() - begin)
-        if task != cluster.task and not _is_up(address, left):
+        if task != cluster.task and not is_up(address, left):
             raise RuntimeFailure(
-                f"task {task}, {address}, did not come up in {START_TIMEOUT_S:.0f} s; start it with pase launch --task "
-                f"{task} on its host, with the same list of hosts"
+                f"task {task}, {address}, did not come up in {START_TIMEOUT_S:.0f} s; start it on its host with the "
+                f"same command and list of hosts, and --task {task}"
             )
 
 
@@ -98,9 +101,9 @@ class Watch:
         return told
 
     def _run(self) -> None:
-        while not self._ended.wait(_PROBE_EVERY_S):
+        while not self._ended.wait(PROBE_EVERY_S):
             for task, address in enumerate(self.cluster.addresses):
-                if task != self.cluster.task and _is_lost(address):
+                if task != self.cluster.task and is_lost(address):
                     self._fail(f"task {task}, {address}, ended or cannot be reached")
             limit, began = self.cluster.step_timeout_s, self._step_began_s
             if limit is not None and began is not None and time.monotonic() - began > limit:
@@ -109,7 +112,7 @@ class Watch:
     def _fail(self, problem: str) -> None:
         if not self._ended.is_set():
             sys.stderr.write(f"error: {problem}{self.last_checkpoint()}\n")
-            _leave(1)
+            leave(1)
 
 
 def run_in_cluster(action: Callable[[], None], last_checkpoint: Callable[[], str]) -> Never:
@@ -121,22 +124,23 @@ def run_in_cluster(action: Callable[[], None], last_checkpoint: Callable[[], str
     try:
         action()
     except SystemExit as left:
-        _leave(left.code if isinstance(left.code, int) else int(left.code is not None))
+        leave(left.code if isinstance(left.code, int) else int(left.code is not None))
     except PaseError as error:
         sys.stderr.write(f"error: {error}\n")
-        _leave(1)
+        leave(1)
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
         sys.stderr.write(f"error: a process of the cluster is gone: {_first_line(error)}{last_checkpoint()}\n")
-        _leave(1)
+        leave(1)
     except KeyboardInterrupt:
-        _leave(130)
+        leave(130)
     except Exception:  # noqa: BLE001 the process ends here, and says why
         traceback.print_exc()
-        _leave(1)
-    _leave(0)
+        leave(1)
+    leave(0)
 
 
-def _leave(status: int) -> Never:
+def leave(status: int) -> Never:
+    """End the process at once, whatever its threads wait for; what was written is written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -150,30 +154,3 @@ def _first_line(error: Any) -> str:
     lines = [line.strip() for line in str(error.message).splitlines()]
     said = [line for line in lines if line and not line.startswith(("Graph execution error", "==="))]
     return said[0] if said else type(error).__name__
-
-
-def _is_up(address: str, timeout_s: float) -> bool:
-    end = time.monotonic() + timeout_s
-    while not _answers(address):
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def _is_lost(address: str) -> bool:
-    """Whether nothing listens at an address, asked until that is no accident."""
-    for _ in range(_LOST_AFTER):
-        if _answers(address):
-            return False
-        time.sleep(_PROBE_EVERY_S)
-    return True
-
-
-def _answers(address: str) -> bool:
-    """Whether something listens at an address."""
-    try:
-        with socket.create_connection(split_address(address), timeout=_PROBE_TIMEOUT_S):
-            return True
-    except OSError:
-        return False

@@ -15,11 +15,12 @@ from pase.errors import RuntimeFailure
 class MetricsFile:
     """A file of lines of JSON, one for each step, that a training which goes on continues.
 
+    num_steps: done so far; where lines name a worker, those of each, and of None for lines that name none.
     resume: whether the file may hold lines; those of steps after num_steps, which will be trained again, and a line
     that was cut off are taken out. Raises RuntimeFailure where the file is not one of metrics or cannot be written.
     """
 
-    def __init__(self, path: Path, *, num_steps: int, resume: bool) -> None:
+    def __init__(self, path: Path, *, num_steps: int | Mapping[int | None, int], resume: bool) -> None:
         self._path = path
         try:
             old = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -51,7 +52,8 @@ class MetricsFile:
             raise RuntimeFailure(f"cannot write metrics to {self._path}: {error}") from None
 
 
-def _kept_lines(path: Path, text: str, num_steps: int) -> list[str]:
+def _kept_lines(path: Path, text: str, num_steps: int | Mapping[int | None, int]) -> list[str]:
+    done: Mapping[int | None, int] = {None: num_steps} if isinstance(num_steps, int) else num_steps
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         # The process ended in the midst of it.
@@ -59,12 +61,13 @@ def _kept_lines(path: Path, text: str, num_steps: int) -> list[str]:
     kept = []
     for number, line in enumerate(lines, start=1):
         try:
-            step = json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
-            step = None
-        if not isinstance(step, int):
-            raise RuntimeFailure(f"{path}, line {number}, is no line of metrics; name another file")
-        if step <= num_steps:
+            values = json.loads(line)
+            step, worker = values["step"], values.get("worker")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            step = worker = None
+        if not isinstance(step, int) or not isinstance(worker, int | None) or worker not in done:
+            raise RuntimeFailure(f"{path}, line {number}, is no line of metrics of this training; name another file")
+        if step <= done[worker]:
             kept.append(line)
     return kept
 

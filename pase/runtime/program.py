@@ -83,11 +83,13 @@ class Program:
                     f"layer {mesh.layer!r} splits {dim.name} = {dim.size} in {mesh.devices.size(dim.name)} parts, "
                     "which do not divide it; choose a divisor"
                 )
-        tensor = mtf.get_variable(
-            mesh, self._tf_name(name), mtf.Shape(list(dims)), dtype=self.dtype, initializer=tf.zeros_initializer()
-        )
+        tensor = self._trained(mesh, self._tf_name(name), mtf.Shape(list(dims)))
         self.weights[name] = Weight(name=name, tensor=tensor, shape=shape, deviation=deviation)
         return tensor
+
+    def _trained(self, mesh: LayerMesh, tf_name: str, shape: Any) -> Any:
+        """Return the tensor of a weight that nobody declared yet: a variable on its mesh."""
+        return mtf.get_variable(mesh, tf_name, shape, dtype=self.dtype, initializer=tf.zeros_initializer())
 
     @property
     def mask_key(self) -> Any:

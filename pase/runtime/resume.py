@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pase.errors import RuntimeFailure
 from pase.runtime.checkpoint import (
@@ -17,8 +17,10 @@ from pase.runtime.checkpoint import (
 )
 from pase.runtime.optimisers import Rule, name_of, options_of
 from pase.runtime.options import TrainingOptions
-from pase.runtime.program import Program
-from pase.runtime.training import TrainingState
+
+if TYPE_CHECKING:  # they load the framework; a checkpoint that does not fit is found out before that
+    from pase.runtime.program import Program
+    from pase.runtime.training import TrainingState
 
 NEWEST = "newest"
 """What to go on from where no file is named."""
@@ -65,25 +67,35 @@ class Checkpointing:
         listed = list_checkpoints(self.folder)
         return listed[0][1] if listed else None
 
+    def path_of(self, checkpoint: Checkpoint) -> Path:
+        """Return the file that a checkpoint which was found is in."""
+        is_named = self.resume not in (None, NEWEST)
+        return Path(str(self.resume)) if is_named else checkpoint_path(self.folder, checkpoint.step)
+
     def is_due(self, step: int, num_steps: int) -> bool:
         """Whether to write one after a step, counted from 1."""
         return step % self.save_every == 0 or step == num_steps
 
-    def save(self, state: TrainingState, *, dtype: str, seed: int, rule: Rule, data: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, remove those beyond `keep`, and return its path."""
-        checkpoint = Checkpoint(
-            step=state.num_steps,
-            dtype=dtype,
-            seed=seed,
-            optimiser=name_of(rule),
-            options=options_of(rule),
-            data=data,
-            weights=state.weights,
-            slots=state.slots,
+    def save(self, state: "TrainingState", *, dtype: str, seed: int, rule: Rule, data: Mapping[str, Any]) -> Path:
+        """Write the checkpoint of a state, remove those beyond `keep`, and return its path."""
+        return self.write(
+            Checkpoint(
+                step=state.num_steps,
+                dtype=dtype,
+                seed=seed,
+                optimiser=name_of(rule),
+                options=options_of(rule),
+                data=data,
+                weights=state.weights,
+                slots=state.slots,
+            )
         )
+
+    def write(self, checkpoint: Checkpoint) -> Path:
+        """Write a checkpoint, remove those beyond `keep`, and return its path."""
         path = write_checkpoint(self.folder, checkpoint)
         try:
-            prune(self.folder, step=state.num_steps, keep=self.keep)
+            prune(self.folder, step=checkpoint.step, keep=self.keep)
         except OSError as error:
             raise RuntimeFailure(f"{path} is written, but an older one cannot be removed: {error}") from None
         return path
@@ -92,16 +104,15 @@ class Checkpointing:
 def check_fits(
     checkpoint: Checkpoint,
     checkpointing: Checkpointing,
-    program: Program,
+    program: "Program",
     options: TrainingOptions,
     *,
     data: Mapping[str, Any],
 ) -> None:
     """Raise RuntimeFailure where a checkpoint is of another model, optimiser, type, seed or data, naming the first."""
-    listed = checkpointing.resume
-    path = checkpoint_path(checkpointing.folder, checkpoint.step) if listed in (None, NEWEST) else listed
+    path = checkpointing.path_of(checkpoint)
     head = f"checkpoint {path} is of another"
-    _check_weights(f"{head} model", checkpoint, {name: weight.shape for name, weight in program.weights.items()})
+    check_weights(f"{head} model", checkpoint, {name: weight.shape for name, weight in program.weights.items()})
     optimiser = name_of(options.rule)
     if checkpoint.optimiser != optimiser:
         raise RuntimeFailure(
@@ -113,19 +124,15 @@ def check_fits(
         )
     if options.seed not in (None, checkpoint.seed):
         raise RuntimeFailure(f"{head} seed: {checkpoint.seed}, not {options.seed}; leave --seed out, it is kept")
-    for key in sorted({*checkpoint.data, *data}):
-        if checkpoint.data.get(key) != data.get(key):
-            raise RuntimeFailure(
-                f"{head} training's data: their {key} is {checkpoint.data.get(key)}, not {data.get(key)}; "
-                "give the same data, their position is part of the checkpoint"
-            )
+    check_data(f"{head} training's data", checkpoint, data)
     if checkpoint.step >= options.steps:
         raise RuntimeFailure(
             f"{path} is of step {checkpoint.step}; nothing is left of {options.steps} steps, ask for more"
         )
 
 
-def _check_weights(head: str, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_weights(head: str, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise RuntimeFailure, which begins with the head, where a checkpoint holds weights of other names or shapes."""
     for name in sorted({*shapes, *checkpoint.weights}):
         if name not in checkpoint.weights:
             raise RuntimeFailure(f"{head}: it has no weight {name!r}")
@@ -134,3 +141,13 @@ def _check_weights(head: str, checkpoint: Checkpoint, shapes: Mapping[str, tuple
         found = checkpoint.weights[name].shape
         if found != shapes[name]:
             raise RuntimeFailure(f"{head}: its weight {name!r} has shape {list(found)}, not {list(shapes[name])}")
+
+
+def check_data(head: str, checkpoint: Checkpoint, data: Mapping[str, Any]) -> None:
+    """Raise RuntimeFailure, which begins with the head, where a checkpoint's data are not those described."""
+    for key in sorted({*checkpoint.data, *data}):
+        if checkpoint.data.get(key) != data.get(key):
+            raise RuntimeFailure(
+                f"{head}: their {key} is {checkpoint.data.get(key)}, not {data.get(key)}; "
+                "give the same data, their position is part of the checkpoint"
+            )

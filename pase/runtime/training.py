@@ -111,7 +111,7 @@ class Training:
             learning_rate=learning_rate,
             num_steps=0,
             _loss=exported,
-            _accuracy=_accuracy(loss, program.devices.host),
+            _accuracy=accuracy_of(loss, program.devices.host),
             _update=tf.group([*lowered, *traffic.kept]),
             _updates=updates,
             _lowering=lowering,
@@ -247,7 +247,7 @@ class Training:
             )
 
 
-def _accuracy(loss: Any, host: str) -> tuple[Any, ...]:
+def accuracy_of(loss: Any, host: str) -> tuple[Any, ...]:
     """Return the tensor of a lowered loss's accuracy; nothing where it has none."""
     operation = loss.operation
     if not isinstance(operation, SoftmaxLoss):

@@ -28,11 +28,25 @@ def test_going_on_writes_no_step_twice_and_drops_what_was_cut_off(tmp_path: Path
     assert lines(path) == [{"step": 1}, {"step": 2}, {"step": 3, "again": True}]
 
 
+def test_going_on_keeps_of_each_worker_what_it_had_done(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    done = [{"step": 1, "worker": 0}, {"step": 2, "worker": 0}, {"step": 1, "worker": 1}, {"step": 1}]
+    again = [{"step": 3, "worker": 0}, {"step": 2, "worker": 1}, {"step": 2}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*again, *done)), encoding="utf-8")
+    with MetricsFile(path, num_steps={0: 2, 1: 1, None: 1}, resume=True):
+        assert lines(path) == done
+    for content in ('{"step": 1, "worker": 2}\n', '{"step": 1, "worker": []}\n'):
+        path.write_text(content, encoding="utf-8")
+        with pytest.raises(RuntimeFailure, match=r"m.jsonl, line 1, is no line of metrics of this training"):
+            MetricsFile(path, num_steps={0: 2, 1: 1, None: 1}, resume=True)
+        assert path.read_text(encoding="utf-8") == content
+
+
 def test_another_trainings_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     for content, resume, message in (
         ('{"step": 1}\n', False, r"m.jsonl holds the metrics of another training; name another file"),
-        ('{"step": 1}\nhello\n', True, r"m.jsonl, line 2, is no line of metrics; name another file"),
+        ('{"step": 1}\nhello\n', True, r"m.jsonl, line 2, is no line of metrics of this training; name another file"),
         ("[1]\n", True, r"m.jsonl, line 1, is no line of metrics"),
         ('{"step": "1"}\n', True, r"m.jsonl, line 1, is no line of metrics"),
     ):

@@ -1,0 +1,81 @@
+"""`train`: a training across workers from what was asked for, from its beginning to its end."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from pase.errors import PaseError, TrainingError
+from pase.runtime.cluster import Cluster, kept_text
+from pase.training.coordinator import Outcome, Report
+from pase.training.events import done_event, reporting
+from pase.training.preparing import prepare
+from pase.training.processes import Parts, run_task
+from pase.training.request import TrainingRequest
+from pase.training.threads import train_in_threads
+
+
+def train(request: TrainingRequest, *, report: Report | None = None) -> Outcome:
+    """Train in threads of this process and return what came of it.
+
+    Reports the events of `reporting`. Raises PaseError where the training cannot begin, and where it cannot go on, with
+    the last checkpoint.
+    """
+    with (
+        prepare(request) as prepared,
+        reporting(prepared, report) as shown,
+        _told_of_the_checkpoint(last_checkpoint(request)),
+    ):
+        outcome = train_in_threads(
+            prepared.job,
+            prepared.start,
+            objectives=list(prepared.objectives(range(prepared.job.num_workers)).values()),
+            layout=prepared.layout,
+            evaluator=prepared.evaluator,
+            report=shown,
+            save=prepared.save,
+        )
+        shown(done_event(prepared, outcome))
+    return outcome
+
+
+def train_task(request: TrainingRequest, cluster: Cluster, *, report: Report | None = None) -> None:
+    """Do the part of this process, a task of a cluster; task 0 reports, tests and saves.
+
+    To be called within `run_in_cluster`. Raises PaseError as `train` does.
+    """
+    told = last_checkpoint(request)
+    with prepare(request, cluster) as prepared, _told_of_the_checkpoint(told):
+        parts = Parts(objectives=prepared.objectives, evaluator=lambda: prepared.evaluator)
+        take_part = partial(
+            run_task,
+            prepared.job,
+            prepared.start,
+            cluster,
+            parts,
+            batch_size=prepared.network.batch_size,
+            layout=prepared.layout,
+            last_checkpoint=told,
+        )
+        if cluster.task != 0:
+            take_part()
+            return
+        with reporting(prepared, report) as shown:
+            outcome = take_part(report=shown, save=prepared.save)
+            assert outcome is not None
+            shown(done_event(prepared, outcome))
+
+
+def last_checkpoint(request: TrainingRequest) -> Callable[[], str]:
+    """Return a function that says which checkpoint is left, to be added to the message of an early end."""
+    folder = request.checkpointing.folder if request.checkpointing else None
+    return lambda: kept_text(folder)
+
+
+@contextmanager
+def _told_of_the_checkpoint(told: Callable[[], str]) -> Iterator[None]:
+    """Have a failure name the checkpoint that is left."""
+    try:
+        yield
+    except PaseError as error:
+        text, kept = str(error), told()
+        raise TrainingError(text if kept in text else text + kept) from None

@@ -1,0 +1,118 @@
+"""What is done about processes that end or are stopped, with programs that load no framework."""
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from pase.errors import TrainingError
+from pase.runtime.cluster import LOOPBACK, Cluster
+from pase.training.supervise import pase_command, train_here, train_task
+
+# JAX, where another test has loaded it, warns of every fork; what is forked here runs another program at once.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
+LISTENS = """\
+import json, os, signal, socket, sys, time
+cluster = json.loads(os.environ["PASE_CLUSTER"])
+task = cluster["task"]
+def listen():
+    return socket.create_server(("127.0.0.1", int(cluster["tasks"][task].partition(":")[2])))
+def myself(number):
+    time.sleep(0.3)
+    os.kill(os.getpid(), number)
+"""
+
+
+def program(folder: Path, *lines: str) -> list[str]:
+    """A program whose lines know `task`, can `listen()` and send `myself(signal)`; at the end it waits."""
+    path = folder / "program.py"
+    path.write_text("\n".join([LISTENS, *lines, "time.sleep(60)"]), encoding="utf-8")
+    return [sys.executable, str(path)]
+
+
+LISTEN = "listener = listen()"
+WORKER_DIES = "if task == 1: myself(signal.SIGKILL)"
+
+
+def test_a_worker_that_dies_ends_a_synchronous_job(tmp_path: Path) -> None:
+    with pytest.raises(
+        TrainingError,
+        match=r"^task 1 \(pid \d+\) was ended by signal 9 \(SIGKILL\); the other processes were ended; there is no "
+        rf"checkpoint in {tmp_path} yet$",
+    ):
+        train_here(program(tmp_path, LISTEN, WORKER_DIES), num_tasks=3, is_synchronous=True, checkpoints=tmp_path)
+
+
+def test_an_asynchronous_job_goes_on_without_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = ["if task == 0: time.sleep(1.5); print('the end'); sys.exit(3)"]
+    command = program(tmp_path, LISTEN, WORKER_DIES, *lines)
+    assert train_here(command, num_tasks=3, is_synchronous=False) == 3
+    out, errors = capfd.readouterr()
+    assert out == "the end\n"
+    assert re.fullmatch(
+        r"note: task 1 \(pid \d+\) was ended by signal 9 \(SIGKILL\); the others go on without its workers\n", errors
+    )
+
+
+def test_it_cannot_begin_without_it(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"task 1 .* was ended by signal 9 .*; the other processes were ended; no"):
+        train_here(program(tmp_path, WORKER_DIES), num_tasks=2, is_synchronous=False)
+
+
+def test_a_worker_that_is_stopped_for_too_long_is_given_up(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = ["if task == 1: myself(signal.SIGSTOP)", "if task == 0: time.sleep(2); sys.exit(0)"]
+    command = program(tmp_path, LISTEN, *lines)
+    assert train_here(command, num_tasks=2, is_synchronous=False, step_timeout_s=0.5) == 0
+    assert re.match(
+        r"note: task 1 \(pid \d+\) was stopped by a signal, for longer than --timeout; the others go on",
+        capfd.readouterr().err,
+    )
+    with pytest.raises(TrainingError, match=r"task 1 .* was stopped by a signal, for longer than --timeout; the other"):
+        train_here(command, num_tasks=2, is_synchronous=True, step_timeout_s=0.5)
+
+
+@pytest.mark.parametrize("is_synchronous", [False, True])
+@pytest.mark.parametrize(("number", "how"), [(signal.SIGKILL, "ended by signal 9"), (signal.SIGSTOP, "stopped by a")])
+def test_nothing_goes_on_without_the_master(
+    number: signal.Signals, how: str, is_synchronous: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "step-0000000012.ckpt").touch()
+    command = program(tmp_path, LISTEN, f"if task == 0: myself({int(number)})")
+    with pytest.raises(
+        TrainingError, match=rf"task 0 .* was {how}.*step-0000000012.ckpt: go on from it with --resume$"
+    ):
+        train_here(command, num_tasks=2, is_synchronous=is_synchronous, step_timeout_s=0.5, checkpoints=tmp_path)
+
+
+def test_what_a_worker_said_at_its_end_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fails = "if task == 1: time.sleep(0.5); sys.exit('error: there is no such file')"
+    command = program(tmp_path, LISTEN, fails, "if task == 0: time.sleep(3.3); sys.exit(0)")
+    assert train_here(command, num_tasks=2, is_synchronous=False) == 0
+    assert re.match(r"note: task 1 .* ended with status 1: there is no such file; the others", capfd.readouterr().err)
+
+
+def test_what_the_master_says_is_all_that_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = program(tmp_path, "if task == 0: time.sleep(0.3)", "sys.exit('error: it cannot be done')")
+    assert train_here(command, num_tasks=3, is_synchronous=False) == 1
+    assert capfd.readouterr().err == "error: it cannot be done\n"
+
+
+def test_workers_that_have_ended_well_are_done(tmp_path: Path) -> None:
+    command = program(tmp_path, LISTEN, "if task: sys.exit(0)", "time.sleep(0.5)", "sys.exit(0)")
+    assert train_here(command, num_tasks=2, is_synchronous=True) == 0
+
+
+def test_a_host_looks_after_its_own_task(tmp_path: Path) -> None:
+    cluster = Cluster(addresses=("127.0.0.1:1", "127.0.0.1:2"), task=1, bind=LOOPBACK)
+    with pytest.raises(TrainingError, match=r"^task 1 \(pid \d+\) was ended by signal 9 \(SIGKILL\); no checkpoint"):
+        train_task(program(tmp_path, WORKER_DIES), cluster, is_synchronous=False)
+    assert train_task(program(tmp_path, "sys.exit(task + 4)"), cluster, is_synchronous=False) == 5
+
+
+def test_processes_run_what_this_one_does(capfd: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster(addresses=("127.0.0.1:1",), task=0)
+    assert train_task(pase_command(["--version"]), cluster, is_synchronous=True) == 0
+    assert "pase" in capfd.readouterr().out
