@@ -224,6 +224,7 @@ HEAVY = (
         "import pase.datasets",
         "from pase.cli.main import run; assert run(['halo', '--extent', '9', '--kernel', '2', '--workers', '3']) == 0",
         "from pase.cli.main import run; assert run(['launch', '--processes', '2', 'nothing.py']) == 1",
+        "from pase.cli.main import run; assert run(['train', 'mlp', '--processes', '9']) == 1",
     ],
 )
 def test_no_framework_is_loaded(program: str) -> None:

@@ -50,15 +50,16 @@ def command(
         raise click.UsageError("--hosts and --task belong together")
     if hosts is None:
         assert processes is not None
-        _warn_of(bind)
+        warn_of(bind)
         return launch_here(program, num_processes=processes, bind=bind, step_timeout_s=timeout_s)
     assert task is not None
     cluster = Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=timeout_s)
-    _warn_of(bind)
+    warn_of(bind)
     return launch_task(program, cluster)
 
 
-def _warn_of(bind: str) -> None:
+def warn_of(bind: str) -> None:
+    """Warn where a server is to listen on more than this machine."""
     try:
         is_loopback = ip_address(bind).is_loopback
     except ValueError:  # which the cluster says itself

@@ -22,16 +22,18 @@ COMMANDS = {
     "weights": "write the weights of a model, for programs of its forward pass",
     "run": "train with a plan on virtual devices, beside the single-device program",
     "launch": "train with an emitted program in several processes",
+    "train": "train replicas of a network that keep near one another",
     "solve": "solve a file of cost tables",
     "tables": "write the cost tables of a model to a file",
     "models": "list the built-in networks",
     "inspect": "show what importing a model makes of it, and what was not understood",
     "machines": "list the machines",
     "calibrate": "measure this machine and write it as a machine file",
+    "easgd-model": "show what training across workers costs with the EASGD family",
     "integrated": "show what integrated model, batch and domain parallelism communicates",
     "halo": "show the halos of a sliding kernel on a number of workers",
 }
-"""Each command lives in the module of its name, which is imported when the command is used."""
+"""Each command lives in the module of its name, with _ for -, which is imported when the command is used."""
 
 EXIT_INPUT = 1
 EXIT_INTERRUPTED = 130
@@ -44,7 +46,7 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"pase.cli.{cmd_name}").command
+        command = import_module(f"pase.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

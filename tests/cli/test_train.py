@@ -1,0 +1,252 @@
+"""`pase train`: what it prints, how it ends, and what is wrong said in one line."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase.runtime.checkpoint import list_checkpoints, read_checkpoint
+from pase.training.algorithms import ALGORITHMS
+from tests.cli.conftest import Command
+from tests.cli.processes import in_pipe, in_terminal
+
+SMALL = ["mlp", "--batch", "4", *("--arg", "inputs=6"), *("--arg", "hidden=8"), *("--arg", "classes=3")]
+TINY = [*SMALL, *("--arg", "layers=2"), *("--workers", "2"), *("--steps", "4"), *("--learning-rate", "0.1")]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> list[str]:
+    """Return the options for examples to train on and to test on, whose class is the largest of three numbers."""
+    options = []
+    for flag, name, num_rows in (("--data", "train", 30), ("--test-data", "test", 9)):
+        inputs = np.random.default_rng(num_rows).normal(size=(num_rows, 6)).astype(np.float32)
+        labels = np.argmax(inputs[:, :3], axis=1).astype(np.int32)
+        np.savez(tmp_path / f"{name}.npz", inputs=inputs, labels=labels)
+        options += [flag, str(tmp_path / f"{name}.npz")]
+    return options
+
+
+def kept_bytes(folder: Path) -> list[bytes]:
+    """Return the bytes of everything that the newest checkpoint holds."""
+    checkpoint = read_checkpoint(list_checkpoints(folder)[0][1])
+    slots = [array for own in checkpoint.slots.values() for array in own.values()]
+    return [array.tobytes() for array in (*checkpoint.weights.values(), *slots)]
+
+
+def test_progress_goes_to_standard_error_and_what_came_of_it_to_standard_output(
+    pase: Command, data: list[str], tmp_path: Path
+) -> None:
+    finished = pase("train", *TINY, *data, "--checkpoint", tmp_path / "kept")
+    assert finished.status == 0
+    err = finished.err.splitlines()
+    assert err[0] == ("pase: sync-easgd3, 2 workers, η 0.1, ρ 4.5; 83 weights in 1 message, 4 examples a step of each")
+    assert sorted(line.split("  loss")[0] for line in err if "step 4" in line) == [
+        "pase: worker 0  step 4",
+        "pase: worker 1  step 4",
+    ]
+    assert any(line.startswith("pase: centre after 4 events, 32 samples: loss ") for line in err)
+    assert f"pase: saved {tmp_path}/kept/step-0000000004.ckpt" in err
+    out = finished.out.splitlines()
+    assert out[0].split() == ["worker", "steps", "time", "communication", "messages", "sent", "bytes", "sent"]
+    # Worker 0 broadcasts the centre, 83 weights of 4 bytes, and worker 1 answers with its own, in each of 4 rounds.
+    assert [line.split()[:2] + line.split()[-3:] for line in out[1:3]] == [
+        ["0", "4", "4", "1.33", "kB"],
+        ["1", "4", "4", "1.33", "kB"],
+    ]
+    assert "(8 test examples)" in next(line for line in out if line.startswith("centre "))
+    assert "32 examples in all" in next(line for line in out if line.startswith("throughput "))
+    assert next(line for line in out if line.startswith("exchanged ")).split()[1:5] == ["8", "messages,", "2.66", "kB,"]
+    assert out[-1] == f"checkpoint   {tmp_path}/kept/step-0000000004.ckpt"
+    assert max(map(len, out[:4])) <= 80
+
+
+def test_json_is_a_line_an_event(pase: Command, data: list[str]) -> None:
+    finished = pase("train", *TINY, *data, "--algorithm", "async-msgd", "--arrivals", "0,1,1", "--json")
+    assert (finished.status, finished.err) == (0, "")
+    events = [json.loads(line) for line in finished.out.splitlines()]
+    assert [event["event"] for event in events if event["event"] != "step"] == ["started", "tested", "done"]
+    assert (events[0]["algorithm"], events[0]["momentum"], events[0]["rho"]) == ("async-msgd", 0.9, None)
+    assert [worker["num_steps"] for worker in events[-1]["workers"]] == [3, 5]
+    assert events[-1]["num_events"] == 8
+    assert events[-1]["accuracy"] == next(event["accuracy"] for event in events if event["event"] == "tested")
+
+
+def test_a_resumed_training_ends_as_one_that_was_not_interrupted(
+    pase: Command, data: list[str], tmp_path: Path
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    common = [*TINY, *data, "--report-every", "1"]
+    assert pase("train", *common, "--checkpoint", tmp_path / "whole").status == 0
+    half = [*common, "--checkpoint", tmp_path / "half", "--metrics", metrics]
+    assert pase("train", *half, "--steps", "2").status == 0
+    refused = pase("train", *half)
+    assert (refused.status, refused.out) == (1, "")
+    assert "half holds checkpoints up to step 2; go on with --resume or name another one" in refused.err
+    resumed = pase("train", *half, "--learning-rate", "0.1", "--resume")
+    assert resumed.status == 0
+    assert resumed.err.startswith(f"pase: going on after 2 events from {tmp_path}/half/step-0000000002.ckpt\n")
+    assert kept_bytes(tmp_path / "half") == kept_bytes(tmp_path / "whole")
+    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    assert sorted((line["worker"], line["step"]) for line in lines if line["event"] == "step") == [
+        (worker, step) for worker in (0, 1) for step in (1, 2, 3, 4)
+    ]
+    other = pase("train", *half, "--learning-rate", "0.05", "--steps", "5", "--resume")
+    assert "; other than there: learning rate 0.05, not 0.1, rho 9, not 4.5\n" in other.err
+    done = pase("train", *half, "--resume")
+    assert (done.status, done.out) == (1, "")
+    assert "is after 5 events, 5 steps of each worker; nothing is left of 4, give more --steps" in done.err
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Have SIGINT raise KeyboardInterrupt, as in a process that a shell started."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_an_interrupt_says_how_to_go_on(pase: Command, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+
+    def interrupt() -> None:
+        end_s = time.monotonic() + 60
+        while not list_checkpoints(kept) and time.monotonic() < end_s:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    finished = pase("train", *TINY, "--steps", "1000000", "--checkpoint", kept, "--save-every", "300")
+    thread.join()
+    assert (finished.status, finished.out) == (130, "")
+    newest = list_checkpoints(kept)[0][1]
+    assert (
+        finished.err.splitlines()[-1] == f"pase: stopped; the last checkpoint is {newest}: go on from it with --resume"
+    )
+
+
+def test_a_program_is_executed_and_that_is_said(pase: Command, tmp_path: Path) -> None:
+    plan, program = tmp_path / "plan.json", tmp_path / "train.py"
+    assert pase("search", *SMALL, "--devices", "2", "-o", plan).status == 0
+    assert pase("emit", plan, "-o", program).status == 0
+    common = ["--workers", "2", "--steps", "2", "--devices", "4"]
+    of_plan = pase("train", plan, *common, "--checkpoint", tmp_path / "one")
+    of_program = pase("train", program, *common, "--checkpoint", tmp_path / "other")
+    assert of_plan.err.startswith("pase: a plan names its own model and devices: --devices, --batch and --arg are not")
+    assert of_program.err.splitlines()[1] == f"pase: note: the code of {program} is executed"
+    assert kept_bytes(tmp_path / "one") == kept_bytes(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--algorithm", "easgd"], "unknown algorithm 'easgd': did you mean 'sync-easgd3' or"),
+        (["--momentum", "0.5"], "sync-easgd3 takes no --momentum; async-measgd and async-msgd do: leave it out"),
+        (["--average"], "sync-easgd3 takes no --average; sync-sgd does: leave it out"),
+        (["--arrivals", "0,1"], "sync-easgd3 takes no --arrivals; original-easgd, async-easgd,"),
+        (["--algorithm", "async-sgd", "--rho", "1"], "async-sgd takes no --rho; original-easgd,"),
+        (["--algorithm", "async-sgd", "--reduction", "tree"], "async-sgd takes no --reduction; sync-easgd1,"),
+        (["--algorithm", "async-sgd", "--arrivals", "0,2"], "arrivals name worker 2; expected 0 to 1, the first"),
+        (["--workers", "0"], "the number of workers is 0; expected 1 to 1024"),
+        (["--steps", "0"], "the number of steps is 0; expected 1 or more"),
+        (["--learning-rate", "-1"], "the learning rate is -1; expected a number above 0"),
+        (["--seed", "-1"], "the seed is -1; expected 0 to"),
+        (["--data", "nowhere.npz"], "there are no data 'nowhere.npz'; expected digits, mnist:FOLDER, cifar10:PATH,"),
+        (["--test-every", "2"], "--test-every needs data to test on: --test-data PATH, or --data that have a test"),
+        (["--until-accuracy", "0.5"], "--until-accuracy needs --test-every K, how often to look, and data to test on"),
+        (["--resume"], "--resume and --save-every need --checkpoint DIR, the folder of the checkpoints"),
+        (["--save-every", "3"], "--resume and --save-every need --checkpoint DIR, the folder of the checkpoints"),
+        (["--checkpoint", "kept", "--save-every", "0"], "save-every is 0; expected 1 or more"),
+        (["--checkpoint", "kept", "--resume", "nowhere"], "cannot read checkpoint nowhere"),
+        (["--virtual"], "--virtual is of GPUs, and CPU devices are virtual as they are"),
+        (["--machine", "nothing"], "unknown machine 'nothing'"),
+        (["--processes", "0"], "0 processes were asked for, for 2 workers; expected 1 to 2"),
+        (["--processes", "3"], "3 processes were asked for, for 2 workers; expected 1 to 2"),
+        (["--hosts", "a:1,b", "--task", "0"], "host list a:1,b: 'b' is no address of a process"),
+        (["--hosts", "a:1,b:1,c:1", "--task", "0"], "a:1 is another host, which cannot reach a process that listens"),
+        (
+            ["--hosts", "a:1,b:1", "--task", "0", "--checkpoint", "kept", "--resume"],
+            "with --hosts name the file to go on from, which every host can read: --resume FILE",
+        ),
+    ],
+)
+def test_input_at_fault(
+    options: list[str], message: str, pase: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    finished = pase("train", *TINY, *options)
+    assert (finished.status, finished.out) == (1, "")
+    assert message in finished.err
+    assert len(finished.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing argument 'MODEL|PLAN|train.py'"),
+        ([*TINY, "--arrivals", "0,x"], "'0,x' is not usable; expected numbers of workers, such as 0,1,0,1"),
+        ([*TINY, "--arrivals", "9" * 5000], "is not usable; expected numbers of workers, such as 0,1,0,1"),
+        ([*TINY, "--reduction", "ring"], "Invalid value for '--reduction'"),
+        (
+            [*TINY, "--processes", "2", "--hosts", "a:1"],
+            "give --processes N for this machine, or --hosts with --task K",
+        ),
+        ([*TINY, "--hosts", "a:1,b:1"], "--hosts and --task belong together"),
+        ([*TINY, "--processes", "2", "--task", "1"], "--hosts and --task belong together"),
+        ([*TINY, "--timeout", "0"], "Invalid value for '--timeout'"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str, pase: Command) -> None:
+    finished = pase("train", *arguments)
+    assert (finished.status, finished.out) == (2, "")
+    assert message in finished.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = (", "is no Python program"),
+        ("x = 1", "has no call of main with num_devices"),
+        ("main(build, num_devices=2)\n1 / 0", "raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_what_is_no_emitted_program_is_said(text: str, message: str, pase: Command, tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    head = "" if "main" not in text else "def main(*_, **__): ...\ndef build(_): ...\n"
+    program.write_text(head + text, encoding="utf-8")
+    finished = pase("train", program)
+    assert (finished.status, finished.out) == (1, "")
+    assert message in finished.err.splitlines()[-1]
+
+
+def test_the_help_names_every_algorithm(pase: Command) -> None:
+    words = pase("train", "--help").out.split()
+    assert [name for name in ALGORITHMS if name not in words] == []
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_the_workers_in_a_table() -> None:
+    written = in_terminal("train", *TINY, "--steps", "200", columns=80)
+    assert "pase: sync-easgd3, 2 workers, η 0.1, ρ 4.5; 83 weights in 1 message" in written
+    assert "/200" in written
+    # The table is gone in the end, what came of it stands there.
+    assert written.rindex("\x1b[2K") < written.rindex("throughput")
+
+
+@pytest.mark.slow
+def test_processes_train_as_threads_do(pase: Command, data: list[str], tmp_path: Path) -> None:
+    common = [*TINY, *data, *("--workers", "3"), *("--steps", "3")]
+    assert pase("train", *common, "--checkpoint", tmp_path / "threads").status == 0
+    finished = in_pipe("train", *common, "--checkpoint", str(tmp_path / "tasks"), "--processes", "2", "--json")
+    assert finished.returncode == 0, finished.stderr
+    events: list[dict[str, Any]] = [json.loads(line) for line in finished.stdout.splitlines()]
+    assert events[-1]["event"] == "done"
+    assert kept_bytes(tmp_path / "tasks") == kept_bytes(tmp_path / "threads")
