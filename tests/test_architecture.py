@@ -26,7 +26,6 @@ ORDER = (
     "pase.tables",
     "pase.problem_files",
     "pase.costs",
-    "pase.easgd_costs",
     "pase.ordering",
     "pase.solver",
     "pase.memory_limit",
@@ -62,6 +61,7 @@ ORDER = (
     "pase",  # the public names
     "pase.runtime.execute",  # emits the program that it runs
     "pase.training",
+    "pase.easgd_costs",  # of the algorithms as training declares them
     "pase.report",
     "pase.cli",
 )

@@ -1,6 +1,6 @@
 """Cost and scaling of the EASGD family under the α-β model (You et al. 2017)."""
 
-from pase.easgd_costs.algorithms import ALGORITHMS, Algorithm, Exchange, Overlap, Place, algorithm_named
+from pase.easgd_costs.algorithms import ALGORITHMS, Algorithm, Overlap, algorithm_named
 from pase.easgd_costs.iteration import Breakdown, Iteration, iteration, num_stages
 from pase.easgd_costs.platform import (
     Computation,
@@ -18,10 +18,8 @@ __all__ = [
     "Algorithm",
     "Breakdown",
     "Computation",
-    "Exchange",
     "Iteration",
     "Overlap",
-    "Place",
     "Platform",
     "ScalingRow",
     "Weights",

@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from pase.easgd_costs.algorithms import Algorithm, Exchange, Place
+from pase.easgd_costs.algorithms import Algorithm
 from pase.easgd_costs.platform import Platform, Weights
+from pase.training.algorithms import Exchange, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
