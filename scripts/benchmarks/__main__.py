@@ -2,6 +2,7 @@
 
 import argparse
 from importlib import import_module
+from types import ModuleType
 
 BENCHMARKS = {
     "paper": "the strategies beside those of the PaSE paper (docs/paper.md)",
@@ -13,8 +14,10 @@ BENCHMARKS = {
     "figure6": "speedups over data parallelism beside the PaSE paper's Fig. 6 (docs/paper.md)",
     "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
     "strategies": "networks under random strategies beside one device (docs/testing.md)",
+    "easgd": "LeNet-5 with every algorithm on 4 workers: samples and time (docs/easgd.md)",
     "importers": "models of other frameworks: time, memory, vertices (docs/benchmarks.md)",
     "integrated": "figures and statements of the integrated-parallelism paper (docs/integrated.md)",
+    "easgd-model": "figures of the EASGD paper beside its cost model (docs/easgd-model.md)",
     "compare": "our strategies beside those of others (docs/baselines.md)",
     "explain": "the worked example (docs/explain.md)",
     "solver": "our solver beside others on the same tables (docs/benchmarks.md)",
@@ -28,11 +31,15 @@ def main() -> None:
     for name, text in BENCHMARKS.items():
         command = chosen.add_parser(name, help=text, description=text)
         command.add_argument("--write", action="store_true", help="put the tables into docs/, in place of the old ones")
-        add_arguments = getattr(import_module(f"scripts.benchmarks.{name}"), "add_arguments", None)
+        add_arguments = getattr(_module(name), "add_arguments", None)
         if add_arguments:
             add_arguments(command)
     arguments = vars(parser.parse_args())
-    import_module(f"scripts.benchmarks.{arguments.pop('name')}").main(**arguments)
+    _module(arguments.pop("name")).main(**arguments)
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(f"scripts.benchmarks.{name.replace('-', '_')}")
 
 
 if __name__ == "__main__":

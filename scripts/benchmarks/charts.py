@@ -8,6 +8,7 @@ from xml.sax.saxutils import escape
 FONT = "font-family='sans-serif' font-size='11'"
 LEFT, TOP, BOTTOM = 52, 34, 62
 PANEL_WIDTH, PANEL_HEIGHT, LEGEND_HEIGHT = 330, 190, 26
+_LEGEND_COLUMNS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +48,16 @@ class Curve:
     dashed: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axes:
+    """One set of axes with curves, from x = 0 to right; what is beyond its edges is cut off."""
+
+    title: str
+    x_label: str
+    lines: tuple[Curve, ...]
+    right: float
+
+
 def stacked_bars(panels: Sequence[Panel], parts: Sequence[Part], *, unit: str) -> str:
     """Return panels of stacked bars, two in a row, each with its own scale; unit: what the heights are in."""
     rows = -(-len(panels) // 2)
@@ -78,6 +89,45 @@ def curves(lines: Sequence[Curve], *, title: str, x_label: str, y_label: str) ->
         dash = " stroke-dasharray='5 3'" if line.dashed else ""
         body.append(f"<polyline points='{points}' fill='none' stroke='{line.colour}' stroke-width='1.8'{dash}/>")
     return svg(x0 + width + 24, y0 + height + 44, body)
+
+
+def curve_panels(
+    panels: Sequence[Axes], *, y_label: str, bottom: float, top: float, level: float, level_name: str
+) -> str:
+    """Return panels of curves, two in a row, from bottom to top; level: of a dashed line, which has a name."""
+    entries = list({line.name: line.colour for panel in panels for line in panel.lines}.items())
+    body = [_text(10, 18, f"{y_label}; {level_name}: dashed line")]
+    for number, (name, colour) in enumerate(entries):
+        x, y = 10 + number % _LEGEND_COLUMNS * 148, 26 + number // _LEGEND_COLUMNS * 18
+        body += [f"<rect x='{x}' y='{y}' width='11' height='11' fill='{colour}'/>", _text(x + 16, y + 10, name)]
+    head = LEGEND_HEIGHT + 18 * -(-len(entries) // _LEGEND_COLUMNS)
+    for number, panel in enumerate(panels):
+        x = (number % 2) * (LEFT + PANEL_WIDTH) + LEFT
+        y = head + number // 2 * (TOP + PANEL_HEIGHT + BOTTOM) + TOP
+        body += _axes(panel, x, y, bottom, top, level)
+    return svg(2 * (LEFT + PANEL_WIDTH) + 8, head + -(-len(panels) // 2) * (TOP + PANEL_HEIGHT + BOTTOM), body)
+
+
+def _axes(panel: Axes, x0: float, y0: float, bottom: float, top: float, level: float) -> list[str]:
+    width = PANEL_WIDTH - 24
+
+    def at(x: float, y: float) -> str:
+        down = (top - min(max(y, bottom), top)) / (top - bottom)
+        return f"{x0 + width * x / panel.right:.1f},{y0 + PANEL_HEIGHT * down:.1f}"
+
+    body = [_text(x0, y0 - 12, panel.title)]
+    for k in range(5):
+        y = bottom + (top - bottom) * k / 4
+        body.append(f"<polyline points='{at(0, y)} {at(panel.right, y)}' stroke='#ddd'/>")
+        body.append(_text(x0 - 4, y0 + PANEL_HEIGHT * (1 - k / 4) + 4, f"{y:g}", anchor="end"))
+        body.append(_text(x0 + width * k / 4, y0 + PANEL_HEIGHT + 16, f"{panel.right * k / 4:,.4g}", anchor="middle"))
+    body.append(_text(x0 + width / 2, y0 + PANEL_HEIGHT + 34, panel.x_label, anchor="middle"))
+    body.append(f"<polyline points='{at(0, level)} {at(panel.right, level)}' stroke='#888' stroke-dasharray='3 3'/>")
+    for line in panel.lines:
+        points = " ".join(at(x, y) for x, y in line.points if x <= panel.right)
+        dash = " stroke-dasharray='5 3'" if line.dashed else ""
+        body.append(f"<polyline points='{points}' fill='none' stroke='{line.colour}' stroke-width='1.6'{dash}/>")
+    return body
 
 
 def svg(width: float, height: float, body: Sequence[str]) -> str:
