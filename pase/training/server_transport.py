@@ -64,6 +64,8 @@ class Wiring:
         config = tf.ConfigProto(
             device_count={"CPU": 1, "GPU": 0}, device_filters=[f"/job:{JOB}/task:{task}" for task in known]
         )
+        # The first session or server of a process decides for all: as replicas have it, or their bits would differ.
+        config.intra_op_parallelism_threads = 1
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
         return config
