@@ -70,10 +70,11 @@ def test_programs_end_at_the_first_failure(name: str) -> None:
 def test_every_benchmark_has_its_module() -> None:
     main = import_module("scripts.benchmarks.__main__")
     for name, text in main.BENCHMARKS.items():
-        tree = ast.parse((ROOT / "scripts" / "benchmarks" / f"{name}.py").read_text(encoding="utf-8"))
+        path = ROOT / "scripts" / "benchmarks" / f"{name.replace('-', '_')}.py"
+        tree = ast.parse(path.read_text(encoding="utf-8"))
         functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
         assert "write" in [argument.arg for argument in functions["main"].args.kwonlyargs]
-        for document in re.findall(r"docs/\w+\.md", text):
+        for document in re.findall(r"docs/[\w-]+\.md", text):
             assert (ROOT / document).is_file()
 
 
