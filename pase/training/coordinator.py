@@ -15,7 +15,6 @@ from pase.training.job import Job, Snapshot, WorkerProgress
 from pase.training.messages import Endpoint, Kind, Message
 from pase.training.objective import Evaluator
 from pase.training.states import MasterState, WorkerState
-from pase.training.synchronous import END_AFTER_ROUND, keeper_of
 from pase.training.worker import WorkerOutcome
 
 Report = Callable[[dict[str, Any]], None]
@@ -193,8 +192,8 @@ class Coordinator:
 
     def _test_or_keep(self, message: Message) -> None:
         if self.evaluator is None:
-            return
-        if self.job.tests_wait:
+            self._judge(message.sender, None)
+        elif self.job.tests_wait:
             self._waiting_tests.append(message)
         else:
             self._test(message)
@@ -223,10 +222,14 @@ class Coordinator:
                 "time_s": test.time_s,
             }
         )
+        self._judge(message.sender, accuracy)
+
+    def _judge(self, sender: int, accuracy: float | None) -> None:
+        """Tell who waits for a test whether it reached what was asked for."""
         target = self.job.until_accuracy
-        if target is not None and accuracy is not None and accuracy >= target:
-            keeper = keeper_of(self.job) if self.job.algorithm.is_synchronous else self.job.master
-            self.endpoint.send(keeper, Kind.STOP, number=END_AFTER_ROUND)
+        if target is not None:
+            has_reached = accuracy is not None and accuracy >= target
+            self.endpoint.send(sender, Kind.TESTED, number=int(has_reached))
 
     def _num_samples(self, event: int) -> int:
         workers = self.job.num_workers if self.job.algorithm.is_synchronous else 1

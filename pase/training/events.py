@@ -66,7 +66,7 @@ def done_event(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
     this training, without what a checkpoint that it went on from had. workers: each one's, None for one that was lost.
     num_messages, num_bytes: of all exchanges, the master's included. checkpoint: the newest one, None for none.
     """
-    loss, accuracy, num_examples = _final_test(prepared, outcome)
+    loss, accuracy, num_examples = _final_test(outcome)
     checkpointing = prepared.request.checkpointing
     newest = checkpointing.newest() if checkpointing else None
     num_new = outcome.num_events - prepared.start.num_events
@@ -93,15 +93,13 @@ def _work(worker: WorkerOutcome) -> dict[str, Any]:
     return {**asdict(worker), "communication_share": worker.communication_share}
 
 
-def _final_test(prepared: Prepared, outcome: Outcome) -> tuple[float | None, float | None, int | None]:
-    """Return loss, accuracy and number of examples of the centre as it is in the end."""
-    if prepared.evaluator is None:
+def _final_test(outcome: Outcome) -> tuple[float | None, float | None, int | None]:
+    """Return loss, accuracy and number of examples of the centre in the end, which the last test is of."""
+    if not outcome.tests:
         return None, None, None
-    last = outcome.tests[-1] if outcome.tests else None
-    if last is not None and last.event == outcome.num_events:
-        return last.loss, last.accuracy, last.num_examples
-    # It went on after the last test: others were on their way when that one reached what was asked for.
-    return prepared.evaluator.evaluate(outcome.centre)
+    last = outcome.tests[-1]
+    assert last.event == outcome.num_events
+    return last.loss, last.accuracy, last.num_examples
 
 
 def _silent(_: dict[str, Any]) -> None:

@@ -23,8 +23,9 @@ class Job:
     num_steps: of each worker; asynchronous methods serve num_steps × num_workers events, whoever they are of.
     arrivals: the order in which an asynchronous master serves, repeated; () for the order in which workers come.
     report_every, test_every, save_every: in steps of each worker, counted from the first; None for never.
-    until_accuracy: end as soon as a test reaches it. tests_wait: test what was kept for it after the last step, so that
-    tests do not slow the training. Raises TrainingError for what cannot be.
+    until_accuracy: end with the first test that reaches it; nobody goes on while the centre is tested. tests_wait: test
+    what was kept for it after the last step, so that tests do not slow the training. Raises TrainingError for what
+    cannot be.
     """
 
     algorithm: Algorithm
@@ -49,6 +50,10 @@ class Job:
         ):
             if value is not None and value < 1:
                 raise TrainingError(f"{name} is {value}; expected 1 or more")
+        if self.until_accuracy is not None and (self.tests_wait or self.test_every is None):
+            raise TrainingError(
+                "to end at an accuracy, tests are needed between the steps: give test-every, and let them not wait"
+            )
         if self.arrivals and self.algorithm.is_synchronous:
             raise TrainingError(
                 f"{self.algorithm.name} takes every step with all workers together; --arrivals is for asynchronous "

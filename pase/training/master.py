@@ -43,6 +43,7 @@ class Master:
     live: set[int] = field(default_factory=set)
     clock: Clock = field(default_factory=Clock)
     _turn: int = 0
+    _is_over: bool = False
 
     def __post_init__(self) -> None:
         self.live = set(range(self.job.num_workers))
@@ -50,7 +51,7 @@ class Master:
 
     def run(self) -> None:
         """Serve until all events are done; TrainingError where no worker is left."""
-        while self.num_events < self.job.num_events:
+        while self.num_events < self.job.num_events and not self._is_over:
             if not self.live:
                 raise TrainingError(f"no worker is left after {self.num_events} of {self.job.num_events} events")
             expected = self._expected()
@@ -114,8 +115,20 @@ class Master:
         if self.job.is_due(self.job.save_every, self.num_events):
             self._save()
         if self.job.is_due(self.job.test_every, self.num_events):
-            text = json.dumps({"time_s": self.clock.time_s})
-            self.endpoint.send(self.job.coordinator, Kind.TEST, self._centre(), number=self.num_events, text=text)
+            self._test()
+
+    def _test(self) -> None:
+        """Have the centre tested; wait for it where it depends on that how to go on."""
+        if self.job.until_accuracy is not None:
+            self._settle()
+        text = json.dumps({"time_s": self.clock.time_s})
+        self.endpoint.send(self.job.coordinator, Kind.TEST, self._centre(), number=self.num_events, text=text)
+        if self.job.until_accuracy is not None:
+            verdict = self.endpoint.receive(lambda message: message.kind in (Kind.TESTED, Kind.STOP))
+            self._is_over = verdict.kind is Kind.STOP or bool(verdict.number)
+
+    def _settle(self) -> None:
+        """Wait until nothing is half done."""
 
     def _save(self) -> None:
         """Tell the coordinator the state, and have all workers tell theirs after the last answer that they got."""
@@ -142,8 +155,7 @@ class Master:
         return self.state.centre
 
     def _end(self) -> None:
-        stopped_early = self.num_events < self.job.num_events
-        if stopped_early and self.job.save_every is not None:
+        if self.job.save_every is not None and not self.job.is_due(self.job.save_every, self.num_events):
             self._save()
         for worker in sorted(self.live):
             self.endpoint.send(worker, Kind.STOP)
@@ -218,7 +230,7 @@ class LockFree(Master):
         self._handed[message.sender].put(message)
         if self.job.arrivals:
             # In the order that was asked for: one is done before the next begins.
-            self._wait_until_idle()
+            self._settle()
         self._count()
 
     def _handle(self, handed: "SimpleQueue[Message | None]") -> None:
@@ -240,7 +252,7 @@ class LockFree(Master):
                     self._num_busy -= 1
                     self._idle.notify_all()
 
-    def _wait_until_idle(self) -> None:
+    def _settle(self) -> None:
         with self._idle:
             self._idle.wait_for(lambda: self._num_busy == 0)
 
@@ -249,11 +261,11 @@ class LockFree(Master):
 
     def _save(self) -> None:
         # A moment that was: nothing half done.
-        self._wait_until_idle()
+        self._settle()
         Master._save(self)
 
     def _end(self) -> None:
-        self._wait_until_idle()
+        self._settle()
         Master._end(self)
 
 

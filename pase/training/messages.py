@@ -44,6 +44,8 @@ class Kind(IntEnum):
     """This rank cannot go on. Text: why."""
     LOST = 18
     """A rank's process is gone; said by whoever watches over it. Sender: the rank that is gone."""
+    TESTED = 19
+    """To who sent TEST, where it depends on it how to go on. Number: 1 where the centre is as good as was asked for."""
 
 
 EXCHANGED = frozenset({Kind.SENT, Kind.CENTRE})

@@ -17,10 +17,8 @@ from pase.training.states import MasterState, changed
 from pase.training.tree import children, parent, tree_sum
 from pase.training.worker import StopAskedError, Worker, is_finite
 
-_LAST = 1
-"""Number of a centre whose round is the last one."""
-END_AFTER_ROUND = 1
-"""Number of a STOP that asks the keeper of the centre to end after a round, and to tell the others."""
+_OVER = 1
+"""Number of a centre that no round follows: a test has reached what was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +91,15 @@ class Group:
 
     def _receive(self, sender: int, kind: Kind) -> Message:
         def is_wanted(message: Message) -> bool:
-            is_end = message.kind is Kind.STOP and message.number != END_AFTER_ROUND
-            return is_end or (message.sender == sender and message.kind is kind)
+            return message.kind is Kind.STOP or (message.sender == sender and message.kind is kind)
 
-        message = self.endpoint.receive(is_wanted)
-        if message.kind is Kind.STOP:
-            raise StopAskedError
-        return message
+        return _unless_stopped(self.endpoint.receive(is_wanted))
+
+
+def _unless_stopped(message: Message) -> Message:
+    if message.kind is Kind.STOP:
+        raise StopAskedError
+    return message
 
 
 @dataclass(slots=True)
@@ -110,16 +110,15 @@ class Keeper:
     endpoint: Endpoint
     state: MasterState
     num_events: int = 0
-    is_last: bool = False
     clock: Clock = field(default_factory=Clock)
+    _has_reached: bool = False
 
     def number(self) -> int:
-        """Return the number of a round's centre: whether that round is the last one."""
+        """Return the number of the next centre: whether a round follows it."""
         stop = self.endpoint.poll(lambda message: message.kind is Kind.STOP)
-        if stop is not None and stop.number != END_AFTER_ROUND:
+        if stop is not None:
             raise StopAskedError
-        self.is_last = stop is not None or self.num_events + 1 >= self.job.num_events
-        return _LAST if self.is_last else 0
+        return _OVER if self._has_reached else 0
 
     def update(self, total: Array) -> None:
         """Change the centre by Eq. 2, or by the sum of gradients; TrainingError where the sum is not finite."""
@@ -132,15 +131,23 @@ class Keeper:
         self.state = changed(self.state, rule(self.job.rates, self.state, total, self.job.num_workers))
 
     def end_round(self) -> None:
-        """Count a round, and tell the coordinator what is due."""
+        """Count a round, and tell the coordinator what is due; wait for a test on which it depends how to go on."""
         self.num_events += 1
-        if is_save_due(self.job, self.num_events, self.is_last):
+        if self.job.is_due(self.job.save_every, self.num_events):
             self._tell(Kind.STATE)
-        if self.job.is_due(self.job.test_every, self.num_events) or (self.is_last and self.job.test_every):
-            text = json.dumps({"time_s": self.clock.time_s})
-            self.endpoint.send(self.job.coordinator, Kind.TEST, self.state.centre, number=self.num_events, text=text)
-        if self.is_last:
-            self._tell(Kind.ENDED)
+        if not self.job.is_due(self.job.test_every, self.num_events):
+            return
+        text = json.dumps({"time_s": self.clock.time_s})
+        self.endpoint.send(self.job.coordinator, Kind.TEST, self.state.centre, number=self.num_events, text=text)
+        if self.job.until_accuracy is not None:
+            verdict = self.endpoint.receive(lambda message: message.kind in (Kind.TESTED, Kind.STOP))
+            self._has_reached = bool(_unless_stopped(verdict).number)
+
+    def end(self) -> None:
+        """Tell the coordinator the centre in the end."""
+        if is_last_save_due(self.job, self.num_events):
+            self._tell(Kind.STATE)
+        self._tell(Kind.ENDED)
 
     def _tell(self, kind: Kind) -> None:
         kept = self.state.centre
@@ -159,23 +166,29 @@ class Keeper:
         self.endpoint.send(self.job.coordinator, kind, kept, number=self.num_events, text=text)
 
 
-def is_save_due(job: Job, event: int, is_last: bool) -> bool:
-    """Whether a checkpoint is due after a round; the last one's always is, where any is."""
-    return job.is_due(job.save_every, event) or (is_last and job.save_every is not None)
+def is_last_save_due(job: Job, num_events: int) -> bool:
+    """Whether a checkpoint of the end is still to be written: it came before its time, and none was due just now."""
+    return job.save_every is not None and not job.is_due(job.save_every, num_events)
 
 
 def run_master(job: Job, keeper: Keeper) -> None:
     """Take part in all rounds as a master that computes nothing itself (Algorithm 2)."""
     group = Group(job=job, endpoint=keeper.endpoint, links=links(job, job.master))
-    while not keeper.is_last:
+    sends_weights = job.algorithm.sends is Sends.WEIGHTS
+    while keeper.num_events < job.num_events:
         number = keeper.number()
-        if job.algorithm.sends is Sends.WEIGHTS:
+        if sends_weights:
             group.broadcast(keeper.state.centre, number)
-            keeper.update(_whole(group.reduce(None)))
-        else:
-            keeper.update(_whole(group.reduce(None)))
+        if not (sends_weights and number == _OVER):
+            total = _whole(group.reduce(None))
+            if number != _OVER:
+                keeper.update(total)
+        if not sends_weights:
             group.broadcast(keeper.state.centre, number)
+        if number == _OVER:
+            break
         keeper.end_round()
+    keeper.end()
 
 
 def run_worker(worker: Worker, keeper: Keeper | None, num_events: int) -> None:
@@ -183,40 +196,48 @@ def run_worker(worker: Worker, keeper: Keeper | None, num_events: int) -> None:
     job = worker.job
     group = Group(job=job, endpoint=worker.endpoint, links=links(job, worker.number))
     with ThreadPoolExecutor(1, "exchange") if job.algorithm.overlaps else nullcontext() as pool:
-        is_last = False
-        while not is_last:
+        while num_events < job.num_events:
             if job.algorithm.sends is Sends.GRADIENTS:
-                is_last = _gradient_round(worker, group)
+                is_over = _gradient_round(worker, group)
             else:
-                is_last = _elastic_round(worker, group, keeper, pool)
+                is_over = _elastic_round(worker, group, keeper, pool)
+            if is_over:
+                break
             num_events += 1
             if keeper:
                 keeper.end_round()
-            if is_save_due(job, num_events, is_last):
+            if job.is_due(job.save_every, num_events):
                 worker.tell_state(num_events)
+    if is_last_save_due(job, num_events):
+        worker.tell_state(num_events)
+    if keeper:
+        keeper.end()
     worker.tell_end()
 
 
 def _gradient_round(worker: Worker, group: Group) -> bool:
-    """Sync SGD (Section 2.3): sum the gradients, then take the new weights."""
+    """Sync SGD (Section 2.3): sum the gradients, then take the new weights. Return whether it was over before."""
     found = worker.gradient()
     with worker.clock.waiting():
         group.reduce(found.vector)
         centre, number = group.broadcast(None, 0)
+    if number == _OVER:
+        return True
     worker.step(found, centre)
-    return number == _LAST
+    return False
 
 
 def _elastic_round(worker: Worker, group: Group, keeper: Keeper | None, pool: ThreadPoolExecutor | None) -> bool:
     """Sync EASGD (Algorithms 2 and 3): steps 7 to 10, the gradient; 11 and 12, the exchange; 13 and 14, the updates.
 
-    The exchange needs the weights before the step alone, so it may go on beside the gradient (Section 6.1.3).
+    The exchange needs the weights before the step alone, so it may go on beside the gradient (Section 6.1.3). Returns
+    whether it was over before.
     """
     given = (keeper.state.centre, keeper.number()) if keeper else (None, 0)
 
     def exchange() -> tuple[Array, int, Array | None]:
         centre, number = group.broadcast(*given)
-        return centre, number, group.reduce(worker.weights)
+        return centre, number, None if number == _OVER else group.reduce(worker.weights)
 
     if pool:
         under_way: Future[tuple[Array, int, Array | None]] = pool.submit(exchange)
@@ -227,10 +248,12 @@ def _elastic_round(worker: Worker, group: Group, keeper: Keeper | None, pool: Th
         found = worker.gradient()
         with worker.clock.waiting():
             centre, number, total = exchange()
+    if number == _OVER:
+        return True
     worker.step(found, centre)
     if keeper:
         keeper.update(_whole(total))
-    return number == _LAST
+    return False
 
 
 def _whole(total: Array | None) -> Array:

@@ -94,15 +94,41 @@ class FixedAccuracy:
     "name", ["sync-easgd3", "sync-easgd1", "sync-sgd", "async-easgd", "hogwild-sgd", "original-easgd"]
 )
 def test_it_ends_when_a_test_reaches_what_was_asked_for(name: str) -> None:
-    job = job_of(name, num_steps=100_000, test_every=5, until_accuracy=0.75, save_every=100_000)
+    job = job_of(name, num_steps=100_000, test_every=5, until_accuracy=0.75, save_every=10)
     kept = Kept([])
-    tests = FixedAccuracy([])
-    outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=quadratics(3), evaluator=tests, save=kept)
-    assert outcome.num_events < job.num_events
-    reached = [test for test in outcome.tests if test.accuracy is not None and test.accuracy >= 0.75]
-    assert reached[0].event == 3 * 5 * job.events_per_step
-    # What it ended with is kept, though no checkpoint was due.
-    assert [snapshot.num_events for snapshot in kept.snapshots] == [outcome.num_events]
+    outcome = train_in_threads(
+        job, begun(job, np.zeros(5)), objectives=quadratics(3), evaluator=FixedAccuracy([]), save=kept
+    )
+    per_step = job.events_per_step
+    assert [(test.event, test.accuracy) for test in outcome.tests] == [
+        (5 * per_step, 0.25),
+        (10 * per_step, 0.5),
+        (15 * per_step, 0.75),
+    ]
+    # It ended with the very centre that was tested, and that is kept, though no checkpoint was due.
+    assert outcome.num_events == 15 * per_step
+    assert outcome.tests[-1].loss == float(outcome.centre @ outcome.centre)
+    assert [snapshot.num_events for snapshot in kept.snapshots] == [10 * per_step, 15 * per_step]
+    np.testing.assert_array_equal(kept.snapshots[-1].master.centre, outcome.centre)
+
+
+@pytest.mark.parametrize("name", ["sync-easgd1", "sync-easgd3", "sync-sgd", "hogwild-easgd"])
+def test_it_ends_once_where_a_checkpoint_is_due_with_the_test(name: str) -> None:
+    job = job_of(name, num_workers=1, num_steps=100, test_every=3, until_accuracy=0.25, save_every=3)
+    kept = Kept([])
+    outcome = train_in_threads(
+        job, begun(job, np.zeros(5)), objectives=quadratics(1), evaluator=FixedAccuracy([]), save=kept
+    )
+    assert outcome.num_events == 3
+    assert [snapshot.num_events for snapshot in kept.snapshots] == [3]
+    assert [worker.num_steps for worker in kept.snapshots[0].workers] == [3]
+
+
+@pytest.mark.parametrize("name", ["sync-easgd2", "async-sgd"])
+def test_without_data_to_test_on_it_goes_to_its_end(name: str) -> None:
+    job = job_of(name, num_steps=7, test_every=2, until_accuracy=0.5)
+    outcome = train_in_threads(job, begun(job, np.zeros(5)), objectives=quadratics(3))
+    assert outcome.num_events == job.num_events
 
 
 def test_tests_that_wait_are_of_the_same_centres() -> None:
@@ -198,6 +224,8 @@ def test_synchronous_methods_stop_with_a_worker(name: str) -> None:
         ({"arrivals": (0, 3)}, "arrivals name worker 3; expected 0 to 2"),
         ({"arrivals": (0, 2)}, "arrivals never name worker 1; name each of 3 workers"),
         ({"save_every": 0}, "save-every is 0; expected 1 or more"),
+        ({"until_accuracy": 0.9}, "to end at an accuracy, tests are needed between the steps"),
+        ({"until_accuracy": 0.9, "test_every": 1, "tests_wait": True}, "give test-every, and let them not wait"),
     ],
 )
 def test_jobs_are_checked(change: dict[str, Any], match: str) -> None:
