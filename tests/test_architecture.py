@@ -17,6 +17,7 @@ ORDER = (
     "pase.errors",
     "pase.quantities",
     "pase.documents",
+    "pase.installation",
     "pase.graph",
     "pase.models",
     "pase.importers",

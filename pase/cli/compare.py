@@ -9,6 +9,7 @@ import click
 from pase.baselines import BASELINES, Comparison, Contender, Sampling, chosen, compare
 from pase.baselines.compare import OURS
 from pase.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS
+from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, WholeNumber, json_option, model_options
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.costs import COST_MODELS
@@ -21,7 +22,7 @@ _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
 
 
 @click.command("compare", epilog="Example: pase compare alexnet --devices 32 --cost-model both")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @model_options(devices_required=True)
 @click.option("--cost-model", type=click.Choice([*sorted(COST_MODELS), *_SEVERAL]), default="paper", show_default=True)
 @click.option("--only", multiple=True, metavar="NAME", help=f"Of the others: {', '.join(BASELINES)}; may be repeated.")

@@ -5,6 +5,7 @@ from math import inf
 import click
 
 from pase.cli.easgd_model_output import Study, print_paper, print_study, study_document
+from pase.cli.names import complete_machines, complete_models
 from pase.cli.options import WholeNumber, arguments_option, batch_option, json_option
 from pase.cli.output import print_json
 from pase.easgd_costs import ALGORITHMS, Computation, algorithm_named, check_workers, computation_of, weights_of
@@ -38,7 +39,13 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
 
 
 @click.command("easgd-model", epilog="Example: pase easgd-model --network vgg19 --workers 1,8,64")
-@click.option("--network", default="googlenet", show_default=True, help="A model, built in or a file, as in search.")
+@click.option(
+    "--network",
+    default="googlenet",
+    show_default=True,
+    shell_complete=complete_models,
+    help="A model, built in or a file, as in search.",
+)
 @click.option(
     "--workers",
     default="1,2,4,8,16,32,64",
@@ -48,7 +55,12 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
     help="Numbers of workers, each of which trains a replica.",
 )
 @click.option(
-    "--machine", default="knl-fdr", show_default=True, metavar="NAME|FILE", help="Preset or .toml file: α, β."
+    "--machine",
+    default="knl-fdr",
+    show_default=True,
+    metavar="NAME|FILE",
+    shell_complete=complete_machines,
+    help="Preset or .toml file: α, β.",
 )
 @click.option(
     "--algorithm",

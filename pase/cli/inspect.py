@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from pase.cli.names import complete_models
 from pase.cli.options import arguments_option, batch_option, json_option
 from pase.cli.output import print_json, print_table, quantity, say, warn
 from pase.graph import Graph, Operator
@@ -20,7 +21,7 @@ _LONGEST_REPEAT = 250
 
 
 @click.command("inspect", epilog="Example: pase inspect package.module:factory --batch 32")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @batch_option
 @arguments_option
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")

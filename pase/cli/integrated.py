@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from pase.cli.integrated_output import Timing, print_study, study_document
+from pase.cli.names import complete_machines, complete_models
 from pase.cli.options import WholeNumber, arguments_option, json_option
 from pase.cli.output import print_json, warn
 from pase.graph import Scalar
@@ -42,7 +43,7 @@ def _conventions(_ctx: click.Context, _param: click.Parameter, values: tuple[str
     "integrated",
     epilog="Example: pase integrated alexnet --arg grouped=true -p 512 -b 2048",
 )
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @click.option("--processes", "-p", type=WholeNumber(min=1), required=True, help="Number of processes, P.")
 @click.option("--batch", "-b", type=WholeNumber(min=1), help="Samples in one step, B [the model's own].")
 @arguments_option
@@ -55,7 +56,14 @@ def _conventions(_ctx: click.Context, _param: click.Parameter, values: tuple[str
     show_default=True,
     help="Of the paper: 1 is the preprint of 2017, 2 that of 2018.",
 )
-@click.option("--machine", default=MACHINE, show_default=True, metavar="NAME|FILE", help="Preset or .toml file: α, β.")
+@click.option(
+    "--machine",
+    default=MACHINE,
+    show_default=True,
+    metavar="NAME|FILE",
+    shell_complete=complete_machines,
+    help="Preset or .toml file: α, β.",
+)
 @click.option(
     "--convention",
     "options",

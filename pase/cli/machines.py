@@ -4,6 +4,7 @@ import textwrap
 
 import click
 
+from pase.cli.names import complete_machines
 from pase.cli.options import json_option
 from pase.cli.output import print_json, print_table, printable, quantity, say
 from pase.machine import Level, Machine, load_machine, machine_document, machine_schema, preset_names
@@ -13,7 +14,12 @@ _WIDTH = 100
 
 
 @click.command("machines", epilog="Example: pase machines --show 1080ti")
-@click.option("--show", metavar="NAME|FILE", help="Print one machine with the source of each figure.")
+@click.option(
+    "--show",
+    metavar="NAME|FILE",
+    shell_complete=complete_machines,
+    help="Print one machine with the source of each figure.",
+)
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of machine files.")
 @json_option
 def command(show: str | None, schema: bool, as_json: bool) -> None:

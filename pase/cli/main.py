@@ -8,6 +8,7 @@ from io import StringIO, TextIOWrapper
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
 from pase._version import __version__
 from pase.cli.output import printable
@@ -32,9 +33,12 @@ COMMANDS = {
     "easgd-model": "show what training across workers costs with the EASGD family",
     "integrated": "show what integrated model, batch and domain parallelism communicates",
     "halo": "show the halos of a sliding kernel on a number of workers",
+    "doctor": "say what is installed, what is missing for what, and what to type",
+    "completion": "print what makes a shell complete commands, models and machines",
 }
 """Each command lives in the module of its name, with _ for -, which is imported when the command is used."""
 
+PROGRAM = "pase"
 EXIT_INPUT = 1
 EXIT_INTERRUPTED = 130
 
@@ -57,6 +61,11 @@ class _LazyGroup(click.Group):
             raise click.UsageError(unknown_name("command", args[0], COMMANDS), ctx)
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # The texts stand here, so that no command is imported.
+        found = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # The texts stand here, so that --help imports no command.
         with formatter.section("Commands"):
@@ -68,7 +77,7 @@ class _LazyGroup(click.Group):
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Start with: pase search alexnet --devices 8",
 )
-@click.version_option(__version__, prog_name="pase")
+@click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """Find the best way to parallelise the training of a neural network, with a proof."""
 
@@ -82,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     try:
-        result = cli.main(args=arguments, prog_name="pase", standalone_mode=False)
+        result = cli.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
     except click.exceptions.Exit as finished:
         return finished.exit_code
     except (click.Abort, KeyboardInterrupt):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pase.cli.names import complete_machines
 from pase.errors import PlanError
 from pase.graph import Graph, Scalar
 from pase.importers import load
@@ -90,7 +91,12 @@ def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
         batch_option,
         arguments_option,
         click.option(
-            "--machine", default=DEFAULT_MACHINE, show_default=True, metavar="NAME|FILE", help="Preset or .toml file."
+            "--machine",
+            default=DEFAULT_MACHINE,
+            show_default=True,
+            metavar="NAME|FILE",
+            shell_complete=complete_machines,
+            help="Preset or .toml file.",
         ),
         click.option(
             "--flops", "flop_per_s", type=float, metavar="FLOP/s", help="Peak of one device, instead of the machine's."

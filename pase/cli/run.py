@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, device_options, json_option, model_options, training_flags
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
 from pase.plan import Plan
@@ -25,7 +26,7 @@ _FEW_WEIGHTS = 32
 
 
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
-@click.argument("plan_or_model", metavar="PLAN|MODEL")
+@click.argument("plan_or_model", metavar="PLAN|MODEL", shell_complete=complete_models)
 @model_options(devices_required=False)
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
 @training_flags

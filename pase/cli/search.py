@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from pase.cli.names import complete_models
 from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
 from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
 from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
@@ -32,7 +33,7 @@ class DeviceMemorySize(ByteSize):
 
 
 @click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @model_options(devices_required=True)
 @click.option("--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True)
 @click.option("--ordering", type=click.Choice(["auto", *ORDERINGS]), default="auto", show_default=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from pase.cli.names import complete_machines
 from pase.cli.options import check_writable, json_option
 from pase.cli.output import print_json, print_table, quantity, say
 from pase.documents import write_atomically
@@ -20,7 +21,12 @@ _SHOWN_PARTS = 10
 
 @click.command("simulate", epilog="Example: pase simulate plan.json --trace step.json")
 @click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--machine", metavar="NAME|FILE", help="Preset or .toml file, instead of the plan's machine.")
+@click.option(
+    "--machine",
+    metavar="NAME|FILE",
+    shell_complete=complete_machines,
+    help="Preset or .toml file, instead of the plan's machine.",
+)
 @click.option(
     "--collectives",
     type=click.Choice(list(COLLECTIVES)),

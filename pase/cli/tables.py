@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, check_writable, json_option, model_options
 from pase.cli.output import print_json, progress, warn
 from pase.costs import COST_MODELS
@@ -12,7 +13,7 @@ from pase.search import check_search, problem_of
 
 
 @click.command("tables", epilog="Example: pase tables transformer --devices 16 -o transformer_p16.npz")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @model_options(devices_required=True)
 @click.option("--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True)
 @click.option("--keep-batch", is_flag=True, help="Although the batch cannot be split.")

@@ -9,6 +9,7 @@ import click
 
 from pase.cli.launch import warn_of
 from pase.cli.main import EXIT_INTERRUPTED
+from pase.cli.names import complete_models
 from pase.cli.options import device_options, model_options
 from pase.cli.output import warn
 from pase.cli.train_options import request_of, training_across_options, warn_of_what_is_not_used
@@ -32,7 +33,7 @@ class _Command(click.Command):
 
 
 @click.command("train", cls=_Command, epilog="Example: pase train lenet5 --batch 16 --data digits --learning-rate 0.05")
-@click.argument("model", metavar="MODEL|PLAN|train.py")
+@click.argument("model", metavar="MODEL|PLAN|train.py", shell_complete=complete_models)
 @training_across_options
 @model_options(devices_required=False)
 @device_options

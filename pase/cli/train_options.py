@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from pase.cli.names import complete_algorithms
 from pase.cli.options import ModelArguments
 from pase.cli.output import warn
 from pase.errors import TrainingError
@@ -49,7 +50,12 @@ class _Arrivals(click.ParamType[tuple[int, ...]]):
 
 _JOB_OPTIONS = (
     click.option(
-        "--algorithm", default=DEFAULT_ALGORITHM, show_default=True, metavar="NAME", help="One of those named above."
+        "--algorithm",
+        default=DEFAULT_ALGORITHM,
+        show_default=True,
+        metavar="NAME",
+        shell_complete=complete_algorithms,
+        help="One of those named above.",
     ),
     click.option("--workers", type=int, default=DEFAULT_WORKERS, show_default=True, metavar="P", help="Replicas."),
     click.option("--steps", type=int, default=DEFAULT_STEPS, show_default=True, metavar="K", help="Of each worker."),

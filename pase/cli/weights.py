@@ -7,6 +7,7 @@ from typing import Any
 import click
 import numpy as np
 
+from pase.cli.names import complete_models
 from pase.cli.options import arguments_option, batch_option, check_writable, json_option
 from pase.cli.output import print_json, quantity, say
 from pase.documents import write_atomically
@@ -16,7 +17,7 @@ from pase.importers.weights import read_weights
 
 
 @click.command("weights", epilog="Example: pase weights model.onnx -o weights.npz")
-@click.argument("model")
+@click.argument("model", shell_complete=complete_models)
 @batch_option
 @arguments_option
 @click.option(

@@ -64,6 +64,8 @@ SURFACE = {
         *("--convention", "--compute-time", "--overlap", "--samples", "--json"),
     ],
     "halo": ["--extent !", "--kernel !", "--stride", "--dilation", "--padding", "--workers !", "--json"],
+    "doctor": ["--json"],
+    "completion": ["shell"],
 }
 
 
