@@ -5,7 +5,6 @@ from click.shell_completion import CompletionItem
 
 from pase.machine import preset_names
 from pase.models import MODELS
-from pase.training.algorithms import ALGORITHMS
 
 
 def complete_models(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -20,6 +19,9 @@ def complete_machines(_context: click.Context, _parameter: click.Parameter, inco
 
 def complete_algorithms(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the algorithms of training across workers whose names begin like that."""
+    # Here: every command has this module, and few of them train.
+    from pase.training.algorithms import ALGORITHMS
+
     return [CompletionItem(name) for name in ALGORITHMS if name.startswith(incomplete)]
 
 

@@ -15,6 +15,7 @@ from pase.training.job import Job, Snapshot, WorkerProgress
 from pase.training.messages import Endpoint, Kind, Message
 from pase.training.objective import Evaluator
 from pase.training.states import MasterState, WorkerState
+from pase.training.telling import parted
 from pase.training.worker import WorkerOutcome
 
 Report = Callable[[dict[str, Any]], None]
@@ -176,17 +177,12 @@ class Coordinator:
             self._tell({"event": "saved", "after": number, "path": str(path)})
 
     def _master_state(self, kept: Array) -> MasterState:
-        centre, velocity = self._halves(kept, has_velocity=self.job.algorithm.master_velocity)
+        centre, velocity = parted(kept, has_velocity=self.job.algorithm.master_velocity)
         return MasterState(centre=centre, velocity=velocity)
 
     def _worker_state(self, kept: Array) -> WorkerState:
-        weights, velocity = self._halves(kept, has_velocity=self.job.algorithm.worker_velocity)
+        weights, velocity = parted(kept, has_velocity=self.job.algorithm.worker_velocity)
         return WorkerState(weights=weights, velocity=velocity)
-
-    @staticmethod
-    def _halves(kept: Array, *, has_velocity: bool) -> tuple[Array, Array | None]:
-        half = len(kept) // 2
-        return (kept[:half], kept[half:]) if has_velocity else (kept, None)
 
     # -- tests
 

@@ -17,6 +17,7 @@ from pase.training.equations import Array
 from pase.training.job import Job
 from pase.training.messages import Endpoint, Kind, Message
 from pase.training.states import MasterState, changed
+from pase.training.telling import have_tested, tell_state
 from pase.training.worker import is_finite
 
 _GONE = frozenset({Kind.LOST, Kind.FAILED})
@@ -121,10 +122,8 @@ class Master:
         """Have the centre tested; wait for it where it depends on that how to go on."""
         if self.job.until_accuracy is not None:
             self._settle()
-        text = json.dumps({"time_s": self.clock.time_s})
-        self.endpoint.send(self.job.coordinator, Kind.TEST, self._centre(), number=self.num_events, text=text)
-        if self.job.until_accuracy is not None:
-            verdict = self.endpoint.receive(lambda message: message.kind in (Kind.TESTED, Kind.STOP))
+        verdict = have_tested(self.job, self.endpoint, self._centre(), num_events=self.num_events, clock=self.clock)
+        if verdict is not None:
             self._is_over = verdict.kind is Kind.STOP or bool(verdict.number)
 
     def _settle(self) -> None:
@@ -137,18 +136,16 @@ class Master:
             self.endpoint.send(worker, Kind.STATE_WANTED, number=self.num_events)
 
     def _tell(self, kind: Kind) -> None:
-        centre, velocity = self._centre(), self.state.velocity
-        kept = centre if velocity is None else np.concatenate([centre, velocity])
-        text = json.dumps(
-            {
-                "role": "master",
-                "workers": sorted(self.live),
-                "time_s": self.clock.time_s,
-                "num_messages": self.endpoint.tally.exchanged_messages,
-                "num_bytes": self.endpoint.tally.exchanged_bytes,
-            }
+        state = MasterState(centre=self._centre(), velocity=self.state.velocity)
+        tell_state(
+            self.job,
+            self.endpoint,
+            kind,
+            state,
+            num_events=self.num_events,
+            workers=self.live,
+            clock=self.clock,
         )
-        self.endpoint.send(self.job.coordinator, kind, kept, number=self.num_events, text=text)
 
     def _centre(self) -> Array:
         """Return the centre, which nobody changes afterwards."""

@@ -1,11 +1,8 @@
 """The rounds of synchronous methods: every worker takes every step, and the centre goes down a tree and sums up it."""
 
-import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from pase.errors import TrainingError
 from pase.training.algorithms import Place, Sends
@@ -14,6 +11,7 @@ from pase.training.equations import Array
 from pase.training.job import Job, Reduction
 from pase.training.messages import Endpoint, Kind, Message
 from pase.training.states import MasterState, changed
+from pase.training.telling import have_tested, tell_state
 from pase.training.tree import children, parent, tree_sum
 from pase.training.worker import StopAskedError, Worker, is_finite
 
@@ -137,10 +135,8 @@ class Keeper:
             self._tell(Kind.STATE)
         if not self.job.is_due(self.job.test_every, self.num_events):
             return
-        text = json.dumps({"time_s": self.clock.time_s})
-        self.endpoint.send(self.job.coordinator, Kind.TEST, self.state.centre, number=self.num_events, text=text)
-        if self.job.until_accuracy is not None:
-            verdict = self.endpoint.receive(lambda message: message.kind in (Kind.TESTED, Kind.STOP))
+        verdict = have_tested(self.job, self.endpoint, self.state.centre, num_events=self.num_events, clock=self.clock)
+        if verdict is not None:
             self._has_reached = bool(_unless_stopped(verdict).number)
 
     def end(self) -> None:
@@ -150,20 +146,16 @@ class Keeper:
         self._tell(Kind.ENDED)
 
     def _tell(self, kind: Kind) -> None:
-        kept = self.state.centre
-        if self.state.velocity is not None:
-            kept = np.concatenate([kept, self.state.velocity])
-        workers = list(range(self.job.num_workers))
-        text = json.dumps(
-            {
-                "role": "master",
-                "workers": workers,
-                "time_s": self.clock.time_s,
-                "num_messages": self.endpoint.tally.exchanged_messages,
-                "num_bytes": self.endpoint.tally.exchanged_bytes,
-            }
+        workers = range(self.job.num_workers)
+        tell_state(
+            self.job,
+            self.endpoint,
+            kind,
+            self.state,
+            num_events=self.num_events,
+            workers=workers,
+            clock=self.clock,
         )
-        self.endpoint.send(self.job.coordinator, kind, kept, number=self.num_events, text=text)
 
 
 def is_last_save_due(job: Job, num_events: int) -> bool:

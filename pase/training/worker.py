@@ -11,6 +11,7 @@ from pase.training.equations import Array
 from pase.training.job import Job, WorkerProgress
 from pase.training.messages import Endpoint, Kind
 from pase.training.objective import Gradient, Objective
+from pase.training.telling import joined
 
 MOST_REFUSED = 3
 """An asynchronous worker whose gradients were not finite so many times one after another ends."""
@@ -131,9 +132,10 @@ class Worker:
     def tell_state(self, number: int) -> None:
         """Send the coordinator its state for the checkpoint of an event."""
         state = self.progress.state
-        kept = state.weights if state.velocity is None else np.concatenate([state.weights, state.velocity])
         text = json.dumps({"role": "worker", "num_steps": self.progress.num_steps})
-        self.endpoint.send(self.job.coordinator, Kind.STATE, kept, number=number, text=text)
+        self.endpoint.send(
+            self.job.coordinator, Kind.STATE, joined(state.weights, state.velocity), number=number, text=text
+        )
 
     def tell_end(self) -> None:
         """Send the coordinator what it did in all."""
