@@ -17,7 +17,7 @@ from pase.training.networks import load_build
 from pase.training.objective import Evaluator, Objective
 from pase.training.replica import Network
 from pase.training.request import TrainingRequest
-from pase.training.samples import worker_batches
+from pase.training.samples import batches_of_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +40,11 @@ class Prepared:
 
     def objectives(self, workers: Collection[int]) -> dict[int, Objective]:
         """Return the replicas of some workers."""
-        inputs, num_workers, seed = self.network.inputs, self.job.num_workers, self.origin.seed
-        return {
-            worker: self.network.replica(
-                worker_batches(self.arrays, inputs, worker=worker, num_workers=num_workers, seed=seed),
-                seed=seed,
-                worker=worker,
-            )
-            for worker in workers
-        }
+        seed = self.origin.seed
+        batches = batches_of_workers(
+            self.arrays, self.network.inputs, workers=workers, num_workers=self.job.num_workers, seed=seed
+        )
+        return {worker: self.network.replica(own, seed=seed, worker=worker) for worker, own in batches.items()}
 
     @property
     def save(self) -> Callable[[Snapshot], Path] | None:

@@ -28,24 +28,43 @@ def part_of(num_rows: int, *, worker: int, num_workers: int, seed: int) -> Array
 def worker_batches(
     arrays: Mapping[str, Array] | None, inputs: Iterable[DataInput], *, worker: int, num_workers: int, seed: int
 ) -> Sampler:
-    """Return the batches of a worker, a function of seed, worker and step alone.
+    """Return the batches of a worker, a function of seed, worker and step alone; as `batches_of_workers` has them."""
+    return batches_of_workers(arrays, inputs, workers=(worker,), num_workers=num_workers, seed=seed)[worker]
+
+
+def batches_of_workers(
+    arrays: Mapping[str, Array] | None,
+    inputs: Iterable[DataInput],
+    *,
+    workers: Iterable[int],
+    num_workers: int,
+    seed: int,
+) -> dict[int, Sampler]:
+    """Return the batches of some workers, each a function of seed, worker and step alone.
 
     A part is gone through again and again, each time in another random order; a batch may end one and begin the next.
     Without arrays: made-up numbers, one batch for all steps of a worker. Raises RuntimeFailure where arrays do not fit
     the inputs, TrainingError where there are fewer rows than workers.
     """
     items = tuple(inputs)
-    own_seed = worker_seed(seed, worker)
-    # It checks the arrays.
-    whole = Batches(items, seed=own_seed, arrays=arrays)
     if arrays is None or not items:
-        return whole.batch
+        return {worker: Batches(items, seed=worker_seed(seed, worker), arrays=arrays).batch for worker in workers}
+    # It checks the arrays: once, whoever reads them.
+    Batches(items, seed=seed, arrays=arrays)
     num_rows = min(len(arrays[item.name]) for item in items)
     if num_rows < num_workers:
         raise TrainingError(
             f"the data have {num_rows} examples for {num_workers} workers; each needs one of its own, use fewer workers"
         )
-    return _Shuffled(arrays, items, part_of(num_rows, worker=worker, num_workers=num_workers, seed=seed), own_seed)
+    return {
+        worker: _Shuffled(
+            arrays,
+            items,
+            part_of(num_rows, worker=worker, num_workers=num_workers, seed=seed),
+            worker_seed(seed, worker),
+        )
+        for worker in workers
+    }
 
 
 class _Shuffled:
