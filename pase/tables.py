@@ -110,6 +110,15 @@ class CostTables:
             sets[v].add(u)
         return tuple(frozenset(s) for s in sets)
 
+    @cached_property
+    def incident(self) -> tuple[tuple[int, ...], ...]:
+        """[V] the numbers of each vertex's edges, ascending."""
+        found: list[list[int]] = [[] for _ in self.vertex_names]
+        for number, (u, v) in enumerate(self.edges):
+            found[u].append(number)
+            found[v].append(number)
+        return tuple(map(tuple, found))
+
     def layer_costs(self, vertex: int) -> FloatArray:
         """Return the [K_v] layer costs of a vertex."""
         return self.vertex_costs[self.vertex_table[vertex]]

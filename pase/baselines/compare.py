@@ -11,7 +11,7 @@ from pase.costs import Problem
 from pase.graph import Graph, verify
 from pase.machine import Machine
 from pase.plan import Plan
-from pase.search import Progress, check_search, data_parallel_choice, plan_of, problem_of
+from pase.planning import Progress, check_search, data_parallel_choice, plan_of, problem_of
 from pase.solver import Solution, solve
 
 OURS = "pase"
@@ -91,6 +91,8 @@ def compare(
     found: list[tuple[Baseline, tuple[int, ...], float]] = []
     absent = []
     for baseline in baselines:
+        if on_progress:
+            on_progress(f"looking for the strategy {baseline.name}", 0.0)
         start_s = perf_counter()
         choice = baseline.choose(problem, machine)
         time_s = perf_counter() - start_s

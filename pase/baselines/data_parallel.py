@@ -2,7 +2,7 @@
 
 from pase.costs import Problem
 from pase.machine import Machine
-from pase.search import data_parallel_choice
+from pase.planning import data_parallel_choice
 
 
 def choose(problem: Problem, _machine: Machine) -> tuple[int, ...] | None:

@@ -17,7 +17,7 @@ from pase.baselines.layout import cheapest
 from pase.costs import Problem
 from pase.errors import ConfigurationError, unknown_name
 from pase.machine import Machine
-from pase.search import data_parallel_choice
+from pase.planning import data_parallel_choice
 from pase.tables import CostTables
 
 Start = Callable[[Problem, Machine, Sequence[Choose], int], Sequence[int]]

@@ -4,24 +4,30 @@ from pase.explanation.explain import ExplainOptions, explain
 from pase.explanation.findings import Explanation, Flip, LayerExplanation, MemoryBinding, RunnerUp
 from pase.explanation.flips import FARTHEST
 from pase.explanation.nearest import TIE
-from pase.explanation.parts import Part, PartKind
+from pase.explanation.overview import BriefRunnerUp, LayerOverview, Overview, overview
+from pase.explanation.parts import Part, PartKind, own_parts
 from pase.explanation.reasons import configuration_text, percent
 from pase.explanation.sensitivity import Sensitivity, sensitivity
 
 __all__ = [
     "FARTHEST",
     "TIE",
+    "BriefRunnerUp",
     "ExplainOptions",
     "Explanation",
     "Flip",
     "LayerExplanation",
+    "LayerOverview",
     "MemoryBinding",
+    "Overview",
     "Part",
     "PartKind",
     "RunnerUp",
     "Sensitivity",
     "configuration_text",
     "explain",
+    "overview",
+    "own_parts",
     "percent",
     "sensitivity",
 ]

@@ -18,16 +18,16 @@ from pase.explanation.parts import CostParts
 from pase.explanation.reasons import memory_reason
 from pase.explanation.scaling import scaled_tables
 from pase.explanation.searching import Searching, searching
-from pase.explanation.subproblems import costs_beside, edges_of
+from pase.explanation.subproblems import costs_beside
 from pase.plan import Plan
-from pase.search import Progress, problem_of
+from pase.planning import Progress, problem_of
 from pase.solver import Solution
 from pase.tables import CostTables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainOptions:
-    """time_limit_s: of one search for an alternative; None: none. max_solutions: for the flips, each way."""
+    """time_limit_s: of one search for an alternative; None: none. max_solutions: for flips, each way; 0: no flips."""
 
     time_limit_s: float | None = None
     max_solutions: int = 200
@@ -49,7 +49,7 @@ def explain(
     choice = planned_choice(plan, problem)
     search = searching(plan, problem, options.time_limit_s)
     optimum = present_optimum(plan, problem.tables, choice, search, on_progress)
-    work = _Work(plan, problem, choice, optimum, search)
+    work = Work(plan, problem, choice, optimum, search)
     below, above = _sides(work, options.max_solutions, on_progress)
     wanted = list(plan.index if layers is None else layers)
     found = []
@@ -71,7 +71,7 @@ def explain(
     )
 
 
-class _Work:
+class Work:
     """What is known of a plan while its layers are explained one after the other."""
 
     def __init__(
@@ -84,15 +84,15 @@ class _Work:
         self.search = search
         self.plan_cost = problem.tables.evaluate(choice)
         self._free = optimum if search.limit_bytes is None else search.unlimited(problem.tables, [optimum.choice])
+        self.free = Alternatives(problem.tables, self._free, search)
         self._alternatives = Fitting(
             tables=problem.tables,
             optimum=optimum,
             search=search,
-            free=Alternatives(problem.tables, self._free, search),
+            free=self.free,
         )
-        self._parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices))
-        self._contrasts = Contrasts(plan, problem, choice, self._parts)
-        self._incident = edges_of(problem.tables)
+        self.parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices))
+        self._contrasts = Contrasts(plan, problem, choice, self.parts)
 
     def layer(self, vertex: int, below: Side, above: Side) -> LayerExplanation:
         """Return what is said of one layer."""
@@ -104,7 +104,7 @@ class _Work:
         is_best = kept.total_cost <= self.optimum.cost * (1 + TIE)
         runner_up = None
         if other is not None:
-            near = nearest([self.problem.tables], kept.choice, other.choice, moved=(vertex,))
+            near = nearest([self.problem.tables], kept.choice, other.choice, moved=(vertex,), costs=[other.total_cost])
             other = replace(other, choice=near) if self.search.fits(near) else other
             runner_up = self._runner_up(vertex, kept, other)
         memory = self._memory(vertex)
@@ -114,7 +114,7 @@ class _Work:
             kind=layer.kind,
             splits=layer.splits,
             num_configurations=self.problem.tables.domain_sizes[vertex],
-            parts=self._parts.of(vertex, self.choice),
+            parts=self.parts.of(vertex, self.choice),
             is_best=is_best,
             best=layer.splits if is_best else self.problem.splits(vertex, best),
             kept_total_cost=kept.total_cost,
@@ -128,7 +128,7 @@ class _Work:
 
     def _runner_up(self, vertex: int, kept: Alternative, other: Alternative) -> RunnerUp:
         difference = other.total_cost - kept.total_cost
-        beside = costs_beside(self.problem.tables, vertex, self.choice, self._incident[vertex])
+        beside = costs_beside(self.problem.tables, vertex, self.choice)
         own = float(beside[self.choice[vertex]])
         beside[self.choice[vertex]] = np.inf
         if self.search.limit_bytes is not None:
@@ -154,7 +154,7 @@ class _Work:
         limit = self.search.limit_bytes
         if limit is None:
             return None
-        beside = costs_beside(self.problem.tables, vertex, self.choice, self._incident[vertex])
+        beside = costs_beside(self.problem.tables, vertex, self.choice)
         beside -= beside[self.choice[vertex]]
         needed = self._alternatives.weights_beside(vertex, self.choice)
         beside[needed <= limit] = 0.0
@@ -183,9 +183,12 @@ class _Work:
         return found and Flip(scale=found[0], splits=self.problem.splits(vertex, found[1]))
 
 
-def _sides(work: _Work, max_solutions: int, on_progress: Progress | None) -> tuple[Side, Side]:
+def _sides(work: Work, max_solutions: int, on_progress: Progress | None) -> tuple[Side, Side]:
     """Return the flips with faster and with slower links."""
     plan, start = work.plan, work.optimum.choice
+    if not max_solutions:
+        nothing = Side(breakpoints=(), searched_to=1.0)
+        return nothing, nothing
 
     def optimise(tables: CostTables, known: Sequence[Sequence[int]]) -> Solution:
         if on_progress:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 
-from pase.explanation.subproblems import edges_of
 from pase.tables import CostTables
 
 TIE = 1e-9
@@ -10,16 +9,22 @@ TIE = 1e-9
 
 
 def nearest(
-    tables: Sequence[CostTables], reference: Sequence[int], choice: Sequence[int], *, moved: Collection[int] = ()
+    tables: Sequence[CostTables],
+    reference: Sequence[int],
+    choice: Sequence[int],
+    *,
+    moved: Collection[int] = (),
+    costs: Sequence[float] = (),
 ) -> tuple[int, ...]:
     """Return `choice` with every vertex as in `reference` that can be so at the same cost.
 
     tables: one problem or several over the same vertices, edges and configurations; a change must cost the same in
     each. moved: vertices that stay as they are in `choice`. Changes that belong together (neighbours that both differ)
-    are taken back together, then one at a time, until none is left that can be.
+    are taken back together, then one at a time, until none is left that can be. costs: of `choice` in each problem,
+    where they are known.
     """
-    incident = edges_of(tables[0])
-    slack = [TIE * table.evaluate(choice) for table in tables]
+    incident = tables[0].incident
+    slack = [TIE * cost for cost in costs or [table.evaluate(choice) for table in tables]]
     found = list(choice)
 
     def take_back(group: Collection[int]) -> bool:

@@ -8,7 +8,7 @@ from pase.errors import PlanError
 from pase.explanation.nearest import TIE, nearest
 from pase.explanation.searching import Searching
 from pase.plan import Plan
-from pase.search import Progress
+from pase.planning import Progress
 from pase.solver import Solution
 from pase.tables import CostTables
 
@@ -36,6 +36,11 @@ def present_optimum(
     """
     if search.limit_bytes is None or not plan.exact:
         return optimum_near(tables, choice, search, on_progress)
+    return claimed_optimum(plan, tables, choice)
+
+
+def claimed_optimum(plan: Plan, tables: CostTables, choice: Sequence[int]) -> Solution:
+    """Return the plan as the cheapest strategy that its file says it is."""
     cost = tables.evaluate(choice)
     return Solution(
         cost=cost,

@@ -18,7 +18,6 @@ from pase.costs import (
     transfer_bytes,
 )
 from pase.costs.traffic import sum_name
-from pase.explanation.subproblems import edges_of
 from pase.graph import Operator, Role
 
 
@@ -64,7 +63,7 @@ class CostParts:
         """Take a search problem and the cost model of its tables."""
         self._problem = problem
         self._model = model
-        self._incident = edges_of(problem.tables)
+        self._incident = problem.tables.incident
         self._shared = shared_weights(problem.graph)
         self._traffic: dict[tuple[int, int], LayerTraffic] = {}
         self._own: dict[tuple[int, int], tuple[Part, ...]] = {}
@@ -78,7 +77,7 @@ class CostParts:
         """Return the parts of the layer cost t_l of one configuration."""
         key = self._problem.tables.vertex_table[vertex], configuration  # repeated layers share it
         if key not in self._own:
-            self._own[key] = _own_parts(
+            self._own[key] = own_parts(
                 self._problem.graph.operators[vertex], self._traffic_of(vertex, configuration), self._model
             )
         return self._own[key]
@@ -124,7 +123,8 @@ class CostParts:
         return self._traffic[key]
 
 
-def _own_parts(operator: Operator, traffic: LayerTraffic, model: CostModel) -> tuple[Part, ...]:
+def own_parts(operator: Operator, traffic: LayerTraffic, model: CostModel) -> tuple[Part, ...]:
+    """Return the parts of the layer cost t_l of a layer of one configuration, the dearest first."""
     kinds = _sums(operator)
     parts = [Part(kind=PartKind.COMPUTE, cost=float(layer_cost(traffic, model).compute[0]))]
     for message, cost in zip(traffic.messages, model.messages(traffic), strict=True):

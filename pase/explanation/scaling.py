@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pase.explanation.nearest import TIE
 from pase.graph import Graph
 from pase.machine import Machine
-from pase.search import Progress, problem_of
+from pase.planning import Progress, problem_of
 from pase.tables import CostTables
 
 _FAR = 2.0**200

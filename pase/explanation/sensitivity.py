@@ -12,7 +12,7 @@ from pase.explanation.optimum import optimum_near, planned_choice, present_optim
 from pase.explanation.searching import Searching, searching
 from pase.machine import Device, Level, Machine
 from pase.plan import Plan
-from pase.search import Progress, problem_of
+from pase.planning import Progress, problem_of
 from pase.solver import Solution
 from pase.tables import CostTables
 

@@ -33,7 +33,6 @@ def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Isla
     """Return the island of each vertex that has more than one of the `kept` configurations, [V] each ascending."""
     found: dict[int, Island] = {}
     open_vertices = [v for v, rows in enumerate(kept) if len(rows) > 1]
-    incident = edges_of(tables)
     for start in open_vertices:
         if start in found:
             continue
@@ -42,27 +41,15 @@ def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Isla
             new = {w for w in tables.neighbours[frontier.pop()] if len(kept[w]) > 1} - reached
             reached |= new
             frontier.extend(new)
-        island = _island(tables, kept, tuple(sorted(reached)), incident)
+        island = _island(tables, kept, tuple(sorted(reached)))
         found |= dict.fromkeys(island.vertices, island)
     return found
 
 
-def edges_of(tables: CostTables) -> tuple[tuple[int, ...], ...]:
-    """Return the numbers of each vertex's edges, [V], ascending."""
-    incident: list[list[int]] = [[] for _ in tables.vertex_names]
-    for number, (u, v) in enumerate(tables.edges):
-        incident[u].append(number)
-        incident[v].append(number)
-    return tuple(map(tuple, incident))
-
-
-def costs_beside(tables: CostTables, vertex: int, choice: Sequence[int], edges: Sequence[int]) -> FloatArray:
-    """Return the [K] cost of a vertex's configurations, transfers included, where all others keep to a strategy.
-
-    edges: the numbers of the vertex's edges.
-    """
+def costs_beside(tables: CostTables, vertex: int, choice: Sequence[int]) -> FloatArray:
+    """Return the [K] cost of a vertex's configurations, transfers included, where all others keep to a strategy."""
     total = tables.layer_costs(vertex).copy()
-    for number in edges:
+    for number in tables.incident[vertex]:
         u, v = tables.edges[number]
         table = tables.edge(number)
         if u == vertex:
@@ -72,15 +59,13 @@ def costs_beside(tables: CostTables, vertex: int, choice: Sequence[int], edges: 
     return total
 
 
-def _island(
-    tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int, ...], incident: Sequence[Sequence[int]]
-) -> Island:
+def _island(tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int, ...]) -> Island:
     position = {v: i for i, v in enumerate(vertices)}
     costs = []
     edges: dict[int, tuple[int, int]] = {}
     for vertex in vertices:
         total = tables.layer_costs(vertex)[kept[vertex]]
-        for number in incident[vertex]:
+        for number in tables.incident[vertex]:
             u, v = tables.edges[number]
             if u in position and v in position:
                 edges[number] = position[u], position[v]

@@ -5,6 +5,7 @@ The solver knows no cost model, no graph and no framework.
 
 from pase.solver.effort import Progress
 from pase.solver.limited import LimitedSolution, solve_limited
+from pase.solver.marginals import Marginals, min_marginals
 from pase.solver.near_optimal import near_optimal
 from pase.solver.recurrences import find_best_strategy, naive_recurrence
 from pase.solver.search import solve
@@ -13,11 +14,13 @@ from pase.solver.weighted import Weighted
 
 __all__ = [
     "LimitedSolution",
+    "Marginals",
     "Progress",
     "Solution",
     "Statistics",
     "Weighted",
     "find_best_strategy",
+    "min_marginals",
     "naive_recurrence",
     "near_optimal",
     "solve",

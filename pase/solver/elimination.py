@@ -215,7 +215,7 @@ def run_plan(plan: Plan, check: Check, on_done: Callable[[float], None] | None =
 
 def fill(kernel: Kernel, check: Check) -> None:
     """Compute a planned table from those it depends on."""
-    operands = [_aligned(o) for o in kernel.operands]
+    operands = [aligned(o) for o in kernel.operands]
     out = np.empty(kernel.result.shape)
     costs = kernel.costs.reshape(-1, *(1,) * out.ndim)
     if operands:
@@ -227,7 +227,7 @@ def fill(kernel: Kernel, check: Check) -> None:
     kernel.result.values = out
 
 
-def _aligned(o: _Operand) -> FloatArray:
+def aligned(o: _Operand) -> FloatArray:
     """Return the operand with one axis for each of the step's, in its order; extent 1 where the table lacks it."""
     values = o.table.filled()
     if o.turned is not None:

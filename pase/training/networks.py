@@ -13,7 +13,7 @@ from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine
 from pase.plan import Plan
 from pase.plan_file import read_plan
-from pase.search import search
+from pase.planning import Progress, search
 
 _EXPECTED = "expected a file that pase emit wrote, which declares 'build' and ends in main(build, num_devices=N)"
 
@@ -37,6 +37,7 @@ def load_build(
     batch: int | None = None,
     arguments: Mapping[str, Scalar] | None = None,
     machine: Machine | str = DEFAULT_MACHINE,
+    on_progress: Progress | None = None,
 ) -> Loaded:
     """Return the network of a program (a path that ends in .py), a plan (.json) or a model (anything else).
 
@@ -48,7 +49,7 @@ def load_build(
     if reader is not None:
         return reader(Path(source))
     graph = load(source, batch=batch, arguments=dict(arguments or {}))
-    return build_of_plan(search(graph, devices, machine=machine))
+    return build_of_plan(search(graph, devices, machine=machine, on_progress=on_progress))
 
 
 def build_of_plan(plan: Plan) -> Loaded:

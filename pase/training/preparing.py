@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pase.datasets import Dataset, fit_to, load_dataset
+from pase.planning import Progress
 from pase.runtime.cluster import Cluster
 from pase.runtime.data import DataInput
 from pase.runtime.devices import local_devices
@@ -62,7 +63,9 @@ class Prepared:
 
 
 @contextmanager
-def prepare(request: TrainingRequest, cluster: Cluster | None = None) -> Iterator[Prepared]:
+def prepare(
+    request: TrainingRequest, cluster: Cluster | None = None, *, on_progress: Progress | None = None
+) -> Iterator[Prepared]:
     """Give a training that can begin: the network loaded, the data checked, the checkpoint read.
 
     cluster: the one that this process belongs to, None for none; tests and new checkpoints are those of its task 0.
@@ -80,7 +83,10 @@ def prepare(request: TrainingRequest, cluster: Cluster | None = None) -> Iterato
         batch=request.batch,
         arguments=request.arguments,
         machine=request.machine,
+        on_progress=on_progress,
     )
+    if on_progress:
+        on_progress("building the program", 0.0)
     devices = local_devices(request.choice, loaded.num_devices, local_task)
     with closing(
         Network.load(loaded.build, num_devices=loaded.num_devices, dtype=request.dtype, devices=devices)

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from pase.errors import PaseError, TrainingError
+from pase.planning import Progress
 from pase.runtime.cluster import Cluster, kept_text
 from pase.training.coordinator import Outcome, Report
 from pase.training.events import done_event, reporting
@@ -14,14 +15,14 @@ from pase.training.request import TrainingRequest
 from pase.training.threads import train_in_threads
 
 
-def train(request: TrainingRequest, *, report: Report | None = None) -> Outcome:
+def train(request: TrainingRequest, *, report: Report | None = None, on_progress: Progress | None = None) -> Outcome:
     """Train in threads of this process and return what came of it.
 
-    Reports the events of `reporting`. Raises PaseError where the training cannot begin, and where it cannot go on, with
-    the last checkpoint.
+    on_progress: told of what comes before the training. Reports the events of `reporting`. Raises PaseError where the
+    training cannot begin, and where it cannot go on, with the last checkpoint.
     """
     with (
-        prepare(request) as prepared,
+        prepare(request, on_progress=on_progress) as prepared,
         reporting(prepared, report) as shown,
         _told_of_the_checkpoint(last_checkpoint(request)),
     ):
@@ -38,13 +39,19 @@ def train(request: TrainingRequest, *, report: Report | None = None) -> Outcome:
     return outcome
 
 
-def train_task(request: TrainingRequest, cluster: Cluster, *, report: Report | None = None) -> None:
+def train_task(
+    request: TrainingRequest,
+    cluster: Cluster,
+    *,
+    report: Report | None = None,
+    on_progress: Progress | None = None,
+) -> None:
     """Do the part of this process, a task of a cluster; task 0 reports, tests and saves.
 
     To be called within `run_in_cluster`. Raises PaseError as `train` does.
     """
     told = last_checkpoint(request)
-    with prepare(request, cluster) as prepared, _told_of_the_checkpoint(told):
+    with prepare(request, cluster, on_progress=on_progress) as prepared, _told_of_the_checkpoint(told):
         parts = Parts(objectives=prepared.objectives, evaluator=lambda: prepared.evaluator)
         take_part = partial(
             run_task,

@@ -14,7 +14,7 @@ import numpy as np
 
 from pase.datasets.digits import digits
 from pase.importers import load
-from pase.search import search
+from pase.planning import search
 from pase.training.algorithms import Algorithm, Exchange, Sends
 from pase.training.equations import Array, Rates
 from pase.training.networks import build_of_plan

@@ -11,8 +11,8 @@ from pase.costs.collectives import Link
 from pase.graph import Graph
 from pase.machine import Machine, load_machine
 from pase.plan import LayerPlan, Plan
+from pase.planning import SearchOptions, search
 from pase.runtime.layouts import device_mesh
-from pase.search import SearchOptions, search
 from pase.strategy import plan_layers, total_cost
 from scripts.benchmarks.tables import markdown, publish
 

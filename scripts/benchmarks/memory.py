@@ -4,7 +4,7 @@ from pase import load, load_machine
 from pase.costs import Problem, memory_tables
 from pase.memory_limit import size_text
 from pase.models import MODELS
-from pase.search import problem_of
+from pase.planning import problem_of
 from pase.solver import LimitedSolution, Weighted, solve_limited
 from scripts.benchmarks.tables import markdown, publish
 

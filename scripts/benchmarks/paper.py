@@ -12,7 +12,7 @@ from pase.costs import CostModel, Problem, build_problem, cost_model, layer_cost
 from pase.graph import Graph, Operator
 from pase.machine import load_machine
 from pase.ordering import breadth_first, dependent_sets, generate_seq, naive_dependent_sets
-from pase.search import data_parallel_cost
+from pase.planning import data_parallel_cost
 from pase.solver import solve
 from scripts.benchmarks.tables import markdown, publish
 

@@ -11,7 +11,7 @@ from pase.costs import COST_MODELS
 from pase.errors import ConfigurationError
 from pase.graph import Scalar
 from pase.models import MODELS
-from pase.search import SearchOptions, data_parallel_cost, problem_of, search
+from pase.planning import SearchOptions, data_parallel_cost, problem_of, search
 from pase.solver import solve
 from pase.strategy import total_cost
 from tests.networks import small_graph, tiny_graph

@@ -9,7 +9,7 @@ from pase.baselines import BASELINES
 from pase.baselines.mesh_tensorflow import meshes
 from pase.baselines.transformer_dims import transformer_dims
 from pase.costs import Problem
-from pase.search import problem_of
+from pase.planning import problem_of
 from tests.importers.torch_zoo import Made, alexnet, transformer
 
 pytest.importorskip("torch")

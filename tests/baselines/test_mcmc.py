@@ -18,7 +18,7 @@ from pase.baselines.mcmc import STARTS, Walk, choose
 from pase.baselines.registry import EXPERTS
 from pase.costs import Problem
 from pase.errors import ConfigurationError
-from pase.search import data_parallel_choice, problem_of
+from pase.planning import data_parallel_choice, problem_of
 from pase.solver import solve
 from pase.tables import CostTables, EdgeTable
 from tests.networks import small_graph, tiny_graph

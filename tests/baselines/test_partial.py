@@ -13,7 +13,7 @@ from pase import load_machine
 from pase.baselines import complete, restrict
 from pase.costs import Problem
 from pase.errors import ConfigurationError, TablesError
-from pase.search import problem_of
+from pase.planning import problem_of
 from pase.solver import solve
 from tests.networks import slow_machine, small_graph, tiny_graph
 

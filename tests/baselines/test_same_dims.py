@@ -8,7 +8,7 @@ from pase.baselines.structure import dense_product, follows, is_convolution, lea
 from pase.baselines.transformer_dims import transformer_dims
 from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, Part
 from pase.graph.operators import attention, dense, embedding, layer_norm, softmax_loss
-from pase.search import problem_of
+from pase.planning import problem_of
 from tests.networks import SMALL, small_graph
 
 

@@ -17,7 +17,7 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import conv2d, dense, elementwise, embedding, softmax_loss
 from pase.machine import Device, Level, Machine, load_machine
 from pase.models import build
-from pase.search import SearchOptions, search
+from pase.planning import SearchOptions, search
 from pase.strategy import plan_layers, total_cost
 from tests.networks import SMALL, small_graph
 

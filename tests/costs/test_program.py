@@ -12,8 +12,8 @@ from pase.costs.program import pairwise_all_reduce
 from pase.machine import load_machine
 from pase.models import build
 from pase.pairs import all_reduce_pairs
+from pase.planning import SearchOptions, search
 from pase.runtime.layouts import device_mesh
-from pase.search import SearchOptions, search
 from pase.simulation import simulate
 from pase.strategy import plan_layers, total_cost
 from tests.networks import small_graph

@@ -6,8 +6,8 @@ import pytest
 from pase.explanation import alternatives
 from pase.explanation.alternatives import Alternatives
 from pase.explanation.nearest import nearest
-from pase.explanation.subproblems import costs_beside, edges_of, islands
-from pase.search import problem_of
+from pase.explanation.subproblems import costs_beside, islands
+from pase.planning import problem_of
 from pase.solver import near_optimal, solve
 from pase.tables import CostTables, restricted
 from tests.explanation.brute import every_strategy, random_problem
@@ -91,8 +91,8 @@ def test_an_island_costs_what_it_adds_to_the_whole(seed: int) -> None:
 def test_costs_beside_others_that_stay() -> None:
     tables = random_problem(3)
     choice = solve(tables).choice
-    for vertex, edges in enumerate(edges_of(tables)):
-        costs = costs_beside(tables, vertex, choice, edges)
+    for vertex in range(tables.num_vertices):
+        costs = costs_beside(tables, vertex, choice)
         wholes = [total_cost(tables, (*choice[:vertex], c, *choice[vertex + 1 :])) for c in range(len(costs))]
         assert costs - costs[0] == pytest.approx(np.array(wholes) - wholes[0], abs=1e-9)
 

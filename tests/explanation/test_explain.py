@@ -16,8 +16,8 @@ from pase.explanation.flips import FARTHEST
 from pase.explanation.optimum import planned_choice
 from pase.explanation.parts import CostParts
 from pase.explanation.scaling import scaled_links
+from pase.planning import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.quantities import quantity
-from pase.search import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.solver import Solution, solve
 from tests.networks import slow_machine, small_graph, tiny_graph
 from tests.solver.problems import total_cost

@@ -8,7 +8,7 @@ import pytest
 from pase.explanation.flips import breakpoints
 from pase.explanation.scaling import scaled_links, scaled_tables
 from pase.machine import load_machine
-from pase.search import problem_of
+from pase.planning import problem_of
 from pase.solver import Solution, solve
 from pase.tables import CostTables
 from tests.explanation.brute import every_strategy, random_scaled

@@ -8,7 +8,7 @@ from pase import Machine, Plan, search
 from pase.explanation import Sensitivity, sensitivity
 from pase.explanation.sensitivity import figures
 from pase.machine import load_machine
-from pase.search import SearchOptions, problem_of
+from pase.planning import SearchOptions, problem_of
 from tests.networks import slow_machine, small_graph
 
 

@@ -15,7 +15,7 @@ from pase.graph import Edge
 from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.models import MODELS
 from pase.ordering import ORDERINGS, breadth_first, generate_seq
-from pase.search import MAX_DEVICES, problem_of
+from pase.planning import MAX_DEVICES, problem_of
 from pase.solver import find_best_strategy, naive_recurrence
 from pase.strategy import plan_layers, total_cost
 from tests.networks import slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
