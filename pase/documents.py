@@ -90,6 +90,15 @@ class Field:
             raise self.fail(f"is {_shown(self.value)}; expected a whole number of at most {LARGEST_INTEGER}")
         return self.value
 
+    def integers(self, minimum: int = 0) -> tuple[int, ...]:
+        """Return an array of whole numbers that are not below the minimum."""
+        # Long arrays, nearly always right, are looked at as a whole; what is wrong is then looked for by element.
+        if isinstance(self.value, list) and set(map(type, self.value)) <= {int}:
+            values: list[int] = self.value
+            if not values or minimum <= min(values) <= max(values) <= LARGEST_INTEGER:
+                return tuple(values)
+        return tuple(item.integer(minimum) for item in self.items())
+
     def number(self, *, above: float = -inf) -> float:
         """Return a finite number of 0 or more, or one greater than `above`."""
         value = self.value

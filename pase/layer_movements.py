@@ -74,7 +74,7 @@ def layer_movements(plan: Plan, operator: Operator, moved: dict[Hop, Pairs]) -> 
                 pairs = _handed(mesh, dim, points)
                 yield Sent(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, pairs=pairs)
     for position, read in enumerate(operator.reads):
-        phase = _gradient_phase(graph, operator, position)
+        phase = gradient_phase(graph, operator, position)
         if phase is not None:
             points = shard_points(operator, read.shape, read.axes, mesh)
             # Parts of a kernel read different windows: on their way back these are added where they overlap.
@@ -119,13 +119,12 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, moved: 
             return sent(_handed(mesh, exchange.across, shard_points(operator, exchange.shape, exchange.axes, mesh)))
 
 
-def _gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
-    """Return when the gradient of what a layer reads is added up; None if it has none."""
+def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
+    """Return when the gradient of what a layer reads, by position, is added up; None if it has none."""
     read = operator.reads[position]
     if read.role is Role.PARAMETER:
         # A shared weight's gradients are brought together before the update.
-        users = [access for other in graph.operators for access in other.parameters if access.shared == read.shared]
-        return Phase.BACKWARD if read.shared and len(users) > 1 else Phase.UPDATE
+        return Phase.BACKWARD if read.shared and graph.num_uses[read.shared] > 1 else Phase.UPDATE
     edge = graph.incoming.get((operator.name, position))
     return Phase.BACKWARD if edge is not None and needs_gradient(graph, edge) else None
 

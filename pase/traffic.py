@@ -5,15 +5,15 @@ each of k devices adds a k-th of them and the others gather it; small ones are a
 that several layers share go from their first user to the others, their gradients back.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from pase.costs import SharedWeight, shared_weights
 from pase.emitter.kinds import KINDS
 from pase.emitter.traffic import INDEX_BYTES, edge_hops, layer_mesh, needs_gradient
-from pase.graph import Operator
-from pase.layer_movements import Summed, layer_movements
+from pase.graph import Edge, Operator
+from pase.layer_movements import Summed, gradient_phase, layer_movements
 from pase.pairs import Pairs, all_reduce_pairs, moved_pairs
 from pase.plan import Plan
 from pase.runtime.initial import shared_order
@@ -41,6 +41,13 @@ class Flow:
         """Whether two layers are involved."""
         return self.movement.producer != self.movement.consumer
 
+    def between(self, producer: str, consumer: str) -> "Flow":
+        """Return the same flow of other layers that lie alike; what moves within a layer does so in the consumer."""
+        ends = Movement(
+            producer=producer if self.is_of_edge else consumer, consumer=consumer, phase=self.movement.phase
+        )
+        return Flow(tensor=self.tensor, movement=ends, bytes_by_pair=self.bytes_by_pair)
+
 
 def flows(plan: Plan) -> tuple[Flow, ...]:
     """Return what a placed plan moves in a step; RuntimeFailure or EmitError where a layer's splits fit no mesh.
@@ -49,10 +56,37 @@ def flows(plan: Plan) -> tuple[Flow, ...]:
     whatever pass it is of.
     """
     moved: dict[Hop, Pairs] = {}
-    found = [*_edge_flows(plan, moved), *_shared_flows(plan, moved)]
+    layouts = {
+        layer.name: (replace(operator, name=""), tuple(layer.splits.values()), layer.devices)
+        for operator, layer in zip(plan.graph.operators, plan.layers, strict=True)
+    }
+    known: dict[Hashable, tuple[Flow, ...]] = {}
+    found: list[Flow] = []
+
+    def add(key: Hashable, producer: str, consumer: str, flows_of: Callable[[], Iterable[Flow]]) -> None:
+        # Repeated layers that lie alike move alike: what the first of them moves is worked out once.
+        if key not in known:
+            known[key] = tuple(flow for flow in flows_of() if flow.bytes_by_pair)
+        found.extend(flow.between(producer, consumer) for flow in known[key])
+
+    for edge in plan.graph.edges:
+        ends = layouts[edge.producer], edge.output, layouts[edge.consumer], edge.input
+        add(
+            ("edge", *ends, needs_gradient(plan.graph, edge)),
+            edge.producer,
+            edge.consumer,
+            partial(_edge_flows, plan, edge, moved),
+        )
+    found += (flow for flow in _shared_flows(plan, moved) if flow.bytes_by_pair)
     for operator in plan.graph.operators:
-        found += _layer_flows(plan, operator, moved)
-    return tuple(flow for flow in found if flow.bytes_by_pair)
+        phases = tuple(gradient_phase(plan.graph, operator, i) for i in range(len(operator.reads)))
+        add(
+            ("layer", layouts[operator.name], phases),
+            operator.name,
+            operator.name,
+            partial(_layer_flows, plan, operator, moved),
+        )
+    return tuple(found)
 
 
 def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
@@ -63,18 +97,17 @@ def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
     return total
 
 
-def _edge_flows(plan: Plan, moved: dict[Hop, Pairs]) -> Iterator[Flow]:
-    for edge in plan.graph.edges:
-        read = plan.graph[edge.consumer].reads[edge.input]
-        word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
-        has_gradient = needs_gradient(plan.graph, edge)
-        steps = list(edge_hops(plan, edge))
-        consumer = plan.graph[edge.consumer]
-        if len(steps) > 1 and consumer.kind in KINDS and KINDS[consumer.kind].joins:
-            # What comes in another shape is brought to the consumer's devices before it is joined there.
-            last = [steps.pop()]
-            yield from _both_ways(read.tensor, edge.consumer, edge.consumer, last, moved, word_bytes, has_gradient)
-        yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, moved, word_bytes, has_gradient)
+def _edge_flows(plan: Plan, edge: Edge, moved: dict[Hop, Pairs]) -> Iterator[Flow]:
+    read = plan.graph[edge.consumer].reads[edge.input]
+    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
+    has_gradient = needs_gradient(plan.graph, edge)
+    steps = list(edge_hops(plan, edge))
+    consumer = plan.graph[edge.consumer]
+    if len(steps) > 1 and consumer.kind in KINDS and KINDS[consumer.kind].joins:
+        # What comes in another shape is brought to the consumer's devices before it is joined there.
+        last = [steps.pop()]
+        yield from _both_ways(read.tensor, edge.consumer, edge.consumer, last, moved, word_bytes, has_gradient)
+    yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, moved, word_bytes, has_gradient)
 
 
 def _both_ways(

@@ -1,5 +1,6 @@
 """Predicted bytes against sets of elements, closed forms and small cases written out."""
 
+from dataclasses import replace
 from itertools import product
 from math import prod
 
@@ -15,7 +16,7 @@ from pase.runtime.layouts import DeviceMesh
 from pase.runtime.traffic import Phase
 from pase.traffic import flows
 from tests.moved import edge_overlaps, moved
-from tests.networks import SMALL, small_graph
+from tests.networks import SMALL, small_graph, small_plan
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 
@@ -39,6 +40,19 @@ def test_edges_move_the_elements_that_their_ends_lack(graph: Graph, num_devices:
         ends = edge.producer, edge.consumer
         assert forward.get(ends, 0) == 4 * fetched.sum()
         assert backward.get(ends, 0) == 4 * returned.sum()
+
+
+@pytest.mark.parametrize("name", ["gpt", "transformer_big", "densenet121"])
+def test_repeated_layers_move_what_each_would_alone(name: str) -> None:
+    """What the first of equal layers moves is worked out once; with every layer made another, nothing changes."""
+    plan = small_plan(name, 8)
+    others = tuple(
+        replace(operator, attributes=(*operator.attributes, ("mark", number)))
+        for number, operator in enumerate(plan.graph.operators)
+    )
+    apart = replace(plan, graph=replace(plan.graph, operators=others))
+    assert len({replace(operator, name="") for operator in plan.graph.operators}) < len(plan.layers)
+    assert flows(plan) == flows(apart)
 
 
 @settings(max_examples=40, deadline=None)

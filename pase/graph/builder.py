@@ -28,10 +28,11 @@ OperatorFactory = Callable[..., Operator]
 class Builder:
     """Collects operators and edges.
 
-    >>> net = Builder("net")
-    >>> x = net.input((32, 784))
-    >>> x = net.add(dense, "fc1", x, out=(("n", 128),), activation="relu")
-    >>> graph = net.build()
+    Examples:
+        >>> net = Builder("net")
+        >>> x = net.input((32, 784))
+        >>> x = net.add(dense, "fc1", x, out=(("n", 128),), activation="relu")
+        >>> graph = net.build()
     """
 
     def __init__(self, name: str, *, word_bytes: int = 4) -> None:

@@ -74,7 +74,7 @@ def _operator(document: Field) -> Operator:
             Work(
                 dims=_names(work["dims"]),
                 flop_per_point=work["flop_per_point"].number(),
-                inputs=tuple(field.integer() for field in work["inputs"].items()),
+                inputs=work["inputs"].integers(),
                 contraction=work["contraction"].boolean(),
             )
             for work in optional("work")
@@ -208,4 +208,4 @@ def _names(document: Field) -> tuple[str, ...]:
 
 
 def _extents(document: Field) -> tuple[int, ...]:
-    return tuple(field.integer(1) for field in document.items())
+    return document.integers(1)

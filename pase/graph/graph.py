@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from pase.graph.names import short
 from pase.graph.operator import Operator, Scalar
+from pase.quantities import quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class Graph:
     """A weakly connected, directed acyclic graph of operators, in topological order (PaSE section II).
 
     name, arguments: the model and what it was built with. word_bytes: size of an element of every float tensor.
+    Notebooks show a graph as a table of its operators.
     """
 
     name: str
@@ -68,6 +71,16 @@ class Graph:
         return owners
 
     @cached_property
+    def num_uses(self) -> dict[str, int]:
+        """How many reads there are of each shared weight, by its name."""
+        found: dict[str, int] = {}
+        for operator in self.operators:
+            for access in operator.parameters:
+                if access.shared:
+                    found[access.shared] = found.get(access.shared, 0) + 1
+        return found
+
+    @cached_property
     def trained(self) -> frozenset[str]:
         """The layers whose outputs depend on anything that is trained: a gradient flows back to these."""
         found: set[str] = set()
@@ -76,6 +89,9 @@ class Graph:
             if operator.parameters or any(e and r.is_differentiable and e.producer in found for r, e in before):
                 found.add(operator.name)
         return frozenset(found)
+
+    def __repr__(self) -> str:
+        return f"<Graph {short(self.name)}: {len(self.operators):,} operators, {len(self.edges):,} edges>"
 
     def __getitem__(self, name: str) -> Operator:
         """Return the operator of that name; KeyError if there is none."""
@@ -105,3 +121,14 @@ class Graph:
             for work in operator.work
             if work.contraction or not contractions_only
         )
+
+    def _repr_html_(self) -> str:
+        # Whoever searches need not wait for what notebooks show.
+        from pase.graph.html import graph_html
+
+        counts = [
+            f"{len(self.operators):,} operators, {len(self.edges):,} edges, {self.num_parameters:,} parameters",
+            f"{quantity(self.forward_flop(), 'FLOP')} in a forward pass",
+        ]
+        producers = {read: edge.producer for read, edge in self.incoming.items()}
+        return graph_html(self.name, counts, self.operators, producers)
