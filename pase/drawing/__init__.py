@@ -1,0 +1,25 @@
+"""Drawings of graphs: where everything stands, which parts repeat, and what colours say. No framework, no files."""
+
+from pase.drawing.arrangement import Arrangement, Frame, arranged
+from pase.drawing.colours import SplitClass, SplitClasses, split_classes
+from pase.drawing.folded import FoldedEdge, FoldedGraph, folded
+from pase.drawing.folding import Repeat, fold
+from pase.drawing.layered import Drawing, layered
+from pase.drawing.plans import folded_plan
+
+__all__ = [
+    "Arrangement",
+    "Drawing",
+    "FoldedEdge",
+    "FoldedGraph",
+    "Frame",
+    "Repeat",
+    "SplitClass",
+    "SplitClasses",
+    "arranged",
+    "fold",
+    "folded",
+    "folded_plan",
+    "layered",
+    "split_classes",
+]

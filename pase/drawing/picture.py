@@ -1,0 +1,261 @@
+"""`svg`: the graph of a plan as one self-contained picture."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from math import dist
+
+from pase.drawing.arrangement import Arrangement, Frame, arranged
+from pase.drawing.colours import PATTERNS, SplitClasses, split_classes
+from pase.drawing.folded import FoldedEdge, FoldedGraph
+from pase.drawing.legend import class_entries, legend, line_entries
+from pase.drawing.lettering import shortened, text_width, xml_text
+from pase.drawing.plans import folded_plan
+from pase.drawing.strokes import (
+    LabelPlace,
+    head_data,
+    label_place,
+    longest_piece,
+    number,
+    path_data,
+    stroke_width,
+    towards,
+)
+from pase.drawing.style import patterns, style
+from pase.explanation.reasons import configuration_text
+from pase.graph.names import visible
+from pase.plan import LayerPlan, Plan
+from pase.quantities import quantity
+
+MARGIN = 20.0
+"""Around everything."""
+
+_BOX_HEIGHT, _BOX_PAD = 38.0, 9.0
+_LEAST_BOX, _MOST_BOX = 76.0, 220.0
+_NAME_SIZE, _TEXT_SIZE, _TITLE_SIZE, _BYTES_SIZE = 13.2, 11.0, 17.6, 10.0
+"""Of letters; of bold ones as much larger as they are wider."""
+
+_HEADING = 56.0
+"""Height of the title and what stands below it."""
+
+_LEAST_WIDTH = 480.0
+"""Of the picture, so that its legend has room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What a picture shows: moved_bytes: [E] of the plan's graph, forward and backward."""
+
+    plan: Plan
+    graph: FoldedGraph
+    classes: SplitClasses
+    moved_bytes: tuple[float, ...]
+
+    @property
+    def most_bytes(self) -> float:
+        return max(self.moved_bytes, default=0.0)
+
+
+def svg(plan: Plan, *, fold: bool = True) -> str:
+    """Return the graph of a plan as the text of an SVG file; fold: whether blocks that repeat are drawn once, framed.
+
+    Boxes are layers, coloured by which dims are split; wide edges move many bytes. Names are text, whatever they hold.
+    """
+    graph, repeats = folded_plan(plan, is_folded=fold)
+    subject = _Subject(plan=plan, graph=graph, classes=split_classes(plan.layers), moved_bytes=_moved_bytes(plan))
+    lines = [_lines(plan, plan.layers[v]) for v in graph.vertices]
+    drawing = arranged(graph, repeats, [(_box_width(*line), _BOX_HEIGHT) for line in lines])
+    width = max(drawing.width, _LEAST_WIDTH)
+    has_loops = any(edge.is_loop_back for edge in graph.edges)
+    signs, signs_height = legend(
+        [
+            list(class_entries(subject.classes.classes)),
+            list(line_entries(subject.most_bytes, has_blocks=bool(repeats), has_loops=has_loops)),
+        ],
+        width,
+    )
+    head = _HEADING + signs_height + MARGIN
+    body = [
+        *_heading(plan, width),
+        f'<g transform="translate({number(MARGIN)} {number(MARGIN + _HEADING)})">',
+        signs,
+        f'</g>\n<g transform="translate({number(MARGIN + (width - drawing.width) / 2)} {number(MARGIN + head)})">',
+        *(_frame(frame, plan) for frame in drawing.frames),
+        *_edges(subject, drawing),
+        *_vertices(subject, drawing, lines),
+        "</g>",
+    ]
+    return _document(subject, "\n".join(body), width + 2 * MARGIN, drawing.height + head + 2 * MARGIN)
+
+
+def _document(subject: _Subject, body: str, width: float, height: float) -> str:
+    classes = subject.classes.classes
+    own = f"pase-{sha256(body.encode()).hexdigest()[:10]}"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" id="{own}" viewBox="0 0 {number(width)} {number(height)}" '
+        f'width="{number(width)}" height="{number(height)}" role="img" aria-labelledby="{own}-title {own}-desc">\n'
+        f'<title id="{own}-title">{xml_text(_title(subject.plan))}</title>\n'
+        f'<desc id="{own}-desc">{xml_text(_description(subject))}</desc>\n'
+        f"<style>\n{style(own, classes)}\n</style>\n"
+        f"<defs>{patterns(own, classes)}</defs>\n"
+        f'<rect class="paper" width="100%" height="100%"/>\n{body}\n</svg>\n'
+    )
+
+
+def _title(plan: Plan) -> str:
+    return f"{visible(plan.graph.name)} {_where(plan)}"
+
+
+def _where(plan: Plan) -> str:
+    return f"on {plan.num_devices} × {visible(plan.machine.device.name)}"
+
+
+def _verdict(plan: Plan) -> str:
+    certificate = "proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum"
+    return (
+        f"total cost {quantity(plan.total_cost, plan.cost_unit)} a step, {certificate} (cost model {plan.cost_model})"
+    )
+
+
+def _description(subject: _Subject) -> str:
+    """Return what the picture shows, for those who do not see it."""
+    plan, graph = subject.plan, subject.graph
+    parts = [f"{_verdict(plan)}. {len(plan.layers)} layers"]
+    if len(graph.vertices) < len(plan.layers):
+        parts[0] += f", drawn as {len(graph.vertices)} because blocks repeat"
+    split = (
+        f"{of.num_layers} {f'split in {visible(of.label)}' if of.dims else of.label}" for of in subject.classes.classes
+    )
+    return f"{parts[0]}: {', '.join(split)}. {quantity(sum(subject.moved_bytes), 'B')} move between layouts in a step."
+
+
+def _heading(plan: Plan, width: float) -> Iterator[str]:
+    name = shortened(visible(plan.graph.name), _TITLE_SIZE, width / 2)
+    title = shortened(f"{name} {_where(plan)}", _TITLE_SIZE, width)
+    yield f'<text class="title" x="{number(MARGIN)}" y="{number(MARGIN + 16)}">{xml_text(title)}</text>'
+    verdict = shortened(_verdict(plan), _NAME_SIZE, width)
+    yield f'<text class="muted verdict" x="{number(MARGIN)}" y="{number(MARGIN + 36)}">{xml_text(verdict)}</text>'
+
+
+def _lines(plan: Plan, layer: LayerPlan) -> tuple[str, str]:
+    """Return the two lines of text in a layer's box."""
+    room = _MOST_BOX - 2 * _BOX_PAD
+    configuration = configuration_text({visible(dim): k for dim, k in layer.splits.items()}, plan.num_devices)
+    return shortened(visible(layer.name) or "(no name)", _NAME_SIZE, room), shortened(configuration, _TEXT_SIZE, room)
+
+
+def _box_width(name: str, text: str) -> float:
+    return max(_LEAST_BOX, text_width(name, _NAME_SIZE) + 2 * _BOX_PAD, text_width(text, _TEXT_SIZE) + 2 * _BOX_PAD)
+
+
+def _moved_bytes(plan: Plan) -> tuple[float, ...]:
+    by_read = {
+        (layer.name, transfer.input): transfer.forward_bytes + transfer.backward_bytes
+        for layer in plan.layers
+        for transfer in layer.transfers
+    }
+    return tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges)
+
+
+def _frame(frame: Frame, plan: Plan) -> str:
+    repeat = frame.repeat
+    ends = plan.layers[repeat.first].name, plan.layers[repeat.end - 1].name
+    return (
+        f"<g><title>{repeat.count} blocks of {repeat.period} layers: {xml_text(ends[0])} … {xml_text(ends[1])}</title>"
+        f'<rect class="frame" x="{number(frame.x)}" y="{number(frame.y)}" width="{number(frame.width)}" '
+        f'height="{number(frame.height)}" rx="8"/>'
+        f'<text class="times" x="{number(frame.x + 9)}" y="{number(frame.y + 18)}">×{repeat.count}</text></g>'
+    )
+
+
+def _edges(subject: _Subject, drawing: Arrangement) -> Iterator[str]:
+    """Yield edges with little on them before those with much, and the labels after all of them."""
+    graph, plan = subject.graph, subject.plan
+    num_out = Counter(edge.source for edge in graph.edges)
+    num_in = Counter(edge.target for edge in graph.edges)
+    labels = []
+    order = sorted(range(len(graph.edges)), key=lambda n: (_most(subject, graph.edges[n]), n))
+    for n in order:
+        edge, route = graph.edges[n], drawing.routes[n]
+        total, most = sum(subject.moved_bytes[e] for e in edge.edges), _most(subject, edge)
+        ends = f"{plan.layers[edge.source].name} → {plan.layers[edge.target].name}"
+        about = f"{ends}: {_amount(total, most, len(edge.edges)) or 'nothing moves'}"
+        width = stroke_width(most, subject.most_bytes)
+        head, end = head_data(route[-2], route[-1], width)
+        heads = [head]
+        if edge.is_loop_back:
+            start, tip = longest_piece(route)
+            heads.append(head_data(start, towards(start, tip, dist(start, tip) / 2), width)[0])
+        yield (
+            f'<g class="{"moving" if total else "still"}"><title>{xml_text(about)}</title>'
+            f'<path class="edge{" back" if edge.is_loop_back else ""}" d="{path_data([*route[:-1], end])}" '
+            f'stroke-width="{number(width)}"/><path class="head" d="{"".join(heads)}"/></g>'
+        )
+        if total:
+            amount = _amount(total, most, len(edge.edges))
+            place = label_place(route, width, near_target=num_out[edge.source] >= num_in[edge.target])
+            labels.append(_label(place, amount, drawing.width))
+    yield from labels
+
+
+def _most(subject: _Subject, edge: FoldedEdge) -> float:
+    return max(subject.moved_bytes[e] for e in edge.edges)
+
+
+def _amount(total: float, most: float, count: int) -> str:
+    """Return what moves over the edges that one stands for."""
+    if not total:
+        return ""
+    if count == 1:
+        return quantity(total, "B")
+    return f"{quantity(most, 'B')} ×{count}" if total > 0.999 * most * count else f"{quantity(total, 'B')} in {count}"
+
+
+def _label(place: LabelPlace, text: str, width: float) -> str:
+    """Return the bytes beside an edge, within the picture's margins; width: of what is drawn."""
+    x, is_left = place.x, place.is_left
+    room = text_width(text, _BYTES_SIZE)
+    x = max(x, room - MARGIN) if is_left else min(x, width + MARGIN - room)
+    look = "bytes left" if is_left else "bytes"
+    return f'<text class="{look}" x="{number(x)}" y="{number(place.y)}">{text}</text>'
+
+
+def _vertices(subject: _Subject, drawing: Arrangement, lines: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for v, (x, y), (name, text) in zip(subject.graph.vertices, drawing.positions, lines, strict=True):
+        layer, number_of_class = subject.plan.layers[v], subject.classes.of_layer[v]
+        width = _box_width(name, text)
+        box = (
+            f'x="{number(x - width / 2)}" y="{number(y - _BOX_HEIGHT / 2)}" width="{number(width)}" '
+            f'height="{number(_BOX_HEIGHT)}" rx="5"'
+        )
+        overlay = ""
+        if subject.classes.classes[number_of_class].pattern != PATTERNS[0]:
+            # Beside the text, not behind it.
+            overlay = (
+                f'<rect class="overlay p{number_of_class}" x="{number(x - width / 2 + 1)}" '
+                f'y="{number(y - _BOX_HEIGHT / 2 + 1)}" width="{number(_BOX_PAD - 1)}" '
+                f'height="{number(_BOX_HEIGHT - 2)}" rx="4"/>'
+            )
+        yield (
+            f"<g><title>{xml_text(_about(subject, v, layer))}</title>"
+            f'<rect class="box c{number_of_class}" {box}/>{overlay}'
+            f'<text class="name" x="{number(x)}" y="{number(y - 3)}">{xml_text(name)}</text>'
+            f'<text class="text" x="{number(x)}" y="{number(y + 12)}">{xml_text(text)}</text></g>'
+        )
+
+
+def _about(subject: _Subject, v: int, layer: LayerPlan) -> str:
+    """Return all of what is said of a layer, its whole name first."""
+    plan = subject.plan
+    count = len(subject.graph.members[v])
+    cost = layer.layer_cost + sum(transfer.cost for transfer in layer.transfers)
+    lines = [
+        layer.name,
+        f"{layer.kind}: {' '.join(f'{dim}={extent}' for dim, extent in layer.dims.items())}",
+        configuration_text(layer.splits, plan.num_devices),
+        f"cost {quantity(cost, plan.cost_unit)}, {quantity(layer.memory_bytes, 'B')} on each device",
+    ]
+    if count > 1:
+        lines.append(f"and {count - 1} more like it, to {plan.layers[subject.graph.members[v][-1]].name}")
+    return "\n".join(lines)
