@@ -53,6 +53,10 @@ class EmitError(PaseError):
     """A plan cannot be written as a program."""
 
 
+class ExportError(PaseError):
+    """A plan cannot be written in the format that was asked for."""
+
+
 class DatasetError(PaseError):
     """Data to train on are unknown, cannot be read, or are not what a model reads."""
 
@@ -83,6 +87,14 @@ class TrainingError(PaseError):
 
 class MissingExtraError(PaseError):
     """A feature needs an optional dependency that is not installed."""
+
+
+def extra_hint(extra: str) -> str:
+    """Return how to get the packages of one of PaSE's extras.
+
+    PaSE is not on PyPI, where another project has its name: no line of pip's can be given that is right everywhere.
+    """
+    return f"PaSE's extra {extra!r} brings it, and 'pase doctor' says what to type"
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:

@@ -1,12 +1,17 @@
 """`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from math import prod
+from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, strategy_memory
 from pase.graph import Graph
+from pase.graph.names import short
 from pase.machine import Machine
+from pase.quantities import quantity
 
 SCHEMA_VERSION = 1
 
@@ -74,6 +79,7 @@ class Plan:
     total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
     baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
     memory_limit_bytes_per_device: what the strategy was to fit, or None; the certificate holds among those that fit.
+    Notebooks show a plan as a table of its layers.
     """
 
     graph: Graph
@@ -102,6 +108,11 @@ class Plan:
         """What a training step needs on each device, as predicted."""
         return strategy_memory(self.graph, [layer.splits for layer in self.layers], optimiser=self.optimiser)
 
+    def __repr__(self) -> str:
+        certificate = "proven optimal" if self.exact else f"gap {self.gap:.2%}"
+        cost = quantity(self.total_cost, self.cost_unit)
+        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {certificate}>"
+
     def __getitem__(self, name: str) -> LayerPlan:
         """Return the layer of that name; KeyError if there is none."""
         return self.layers[self.index[name]]
@@ -110,3 +121,34 @@ class Plan:
     def gap(self) -> float:
         """(total_cost - lower_bound) / total_cost, 0 where exact."""
         return 0.0 if self.exact or self.total_cost == 0 else (self.total_cost - self.lower_bound) / self.total_cost
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas.DataFrame with one row for each layer, by name; MissingExtraError where pandas is not there.
+
+        Its columns are those of `pase export --to csv`; costs are in the plan's cost_unit, sizes in bytes.
+        """
+        return _view("data_frame")(self)
+
+    def to_networkx(self) -> Any:
+        """Return a networkx.MultiDiGraph: a node for each layer, an edge for each tensor that one has from another.
+
+        Nodes have the columns of `to_dataframe` for attributes; edges have tensor (its name in the reading layer),
+        is_shared_weight, cost, forward_bytes and backward_bytes, and the position among the layer's reads for a key.
+        """
+        return _view("network")(self)
+
+    def plot(self, *, fold: bool = True) -> Any:
+        """Return the graph as a picture that notebooks show and that saves itself: ``plan.plot().save("plan.svg")``.
+
+        fold: show blocks of layers that repeat once, with their number.
+        """
+        return _view("picture")(self, fold=fold)
+
+    def _repr_html_(self) -> str:
+        return str(_view("html")(self))
+
+
+def _view(name: str) -> Callable[..., Any]:
+    """Return a view of plans. Views stand above plans, as formats do: they are found by name when one is asked for."""
+    found: Callable[..., Any] = getattr(import_module("pase.exports.notebook"), name)
+    return found

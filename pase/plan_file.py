@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict
+from importlib import resources
 from math import isclose, prod
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,11 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "machine": machine_document(plan.machine),
         "graph": graph_document(plan.graph),
     }
+
+
+def plan_schema() -> str:
+    """Return the JSON Schema of plan files, as text; docs/export.md says what of it stays as it is."""
+    return (resources.files("pase") / "plan.schema.json").read_text(encoding="utf-8")
 
 
 def graph_hash(graph: Graph) -> str:
@@ -203,7 +209,7 @@ def _splits(document: Field, dims: dict[str, int], num_devices: int) -> dict[str
 
 
 def _devices(document: Field, num_devices: int) -> tuple[int, ...]:
-    devices = tuple(field.integer() for field in document.items())
+    devices = document.integers()
     if len(devices) != num_devices or sorted(devices) != list(range(num_devices)):
         raise document.fail(f"must name each device 0 … {num_devices - 1} once")
     return devices

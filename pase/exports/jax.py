@@ -1,0 +1,77 @@
+"""A plan for JAX: a module with a mesh and the PartitionSpec of each tensor of each layer."""
+
+from pase.emitter.names import quoted
+from pase.exports.named_mesh import NamedDim, NamedTensor, named_mesh, notes
+from pase.exports.registry import Exported, ExportOptions
+from pase.exports.sharding_text import constants, docstring, table
+from pase.exports.xla_convolutions import without_miscomputed
+from pase.plan import Plan
+
+_USE = """\
+    mesh = make_mesh()
+    w = jax.device_put(w, sharding(mesh, SPECS[layer]["parameters"]["w"]))
+    x = jax.lax.with_sharding_constraint(x, sharding(mesh, SPECS[layer]["inputs"][0]))   # within jax.jit
+
+A spec has an entry for each dim of the tensor, in the order of its shape, which stands beside it."""
+
+_IMPORTS = """\
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+"""
+
+_FUNCTIONS = '''
+def make_mesh(devices=None):
+    """Return the mesh; devices: that the plan numbers from 0, by default those of JAX."""
+    devices = list(jax.devices() if devices is None else devices)
+    if len(devices) < len(DEVICE_ORDER):
+        raise ValueError(f"the plan is for {len(DEVICE_ORDER)} devices; found {len(devices)}")
+    ordered = np.empty(len(DEVICE_ORDER), dtype=object)
+    ordered[:] = [devices[number] for number in DEVICE_ORDER]
+    return Mesh(ordered.reshape(MESH_SHAPE), AXIS_NAMES)
+
+
+def sharding(mesh, spec):
+    """Return how a tensor lies on the mesh."""
+    return NamedSharding(mesh, spec)
+
+'''
+
+
+def write(plan: Plan, options: ExportOptions) -> Exported:
+    """Return a Python module that defines a mesh and SPECS, the PartitionSpec of each tensor of each layer.
+
+    Where a spec cannot say how the plan splits a dim of a tensor that a layer makes, it leaves the dim to the compiler;
+    data and parameters are not split there, nor what XLA would compute wrong (`without_miscomputed`). Notes name the
+    layers.
+    """
+    mesh = without_miscomputed(plan, named_mesh(plan))
+    found = notes(mesh)
+    groups = {"inputs": _spec, "parameters": _spec, "outputs": _spec}
+    lines = [
+        *docstring(plan, "JAX", found, _USE.splitlines()),
+        *_IMPORTS.splitlines(),
+        "",
+        *constants(mesh, "The plan's number of the device at each place of the mesh, row-major."),
+        *_FUNCTIONS.splitlines(),
+        "",
+        *table("SPECS", mesh.layers, groups),
+    ]
+    return Exported(text="\n".join(lines) + "\n", notes=found)
+
+
+def _spec(tensor: NamedTensor) -> str:
+    return f"P({', '.join(_entry(dim, is_made=tensor.is_made) for dim in tensor.dims)})"
+
+
+def _entry(dim: NamedDim, *, is_made: bool) -> str:
+    if dim.is_open and is_made:
+        return "P.UNCONSTRAINED"
+    match dim.axes:
+        case ():
+            return "None"
+        case (axis,):
+            return quoted(axis)
+        case axes:
+            return f"({', '.join(map(quoted, axes))})"

@@ -1,0 +1,109 @@
+"""`pase export`: every format, to a file and to standard output, and what is said of wrong input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pase.exports import FORMATS, ExportOptions, export
+from pase.plan_file import plan_schema, read_plan, write_plan
+from tests.cli.conftest import Command
+from tests.cli.processes import in_pipe
+from tests.hostile import hostile_plan
+from tests.networks import small_plan, tiny_plan
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    write_plan(tiny_plan(), path)
+    return path
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_printed_and_written_alike(name: str, pase: Command, plan: Path, tmp_path: Path) -> None:
+    expected = export(read_plan(plan), name)
+    shown = pase("export", plan, "--to", name)
+    assert (shown.status, shown.out) == (0, expected.text)
+    assert shown.err == "".join(f"pase: {note}\n" for note in expected.notes)
+    path = tmp_path / "out"
+    written = pase("export", plan, "--to", name, "-o", path)
+    assert (written.status, written.out, written.err) == (0, "", shown.err)
+    assert path.read_bytes().decode() == expected.text
+    document = json.loads(pase("export", plan, "--to", name, "--json").out)
+    assert document == {"format": name, "text": expected.text, "notes": list(expected.notes), "output": None}
+
+
+def test_a_process_prints_the_same_bytes(plan: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "hostile.json"
+    write_plan(hostile_plan(), hostile)
+    finished = in_pipe("export", "hostile.json", "--to", "csv", "-o", "out.csv", folder=tmp_path)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
+    assert (tmp_path / "out.csv").read_bytes() == export(read_plan(hostile), "csv").text.encode()
+
+
+def test_blocks_are_folded_unless_told_otherwise(pase: Command, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    plan = small_plan("gpt", 4)
+    write_plan(plan, path)
+    for name in ("dot", "mermaid", "svg"):
+        whole = export(plan, name, ExportOptions(fold=False)).text
+        assert pase("export", path, "--to", name, "--no-fold").out == whole
+        folded = pase("export", path, "--to", name).out
+        assert pase("export", path, "--to", name, "--fold").out == folded
+        assert len(folded) < len(whole)
+
+
+def test_the_schema_is_printed(pase: Command) -> None:
+    shown = pase("export", "--schema")
+    assert (shown.status, shown.err) == (0, "")
+    assert shown.out == plan_schema()
+
+
+def test_an_old_file_stays_where_the_new_one_cannot_be_written(pase: Command, plan: Path, tmp_path: Path) -> None:
+    assert pase("export", plan, "--to", "csv", "-o", tmp_path / "no" / "x.csv").err.startswith(
+        f"pase: {tmp_path / 'no' / 'x.csv'} cannot be written: folder {tmp_path / 'no'} does not exist"
+    )
+    assert pase("export", plan, "--to", "csv", "-o", tmp_path).err.startswith(f"pase: {tmp_path} is a folder")
+    before = _names(tmp_path)
+    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
+    out = tmp_path / "out.csv"
+    out.write_text("old", encoding="utf-8")
+    finished = pase("export", tmp_path / "broken.json", "--to", "csv", "-o", out)
+    assert (finished.status, finished.out) == (1, "")
+    assert "is not complete JSON" in finished.err
+    assert out.read_text(encoding="utf-8") == "old"
+    assert _names(tmp_path) == sorted([*before, "broken.json", "out.csv"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ((), 2, "Error: Missing 'PLAN'."),
+        (("plan.json",), 2, "Error: Missing '--to': one of csv, dot, mermaid, svg, "),
+        (("plan.json", "--to", "cvs"), 2, "'cvs' is not one of 'csv', 'dot', "),
+        (("plan.json", "--schema"), 2, "give --schema alone"),
+        (
+            ("missing.json", "--to", "csv"),
+            1,
+            "pase: plan file missing.json cannot be read: No such file or directory\n",
+        ),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(
+    arguments: tuple[str, ...],
+    status: int,
+    message: str,
+    pase: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_plan(tiny_plan(), tmp_path / "plan.json")
+    finished = pase("export", *arguments)
+    assert (finished.status, finished.out) == (status, "")
+    assert message in finished.err

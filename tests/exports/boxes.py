@@ -1,0 +1,80 @@
+"""Which box of a tensor each device holds: as the plan has it, and as a named mesh says it."""
+
+from math import prod
+
+import numpy as np
+
+from pase.emitter.traffic import layer_mesh
+from pase.exports.named_mesh import NamedMesh, NamedTensor
+from pase.graph import Access, Axis, Operator, Part, Role, Window
+from pase.plan import Plan
+from pase.runtime.boxes import Box, Range
+
+Boxes = dict[int, tuple[Range | None, ...]]
+"""By device; None for a dim of which no one range is held."""
+
+
+def plan_boxes(plan: Plan, operator: Operator, access: Access) -> Boxes:
+    """Counted from the points themselves: of what a window reads, the even share of the part that reads it."""
+    mesh = layer_mesh(plan, operator.name)
+    splits = plan[operator.name].splits
+    return {
+        device: tuple(
+            _range(operator, axis, extent, splits, point)
+            for axis, extent in zip(access.axes, access.shape, strict=True)
+        )
+        for device, point in zip(mesh.devices, mesh.coordinates, strict=True)
+    }
+
+
+def _range(operator: Operator, axis: Axis, extent: int, splits: dict[str, int], point: dict[str, int]) -> Range | None:
+    match axis:
+        case None:
+            return 0, extent
+        case str():
+            return _share(extent, splits[axis], point.get(axis, 0))
+        case Window():
+            return _share(extent, splits[axis.out], point.get(axis.out, 0))
+        case Part():
+            if splits[axis.dim] == 1 or extent == 1:
+                return 0, extent
+            return _share(extent, splits[axis.dim], point[axis.dim]) if extent == operator.extents[axis.dim] else None
+        case _:
+            sizes = [operator.extents[name] for name in axis]
+            held = np.arange(prod(sizes)).reshape(sizes)
+            for number, name in enumerate(axis):
+                low, high = _share(sizes[number], splits[name], point.get(name, 0)) or (0, 0)
+                held = held.take(range(low, high), axis=number)
+            first, last = int(held.min()), int(held.max()) + 1
+            return (first, last) if held.size == last - first else None
+
+
+def _share(extent: int, parts: int, number: int) -> Range | None:
+    return None if extent % parts else (number * extent // parts, (number + 1) * extent // parts)
+
+
+def named_boxes(mesh: NamedMesh, tensor: NamedTensor) -> dict[int, Box]:
+    """What JAX documents of a PartitionSpec: the axes of a dim number its parts, the first of them counting most."""
+    size = dict(zip(mesh.names, mesh.sizes, strict=True))
+    found = {}
+    for device, point in zip(mesh.devices, np.ndindex(*mesh.sizes), strict=True):
+        at = dict(zip(mesh.names, point, strict=True))
+        box = []
+        for dim in tensor.dims:
+            part = 0
+            for axis in dim.axes:
+                part = part * size[axis] + at[axis]
+            points = dim.extent // prod(size[axis] for axis in dim.axes)
+            box.append((part * points, (part + 1) * points))
+        found[device] = tuple(box)
+    return found
+
+
+def pairs(plan: Plan, mesh: NamedMesh) -> list[tuple[Operator, Access, NamedTensor]]:
+    """Every tensor of every layer as the plan and as the mesh know it."""
+    found = []
+    for operator, layer in zip(plan.graph.operators, mesh.layers, strict=True):
+        inputs = [read for read in operator.reads if read.role is not Role.PARAMETER]
+        accesses = [*inputs, *operator.parameters, *operator.writes]
+        found += [(operator, *both) for both in zip(accesses, layer.tensors, strict=True)]
+    return found

@@ -1,0 +1,117 @@
+"""The published schema of plans: what it promised stays, and it is said what everything in it is."""
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from pase.plan_file import plan_document, plan_schema
+from tests.exports.plan_fields import fields, golden_fields
+from tests.networks import small_plan
+
+SCHEMA: dict[str, Any] = json.loads(plan_schema())
+
+
+def test_nothing_that_was_promised_is_gone() -> None:
+    lost = golden_fields() - fields(SCHEMA)
+    assert not lost, f"readers of schema version 1 rely on these; they need a new version: {sorted(lost)}"
+
+
+def test_what_is_new_is_promised_from_now_on() -> None:
+    new = fields(SCHEMA) - golden_fields()
+    assert not new, f"python -m tests.exports.plan_fields adds these: {sorted(new)}"
+
+
+def _schemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a schema and all within it."""
+    yield schema
+    for key in ("properties", "$defs"):
+        for member in schema.get(key, {}).values():
+            yield from _schemas(member)
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from _schemas(schema[key])
+    for key in ("prefixItems", "anyOf", "oneOf"):
+        for member in schema.get(key, ()):
+            yield from _schemas(member)
+
+
+def _without_properties(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for i, found in enumerate(_schemas(schema)):
+        for name in found.get("properties", {}):
+            changed = deepcopy(schema)
+            del list(_schemas(changed))[i]["properties"][name]
+            yield changed
+
+
+def _with_optional_fields(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for i, found in enumerate(_schemas(schema)):
+        for position in range(len(found.get("required", ()))):
+            changed = deepcopy(schema)
+            del list(_schemas(changed))[i]["required"][position]
+            yield changed
+
+
+def _with_other_types(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for i, found in enumerate(_schemas(schema)):
+        if isinstance(found.get("type"), str):
+            changed = deepcopy(schema)
+            list(_schemas(changed))[i]["type"] = "boolean" if found["type"] != "boolean" else "string"
+            yield changed
+
+
+@pytest.mark.parametrize("change", [_without_properties, _with_optional_fields, _with_other_types])
+def test_every_change_that_breaks_readers_is_seen(
+    change: Callable[[dict[str, Any]], Iterator[dict[str, Any]]],
+) -> None:
+    changed = list(change(SCHEMA))
+    assert len(changed) > 60
+    for schema in changed:
+        assert golden_fields() - fields(schema)
+
+
+def test_fields_can_be_added() -> None:
+    larger = deepcopy(SCHEMA)
+    larger["properties"]["added"] = {"type": "string"}
+    larger["$defs"]["layer"]["properties"]["added"] = {"type": "number"}
+    assert not golden_fields() - fields(larger)
+
+
+def test_everything_in_it_is_described() -> None:
+    assert SCHEMA["$id"] == "urn:pase:plan:1"
+    assert SCHEMA["title"]
+    for schema in _schemas(SCHEMA):
+        assert "$ref" in schema or schema.get("description"), schema
+    for name, found in SCHEMA["$defs"].items():
+        assert found.get("title"), name
+
+
+@pytest.mark.parametrize("name", ["inception_v3", "rnnlm"])
+def test_plans_hold_what_is_promised(name: str) -> None:
+    document = json.loads(json.dumps(plan_document(small_plan(name, 4))))
+    seen = 0
+    for line in golden_fields():
+        path, _, promise = line.partition(": ")
+        # What is one of several things has a < in its path.
+        if promise.startswith("always has ") and "<" not in path:
+            found = _values(document, path)
+            assert all(promise.removeprefix("always has ") in value for value in found), line
+            seen += len(found)
+    assert seen > 20 * len(document["layers"])
+
+
+def _values(document: Any, path: str) -> list[Any]:
+    """Return every value at a path such as layers[].dims.*."""
+    if path == "the document":
+        return [document]
+    found = [document]
+    for step in path.replace("[]", ".[]").split("."):
+        if step == "[]":
+            found = [item for value in found if isinstance(value, list) for item in value]
+        elif step == "*":
+            found = [item for value in found if isinstance(value, dict) for item in value.values()]
+        else:
+            found = [value[step] for value in found if isinstance(value, dict) and step in value]
+    return found

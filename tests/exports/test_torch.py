@@ -1,0 +1,190 @@
+"""Exported placements, used by DTensor in four processes: the numbers of a single one, and each process its part."""
+
+import ast
+import os
+import pickle
+import subprocess
+import sys
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase import search
+from pase.exports import export
+from pase.exports.named_mesh import named_mesh
+from pase.exports.torch import in_mesh_order
+from pase.graph import Builder, Graph
+from pase.graph.operators import attention, dense, elementwise, layer_norm, softmax_loss
+from pase.models import build
+from pase.plan import Plan
+from tests.exports.boxes import pairs, plan_boxes
+from tests.exports.example import write_example
+from tests.exports.placements import mesh_plan
+from tests.hostile import HOSTILE_NAMES, hostile_plan
+from tests.networks import slow_machine
+from tests.runtime.plans import make_plan, random_plan
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 4
+
+
+def _block() -> Graph:
+    """Self-attention and a feed-forward network, each with its residual connection and normalisation."""
+    net = Builder("block")
+    lead, heads, dims = ("b", "s"), (("h", 4), ("k", 4)), ("b", "s", "d")
+    x = net.add(dense, "embed", net.input((2, 8, 6)), lead=lead, reduce=("c",), out=(("d", 16),))
+    y = net.add(layer_norm, "norm1", x)
+    q, k, v = (net.add(dense, name, y, lead=lead, reduce=("d",), out=heads) for name in "qkv")
+    y = net.add(attention, "attention", q, k, v)
+    y = net.add(dense, "o", y, lead=lead, reduce=("h", "k"), out=(("d", 16),))
+    x = net.add(elementwise, "add1", x, y, dims=dims)
+    y = net.add(layer_norm, "norm2", x)
+    y = net.add(dense, "ff1", y, lead=lead, reduce=("d",), out=(("e", 32),), activation="gelu")
+    y = net.add(dense, "ff2", y, lead=lead, reduce=("e",), out=(("d", 16),))
+    x = net.add(elementwise, "add2", x, y, dims=dims)
+    x = net.add(dense, "fc", x, lead=lead, reduce=("d",), out=(("n", 8),))
+    net.add(softmax_loss, "loss", x, dims=("b", "s", "n"))
+    return net.build()
+
+
+def _plans() -> dict[str, Plan]:
+    mlp = build("mlp", batch=4, arguments={"inputs": 8, "hidden": 16, "layers": 4, "classes": 8})
+    small = build("mlp", batch=2, arguments={"inputs": 64, "hidden": 64, "classes": 16})
+    return {
+        "searched_mlp": search(small, PROCESSES, machine=slow_machine()),
+        "searched_block": search(_block(), PROCESSES, machine=slow_machine()),
+        "mlp_on_one_mesh": mesh_plan(mlp, PROCESSES, seed=1),
+        "mlp_on_any_devices": random_plan(mlp, PROCESSES, seed=4),
+    }
+
+
+def _numbers(path: Path, case: str) -> dict[str, Any]:
+    with np.load(path) as file:
+        return {key.removeprefix(f"{case}|"): file[key] for key in file.files if key.startswith(f"{case}|")}
+
+
+def test_processes_compute_the_same_and_hold_the_parts_that_the_plan_gives_them(tmp_path: Path) -> None:
+    """All in one: processes take seconds to start. They learn of the plans what the exported modules say alone."""
+    pytest.importorskip("torch")
+    plans = _plans()
+    for name, plan in plans.items():
+        (tmp_path / f"{name}.graph").write_bytes(pickle.dumps(plan.graph))
+        (tmp_path / f"{name}.py").write_text(export(plan, "torch").text, encoding="utf-8")
+    write_example("torch", PROCESSES, tmp_path)  # which the processes check
+    child = Path(__file__).with_name("torch_child.py")
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(child), str(tmp_path), str(PROCESSES)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stderr[-4000:]
+    for name, plan in plans.items():
+        assert any(prod(layer.splits.values()) == PROCESSES for layer in plan.layers)
+        held = [_numbers(tmp_path / f"rank{rank}.npz", name) for rank in range(PROCESSES)]
+        _check(plan, held, _numbers(tmp_path / "whole.npz", name))
+
+
+def _check(plan: Plan, held: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+    assert whole["loss"] > 0.5
+    assert all(abs(local["loss"] - whole["loss"]) < 1e-12 * whole["loss"] for local in held)
+    mesh = in_mesh_order(named_mesh(plan))
+    kept = {layer.name: layer.keeps_devices for layer in mesh.layers}
+    seen = 0
+    for operator, access, tensor in pairs(plan, mesh):
+        assert not any(dim.reason for dim in tensor.dims)
+        boxes = plan_boxes(plan, operator, access)
+        for group in ("inputs", "parameters", "gradients", "outputs"):
+            key = f"{operator.name}|{group}|{access.tensor}"
+            if key in whole:
+                seen += 1
+                # The process of rank r uses the device that is at place r of the mesh.
+                parts = [whole[key][tuple(slice(*span) for span in boxes[device] if span)] for device in mesh.devices]
+                _compare(key, [local[key] for local in held], parts, is_kept=kept[operator.name])
+    assert seen > 3 * len(plan.layers)
+
+
+def _compare(key: str, held: list[Any], parts: list[Any], *, is_kept: bool) -> None:
+    """Each process holds its part; where the plan's devices are not kept, each part is some process's."""
+    for rank, local in enumerate(held):
+        allowed = [parts[rank]] if is_kept else parts
+        found = next((part for part in allowed if part.shape == local.shape and _are_close(local, part)), None)
+        assert found is not None, (key, rank)
+        if not is_kept:
+            parts = [part for part in parts if part is not found]
+
+
+def _are_close(local: Any, part: Any) -> bool:
+    # Some gradients are nothing but round-off: that of attention's keys' bias is 0.
+    return bool(np.abs(local - part).max() <= 1e-12 * max(1e-3, float(np.abs(part).max())))
+
+
+def _placements(text: str) -> Any:
+    """PLACEMENTS read without PyTorch: Shard(0) as 0, Replicate() as "whole", Partial() as "sum"."""
+    (table,) = (
+        node.value
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PLACEMENTS"
+    )
+    known = {"Replicate()": "whole", "Partial()": "sum"}
+
+    def value(node: ast.expr) -> Any:
+        match node:
+            case ast.Dict():
+                return {ast.literal_eval(k): value(v) for k, v in zip(node.keys, node.values, strict=True) if k}
+            case ast.List():
+                return [value(element) for element in node.elts]
+            case ast.Call(func=ast.Name(id="Shard"), args=[ast.Constant(value=int(dim))], keywords=[]):
+                return dim
+            case _:
+                return known[ast.unparse(node)]
+
+    return value(table)
+
+
+def _one_layer(splits: dict[str, int]) -> str:
+    net = Builder("one")
+    net.add(dense, "fc", net.input((8, 8)), out=(("n", 8),))
+    return export(make_plan(net.build(), 8, {"fc": splits}), "torch").text
+
+
+def test_a_split_of_what_is_summed_leaves_partial_outputs() -> None:
+    entry = _placements(_one_layer({"b": 2, "c": 4}))["fc"]
+    assert entry == {
+        "inputs": [[0, 1]],
+        "parameters": {"w": ["whole", 0], "bias": ["whole", "whole"]},
+        "outputs": [[0, "whole"]],
+        "partial_outputs": [[0, "sum"]],
+    }
+    assert "partial_outputs" not in _placements(_one_layer({"b": 2, "n": 4}))["fc"]
+
+
+def test_layers_that_count_parts_in_another_order_are_named() -> None:
+    net = Builder("two")
+    x = net.add(dense, "one", net.input((8, 8)), out=(("n", 8),))
+    x = net.add(dense, "other", x, out=(("n", 8),))
+    net.add(dense, "half", x, out=(("n", 8),))
+    splits = {"one": {"b": 4}, "other": {"b": 4}, "half": {"b": 2}}
+    exported = export(make_plan(net.build(), 4, splits, {"other": (0, 2, 1, 3)}), "torch")
+    (note,) = exported.notes
+    assert note.startswith("on other devices than the plan's: other; DTensor counts")
+    assert f"- {note}" in exported.text
+    assert _placements(exported.text)["other"]["inputs"] == [[0, 0]]
+    assert export(make_plan(net.build(), 4, splits, {"other": (0, 2, 1, 3)}), "jax").notes == ()
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_hostile_names_are_strings(everywhere: bool) -> None:
+    text = export(hostile_plan(everywhere=everywhere), "torch").text
+    text.encode()
+    assert list(_placements(text)) == [*HOSTILE_NAMES, "loss"]
+    kinds = {type(node) for node in ast.parse(text).body}
+    assert kinds <= {ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.FunctionDef}
+    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)}
+    ours = {"Shard", "Replicate", "Partial", "DeviceMesh", "torch.arange(world_size).reshape", "torch.arange"}
+    assert calls <= ours | {"torch.distributed.get_world_size", "ValueError", "len", "tuple", "range"}
