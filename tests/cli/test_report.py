@@ -1,0 +1,105 @@
+"""`pase report`: files that were written whole, what it refuses, and what programs get."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from pase.plan_file import write_plan
+from tests.cli.conftest import Command
+from tests.hostile import hostile_plan
+from tests.networks import small_plan
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.json"
+    write_plan(small_plan("rnnlm", 8), path)
+    return path
+
+
+def test_a_page_is_written(pase: Command, plan_file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    finished = pase("report", plan_file, "-o", page)
+    assert (finished.status, finished.err) == (0, "")
+    assert finished.out.startswith(f"report of plan written to {page} (")
+    text = page.read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>")
+    assert text.rstrip().endswith("</html>")
+    # The same plan gives the same bytes.
+    pase("report", plan_file, "-o", tmp_path / "again.html")
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_the_default_name(pase: Command, plan_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pase("report", plan_file).status == 0
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_json_is_what_the_page_shows(pase: Command, plan_file: Path) -> None:
+    other = plan_file.parent / "other" / "plan.json"
+    other.parent.mkdir()
+    write_plan(small_plan("rnnlm", 4), other)
+    finished = pase("report", plan_file, other, plan_file, "--sweep", "1..8", "--json")
+    assert finished.status == 0
+    found = json.loads(finished.out)
+    folder = plan_file.parent.name
+    assert [plan["name"] for plan in found["plans"]] == [f"{folder}/plan", "other/plan", f"{folder}/plan (2)"]
+    assert [plan["num_devices"] for plan in found["plans"]] == [8, 4, 8]
+    assert found["sweep"]["devices"] == [1, 2, 4, 8]
+    assert found["sweep"]["strategies"][0]["total_cost"][3] == found["plans"][0]["total_cost"]
+    assert all(layer["why"] for layer in found["plans"][0]["layers"])
+
+
+def test_without_saying_why(pase: Command, plan_file: Path) -> None:
+    found = json.loads(pase("report", plan_file, "--no-why", "--json").out)
+    assert {layer["why"] for layer in found["plans"][0]["layers"]} == {None}
+
+
+def test_hostile_names(pase: Command, tmp_path: Path) -> None:
+    path, page = tmp_path / "plan.json", tmp_path / "page.html"
+    write_plan(hostile_plan(), path)
+    assert pase("report", path, "-o", page).status == 0
+    seen: list[tuple[str, list[tuple[str, str | None]]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: seen.append((tag, attributes))  # type: ignore[method-assign]
+    parser.feed(page.read_text(encoding="utf-8"))
+    tame = tmp_path / "tame.html"
+    write_plan(small_plan("rnnlm", 8), path)
+    pase("report", path, "-o", tame)
+    expected = list(seen)
+    seen.clear()
+    parser.feed(tame.read_text(encoding="utf-8"))
+    assert [tag for tag, _ in seen] == [tag for tag, _ in expected]
+    assert not [name for _, attributes in expected for name, _ in attributes if name.startswith("on")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.json"], "plan file missing.json cannot be read: No such file or directory"),
+        (
+            ["plan.json", "-o", "nowhere/page.html"],
+            "nowhere/page.html cannot be written: folder nowhere does not exist",
+        ),
+        (["plan.json", "-o", "."], ". is a folder; name a file to write to"),
+        (["plan.json", "--sweep", "many"], "'many' says no numbers of devices; expected 1..64"),
+        (["broken.json"], "plan file broken.json is not complete JSON"),
+    ],
+)
+def test_what_it_refuses(
+    pase: Command, plan_file: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(plan_file.parent)
+    Path("broken.json").write_text('{"schema_version": 1,', encoding="utf-8")
+    finished = pase("report", *arguments)
+    assert (finished.status, finished.out) == (1, "")
+    assert message in finished.err
+    assert finished.err.count("\n") == 1
+    assert not Path("report.html").exists()
+
+
+def test_without_a_plan_the_usage_is_wrong(pase: Command) -> None:
+    assert pase("report").status == 2
