@@ -12,7 +12,8 @@ from pase.calibration import CalibrationChoice, MeasuredMachine, calibrate, meas
 from pase.calibration.effort import binary
 from pase.calibration.samples import Rate, Samples
 from pase.cli.options import WholeNumber, check_writable, device_options, json_option
-from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
+from pase.cli.output import duration, print_json, print_table, quantity, say, warn
+from pase.cli.progress import progress
 from pase.documents import write_atomically
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text

@@ -11,7 +11,8 @@ from pase.baselines.compare import OURS
 from pase.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS
 from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, WholeNumber, json_option, model_options
-from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
+from pase.cli.output import duration, print_json, print_table, quantity, say, warn
+from pase.cli.progress import READING, progress
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
 from pase.plan import Plan
@@ -60,7 +61,10 @@ def command(
     if output:
         _make_folder(output)
     arguments = ModelArguments(**model)  # type: ignore[arg-type]
-    graph, machine = arguments.graph(), arguments.loaded_machine()
+    machine = arguments.loaded_machine()
+    with progress() as on_progress:
+        on_progress(READING, 0.0)
+        graph = arguments.graph()
     comparisons = []
     for name in _SEVERAL.get(cost_model, (cost_model,)):
         with progress() as on_progress:

@@ -4,7 +4,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from pase.cli.main import PROGRAM, cli
-from pase.cli.output import say
+from pase.cli.output import say_whole
 
 VARIABLE = "_PASE_COMPLETE"
 """Set by the script that is printed here, when a word is to be completed; click looks for it."""
@@ -25,4 +25,4 @@ def command(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     for line in found(cli, {}, PROGRAM, VARIABLE).source().splitlines():
-        say(line)
+        say_whole(line)

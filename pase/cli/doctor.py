@@ -4,7 +4,7 @@ import click
 
 from pase.cli.main import EXIT_INPUT
 from pase.cli.options import json_option
-from pase.cli.output import print_json, print_table, say
+from pase.cli.output import print_json, print_table, say, say_whole
 from pase.errors import PaseError
 from pase.installation import Extra, Installation, Package, installation
 
@@ -82,12 +82,12 @@ def _print(found: Installation) -> None:
     if missing:
         say()
         say("to install one of them, or several with commas between:")
-        say(f"  {found.install_command(missing[:1])}")
+        say_whole(f"  {found.install_command(missing[:1])}")
     for extra, package in _wrong(found):
         needs = f"[{extra.name}]" if extra.name else "PaSE"
         say()
         say(f"{needs} needs {package.name} {package.wanted}; installed is {package.installed or 'none'}:")
-        say(f"  {found.install_command([extra.name] if extra.name else [])}")
+        say_whole(f"  {found.install_command([extra.name] if extra.name else [])}")
 
 
 def _lacking(package: Package) -> str:

@@ -6,6 +6,7 @@ import click
 
 from pase.cli.options import check_writable, json_option
 from pase.cli.output import print_json, warn
+from pase.cli.progress import progress
 from pase.documents import write_atomically
 from pase.emitter import emit, emit_forward
 from pase.errors import EmitError
@@ -21,7 +22,9 @@ def command(plan: Path, output: Path | None, forward: bool, as_json: bool) -> No
     """Write PLAN, a file that 'pase search -o' made, as a Mesh-TensorFlow program that trains with it."""
     if output:
         check_writable(output)
-    source = emit_forward(read_plan(plan)) if forward else emit(read_plan(plan))
+    with progress() as on_progress:
+        on_progress("writing the program", 0.0)
+        source = emit_forward(read_plan(plan)) if forward else emit(read_plan(plan))
     if output:
         try:
             write_atomically(output, source)

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from pase.cli.options import json_option
-from pase.cli.output import print_json, print_table, progress, quantity, say
+from pase.cli.output import print_json, print_table, quantity, say
+from pase.cli.progress import progress
 from pase.cli.why import print_layer_why, print_sensitivity, print_why
 from pase.cli.why_document import explanation_document, sensitivity_document, why_document
 from pase.errors import PlanError, unknown_name
@@ -63,7 +64,8 @@ def command(
     with progress() as show:
         why = explain(found, names, options=options, on_progress=show) if is_why else None
         moves = sensitivity(found, time_limit_s=time_limit_s, on_progress=show) if is_sensitivity else None
-    placements = [_of(placement, layer) for placement in compare_placements(found)]
+        show("following what moves between devices", 0.0)
+        placements = [_of(placement, layer) for placement in compare_placements(found)]
     if as_json:
         print_json(_document(found, names, placements, why, moves))
         return

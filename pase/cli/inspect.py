@@ -8,6 +8,7 @@ import click
 from pase.cli.names import complete_models
 from pase.cli.options import arguments_option, batch_option, json_option
 from pase.cli.output import print_json, print_table, quantity, say, warn
+from pase.cli.progress import READING, progress
 from pase.graph import Graph, Operator
 from pase.importers import is_builtin, load
 from pase.importers.frameworks import import_model
@@ -31,12 +32,14 @@ def command(
     model: str, batch: int | None, arguments: dict[str, Any], strict: bool, shows_all: bool, as_json: bool
 ) -> None:
     """Show what is made of MODEL: operators after each pass, parameters, FLOP, vertices, and what is not understood."""
-    if is_builtin(model):
-        graph = load(model, batch=batch, arguments=arguments)
-        found = None
-    else:
-        found = import_model(model, batch=batch, arguments=arguments, is_strict=strict)
-        graph = found.graph
+    with progress() as on_progress:
+        on_progress(READING, 0.0)
+        if is_builtin(model):
+            graph = load(model, batch=batch, arguments=arguments)
+            found = None
+        else:
+            found = import_model(model, batch=batch, arguments=arguments, is_strict=strict)
+            graph = found.graph
     if as_json:
         print_json(_document(graph, found))
         return

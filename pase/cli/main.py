@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pase._version import __version__
+from pase.cli.interrupts import EXIT_INTERRUPTED, Interrupts, interrupted, is_interrupted
 from pase.cli.output import printable
 from pase.errors import PaseError, unknown_name
 
@@ -18,6 +19,8 @@ COMMANDS = {
     "search": "find the best strategy for a model on a number of devices",
     "compare": "compare the best strategy with those of experts and of a random search",
     "explain": "say what a plan or one of its layers costs, where it lies and what it moves",
+    "export": "write a plan in formats that other programs read",
+    "report": "write a page that shows a plan, or several beside one another",
     "simulate": "simulate a training step of a plan, message by message",
     "emit": "write a plan as a Mesh-TensorFlow program",
     "weights": "write the weights of a model, for programs of its forward pass",
@@ -40,10 +43,19 @@ COMMANDS = {
 
 PROGRAM = "pase"
 EXIT_INPUT = 1
-EXIT_INTERRUPTED = 130
+
+
+class _InterruptedError(Exception):
+    """Instead of KeyboardInterrupt, which click turns into an empty line."""
 
 
 class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise _InterruptedError from None
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
@@ -85,7 +97,14 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 where the input is at fault, 2 for wrong usage, 130 when interrupted."""
     _prepare_streams()
-    sys.exit(run(arguments))
+    interrupts = Interrupts()
+    interrupts.listen()
+    try:
+        status = run(arguments)
+    except KeyboardInterrupt:  # one more, in what tells of the first
+        status = EXIT_INTERRUPTED
+    interrupts.end()
+    sys.exit(status)
 
 
 def run(arguments: list[str] | None = None) -> int:
@@ -94,9 +113,8 @@ def run(arguments: list[str] | None = None) -> int:
         result = cli.main(args=arguments, prog_name=PROGRAM, standalone_mode=False)
     except click.exceptions.Exit as finished:
         return finished.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("pase: interrupted", err=True)
-        return EXIT_INTERRUPTED
+    except (_InterruptedError, click.Abort):
+        return interrupted("interrupted")
     except click.ClickException as error:
         shown = StringIO()
         error.show(shown)
@@ -114,6 +132,8 @@ def run(arguments: list[str] | None = None) -> int:
             return _failed(f"{error.filename} cannot be used: {error.strerror}")
         _discard_output()
         return _failed(f"the output cannot be written: {error.strerror or error}")
+    if is_interrupted() and result != EXIT_INTERRUPTED:
+        return interrupted("interrupted: this is the best answer that was found until then")
     return result if isinstance(result, int) else 0
 
 

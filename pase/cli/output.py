@@ -2,23 +2,22 @@
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from time import monotonic
-from typing import Any
+from collections.abc import Iterable, Sequence
+from shutil import get_terminal_size
+from typing import Any, TextIO
 
 import click
 
 from pase.quantities import duration as duration
 from pase.quantities import quantity as quantity
-from pase.search import Progress
 
-QUIET_S = 1.0
-"""Work that is done sooner than this shows no progress."""
+_LEAST_TEXT = 12
+"""A column of names or text is not made narrower than this."""
 
-REDRAW_S = 0.1
-"""A progress line is redrawn no more often than this."""
+_MOST_LINES = 20
+"""What would fold into more lines in its column is shortened."""
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -27,7 +26,14 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def say(text: str = "") -> None:
-    """Print a line on standard output."""
+    """Print a line on standard output; on a terminal that is narrower it goes on below, where its last part began."""
+    text = printable(text)
+    for line in _folded(text, _columns()) if is_terminal(sys.stdout) else [text]:
+        click.echo(line)
+
+
+def say_whole(text: str) -> None:
+    """Print a line that is to be copied, a command, whole on any terminal."""
     click.echo(printable(text))
 
 
@@ -41,31 +47,55 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
+def is_terminal(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in {"dumb", "unknown"}
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Return whether to write in colours and bold to a stream: to a terminal, unless NO_COLOR is set."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def shortened(text: str, columns: int) -> str:
+    """Return a text in some columns of a terminal, with an ellipsis in its middle for what does not fit."""
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= columns:
+        return text
+    begin = set_cell_size(text, (columns - 1) - (columns - 1) // 2).rstrip()
+    end = text[max(len(text) - (columns - 1) // 2, 0) :] if columns > 2 else ""
+    while cell_len(begin) + 1 + cell_len(end) > columns:
+        end = end[1:]
+    return f"{begin}…{end}"
+
+
 def print_table(headers: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; headers: (text, "left" or "right"). Plain text into a pipe, folded to the width of a terminal.
 
-    What folds, between words, are the left columns but the first. Where that is not enough lines are as long as they
-    need to be, and the terminal folds them.
+    What folds there, between words, are the headers and the left columns but the first. Where that is not enough, long
+    names are shortened, and then all columns fold. On a terminal that is narrower still lines are as long as they need
+    to be, and it folds them.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     cells = [[printable(cell) for cell in row] for row in rows]
-    folds = [i > 0 and justify == "left" for i, (_, justify) in enumerate(headers)]
     terminal = sys.stdout.isatty()
+    # Into a pipe nothing is folded for a screen that is not there.
+    is_text = [justify == "left" for _, justify in headers]
+    widths, gap = _widths([text for text, _ in headers], cells, is_text, _columns() if terminal else None)
     console = Console(
         force_terminal=terminal,
-        color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+        color_system="auto" if has_colour(sys.stdout) else None,
         highlight=False,
     )
-    # Into a pipe nothing is folded for a screen that is not there.
-    widths, gap = _widths([text for text, _ in headers], cells, folds, console.width if terminal else None)
     table = Table(box=None, pad_edge=False, collapse_padding=gap == 1, header_style="bold")
     for (text, justify), width in zip(headers, widths, strict=True):
         table.add_column(Text(text), justify="left" if justify == "left" else "right", overflow="fold", width=width)
     for row in cells:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(_fitting(cell, i, widths[i])) for i, cell in enumerate(row)))
     console.width = sum(widths) + gap * len(widths)
     with console.capture() as captured:
         console.print(table)
@@ -73,59 +103,82 @@ def print_table(headers: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]
         click.echo(line.rstrip())
 
 
+def _columns() -> int:
+    """Return the width of the terminal at standard output."""
+    return max(get_terminal_size().columns, 1)
+
+
+def _fitting(cell: str, column: int, width: int) -> str:
+    """Return a cell whose words fit: the first column's do not fold."""
+    if column == 0:
+        return shortened(cell, width)
+    return " ".join(shortened(word, width) for word in shortened(cell, _MOST_LINES * width).split(" "))
+
+
 def _widths(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], folds: Sequence[bool], available: int | None
+    headers: Sequence[str], rows: Sequence[Sequence[str]], is_text: Sequence[bool], available: int | None
 ) -> tuple[list[int], int]:
     """Return the width of each column and of the gap between two: less where that is too much for what is available.
 
-    What gives way first are the columns with most to fold.
+    What gives way first are the columns with most to fold, then the widest ones.
     """
-    from rich.cells import cell_len
-
-    def longest(texts: Iterable[str]) -> int:
-        return max(map(cell_len, texts), default=0)
-
     columns = [[row[i] for row in rows] for i in range(len(headers))]
-    widths = [longest((header, *column)) for header, column in zip(headers, columns, strict=True)]
+    widths = [_longest((header, *column)) for header, column in zip(headers, columns, strict=True)]
     if available is None:
         return widths, 2
-    least = [
-        max(
-            longest(header.split()),
-            longest(word for cell in column for word in cell.split()) if fold else longest(column),
-        )
-        for header, column, fold in zip(headers, columns, folds, strict=True)
+    in_header = [_longest(header.split()) for header in headers]
+    in_words = [
+        max(head, _longest(word for cell in column for word in cell.split()))
+        for head, column in zip(in_header, columns, strict=True)
     ]
-    gap = 2 if sum(least) + 2 * (len(least) - 1) <= available else 1
-    excess = sum(widths) + gap * (len(widths) - 1) - available
-    while excess > 0 and widths != least:
-        slack = [width - minimum for width, minimum in zip(widths, least, strict=True)]
-        widths[slack.index(max(slack))] -= 1
-        excess -= 1
+    # What each column may be narrowed to: as long as nothing is cut and no figure folds; with long names cut; at all.
+    whole = [
+        words if is_text[i] and i else max(head, _longest(column))
+        for i, (head, words, column) in enumerate(zip(in_header, in_words, columns, strict=True))
+    ]
+    cut = [
+        max(head, min(width, _LEAST_TEXT)) if text else width
+        for head, width, text in zip(in_header, whole, is_text, strict=True)
+    ]
+    least = [min(width, words) for width, words in zip(cut, in_words, strict=True)]
+    gap = 2 if sum(whole) + 2 * (len(whole) - 1) <= available else 1
+    for limits in (whole, cut, least):
+        widths = _narrowed(widths, limits, available - gap * (len(widths) - 1))
     return widths, gap
 
 
-@contextmanager
-def progress() -> Iterator[Progress]:
-    """Give a function that shows progress on standard error, once the work has taken longer than a second."""
-    terminal = sys.stderr.isatty()
-    start_s = monotonic()
-    shown_s, last = 0.0, ""
+def _narrowed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return widths that add up to the room, or are the least: what has most to give gives first."""
+    found = list(widths)
+    for _ in range(sum(widths) - room):
+        slack = [width - minimum for width, minimum in zip(found, least, strict=True)]
+        if max(slack) <= 0:
+            break
+        found[slack.index(max(slack))] -= 1
+    return found
 
-    def show(what: str, fraction: float) -> None:
-        nonlocal shown_s, last
-        now_s = monotonic()
-        if now_s - start_s < QUIET_S:
-            return
-        if terminal and now_s - shown_s >= REDRAW_S:
-            click.echo(f"\r\x1b[K{printable(what)} {fraction:4.0%}", err=True, nl=False)
-            shown_s = now_s
-        elif not terminal and what != last:
-            click.echo(f"pase: {printable(what)} …", err=True)
-        last = what
 
-    try:
-        yield show
-    finally:
-        if terminal and shown_s:
-            click.echo("\r\x1b[K", err=True, nl=False)
+def _longest(texts: Iterable[str]) -> int:
+    from rich.cells import cell_len
+
+    return max(map(cell_len, texts), default=0)
+
+
+def _folded(text: str, columns: int) -> list[str]:
+    """Return a line as lines of some columns; those after the first begin below what stands after its first gap."""
+    from rich.cells import cell_len, chop_cells
+
+    if cell_len(text) <= columns:
+        return [text]
+    gap = re.search(r"\S {2,}(?=\S)", text)
+    indent = gap.end() if gap and gap.end() <= columns // 2 else len(text) - len(text.lstrip(" ")) + 2
+    lines, line = [], ""
+    for word in re.findall(r" *[^ ]+", text):
+        if line.strip() and cell_len(line) + cell_len(word) > columns:
+            lines.append(line)
+            line = " " * indent + word.lstrip(" ")
+        else:
+            line += word
+        *whole, line = chop_cells(line, columns)
+        lines += whole
+    return [*lines, line]

@@ -8,14 +8,15 @@ import click
 
 from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, device_options, json_option, model_options, training_flags
-from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
+from pase.cli.output import duration, print_json, print_table, quantity, say, warn
+from pase.cli.progress import Progress, progress
 from pase.plan import Plan
 from pase.plan_file import read_plan
+from pase.planning import search
 from pase.runtime.boxes import whole
 from pase.runtime.device_choice import DeviceChoice
 from pase.runtime.execute import RunResult, run_plan
 from pase.runtime.flags import training_options
-from pase.search import search
 from pase.worker_parameters import HeldWeight, held_weights, parameters_per_device
 
 PHASES = ("forward", "backward", "update")
@@ -23,6 +24,8 @@ PHASES = ("forward", "backward", "update")
 _FEW_WORKERS = 8
 _FEW_WEIGHTS = 32
 """What each worker holds is shown as a table up to these; --json has it in any case."""
+_FEW_COLUMNS = 4
+"""Each worker has a column up to these; for more no terminal would be wide enough."""
 
 
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
@@ -51,7 +54,7 @@ def command(
     with progress() as on_progress:
         options = training_options(others)
         choice = DeviceChoice(kind=device, virtual=virtual, memory_mib=gpu_memory)
-        plan = _plan(plan_or_model, devices, others)
+        plan = _plan(plan_or_model, devices, others, on_progress)
         result = run_plan(
             plan,
             options,
@@ -166,16 +169,37 @@ def _held(weights: Sequence[HeldWeight]) -> str:
 def _print_parameters(weights: Sequence[HeldWeight]) -> None:
     """Print the part of each weight that each worker holds."""
     num_workers = len(weights[0].parts)
+    if num_workers > _FEW_COLUMNS:
+        print_table(
+            [("weight", "left"), ("shape", "right"), ("part", "left"), ("of workers", "left")],
+            [row for weight in weights for row in _part_rows(weight)],
+        )
+        return
     print_table(
         [
             *(("weight", "left"), ("shape", "right")),
             *((f"worker {worker} holds", "right") for worker in range(num_workers)),
         ],
         [
-            [weight.name, " × ".join(map(str, weight.shape)), *(_part(weight, worker) for worker in range(num_workers))]
+            [weight.name, _shape(weight), *(_part(weight, worker) for worker in range(num_workers))]
             for weight in weights
         ],
     )
+
+
+def _part_rows(weight: HeldWeight) -> list[list[str]]:
+    """Return a row for each part of a weight, with all workers that hold it."""
+    holders: dict[str, list[str]] = {}
+    for worker in range(len(weight.parts)):
+        holders.setdefault(_part(weight, worker), []).append(str(worker))
+    return [
+        [*((weight.name, _shape(weight)) if first else ("", "")), part, " ".join(workers)]
+        for first, (part, workers) in zip([True, *[False] * len(holders)], holders.items(), strict=False)
+    ]
+
+
+def _shape(weight: HeldWeight) -> str:
+    return " × ".join(map(str, weight.shape))
 
 
 def _part(weight: HeldWeight, worker: int) -> str:
@@ -207,7 +231,7 @@ def _print_moved(result: RunResult) -> None:
     )
 
 
-def _plan(plan_or_model: str, devices: int | None, model: dict[str, object]) -> Plan:
+def _plan(plan_or_model: str, devices: int | None, model: dict[str, object], on_progress: Progress) -> Plan:
     path = Path(plan_or_model)
     if path.suffix == ".json" or path.is_file():
         if devices is not None or model["batch"] is not None or model["arguments"]:
@@ -217,4 +241,4 @@ def _plan(plan_or_model: str, devices: int | None, model: dict[str, object]) -> 
         raise click.UsageError(f"--devices is needed to search a strategy for model {plan_or_model!r}")
     own = {field.name: model[field.name] for field in fields(ModelArguments) if field.name in model}
     chosen = ModelArguments(model=plan_or_model, devices=devices, **own)  # type: ignore[arg-type]
-    return search(chosen.graph(), devices, machine=chosen.loaded_machine())
+    return search(chosen.graph(), devices, machine=chosen.loaded_machine(), on_progress=on_progress)

@@ -8,7 +8,8 @@ import click
 from pase.cli.names import complete_models
 from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
 from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
-from pase.cli.output import duration, print_json, print_table, progress, quantity, say, warn
+from pase.cli.output import duration, print_json, print_table, quantity, say, warn
+from pase.cli.progress import READING, progress
 from pase.configurations import data_parallel, enumerate_configurations, uneven_dims
 from pase.costs import COST_MODELS, DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
@@ -16,7 +17,7 @@ from pase.memory_limit import size_text
 from pase.ordering import ORDERINGS, OrderingReport
 from pase.plan import LayerPlan, Plan
 from pase.plan_file import plan_document, write_plan
-from pase.search import WITHOUT_LIMIT, SearchOptions, search
+from pase.planning import WITHOUT_LIMIT, SearchOptions, search
 
 OF_MACHINE = "machine"
 """Instead of a size: what the machine's devices have."""
@@ -79,7 +80,7 @@ def command(
     if output:
         check_writable(output)
     chosen = ModelArguments(**model)  # type: ignore[arg-type]
-    graph, machine = chosen.graph(is_strict=strict), chosen.loaded_machine()
+    machine = chosen.loaded_machine()
     limit = machine.device.memory_bytes if memory_per_device == OF_MACHINE else memory_per_device
     assert not isinstance(limit, str)
     options = SearchOptions(
@@ -92,6 +93,8 @@ def command(
         optimiser=optimizer,
     )
     with progress() as on_progress:
+        on_progress(READING, 0.0)
+        graph = chosen.graph(is_strict=strict)
         plan = search(graph, chosen.devices, machine=machine, options=options, on_progress=on_progress)
     if output:
         write_plan(plan, output)

@@ -10,6 +10,7 @@ import click
 from pase.cli.names import complete_machines
 from pase.cli.options import check_writable, json_option
 from pase.cli.output import print_json, print_table, quantity, say
+from pase.cli.progress import progress
 from pase.documents import write_atomically
 from pase.machine import load_machine
 from pase.plan_file import read_plan
@@ -47,12 +48,14 @@ def command(
     """
     if trace is not None:
         check_writable(trace)
-    found = simulate(
-        read_plan(plan),
-        machine=None if machine is None else load_machine(machine),
-        collectives=collectives,
-        overlaps=not no_overlap,
-    )
+    with progress() as on_progress:
+        on_progress("simulating a step", 0.0)
+        found = simulate(
+            read_plan(plan),
+            machine=None if machine is None else load_machine(machine),
+            collectives=collectives,
+            overlaps=not no_overlap,
+        )
     if trace is not None:
         write_atomically(trace, chrome_trace(found))
     if as_json:

@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from pase.cli.options import ByteSize, check_writable, json_option
-from pase.cli.output import duration, print_json, progress, quantity, say
+from pase.cli.output import duration, print_json, quantity, say
+from pase.cli.progress import progress
 from pase.ordering import ORDERINGS
 from pase.problem_files import export_cfn, read_problem
 from pase.solver import solve

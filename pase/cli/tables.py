@@ -6,10 +6,11 @@ import click
 
 from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, check_writable, json_option, model_options
-from pase.cli.output import print_json, progress, warn
+from pase.cli.output import print_json, warn
+from pase.cli.progress import READING, progress
 from pase.costs import COST_MODELS
+from pase.planning import check_search, problem_of
 from pase.problem_files import export_cfn, write_problem
-from pase.search import check_search, problem_of
 
 
 @click.command("tables", epilog="Example: pase tables transformer --devices 16 -o transformer_p16.npz")
@@ -25,9 +26,10 @@ def command(cost_model: str, keep_batch: bool, output: Path, as_json: bool, **mo
         raise click.UsageError(f"-o {output}: the file's ending must be .npz or .cfn")
     check_writable(output)
     chosen = ModelArguments(**model)  # type: ignore[arg-type]
-    graph = chosen.graph()
-    check_search(graph, chosen.devices, keep_batch=keep_batch)
     with progress() as on_progress:
+        on_progress(READING, 0.0)
+        graph = chosen.graph()
+        check_search(graph, chosen.devices, keep_batch=keep_batch)
         problem = problem_of(graph, chosen.devices, chosen.loaded_machine(), cost_model, on_progress)
         if output.suffix == ".npz":
             write_problem(problem.tables, output, configurations=[found.splits for found in problem.configurations])

@@ -1,17 +1,18 @@
 """`pase train`: train replicas of a network that keep near one another, with one of eleven algorithms."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
 import click
 
+from pase.cli.interrupts import interrupted
 from pase.cli.launch import warn_of
-from pase.cli.main import EXIT_INTERRUPTED
 from pase.cli.names import complete_models
 from pase.cli.options import device_options, model_options
-from pase.cli.output import warn
+from pase.cli.progress import progress
 from pase.cli.train_options import request_of, training_across_options, warn_of_what_is_not_used
 from pase.errors import TrainingError
 from pase.runtime.cluster import Cluster, cluster_of, kept_text, read_hosts
@@ -59,28 +60,38 @@ def command(ctx: click.Context, /, model: str, as_json: bool, **values: Any) -> 
     warn_of_what_is_not_used(model, values)
     if values["processes"] is not None or values["hosts"] is not None:
         return _start_processes(request, ctx.meta[_ARGUMENTS], values)
+    return _shown(partial(_train, request), request, as_json=as_json)
+
+
+def _train(request: TrainingRequest, **told: Any) -> None:
     # Only now: it loads the framework, which takes seconds.
     from pase.training.session import train
 
-    return _shown(partial(train, request), request, as_json=as_json)
+    train(request, **told)
 
 
 def _shown(run: Callable[..., object], request: TrainingRequest, *, as_json: bool) -> int:
     """Train, show what happens and what came of it, and return the exit status."""
-    from pase.cli.train_output import print_summary, shown
+    from pase.cli.train_output import Report, print_summary, shown
 
     done: dict[str, Any] = {}
     try:
-        with shown(as_json=as_json) as report:
+        with ExitStack() as showing:
+            on_progress = showing.enter_context(progress())
+            report: Report | None = None
 
             def report_and_keep(event: dict[str, Any]) -> None:
+                nonlocal report
+                if report is None:  # the training itself begins
+                    showing.close()
+                    report = showing.enter_context(shown(as_json=as_json))
                 report(event)
                 done.update(event if event["event"] == "done" else {})
 
-            run(report=report_and_keep)
+            on_progress("loading TensorFlow", 0.0)
+            run(report=report_and_keep, on_progress=on_progress)
     except KeyboardInterrupt:
-        warn(f"stopped{kept_text(_folder(request))}")
-        return EXIT_INTERRUPTED
+        return interrupted(f"stopped{kept_text(_folder(request))}")
     if done and not as_json:
         print_summary(done)
     return 0

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pase.cli.output import REDRAW_S, duration, print_table, printable, quantity, say, warn
+from pase.cli.output import duration, is_terminal, print_table, printable, quantity, say, warn
+from pase.cli.progress import REDRAW_S
 
 Event = dict[str, Any]
 Report = Callable[[Event], None]
@@ -24,8 +25,8 @@ Report = Callable[[Event], None]
 @contextmanager
 def shown(*, as_json: bool) -> Iterator[Report]:
     """Give a function that shows an event as it comes: JSON on standard output, progress on standard error."""
-    terminal = sys.stderr.isatty()
-    with live_table() if terminal and not (as_json and sys.stdout.isatty()) else plain_lines(as_json) as progress:
+    is_live = is_terminal(sys.stderr) and not (as_json and sys.stdout.isatty())
+    with live_table() if is_live else plain_lines(as_json) as progress:
 
         def report(event: Event) -> None:
             progress(event)

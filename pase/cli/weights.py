@@ -10,6 +10,7 @@ import numpy as np
 from pase.cli.names import complete_models
 from pase.cli.options import arguments_option, batch_option, check_writable, json_option
 from pase.cli.output import print_json, quantity, say
+from pase.cli.progress import progress
 from pase.documents import write_atomically
 from pase.errors import ModelError
 from pase.importers import is_builtin
@@ -32,7 +33,9 @@ def command(model: str, batch: int | None, arguments: dict[str, Any], output: Pa
     check_writable(output)
     if is_builtin(model):
         raise ModelError(f"{model!r} is a built-in network: its weights are made when it is trained ('pase run')")
-    found = read_weights(model, batch=batch, arguments=arguments)
+    with progress() as on_progress:
+        on_progress("reading the weights", 0.0)
+        found = read_weights(model, batch=batch, arguments=arguments)
     buffer = io.BytesIO()
     np.savez(buffer, **found)  # type: ignore[arg-type]
     try:

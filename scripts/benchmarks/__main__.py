@@ -6,6 +6,8 @@ from types import ModuleType
 
 BENCHMARKS = {
     "paper": "the strategies beside those of the PaSE paper (docs/paper.md)",
+    "report": "what a report takes to make and to open (docs/benchmarks.md)",
+    "startup": "what `import pase` and `pase --help` take (docs/benchmarks.md)",
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
     "levels": "strategies for machines with and without levels (docs/machines.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",

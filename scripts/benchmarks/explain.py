@@ -30,8 +30,8 @@ def examples() -> dict[str, str]:
         layer = _printed(["explain", str(paper), "fc1"])
         other = _printed(["explain", str(seconds), "--sensitivity"])
     return {
-        "plan": _block([_shown(SEARCH), _shown(["explain", "plan.json"])], _until(whole, AFTER_WHY)),
-        "layer": _block([_shown(["explain", "plan.json", "fc1"])], _until(layer, AFTER_PARTS)),
+        "plan": _block([_shown(SEARCH), _shown(["explain", "plan.json"])], [*_until(whole, AFTER_WHY), "…"]),
+        "layer": _block([_shown(["explain", "plan.json", "fc1"])], [*_until(layer, AFTER_PARTS), "…"]),
         "alpha_beta": _block(
             [_shown([*SEARCH, "--cost-model", "alpha_beta"]), _shown(["explain", "plan.json", "--sensitivity"])],
             [*_until(by_seconds, "Why:"), "…", "", *_since(other, BEFORE_SENSITIVITY)],

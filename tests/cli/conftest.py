@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from pase.cli import output
+from pase.cli import progress
 from pase.cli.main import run
 
 
@@ -29,7 +29,7 @@ def pase(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     Without progress, which work that takes long shows: on a busy machine that is any. A test of the progress itself
     sets the time after which it appears.
     """
-    monkeypatch.setattr(output, "QUIET_S", inf)
+    monkeypatch.setattr(progress, "QUIET_S", inf)
 
     def call(*arguments: object) -> Finished:
         status = run([str(argument) for argument in arguments])

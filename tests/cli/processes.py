@@ -3,17 +3,28 @@
 import fcntl
 import os
 import pty
+import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 ENTRY = [sys.executable, "-c", "from pase.cli import main; main()"]
+
+IN_FOREGROUND = (
+    "import fcntl, os, signal, sys, termios\n"
+    "if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+"""A program that becomes another one, as a shell starts it: with a terminal of its own, and heeding Ctrl-C."""
 
 CLEAN = {
     key: value
@@ -63,3 +74,64 @@ def in_terminal(
         process.wait(timeout=120)
     os.close(ours)
     return written.decode().replace("\r\n", "\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """What a command left behind that got Ctrl-C. written: on a terminal, or both streams; num_left: processes."""
+
+    status: int
+    written: str
+    num_left: int
+
+
+def interrupted(command: list[str], marker: str, *, times: int, at_terminal: bool) -> Interrupted:
+    """Press Ctrl-C some times once a command has written a marker: at its terminal, or by a signal to its whole job."""
+    ours, theirs = pty.openpty() if at_terminal else os.pipe()
+    if at_terminal:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 80, 0, 0))
+    with subprocess.Popen(
+        [sys.executable, "-c", IN_FOREGROUND, *command],
+        stdin=theirs if at_terminal else subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env=CLEAN | {"TERM": "xterm-256color"},
+        start_new_session=True,
+    ) as process:
+        written = bytearray()
+        while marker not in written.decode(errors="replace"):
+            piece = os.read(ours, 65536)
+            assert piece, written.decode()
+            written += piece
+        for press in range(times):
+            if press:
+                time.sleep(0.05)
+            if at_terminal:
+                os.write(ours, b"\x03")
+            elif process.poll() is None:
+                os.killpg(process.pid, signal.SIGINT)
+        process.wait(timeout=60)
+        num_left = _num_in_session(process.pid)
+    os.close(theirs)
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # what Linux answers when the other end is closed
+            break
+        if not piece:
+            break
+        written += piece
+    os.close(ours)
+    return Interrupted(status=process.returncode, written=written.decode(), num_left=num_left)
+
+
+def _num_in_session(session: int) -> int:
+    """Return how many processes a session has, but for those that have ended."""
+    count = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, found = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[:4]
+        except OSError:  # it is gone
+            continue
+        count += int(found) == session and state != "Z"
+    return count

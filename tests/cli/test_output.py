@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -277,47 +276,6 @@ def test_a_terminal_can_ask_for_plain_text(environment: dict[str, str]) -> None:
     written = in_terminal("search", *LENET, environment=environment)
     assert "conv1" in written
     assert "\x1b" not in written
-
-
-# ---------------------------------------------------------------------------------------------------------- progress
-
-
-def _progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> Any:
-    """Return what is shown when progress is told at the given times."""
-    clock = iter([0.0, *seconds])
-    monkeypatch.setattr(output, "monotonic", lambda: next(clock))
-    with output.progress() as on_progress:
-        for i, _ in enumerate(seconds):
-            on_progress("counting \x1b[31m" if i < 2 else "solving", i / len(seconds))
-    return capsys.readouterr()
-
-
-def test_what_takes_less_than_a_second_shows_no_progress(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = _progress(capsys, monkeypatch, [0.1, 0.5, 0.99])
-    assert (shown.out, shown.err) == ("", "")
-
-
-def test_what_takes_longer_shows_each_stage_once_on_standard_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown = _progress(capsys, monkeypatch, [1.1, 1.2, 1.3, 1.4])
-    assert shown.out == ""
-    assert shown.err == "pase: counting \\x1b[31m …\npase: solving …\n"
-
-
-def test_a_terminal_sees_one_line_that_is_gone_at_the_end() -> None:
-    import sys
-
-    code = (
-        "import time; from pase.cli.output import progress\n"
-        "with progress() as show:\n"
-        "    time.sleep(1.05); show('one', 0.25); show('one', 0.3); time.sleep(0.15); show('two', 0.5)\n"
-        "print('result')"
-    )
-    written = in_terminal(command=[sys.executable, "-c", code])
-    assert written == "\r\x1b[Kone  25%\r\x1b[Ktwo  50%\r\x1b[K" + "result\n"
 
 
 # ----------------------------------------------------------------------------------------------------------- numbers

@@ -27,6 +27,8 @@ SURFACE = {
         *("--output -o", "--json"),
     ],
     "explain": ["plan", "layer ?", "--why", "--sensitivity", "--time-limit", "--json"],
+    "export": ["plan ?", "--to", "--output -o", "--fold", "--schema", "--json"],
+    "report": ["plans", "--output -o", "--sweep", "--why", "--time-limit", "--json"],
     "simulate": ["plan", "--machine", "--collectives", "--no-overlap", "--trace", "--json"],
     "emit": ["plan", "--output -o", "--forward", "--json"],
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],

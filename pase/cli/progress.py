@@ -1,0 +1,149 @@
+"""Progress of long work, on standard error: a bar on a terminal, lines elsewhere, nothing for quick work."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from threading import TIMEOUT_MAX, Event, Thread
+from time import monotonic
+from typing import Protocol
+
+import click
+
+from pase.cli.interrupts import is_interrupted
+from pase.cli.output import has_colour, is_terminal, printable, shortened, warn
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the fraction of it that is done, 0 to 1."""
+
+QUIET_S = 1.0
+"""Work that is done sooner than this shows no progress."""
+
+REDRAW_S = 0.1
+"""Progress is drawn no more often than this."""
+
+REPEAT_S = 15.0
+"""A line about something that had one already comes no sooner than this after the last."""
+
+READING = "reading the model"
+
+_LONGEST_BAR, _SHORTEST_BAR = 40, 8
+_DONE, _LEFT, _PLAIN_DONE, _PLAIN_LEFT = "━", "─", "#", "."
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Give a function to be told of progress, which is shown once the work has taken longer than a second.
+
+    It is drawn by a thread of its own, so that the time goes on where the work does not say anything. The function
+    raises KeyboardInterrupt where one was turned into an answer meanwhile, as searches do: nothing more is to begin.
+    """
+    told: tuple[str, float] | None = None
+    ended, start_s = Event(), monotonic()
+    display: _Display = _Bar() if is_terminal(sys.stderr) else _Lines()
+
+    def show(what: str, fraction: float) -> None:
+        nonlocal told
+        if is_interrupted():
+            raise KeyboardInterrupt
+        told = what, fraction
+
+    def draw() -> None:
+        wait_s = QUIET_S
+        while not ended.wait(min(wait_s, TIMEOUT_MAX)):
+            wait_s = REDRAW_S
+            if told is not None:
+                # Whoever read it may be gone; the work goes on.
+                with suppress(OSError, ValueError):
+                    display.draw(*told, monotonic() - start_s)
+
+    thread = Thread(target=draw, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        thread.join()
+        with suppress(OSError, ValueError):
+            display.clear()
+
+
+class _Display(Protocol):
+    """How progress looks."""
+
+    def draw(self, what: str, fraction: float, elapsed_s: float) -> None:
+        """Show what is being done now."""
+
+    def clear(self) -> None:
+        """Leave nothing behind."""
+
+
+@dataclass(slots=True)
+class _Lines:
+    """A line for each thing that is done, and now and then what has become of it, which stands after its colon."""
+
+    begun: set[str] = field(default_factory=set)
+    said: str = ""
+    said_s: float = 0.0
+
+    def draw(self, what: str, fraction: float, elapsed_s: float) -> None:
+        thing = what.partition(":")[0]
+        if thing not in self.begun or (what != self.said and elapsed_s - self.said_s >= REPEAT_S):
+            warn(f"{what} …")
+            self.begun.add(thing)
+            self.said, self.said_s = what, elapsed_s
+
+    def clear(self) -> None:
+        """Lines stay."""
+
+
+@dataclass(slots=True)
+class _Bar:
+    """One line of a terminal, drawn over and over, whose cursor is never hidden."""
+
+    drawn: str = ""
+
+    def draw(self, what: str, fraction: float, elapsed_s: float) -> None:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+        line = bar_line(what, fraction, elapsed_s, columns)
+        if line != self.drawn:
+            click.echo(f"\r{line}\x1b[K", err=True, nl=False, color=True)
+            self.drawn = line
+
+    def clear(self) -> None:
+        if self.drawn:
+            click.echo("\r\x1b[K", err=True, nl=False, color=True)
+
+
+def bar_line(what: str, fraction: float, elapsed_s: float, columns: int) -> str:
+    """Return what is done, a bar, per cent and the time in less than some columns: a full line would go on in the next.
+
+    Nothing done yet has no bar: how much there is may not be known. The bar gives way first, then what is done.
+    """
+    from rich.cells import cell_len
+
+    fraction = min(max(fraction, 0.0), 1.0)
+    figures = f"  {fraction:4.0%}  {clock(elapsed_s)}" if fraction else f"  {clock(elapsed_s)}"
+    available = columns - 1 - len(figures)
+    if available < 1:
+        return ""
+    what = shortened(printable(what), available)
+    room = min(available - cell_len(what) - 2, _LONGEST_BAR)
+    return f"{what}  {_bar(fraction, room)}{figures}" if fraction and room >= _SHORTEST_BAR else what + figures
+
+
+def _bar(fraction: float, width: int) -> str:
+    num_done = round(fraction * width)
+    encoding = (sys.stderr.encoding or "").lower()
+    done, left = (_DONE, _LEFT) if encoding.startswith("utf") else (_PLAIN_DONE, _PLAIN_LEFT)
+    if not has_colour(sys.stderr):
+        return done * num_done + left * (width - num_done)
+    return click.style(done * num_done, fg="cyan") + click.style(left * (width - num_done), dim=True)
+
+
+def clock(time_s: float) -> str:
+    """Return a time as a clock shows it: 0:07, 12:34, 1:02:03."""
+    minutes, seconds = divmod(int(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
