@@ -11,6 +11,9 @@ VENV=${PASE_VENV:-$ROOT/.venv}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
 # What commands run with. Every other installation has it too, so that none undoes another.
 BASE_EXTRAS=mesh,data
+# What lint, types, tests and the documentation's site need.
+# shellcheck disable=SC2034
+ALL_EXTRAS=$BASE_EXTRAS,onnx,torch,keras,jax,notebook,docs,dev
 # Exists while an installation goes on, and after one that was killed.
 UNFINISHED=$VENV/pase-install.unfinished
 

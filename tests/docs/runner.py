@@ -1,0 +1,195 @@
+"""One page's blocks in their order: files are written, commands and snippets run, outputs compared."""
+
+import json
+import os
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pase.cli.main import cli
+from tests.cli.conftest import Command, Finished
+from tests.docs.kinds import Kind, commands, file_name, kind_of
+from tests.docs.markdown import ROOT, Code
+from tests.docs.output import difference
+from tests.docs.rules import READERS, SHOWN, rule_of
+from tests.docs.scaled import scaled
+from tests.docs.snippets import run_snippet
+
+
+class PageRun:
+    """The folder, the names and the commands of a page, one block after the other."""
+
+    def __init__(self, folder: Path, pase: Command, namespace: dict[str, Any]) -> None:
+        self._folder = folder
+        self._pase = pase
+        self.namespace = {"__name__": "snippet", **namespace}
+
+    def block(self, block: Code) -> None:
+        """Run a block, or check it as what it is; AssertionError where it is wrong."""
+        _HANDLERS[kind_of(block)](self, block)
+
+    def _file(self, block: Code) -> None:
+        name = file_name(block)
+        assert name is not None
+        _CHECKS.get(Path(name).suffix, lambda _: None)(block.text)
+        (self._folder / name).write_text(block.text, encoding="utf-8")
+
+    def _python(self, block: Code) -> None:
+        run_snippet(block.text, self.namespace, block.where)
+
+    def _commands(self, block: Code) -> None:
+        for command in commands(block.text):
+            finished = self._command(command, block.where)
+            assert finished is None or finished.status == 0, f"{block.where}: {command}: {finished}"
+
+    def _session(self, block: Code) -> None:
+        _, *parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
+        for part in parts:
+            command, _, shown = part.partition("\n")
+            finished = self._command(command, block.where)
+            if finished is not None:
+                _check(shown, finished, f"{block.where}: {command}")
+
+    def _command(self, command: str, where: str) -> Finished | None:
+        """Run a command, or parse it where a rule says so: then there is no result."""
+        program, *arguments = _without_reader(shlex.split(command, comments=True))
+        assert not {"|", ">", "&&", ";"} & set(arguments), f"{where}: a shell is needed for {command!r}"
+        name = Path(program).name
+        assert name in _PROGRAMS, f"{where}: {program!r} is no program that these tests know"
+        parse, run = _PROGRAMS[name]
+        if rule_of(command):
+            parse(self, arguments)
+            return None
+        return run(self, scaled(arguments))
+
+    def _parse_pase(self, arguments: list[str]) -> None:
+        parse_pase(arguments)
+
+    def _run_pase(self, arguments: list[str]) -> Finished:
+        return self._pase(*arguments)
+
+    def _parse_python(self, arguments: list[str]) -> None:
+        """Check the options of an emitted program; that of the forward pass has its own."""
+        from pase.runtime import script
+
+        script._parser().parse_args(arguments[1:])
+
+    def _run_python(self, arguments: list[str]) -> Finished:
+        from tests.docs.programs import run_module, run_program
+
+        first, *others = arguments
+        return run_module(*others) if first == "-m" else run_program(self._folder / first, others)
+
+    def _parse_script(self, arguments: list[str]) -> None:
+        from tests.docs.programs import parse_bench
+
+        parse_bench(arguments)
+
+    def _parse_nothing(self, arguments: list[str]) -> None:
+        pass
+
+    def _run_nothing(self, arguments: list[str]) -> Finished:
+        raise AssertionError(f"{arguments} needs a rule")
+
+    def _excerpt(self, block: Code) -> None:
+        if (block.page, block.first_line) in SHOWN:
+            return
+        written = ["\n".join(_stripped(path.read_text(encoding="utf-8"))) for path in self._folder.glob("*.py")]
+        excerpt = "\n".join(_stripped(block.text))
+        assert any(excerpt in text for text in written), f"{block.where}: in no program that this page wrote"
+
+    def _toml(self, block: Code) -> None:
+        tomllib.loads(block.text)
+
+    def _json(self, block: Code) -> None:
+        json.loads(block.text)
+
+    def _other(self, block: Code) -> None:
+        key = (block.page, block.first_line)
+        assert key in SHOWN, f"{block.where}: nothing is known of this block; run it, or say in SHOWN what it is: {key}"
+
+
+_HANDLERS: Mapping[Kind, Callable[[PageRun, Code], None]] = {
+    Kind.FILE: PageRun._file,
+    Kind.SESSION: PageRun._session,
+    Kind.COMMANDS: PageRun._commands,
+    Kind.EXCERPT: PageRun._excerpt,
+    Kind.JSON: PageRun._json,
+    Kind.TOML: PageRun._toml,
+    Kind.PYTHON: PageRun._python,
+    Kind.OTHER: PageRun._other,
+}
+
+_CHECKS: Mapping[str, Callable[[str], object]] = {
+    ".py": lambda text: compile(text, "page", "exec"),
+    ".toml": tomllib.loads,
+    ".json": json.loads,
+}
+
+_Parse = Callable[[PageRun, list[str]], None]
+_Run = Callable[[PageRun, list[str]], Finished]
+_PROGRAMS: Mapping[str, tuple[_Parse, _Run]] = {
+    "pase": (PageRun._parse_pase, PageRun._run_pase),
+    "python": (PageRun._parse_python, PageRun._run_python),
+    "bench": (PageRun._parse_script, PageRun._run_nothing),
+    "test": (PageRun._parse_nothing, PageRun._run_nothing),
+    "docs": (PageRun._parse_nothing, PageRun._run_nothing),
+    "pip": (PageRun._parse_nothing, PageRun._run_nothing),
+}
+
+
+def parse_pase(arguments: list[str]) -> None:
+    """Parse a command line of pase as far as it goes without running it."""
+    verb, *others = arguments
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None, f"pase {verb} is no command"
+    with command.make_context(verb, others) as context:
+        assert not context.args
+
+
+def _without_reader(words: list[str]) -> list[str]:
+    """Leave out what reads the output, where that is a program which need not be there."""
+    return words[: words.index("|")] if "|" in words and words[words.index("|") + 1] in READERS else words
+
+
+def _check(shown: str, finished: Finished, where: str) -> None:
+    """AssertionError where a command printed other than what a page shows; a page need not show anything.
+
+    Lines of PaSE's own are those of standard error. Of them, what says that something is being done stands there
+    where that takes long.
+    """
+    lines = shown.splitlines()
+    own = [number for number, line in enumerate(lines) if line.startswith("pase: ")]
+    is_error = own[:1] == [0]
+    assert bool(finished.status) == is_error, f"{where}: {finished}"
+    if is_error:
+        found = difference(shown, finished.err)
+    else:
+        said = [lines[number] for number in own if not lines[number].endswith("…")]
+        assert all(line in finished.err.splitlines() for line in said), f"{where}: {said} is not in {finished.err}"
+        left = [line for number, line in enumerate(lines) if number not in own]
+        found = difference("\n".join(left), finished.out) if any(map(str.strip, left)) else ""
+    assert not found, f"{where}\n{found}"
+
+
+def _stripped(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def forget_modules(folder: Path) -> None:
+    """Unload what was imported from a page's folder."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and Path(file).is_relative_to(folder):
+            del sys.modules[name]
+
+
+def program_exists(name: str) -> bool:
+    """Whether a program of scripts/ is there and can be run."""
+    return os.access(ROOT / "scripts" / name, os.X_OK)

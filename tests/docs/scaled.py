@@ -1,0 +1,25 @@
+"""Command lines with a hundredth of the steps: what takes minutes on a page takes a moment in a test."""
+
+from collections.abc import Sequence
+
+_SCALE = 100
+_FEW = 5
+_COUNTS = ("--steps", "--save-every", "--test-every", "--warmup-steps", "--schedule-steps")
+
+
+def scaled(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with every number of steps divided by a hundred, one at least; a few steps stay as they are.
+
+    A training that does not say how many does one.
+    """
+    if arguments[:1] == ["train"] and "--steps" not in arguments:
+        arguments = [*arguments, "--steps", "1"]
+    options = ("", *arguments)
+    return [
+        _scaled(int(argument)) if option in _COUNTS else argument
+        for option, argument in zip(options, arguments, strict=False)
+    ]
+
+
+def _scaled(count: int) -> str:
+    return str(count if count <= _FEW else max(1, count // _SCALE))

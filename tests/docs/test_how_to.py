@@ -1,0 +1,103 @@
+"""The how-to pages say what adding a part takes: done here as they say, the part works."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pase
+from pase.costs import COST_MODELS
+from pase.emitter.kinds import KINDS
+from pase.explanation import explain
+from pase.graph import Graph
+from pase.plan_file import read_plan, write_plan
+from tests.docs.kinds import file_name
+from tests.docs.markdown import blocks
+from tests.docs.output import difference
+
+OPERATOR = "docs/how-to/own-operator.md"
+COST_MODEL = "docs/how-to/own-cost-model.md"
+
+
+def names_of(page: str, file: str) -> dict[str, object]:
+    """What a file of a page defines."""
+    (block,) = (block for block in blocks(page) if file_name(block) == file)
+    namespace: dict[str, object] = {"__name__": file.removesuffix(".py")}
+    exec(compile(block.text, file, "exec", dont_inherit=True), namespace)
+    return namespace
+
+
+def _towers(*, batch: int, width: int) -> Graph:
+    from pase.graph.operators import dense, softmax_loss
+
+    bilinear = names_of(OPERATOR, "bilinear.py")["bilinear"]
+    net = pase.Builder("two towers")
+    left, right = (
+        net.add(dense, side, net.input((batch, 2 * width)), out=(("n", width),), activation="relu")
+        for side in ("left", "right")
+    )
+    net.add(softmax_loss, "softmax", net.add(bilinear, "join", left, right, out=16))  # type: ignore[arg-type]
+    return net.build()
+
+
+def test_the_operator_refuses_what_does_not_fit() -> None:
+    bilinear = names_of(OPERATOR, "bilinear.py")["bilinear"]
+    with pytest.raises(pase.PaseError, match=r"reads shapes \(4, 2\) and \(5, 2\); expected \[b, c\] and \[b, d\]"):
+        bilinear("join", (4, 2), (5, 2), out=3)  # type: ignore[operator]
+
+
+def test_without_more_the_operator_cannot_be_emitted_and_the_error_is_that_of_the_page() -> None:
+    plan = pase.search(_towers(batch=64, width=256), devices=8)
+    with pytest.raises(pase.PaseError, match="cannot be written as a program yet") as raised:
+        pase.emit(plan)
+    (shown,) = (block.text for block in blocks(OPERATOR) if block.text.startswith("layer 'join'"))
+    assert not difference(shown, str(raised.value))
+
+
+def test_with_what_the_page_adds_the_program_computes_what_one_device_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pase.runtime.execute import max_relative_difference
+    from pase.runtime.reference import reference_losses
+    from pase.runtime.reference_kinds import COMPUTE
+    from tests.runtime.plans import random_plan
+    from tests.runtime.training import options, parallel_losses
+
+    monkeypatch.setitem(KINDS, "bilinear", names_of(OPERATOR, "bilinear_kind.py")["BILINEAR"])  # type: ignore[arg-type]
+    compute = names_of(OPERATOR, "bilinear_reference.py")["bilinear"]
+    monkeypatch.setitem(COMPUTE, "bilinear", compute)  # type: ignore[arg-type]
+    shown = next(block.text for block in blocks(OPERATOR) if block.text.startswith("# -- join"))
+    emitted = pase.emit(pase.search(_towers(batch=64, width=256), devices=8))
+    assert " ".join(shown.split()) in " ".join(emitted.split())
+    graph = _towers(batch=16, width=32)
+    losses = reference_losses(graph, options(3, rate=0.5))
+    assert losses[-1] < losses[0]
+    plans = [pase.search(graph, devices=4), *(random_plan(graph, 4, seed) for seed in range(2))]
+    assert any(np.prod([plan["join"].splits[dim] for dim in "cd"]) > 1 for plan in plans)
+    for plan in plans:
+        assert max_relative_difference(parallel_losses(plan, steps=3, rate=0.5), losses) < 1e-12
+
+
+def test_a_registered_cost_model_serves_every_stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = names_of(COST_MODEL, "overlapped.py")["OverlappedCostModel"]
+    monkeypatch.setitem(COST_MODELS, "overlapped", model.of)  # type: ignore[attr-defined]
+    graph = pase.load("alexnet", batch=128)
+    options = pase.SearchOptions(cost_model="overlapped")
+    plan = pase.search(graph, devices=8, options=options)
+    assert plan.exact
+    assert (plan.cost_model, plan.cost_unit) == ("overlapped", "s")
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json").total_cost == plan.total_cost
+    assert explain(plan)["fc1"].runner_up is not None
+
+
+def test_the_cost_model_is_the_paper_s_in_seconds_where_nothing_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all communication counted it is Eq. 1 divided by the peak."""
+    model = names_of(COST_MODEL, "overlapped.py")["OverlappedCostModel"]
+    machine = pase.load_machine("1080ti")
+    full = model(flop_per_s=machine.peak_flop_per_s(), bytes_per_s=12.5e9, hidden=0.0)  # type: ignore[operator]
+    monkeypatch.setitem(COST_MODELS, "overlapped", lambda *_: full)
+    graph = pase.load("transformer", batch=64, arguments={"layers": 1})
+    ours = pase.search(graph, devices=32, machine=machine, options=pase.SearchOptions(cost_model="overlapped"))
+    paper = pase.search(graph, devices=32, machine=machine)
+    assert ours.total_cost * machine.peak_flop_per_s() == pytest.approx(paper.total_cost, rel=1e-9)
+    data_parallel = ours.baselines["data_parallel"] * machine.peak_flop_per_s()
+    assert data_parallel == pytest.approx(paper.baselines["data_parallel"], rel=1e-9)
