@@ -31,7 +31,10 @@ EXTRAS = {
     "jax": ["jax>=0.5"],
     # The 8×8 digits that scikit-learn ships, to train on.
     "data": ["scikit-learn>=1.6"],
-    "report": ["jinja2>=3.1"],
+    # Plans as data frames.
+    "notebook": ["pandas>=2.2"],
+    # The site of the documentation.
+    "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
     # Other exact solvers, to compare with, and the plots of docs/benchmarks.md.
     "bench": ["highspy>=1.10", "matplotlib>=3.10", "ortools>=9.12", "pytoulbar2>=1.4"],
     "dev": [
@@ -41,8 +44,11 @@ EXTRAS = {
         "onnxruntime>=1.20",
         "transformers>=5.0",
         "hypothesis>=6.100",
+        "ipython>=9.0",
         "jsonschema>=4.23",
         "mypy>=1.15",
+        # Drives a browser, which it does not bring: Chromium, to look at reports with.
+        "playwright>=1.50",
         "pre-commit>=4.0",
         "pytest>=8.3",
         "pytest-cov>=6.0",
@@ -92,7 +98,10 @@ setup(
     extras_require=EXTRAS,
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
-    package_data={"pase": ["py.typed", "**/*.json", "**/*.toml"], "pase.models": ["**/*.json", "**/*.toml"]},
+    package_data={
+        "pase": ["py.typed", "**/*.json", "**/*.toml", "report/page/**/*"],
+        "pase.models": ["**/*.json", "**/*.toml"],
+    },
     include_package_data=False,
     zip_safe=False,
     entry_points={"console_scripts": ["pase = pase.cli:main"]},

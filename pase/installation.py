@@ -24,7 +24,8 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
         "torch": "PyTorch modules",
         "keras": "Keras models and .keras files",
         "jax": "JAX functions, flax and equinox modules",
-        "report": "reports",
+        "notebook": "plans as data frames",
+        "docs": "the documentation's site: scripts/docs",
         "bench": "scripts/bench: other solvers, plots",
         "dev": "scripts/test",
     }
@@ -83,11 +84,14 @@ class Installation:
 
     def install_command(self, extras: Iterable[str]) -> str:
         """Return what to type to install some extras here, or for none PaSE itself."""
-        listed = ",".join(extras)
-        names = f"[{listed}]" if listed else ""
+        listed = list(extras)
+        names = f"[{','.join(listed)}]" if listed else ""
         pip = f"{quote(sys.executable)} -m pip install"
         if self.checkout is None:
-            return f"{pip} {quote('pase' + names)}"
+            # By their own names: what PyPI has under the name of PaSE is another project.
+            wanted = [extra for extra in self.extras if extra.name in listed] if listed else [self.core]
+            packages = {f"{package.name}{package.wanted}": None for extra in wanted for package in extra.packages}
+            return " ".join([pip, *map(quote, packages)])
         pins = self.checkout / "constraints.txt"
         constraints = f" -c {quote(str(pins))}" if pins.is_file() else ""
         return f"{pip}{constraints} -e {quote(str(self.checkout) + names)}"

@@ -13,6 +13,7 @@ import pase
 ROOT = Path(pase.__file__).parent
 
 ORDER = (
+    "pase._loading",
     "pase._version",
     "pase.errors",
     "pase.quantities",
@@ -35,7 +36,7 @@ ORDER = (
     "pase.plan",
     "pase.strategy",
     "pase.plan_file",
-    "pase.search",
+    "pase.planning",
     "pase.explanation",
     "pase.baselines",
     # The framework, and the geometry of layouts, on which both the primitives and the runtime stand.
@@ -63,6 +64,8 @@ ORDER = (
     "pase.runtime.execute",  # emits the program that it runs
     "pase.training",
     "pase.easgd_costs",  # of the algorithms as training declares them
+    "pase.drawing",
+    "pase.exports",
     "pase.report",
     "pase.cli",
 )
@@ -196,12 +199,23 @@ def test_no_module_holds_state(module: str) -> None:
 
 
 def test_the_package_itself_holds_names_and_no_logic() -> None:
-    body = _tree("pase").body
-    assert isinstance(body[0], ast.Expr)  # the docstring
-    assert all(isinstance(node, ast.ImportFrom) for node in body[1:-1])
-    assert isinstance(body[-1], ast.Assign)
+    docstring, *imports, on_demand, names = _tree("pase").body
+    assert isinstance(docstring, ast.Expr)
+    assert all(isinstance(node, ast.ImportFrom) for node in imports)
+    assert isinstance(names, ast.Assign)
     assert len(pase.__all__) <= 16
     assert all(hasattr(pase, name) for name in pase.__all__)
+    # What type checkers see is what is loaded on demand.
+    assert isinstance(on_demand, ast.If)
+    assert ast.unparse(on_demand.test) == "TYPE_CHECKING"
+    assert all(isinstance(node, ast.ImportFrom) for node in on_demand.body)
+    (assignment,) = on_demand.orelse
+    assert isinstance(assignment, ast.Assign)
+    assert isinstance(assignment.value, ast.Call)
+    seen = {node.module: tuple(alias.name for alias in node.names) for node in on_demand.body}  # type: ignore[attr-defined]
+    assert ast.literal_eval(assignment.value.args[1]) == seen
+    # A module of a name's own would take its place when it is imported.
+    assert not {f"pase.{name}" for given in seen.values() for name in given} & set(MODULES)
 
 
 # -- what a process loads

@@ -15,8 +15,8 @@ from pase.graph import Access, Axis, Builder, Operator, Part, Role, Window
 from pase.graph.operators import conv2d, elementwise, pool2d
 from pase.machine import load_machine
 from pase.plan import Plan
+from pase.planning import problem_of
 from pase.runtime.optimisers import OPTIMISERS, make_rule
-from pase.search import problem_of
 from pase.worker_parameters import held_weights, optimiser_numbers
 from tests.networks import SMALL, small_graph, small_plan
 from tests.runtime.networks import small, tied

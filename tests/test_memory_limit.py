@@ -15,7 +15,7 @@ from pase.graph import Builder
 from pase.graph.operators import dense, elementwise
 from pase.memory_limit import size_text
 from pase.models import MODELS
-from pase.search import WITHOUT_LIMIT
+from pase.planning import WITHOUT_LIMIT
 from pase.strategy import plan_layers, total_cost
 from tests.networks import slow_machine, small_graph, small_plan, tiny_graph
 

@@ -13,7 +13,7 @@ from pase.node_order import Fetch, Sum, choose_order
 from pase.placement import place, prime_factors
 from pase.placement_report import bytes_by_level, placed_anew
 from pase.plan import Plan
-from pase.search import search
+from pase.planning import search
 from pase.traffic import flows
 from tests.networks import small_graph
 from tests.runtime.plans import random_plan

@@ -16,7 +16,7 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import concat, dense
 from pase.models import build
 from pase.placement import place, prime_factors
-from pase.search import search
+from pase.planning import search
 from tests.moved import EdgeOverlap, Splits, edge_overlaps, moved
 
 Devices = Sequence[Sequence[int]]

@@ -18,7 +18,7 @@ from pase.placement_report import (
     plain_order,
 )
 from pase.plan import Plan
-from pase.search import search
+from pase.planning import search
 from tests.moved import edge_overlaps
 from tests.networks import small_graph
 from tests.runtime.networks import small

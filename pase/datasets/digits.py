@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pase.datasets.dataset import INPUTS, LABELS, Dataset, Part, labelled_images
-from pase.errors import MissingExtraError
+from pase.errors import MissingExtraError, extra_hint
 
 Array = np.ndarray[Any, Any]
 
@@ -50,6 +50,6 @@ def _shipped() -> Any:
         if error.name is None or error.name.partition(".")[0] != "sklearn":
             raise
         raise MissingExtraError(
-            "the digits come with scikit-learn, which is not installed; install it with: pip install 'pase[data]'"
+            f"the digits come with scikit-learn, which is not installed; {extra_hint('data')}"
         ) from None
     return load_digits()

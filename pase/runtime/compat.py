@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pase.errors import MissingExtraError
+from pase.errors import MissingExtraError, extra_hint
 
-_HINT = "running a program needs TensorFlow and Mesh-TensorFlow: pip install 'pase[mesh]'"
+_HINT = f"running a program needs TensorFlow and Mesh-TensorFlow; {extra_hint('mesh')}"
 
 
 @contextmanager

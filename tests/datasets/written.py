@@ -79,7 +79,10 @@ def tar(files: Mapping[str, bytes], mode: str = "w:gz", extra: tuple[tarfile.Tar
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
         for member in extra:
-            archive.addfile(member)
+            # Not by addfile, which has wanted the content from Python 3.13 on.
+            header = member.tobuf(archive.format, archive.encoding, archive.errors)
+            archive.fileobj.write(header)
+            archive.offset += len(header)
     return out.getvalue()
 
 

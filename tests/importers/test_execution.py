@@ -20,8 +20,8 @@ from pase.graph.recipe import Recipe, recipe_of  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
 from pase.plan import Plan  # noqa: E402
+from pase.planning import search  # noqa: E402
 from pase.runtime.forward_pass import Computed, compute  # noqa: E402
-from pase.search import search  # noqa: E402
 from tests.runtime.plans import data_parallel_plan, random_plan  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(

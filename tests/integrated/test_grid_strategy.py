@@ -12,10 +12,10 @@ from pase.errors import IntegratedError
 from pase.graph.operators import conv2d, dense
 from pase.integrated import Role, chain_of
 from pase.machine import Machine, load_machine
+from pase.planning import data_parallel_choice
 from pase.runtime.execute import max_relative_difference
 from pase.runtime.reference import reference_training
 from pase.runtime.script import train
-from pase.search import data_parallel_choice
 from pase.solver import solve
 from pase.strategy import plan_layers, total_cost
 from tests.networks import small_graph

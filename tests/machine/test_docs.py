@@ -37,11 +37,11 @@ def test_the_row_has_the_figures(name: str) -> None:
 
 
 def test_the_example_is_a_machine_and_its_mistake_is_told_as_shown() -> None:
-    (block,) = re.findall(r"^    schema_version = 1\n(?:(?: {4}.*)?\n)+", TEXT, re.MULTILINE)
+    (block,) = re.findall(r"^    # lab\.toml\n    schema_version = 1\n(?:(?: {4}.*)?\n)+", TEXT, re.MULTILINE)
     text = textwrap.dedent(block)
     machine = parse_machine(text, source="lab.toml")
     assert [level.num_devices for level in machine.levels] == [4, 8]
     assert len(machine.levels_for(8)) == 2
-    (shown,) = re.findall(r"^    pase: (machine file lab\.toml.+\n    .+)$", TEXT, re.MULTILINE)
+    (shown,) = re.findall(r"^    pase: (machine file wrong\.toml.+\n    .+)$", TEXT, re.MULTILINE)
     with pytest.raises(MachineError, match=f"^{re.escape(' '.join(shown.split()))}$"):
-        parse_machine(text.replace("bandwidth_bytes_per_s = 25e9", "bandwidth_gb_per_s = 25"), source="lab.toml")
+        parse_machine(text.replace("bandwidth_bytes_per_s = 25e9", "bandwidth_gb_per_s = 25"), source="wrong.toml")

@@ -9,13 +9,13 @@ from pase.emitter import emit
 from pase.emitter.traffic import edge_bytes
 from pase.graph import Graph
 from pase.plan import Plan
+from pase.planning import search
 from pase.runtime.compat import tf
 from pase.runtime.data import Batches
 from pase.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
 from pase.runtime.program import Program
 from pase.runtime.traffic import Movement, Phase, Traffic
 from pase.runtime.training import Training
-from pase.search import search
 from pase.traffic import bytes_by_movement, flows
 from tests.networks import slow_machine, small_graph
 from tests.runtime.networks import mixed, small, tied

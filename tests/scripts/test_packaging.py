@@ -21,7 +21,7 @@ from packaging.version import Version
 import pase
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("scripts/pase", "scripts/test", "scripts/bench", ".ci/run")
+PROGRAMS = ("scripts/pase", "scripts/test", "scripts/bench", "scripts/docs", ".ci/run")
 SHELL = (*PROGRAMS, "scripts/_environment.sh")
 
 
@@ -91,7 +91,8 @@ def test_the_command_is_the_function_that_is_tested() -> None:
 
 
 def test_the_extras_are_all_there_and_the_core_needs_little() -> None:
-    assert set(_setup()["extras_require"]) >= {"mesh", "data", "onnx", "torch", "keras", "jax", "report", "dev"}
+    extras = {"mesh", "data", "onnx", "torch", "keras", "jax", "notebook", "docs", "dev"}
+    assert set(_setup()["extras_require"]) >= extras
     assert _names(_setup()["install_requires"]) == {"click", "networkx", "numpy", "packaging", "rich"}
 
 
@@ -109,6 +110,11 @@ def test_the_pins_are_sorted_and_leave_out_what_breaks_them() -> None:
     assert pins == sorted(pins)
     assert all(re.fullmatch(r"[a-z0-9-]+==[a-z0-9.]+", pin) for pin in pins)
     assert not _pinned().keys() & {"torchvision", "torchaudio", "tensorflow"}
+
+
+def test_the_newest_changes_are_those_of_this_version() -> None:
+    (newest, *_) = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.fullmatch(rf"{re.escape(pase.__version__)} \(\d{{4}}-\d\d-\d\d\)", newest)
 
 
 def test_only_the_python_that_was_tried_is_allowed() -> None:

@@ -6,15 +6,19 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import pase
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = shutil.ignore_patterns(
-    ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "build", "dist", "docs"
+    ".git", ".venv*", "__pycache__", ".*_cache", ".hypothesis", "*.egg-info", "build", "dist", "site"
 )
 HOOK = "import sys; from setuptools import build_meta; print(build_meta.{hook}(sys.argv[1]))"
 
@@ -46,7 +50,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def modules(folder: Path, prefix: str) -> set[str]:
     """Files of a package as an archive names them."""
-    kinds = ("*.py", "*.json", "*.toml", "py.typed")
+    kinds = ("*.py", "*.json", "*.toml", "py.typed", "*.html", "*.css", "*.js", "*.txt")
     found = (path for kind in kinds for path in folder.rglob(kind))
     return {f"{prefix}/{path.relative_to(folder).as_posix()}" for path in found}
 
@@ -85,25 +89,61 @@ def test_the_source_archive_can_be_tested(archives: tuple[Path, Path]) -> None:
     assert {f"tests/{path.relative_to(ROOT / 'tests').as_posix()}" for path in (ROOT / "tests").rglob("*.py")} <= names
 
 
+def requirements(name: str, found: dict[str, Distribution]) -> None:
+    """Add a package that is installed here and all that it needs, extras left out, by name."""
+    if canonicalize_name(name) in found:
+        return
+    found[canonicalize_name(name)] = own = distribution(name)
+    for text in own.requires or ():
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            requirements(requirement.name, found)
+
+
 @pytest.mark.slow
-def test_it_runs_from_the_wheel_alone(archives: tuple[Path, Path], tmp_path: Path) -> None:
-    site = tmp_path / "site"
+def test_it_is_installed_and_runs_in_an_environment_with_its_core_alone(
+    archives: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """What the wheel says that it needs is all that is there: packages of this environment, by links."""
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    python = environment / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-index", "--no-deps", "--quiet"]
+    subprocess.run([*pip, str(archives[1])], check=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    core: dict[str, Distribution] = {}
     with zipfile.ZipFile(archives[1]) as wheel:
-        wheel.extractall(site)
-    program = (
-        "import pase, sys; from pase.cli.main import run; "
-        "assert pase.__file__.startswith(sys.argv[1]), pase.__file__; "
-        "commands = [['search', 'mlp', '--devices', '8'], ['machines', '--show', 'h100'], ['models']]; "
-        "sys.exit(any(map(run, commands)))"
+        (metadata,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        wanted = message_from_bytes(wheel.read(metadata)).get_all("Requires-Dist") or []
+    for requirement in map(Requirement, wanted):
+        if requirement.marker is None:
+            requirements(requirement.name, core)
+    for one in core.values():
+        for top in {path.parts[0] for path in one.files or () if path.parts[0] != ".."}:
+            if not (site / top).exists():
+                (site / top).symlink_to(Path(str(one.locate_file(top))))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(*arguments: str) -> str:
+        finished = subprocess.run(
+            [environment / "bin" / "pase", *arguments],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert finished.returncode == 0, finished.stderr
+        assert "Traceback" not in finished.stderr
+        return finished.stdout
+
+    assert run("--version") == f"pase, version {pase.__version__}\n"
+    assert "proven optimal" in run("search", "mlp", "--devices", "8", "-o", "plan.json")
+    run("report", "plan.json", "-o", "report.html")
+    assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert run("export", "plan.json", "--to", "csv").count("\n") > 3
+    run("machines", "--show", "h100")
+    where = subprocess.run(
+        [python, "-c", "import pase; print(pase.__file__)"], cwd=tmp_path, env=environ, capture_output=True, check=True
     )
-    finished = subprocess.run(
-        [sys.executable, "-c", program, str(site)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert "Traceback" not in finished.stderr
-    assert "proven optimal" in finished.stdout
+    assert str(site) in where.stdout.decode()

@@ -9,8 +9,8 @@ from pase.emitter import emit
 from pase.errors import TrainingError
 from pase.importers import load
 from pase.plan_file import write_plan
+from pase.planning import search
 from pase.runtime.data import Batches
-from pase.search import search
 from pase.training.networks import Loaded, load_build
 from pase.training.replica import Network
 
@@ -28,7 +28,9 @@ def test_model_plan_and_program_are_the_same_network(tmp_path: Path) -> None:
     plan = search(load("mlp", batch=8, arguments=dict(ARGUMENTS)), 2)
     write_plan(plan, tmp_path / "plan.json")
     (tmp_path / "train.py").write_text(emit(plan), encoding="utf-8")
-    of_model = load_build("mlp", devices=2, batch=8, arguments=ARGUMENTS)
+    told: list[str] = []
+    of_model = load_build("mlp", devices=2, batch=8, arguments=ARGUMENTS, on_progress=lambda what, _: told.append(what))
+    assert "costing layers" in told
     of_plan = load_build(str(tmp_path / "plan.json"))
     of_program = load_build(str(tmp_path / "train.py"))
     assert [loaded.num_devices for loaded in (of_model, of_plan, of_program)] == [2, 2, 2]

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePath
 from typing import Any
 
-from pase.errors import MissingExtraError
+from pase.errors import MissingExtraError, extra_hint
 from pase.graph import Scalar
 from pase.importers.front_end import framework
 from pase.importers.ir import Trace, check_trace
@@ -52,7 +52,7 @@ def keras_module() -> Any:
         return framework("keras", "keras")
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            f"Keras needs {error.name}, which is not installed; install it with: pip install 'pase[keras]', or set "
+            f"Keras needs {error.name}, which is not installed; {extra_hint('keras')}, or set "
             "KERAS_BACKEND to a backend that is: tensorflow, jax or torch"
         ) from None
 
