@@ -51,8 +51,13 @@ def plan_layers(
     for weight in shared_weights(graph):
         shared.setdefault(weight.user, []).append(weight)
     does: dict[str, LayerTraffic] = {}
-    # Repeated layers under equal configurations cost the same: each distinct one is costed once.
-    kinds = {op.name: (signature(graph, op), rows[op.name].tobytes()) for op in graph.operators}
+    # Repeated layers under equal configurations cost the same: each distinct one is costed once. They are numbered,
+    # because what tells them apart is long to compare.
+    numbers: dict[Hashable, int] = {}
+    kinds = {
+        op.name: numbers.setdefault((signature(graph, op), rows[op.name].tobytes()), len(numbers))
+        for op in graph.operators
+    }
     distinct: dict[Hashable, LayerTraffic] = {}
     for operator in graph.operators:
         kind = kinds[operator.name]

@@ -56,8 +56,12 @@ def flows(plan: Plan) -> tuple[Flow, ...]:
     whatever pass it is of.
     """
     moved: dict[Hop, Pairs] = {}
+    # Layers that are the same and lie alike have one number.
+    numbers: dict[Hashable, int] = {}
     layouts = {
-        layer.name: (replace(operator, name=""), tuple(layer.splits.values()), layer.devices)
+        layer.name: numbers.setdefault(
+            (replace(operator, name=""), tuple(layer.splits.values()), layer.devices), len(numbers)
+        )
         for operator, layer in zip(plan.graph.operators, plan.layers, strict=True)
     }
     known: dict[Hashable, tuple[Flow, ...]] = {}

@@ -3,7 +3,7 @@
 # Sourced by scripts/pase and scripts/test, never run. Sets ROOT and VENV; ensure_environment is what they call.
 #
 #   PASE_VENV     where the environment is (default: .venv in the root of the checkout)
-#   PASE_PYTHON   the interpreter to make it with, a Python 3.11 (default: the first that is found)
+#   PASE_PYTHON   the interpreter to make it with, a Python 3.11, 3.12 or 3.13 (default: the first that is found)
 
 # The folder is taken from the path of this file, with links resolved, so that it does not matter where one calls from.
 ROOT=$(CDPATH='' cd -P -- "${BASH_SOURCE[0]%/*}/.." && pwd)
@@ -51,29 +51,29 @@ write_stamp() {
     mv -f -- "$VENV/pase-$1.stamp.new" "$VENV/pase-$1.stamp"
 }
 
-is_python_3_11() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1; }
+is_tried_python() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
 
 # find_python: puts into $python an interpreter that can make the environment.
 find_python() {
     local candidate
     python=
     if [[ -n ${PASE_PYTHON-} ]]; then
-        is_python_3_11 "$PASE_PYTHON" ||
-            fail "PASE_PYTHON is '$PASE_PYTHON', which is not a Python 3.11 that runs. Set it to one, or unset it."
+        is_tried_python "$PASE_PYTHON" ||
+            fail "PASE_PYTHON is '$PASE_PYTHON', which is not a Python 3.11, 3.12 or 3.13 that runs. Set it to one, or unset it."
         python=$PASE_PYTHON
     else
-        for candidate in python3.11 python3 python; do
-            if is_python_3_11 "$candidate"; then
+        for candidate in python3.11 python3.12 python3.13 python3 python; do
+            if is_tried_python "$candidate"; then
                 python=$candidate
                 break
             fi
         done
-        [[ -n $python ]] || fail "found no Python 3.11 (tried python3.11, python3 and python), which PaSE needs." \
+        [[ -n $python ]] || fail "found no Python 3.11, 3.12 or 3.13, one of which PaSE needs." \
             "Install it, or set PASE_PYTHON to the path of one."
     fi
     "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 ||
-        fail "'$python' has no venv or ensurepip module. Install them (on Debian and Ubuntu: python3.11-venv)," \
-            "or set PASE_PYTHON to another Python 3.11."
+        fail "'$python' has no venv or ensurepip module. Install them (on Debian and Ubuntu: python3-venv)," \
+            "or set PASE_PYTHON to another Python 3.11, 3.12 or 3.13."
 }
 
 # current_action LOG: puts into $action what pip's log says that it is doing.
@@ -135,7 +135,7 @@ pip_install() {
         --constraint "$ROOT/constraints.txt" "$@"
 }
 
-# make_venv: leaves in $VENV a virtual environment of Python 3.11 whose making was never cut off half-way.
+# make_venv: leaves in $VENV a virtual environment of a Python that was tried, whose making was never cut off half-way.
 make_venv() {
     local python made_as=$VENV
     # The programs in an environment hold its path, so one that was moved is of no use.
@@ -147,8 +147,8 @@ make_venv() {
     elif [[ -e $VENV && ! -e $VENV/pyvenv.cfg && -n $(ls -A -- "$VENV") ]]; then
         fail "$VENV exists and is not a virtual environment. Move it away, or set PASE_VENV to another path."
     elif "$VENV/bin/python" -I -m pip --version >/dev/null 2>&1; then
-        is_python_3_11 "$VENV/bin/python" ||
-            fail "$VENV is an environment of another Python than 3.11. Delete it, or set PASE_VENV to another path."
+        is_tried_python "$VENV/bin/python" ||
+            fail "$VENV is an environment of another Python than 3.11, 3.12 or 3.13. Delete it, or set PASE_VENV to another path."
         return
     fi
     find_python

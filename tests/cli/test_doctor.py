@@ -29,7 +29,7 @@ class Installed:
         return self
 
     def get_all(self, name: str) -> list[str] | None:
-        return {"Provides-Extra": ["mesh", "onnx"], "Requires-Python": [">=3.11,<3.12"]}.get(name)
+        return {"Provides-Extra": ["mesh", "onnx"], "Requires-Python": [">=3.11,<3.14"]}.get(name)
 
     def read_text(self, name: str) -> str | None:
         assert name == "direct_url.json"
@@ -164,4 +164,4 @@ def test_a_python_that_was_not_tried_is_named(pase: Command, installed: dict[str
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patched:
         patched.setattr(sys, "version_info", (3, 14, 0))
-        assert "Python 3.14.0, which was not tried: >=3.11,<3.12 was" in pase("doctor").out
+        assert "Python 3.14.0, which was not tried: >=3.11,<3.14 was" in pase("doctor").out

@@ -118,7 +118,9 @@ def test_the_newest_changes_are_those_of_this_version() -> None:
 
 
 def test_only_the_python_that_was_tried_is_allowed() -> None:
-    assert _setup()["python_requires"] == ">=3.11,<3.12"
+    assert _setup()["python_requires"] == ">=3.11,<3.14"
+    declared = [text.rpartition(" ")[2] for text in _setup()["classifiers"] if ":: Python :: 3." in text]
+    assert declared == ["3.11", "3.12", "3.13"]
 
 
 def test_every_package_and_every_file_that_is_read_is_installed() -> None:
