@@ -20,7 +20,10 @@ def run_program(script: Path, arguments: list[str]) -> Finished:
 
 def run_module(name: str, *arguments: str) -> Finished:
     """Run a module as `python -m NAME ARGUMENT…` does."""
-    return _finished(lambda: runpy.run_module(name, run_name="__main__"), [name, *arguments])
+    with pytest.MonkeyPatch.context() as patch:
+        # As in a process of its own, where nothing has imported it before.
+        patch.delitem(sys.modules, name, raising=False)
+        return _finished(lambda: runpy.run_module(name, run_name="__main__"), [name, *arguments])
 
 
 def parse_bench(arguments: list[str]) -> None:

@@ -137,7 +137,7 @@ def test_torchscript_is_refused() -> None:
 def test_torch_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = torch.nn.Linear(4, 4)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'pase\[torch\]'"):
+    with pytest.raises(MissingExtraError, match="needs torch, which is not installed; PaSE's extra 'torch'"):
         TorchFrontEnd().trace((module, ()), batch=None, arguments={})
 
 
