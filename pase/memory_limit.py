@@ -1,7 +1,6 @@
 """The search within a limit on the memory of a device, and what is said where nothing fits."""
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import replace
 
 from pase.configurations import enumerate_configurations
 from pase.costs import Problem, layer_memory, memory_tables
@@ -94,7 +93,7 @@ def _least_bytes(graph: Graph, num_devices: int, optimiser: str) -> tuple[int, i
         fed = tuple(graph.incoming.get((operator.name, i)) for i in range(len(operator.reads)))
         back = tuple(edge is not None and edge.producer in graph.trained for edge in fed)
         owns = tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
-        key = replace(operator, name=""), back, owns
+        key = operator.unnamed, back, owns
         if key not in known:
             splits = enumerate_configurations(operator, num_devices).splits
             memory = layer_memory(graph, operator, splits, optimiser=optimiser)

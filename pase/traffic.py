@@ -6,7 +6,7 @@ that several layers share go from their first user to the others, their gradient
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 
 from pase.costs import SharedWeight, shared_weights
@@ -59,9 +59,7 @@ def flows(plan: Plan) -> tuple[Flow, ...]:
     # Layers that are the same and lie alike have one number.
     numbers: dict[Hashable, int] = {}
     layouts = {
-        layer.name: numbers.setdefault(
-            (replace(operator, name=""), tuple(layer.splits.values()), layer.devices), len(numbers)
-        )
+        layer.name: numbers.setdefault((operator.unnamed, tuple(layer.splits.values()), layer.devices), len(numbers))
         for operator, layer in zip(plan.graph.operators, plan.layers, strict=True)
     }
     known: dict[Hashable, tuple[Flow, ...]] = {}

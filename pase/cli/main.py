@@ -1,5 +1,6 @@
 """The `pase` command: finds its subcommands, and turns every error into one clear line."""
 
+import gc
 import os
 import sys
 from contextlib import suppress
@@ -97,6 +98,8 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0, 1 where the input is at fault, 2 for wrong usage, 130 when interrupted."""
     _prepare_streams()
+    # Graphs, tables and plans are many small objects that live to the end: looking for garbage among them is in vain.
+    gc.set_threshold(200_000, 50, 100)
     interrupts = Interrupts()
     interrupts.listen()
     try:

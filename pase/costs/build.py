@@ -1,7 +1,7 @@
 """Cost tables of a graph: what the solver gets, each distinct layer and edge costed once."""
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +149,7 @@ def layer_cost(traffic: LayerTraffic, model: CostModel) -> LayerCost:
 
 def signature(graph: Graph, operator: Operator) -> Hashable:
     """Return what an operator's costs depend on: equal for repeated layers."""
-    return replace(operator, name=""), _read_traits(graph, operator), _single_use(graph, operator)
+    return operator.unnamed, _read_traits(graph, operator), _single_use(graph, operator)
 
 
 def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:

@@ -1,6 +1,6 @@
 """`Operator`: a vertex of the computation graph, one layer of a network, as data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
@@ -97,6 +97,19 @@ class Operator:
     exchanges: tuple[Exchange, ...] = ()
     pipeline: Pipeline | None = None
     attributes: tuple[tuple[str, Scalar], ...] = ()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # Operators are looked up often, and have much to hash.
+        return hash(tuple(getattr(self, field.name) for field in fields(self)))
+
+    @cached_property
+    def unnamed(self) -> "Operator":
+        """The operator without its name: equal for repeated layers."""
+        return replace(self, name="")
 
     @cached_property
     def extents(self) -> dict[str, int]:

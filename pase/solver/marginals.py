@@ -254,9 +254,13 @@ def _total(step: _Step, outer: FloatArray) -> FloatArray:
     """Return, over the joint classes of a step's scope, the least cost of the whole with each combination."""
     num_axes = len(step.partitions)
     least = class_minima(step.costs, step.partitions[0].of, step.partitions[0].num_classes)
+    # Small tables are added up first, and all to one large array in place: making such arrays is most of the work.
     total = outer[None] + least.reshape(-1, *(1,) * (num_axes - 1))
-    for operand in step.kernel.operands:
-        total = total + aligned(operand)
+    for operand in sorted(map(aligned, step.kernel.operands), key=np.size):
+        if np.broadcast_shapes(total.shape, operand.shape) == total.shape:
+            total += operand
+        else:
+            total = total + operand
     return total
 
 
