@@ -5,7 +5,7 @@ from os import PathLike, fspath
 from pathlib import PurePath
 
 from pase.errors import ModelError
-from pase.graph import Scalar
+from pase.graph import Graph, Scalar
 from pase.importers.factory import call_factory, is_factory
 from pase.importers.front_end import FrontEnd
 from pase.importers.jax.function import JaxFrontEnd
@@ -39,6 +39,11 @@ def import_model(
         source, given, batch = made, {}, None if took_batch else batch
         if isinstance(source, str | PathLike):
             raise ModelError(f"the factory returned {source!r}; expected a model of a framework")
+        if isinstance(source, Graph):
+            raise ModelError(
+                f"the factory returned the Graph {source.name!r}; graphs made with Builder are searched from Python: "
+                "pase.search(graph, devices=8)"
+            )
     for front_end in FRONT_ENDS:
         if front_end.takes(source):
             return imported(

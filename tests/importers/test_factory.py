@@ -125,3 +125,9 @@ def test_a_factory_that_returns_a_name_is_refused(module: str, tmp_path: Path) -
     (tmp_path / "own_nets.py").write_text("def net():\n    return 'alexnet'\n")
     with pytest.raises(ModelError, match="the factory returned 'alexnet'; expected a model of a framework"):
         load(f"{module}:net")
+
+
+def test_a_factory_that_returns_a_graph_is_told_how_to_search_it(module: str, tmp_path: Path) -> None:
+    (tmp_path / "own_nets.py").write_text("import pase\n\ndef net():\n    return pase.load('lenet5')\n")
+    with pytest.raises(ModelError, match=r"returned the Graph 'lenet5'; .* searched from Python: pase\.search\(graph"):
+        load(f"{module}:net")
