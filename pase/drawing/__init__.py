@@ -5,7 +5,7 @@ from pase.drawing.colours import SplitClass, SplitClasses, split_classes
 from pase.drawing.folded import FoldedEdge, FoldedGraph, folded
 from pase.drawing.folding import Repeat, fold
 from pase.drawing.layered import Drawing, layered
-from pase.drawing.plans import folded_plan
+from pase.drawing.plans import certificate_text, edge_bytes, folded_plan
 
 __all__ = [
     "Arrangement",
@@ -17,6 +17,8 @@ __all__ = [
     "SplitClass",
     "SplitClasses",
     "arranged",
+    "certificate_text",
+    "edge_bytes",
     "fold",
     "folded",
     "folded_plan",

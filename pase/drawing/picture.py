@@ -11,7 +11,7 @@ from pase.drawing.colours import PATTERNS, SplitClasses, split_classes
 from pase.drawing.folded import FoldedEdge, FoldedGraph
 from pase.drawing.legend import class_entries, legend, line_entries
 from pase.drawing.lettering import shortened, text_width, xml_text
-from pase.drawing.plans import folded_plan
+from pase.drawing.plans import certificate_text, edge_bytes, folded_plan
 from pase.drawing.strokes import (
     LabelPlace,
     head_data,
@@ -63,7 +63,7 @@ def svg(plan: Plan, *, fold: bool = True) -> str:
     Boxes are layers, coloured by which dims are split; wide edges move many bytes. Names are text, whatever they hold.
     """
     graph, repeats = folded_plan(plan, is_folded=fold)
-    subject = _Subject(plan=plan, graph=graph, classes=split_classes(plan.layers), moved_bytes=_moved_bytes(plan))
+    subject = _Subject(plan=plan, graph=graph, classes=split_classes(plan.layers), moved_bytes=edge_bytes(plan))
     lines = [_lines(plan, plan.layers[v]) for v in graph.vertices]
     drawing = arranged(graph, repeats, [(_box_width(*line), _BOX_HEIGHT) for line in lines])
     width = max(drawing.width, _LEAST_WIDTH)
@@ -112,10 +112,8 @@ def _where(plan: Plan) -> str:
 
 
 def _verdict(plan: Plan) -> str:
-    certificate = "proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum"
-    return (
-        f"total cost {quantity(plan.total_cost, plan.cost_unit)} a step, {certificate} (cost model {plan.cost_model})"
-    )
+    cost = quantity(plan.total_cost, plan.cost_unit)
+    return f"total cost {cost} a step, {certificate_text(plan)} (cost model {plan.cost_model})"
 
 
 def _description(subject: _Subject) -> str:
@@ -147,15 +145,6 @@ def _lines(plan: Plan, layer: LayerPlan) -> tuple[str, str]:
 
 def _box_width(name: str, text: str) -> float:
     return max(_LEAST_BOX, text_width(name, _NAME_SIZE) + 2 * _BOX_PAD, text_width(text, _TEXT_SIZE) + 2 * _BOX_PAD)
-
-
-def _moved_bytes(plan: Plan) -> tuple[float, ...]:
-    by_read = {
-        (layer.name, transfer.input): transfer.forward_bytes + transfer.backward_bytes
-        for layer in plan.layers
-        for transfer in layer.transfers
-    }
-    return tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges)
 
 
 def _frame(frame: Frame, plan: Plan) -> str:

@@ -1,4 +1,4 @@
-"""`folded_plan`: the graph of a plan in which blocks of layers that are alike, and split alike, are one."""
+"""What every drawing of a plan begins with: its graph, folded, the bytes of its edges, its certificate in words."""
 
 from pase.drawing.folded import FoldedGraph, folded
 from pase.drawing.folding import Repeat, fold
@@ -11,3 +11,18 @@ def folded_plan(plan: Plan, *, is_folded: bool = True) -> tuple[FoldedGraph, tup
     alike = [(layer.kind, tuple(layer.dims.items()), tuple(layer.splits.items())) for layer in plan.layers]
     repeats = fold(alike, edges) if is_folded else ()
     return folded(len(plan.layers), edges, repeats), repeats
+
+
+def edge_bytes(plan: Plan) -> tuple[float, ...]:
+    """Return the bytes that move over each edge of a plan's graph, forward and backward, as the plan predicts them."""
+    by_read = {
+        (layer.name, transfer.input): transfer.forward_bytes + transfer.backward_bytes
+        for layer in plan.layers
+        for transfer in layer.transfers
+    }
+    return tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges)
+
+
+def certificate_text(plan: Plan) -> str:
+    """Return in words how far a plan may be from the optimum."""
+    return "proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum"

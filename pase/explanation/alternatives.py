@@ -7,7 +7,7 @@ island at once; an island that would take too long is solved again for each ques
 proves nothing, and is looked for again under a higher one, at last in the whole problem.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,6 +55,11 @@ class _Stage:
     island: Mapping[int, Island]
     marginals: dict[int, Marginals | None]  # by the island's first vertex
 
+    @property
+    def islands(self) -> Collection[Island]:
+        """Each island once."""
+        return {island.vertices[0]: island for island in self.island.values()}.values()
+
 
 class Alternatives:
     """Finds cheapest strategies under a condition on one vertex; narrowed problems are made when first needed."""
@@ -73,7 +78,7 @@ class Alternatives:
         False says nothing: something is cheaper, or a problem was too large for them.
         """
         stage, tolerance = self._stage(self._first_stage), TIE * self._optimum.cost
-        for island in {island.vertices[0]: island for island in stage.island.values()}.values():
+        for island in stage.islands:
             marginals = self._marginals(stage, island)
             if marginals is None:
                 return False
@@ -138,8 +143,7 @@ class Alternatives:
         first = sum(slack < WORTH_A_STAGE / self._tables.num_vertices for slack in SLACKS[:-1])
         if first:
             stage = self._stage(first)
-            distinct = {island.vertices[0]: island for island in stage.island.values()}
-            if any(self._marginals(stage, island) is None for island in distinct.values()):
+            if any(self._marginals(stage, island) is None for island in stage.islands):
                 return 0
         return first
 

@@ -11,7 +11,7 @@ from pase.explanation.alternatives import Alternative, Alternatives
 from pase.explanation.contrasts import Contrasts
 from pase.explanation.findings import Explanation, Flip, LayerExplanation, MemoryBinding, RunnerUp
 from pase.explanation.fitting import Fitting
-from pase.explanation.flips import FARTHEST, Side, breakpoints
+from pase.explanation.flips import FARTHEST, NO_FLIPS, Side, breakpoints
 from pase.explanation.nearest import TIE, nearest
 from pase.explanation.optimum import planned_choice, present_optimum
 from pase.explanation.parts import CostParts
@@ -187,8 +187,7 @@ def _sides(work: Work, max_solutions: int, on_progress: Progress | None) -> tupl
     """Return the flips with faster and with slower links."""
     plan, start = work.plan, work.optimum.choice
     if not max_solutions:
-        nothing = Side(breakpoints=(), searched_to=1.0)
-        return nothing, nothing
+        return NO_FLIPS, NO_FLIPS
 
     def optimise(tables: CostTables, known: Sequence[Sequence[int]]) -> Solution:
         if on_progress:

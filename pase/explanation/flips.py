@@ -66,6 +66,10 @@ class Side:
         return None
 
 
+NO_FLIPS = Side(breakpoints=(), searched_to=1.0)
+"""Where none were looked for."""
+
+
 def _everything_fits(_choice: Sequence[int]) -> bool:
     return True
 

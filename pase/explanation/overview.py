@@ -9,15 +9,14 @@ from time import monotonic
 
 from pase.costs import Problem
 from pase.explanation.explain import Work
-from pase.explanation.flips import Side
+from pase.explanation.findings import LayerExplanation, RunnerUp
+from pase.explanation.flips import NO_FLIPS
 from pase.explanation.nearest import TIE
 from pase.explanation.optimum import claimed_optimum, planned_choice, present_optimum
 from pase.explanation.parts import Part
 from pase.explanation.searching import Searching, searching
 from pase.plan import Plan
 from pase.planning import Progress, problem_of
-
-NO_FLIPS = Side(breakpoints=(), searched_to=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +71,7 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
     search = searching(plan, problem)
     work = _work(plan, problem, choice, search, on_progress)
     optimum = work.optimum
-    groups: dict[Hashable, LayerOverview] = {}
+    groups: dict[Hashable, LayerExplanation] = {}
     layers = []
     for vertex, layer in enumerate(plan.layers):
         if on_progress:
@@ -85,14 +84,15 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
         other = None if brief is None else tuple(brief.splits.values())
         key = problem.tables.vertex_table[vertex], choice[vertex], surroundings, other
         if key not in groups and (deadline_s is None or monotonic() < deadline_s):
-            groups[key] = _in_full(work, vertex)
+            groups[key] = work.layer(vertex, NO_FLIPS, NO_FLIPS)
         first = groups.get(key)
+        is_own = first is not None and (brief is None or first.name == layer.name)
         layers.append(
             LayerOverview(
                 name=layer.name,
                 parts=work.parts.own(vertex, choice[vertex]),
                 num_configurations=problem.tables.domain_sizes[vertex],
-                runner_up=brief if first is None or (brief and first.name != layer.name) else first.runner_up,
+                runner_up=_in_brief(first.runner_up) if first and is_own else brief,
                 reason=first.reason if first else None,
                 like=first.name if first else layer.name,
             )
@@ -138,22 +138,13 @@ def _brief(work: Work, vertex: int) -> BriefRunnerUp | None:
     )
 
 
-def _in_full(work: Work, vertex: int) -> LayerOverview:
-    found = work.layer(vertex, NO_FLIPS, NO_FLIPS)
-    runner_up = found.runner_up
-    return LayerOverview(
-        name=found.name,
-        parts=found.parts,
-        num_configurations=found.num_configurations,
-        runner_up=None
-        if runner_up is None
-        else BriefRunnerUp(
-            splits=runner_up.splits,
-            difference=runner_up.difference,
-            is_tie=runner_up.is_tie,
-            is_exact=runner_up.is_exact,
-            num_changes=len(runner_up.changes),
-        ),
-        reason=found.reason,
-        like=found.name,
+def _in_brief(runner_up: RunnerUp | None) -> BriefRunnerUp | None:
+    if runner_up is None:
+        return None
+    return BriefRunnerUp(
+        splits=runner_up.splits,
+        difference=runner_up.difference,
+        is_tie=runner_up.is_tie,
+        is_exact=runner_up.is_exact,
+        num_changes=len(runner_up.changes),
     )

@@ -1,9 +1,10 @@
 """A plan as it is drawn: vertices, edges with their bytes, blocks that repeat. What DOT and Mermaid have in common."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
-from pase.drawing import SplitClass, folded_plan, split_classes
+from pase.drawing import SplitClass, certificate_text, edge_bytes, folded_plan, split_classes
 from pase.drawing.folded import FoldedEdge
 from pase.explanation.reasons import configuration_text
 from pase.graph.names import short
@@ -64,7 +65,7 @@ def drawn_plan(plan: Plan, *, is_folded: bool) -> DrawnPlan:
     """Return what is drawn of a plan; is_folded: blocks of layers that are alike, and split alike, are drawn once."""
     shown, repeats = folded_plan(plan, is_folded=is_folded)
     colours = split_classes(plan.layers)
-    moved = _moved_bytes(plan)
+    moved = edge_bytes(plan)
     most = max(moved, default=0.0)
     return DrawnPlan(
         title=_title(plan),
@@ -79,10 +80,9 @@ def drawn_plan(plan: Plan, *, is_folded: bool) -> DrawnPlan:
 
 
 def _title(plan: Plan) -> tuple[str, ...]:
-    certificate = "proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum"
     return (
         f"{short(plan.graph.name)} on {plan.num_devices} × {short(plan.machine.device.name)}",
-        f"total cost {quantity(plan.total_cost, plan.cost_unit)}, {certificate}",
+        f"total cost {quantity(plan.total_cost, plan.cost_unit)}, {certificate_text(plan)}",
     )
 
 
@@ -99,17 +99,7 @@ def _vertex(plan: Plan, number: int, split_class: int) -> DrawnVertex:
     )
 
 
-def _moved_bytes(plan: Plan) -> list[float]:
-    """Return the bytes that move over each edge of the graph, forward and backward."""
-    by_read = {
-        (layer.name, transfer.input): transfer.forward_bytes + transfer.backward_bytes
-        for layer in plan.layers
-        for transfer in layer.transfers
-    }
-    return [by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges]
-
-
-def _edge(edge: FoldedEdge, moved: list[float], most: float) -> DrawnEdge:
+def _edge(edge: FoldedEdge, moved: Sequence[float], most: float) -> DrawnEdge:
     total = sum(moved[number] for number in edge.edges)
     largest = max(moved[number] for number in edge.edges)
     times = f" in {len(edge.edges)}" if len(edge.edges) > 1 else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pase.documents import write_atomically
+from pase.drawing import certificate_text
 from pase.errors import ExportError, MissingExtraError, extra_hint
 from pase.exports.registry import ExportOptions, export
 from pase.exports.rows import Row, layer_rows
@@ -93,7 +94,6 @@ def picture(plan: Plan, *, fold: bool) -> Picture:
 
 
 def _lines(plan: Plan) -> list[str]:
-    certificate = "proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum"
     data_parallel = plan.baselines.get("data_parallel", 0.0)
     ratio = f"; data parallelism costs {data_parallel / plan.total_cost:.2f} × as much" if plan.total_cost else ""
     limit = plan.memory_limit_bytes_per_device
@@ -101,7 +101,7 @@ def _lines(plan: Plan) -> list[str]:
     cost = f"total cost {quantity(plan.total_cost, plan.cost_unit)}"
     memory = f"{quantity(plan.memory.total_bytes, 'B')} on each device with {plan.optimiser}"
     return [
-        f"{cost}, {certificate} under cost model {plan.cost_model}{ratio}",
+        f"{cost}, {certificate_text(plan)} under cost model {plan.cost_model}{ratio}",
         f"{memory}{within}; {len(plan.layers)} layers; machine {short(plan.machine.name)}",
     ]
 

@@ -48,6 +48,19 @@ def in_pipe(
     )
 
 
+def _rest(end: int) -> bytearray:
+    """Read all that comes from a terminal or a pipe until its other end is closed."""
+    written = bytearray()
+    while True:
+        try:
+            piece = os.read(end, 65536)
+        except OSError:  # what Linux answers when the other end of a terminal is closed
+            return written
+        if not piece:
+            return written
+        written += piece
+
+
 def in_terminal(
     *arguments: str, columns: int = 80, command: list[str] | None = None, environment: Mapping[str, str] = NOTHING
 ) -> str:
@@ -62,15 +75,7 @@ def in_terminal(
         env=CLEAN | {"TERM": "xterm-256color"} | dict(environment),
     ) as process:
         os.close(theirs)
-        written = bytearray()
-        while True:
-            try:
-                piece = os.read(ours, 65536)
-            except OSError:  # what Linux answers when the other end is closed
-                break
-            if not piece:
-                break
-            written += piece
+        written = _rest(ours)
         process.wait(timeout=120)
     os.close(ours)
     return written.decode().replace("\r\n", "\n")
@@ -113,14 +118,7 @@ def interrupted(command: list[str], marker: str, *, times: int, at_terminal: boo
         process.wait(timeout=60)
         num_left = _num_in_session(process.pid)
     os.close(theirs)
-    while True:
-        try:
-            piece = os.read(ours, 65536)
-        except OSError:  # what Linux answers when the other end is closed
-            break
-        if not piece:
-            break
-        written += piece
+    written += _rest(ours)
     os.close(ours)
     return Interrupted(status=process.returncode, written=written.decode(), num_left=num_left)
 

@@ -2,10 +2,6 @@
 
 import ast
 import json
-import os
-import pickle
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,6 +18,7 @@ from pase.models import build
 from pase.plan import Plan
 from pase.runtime.initial import parameter_name
 from tests.exports.boxes import pairs, plan_boxes
+from tests.exports.children import run_child
 from tests.exports.example import write_example
 from tests.exports.placements import mesh_plan
 from tests.hostile import HOSTILE_NAMES, hostile_plan
@@ -29,7 +26,6 @@ from tests.networks import slow_machine
 from tests.runtime.networks import attentions, batch_norms, mixed, tied
 from tests.runtime.plans import make_plan, random_plan
 
-ROOT = Path(__file__).parents[2]
 DEVICES = 8
 
 
@@ -71,19 +67,7 @@ def _slow() -> dict[str, Plan]:
 
 def _run(plans: dict[str, Plan], folder: Path) -> dict[str, Any]:
     """Run the plans' networks in one process of JAX, which learns of the plans what the exported modules say alone."""
-    for name, plan in plans.items():
-        (folder / f"{name}.graph").write_bytes(pickle.dumps(plan.graph))
-        (folder / f"{name}.py").write_text(export(plan, "jax").text, encoding="utf-8")
-    child = Path(__file__).with_name("jax_child.py")
-    result = subprocess.run(
-        [sys.executable, "-W", "error", str(child), str(folder), str(DEVICES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    run_child("jax", plans, folder, DEVICES)
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found
 

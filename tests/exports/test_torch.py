@@ -1,10 +1,6 @@
 """Exported placements, used by DTensor in four processes: the numbers of a single one, and each process its part."""
 
 import ast
-import os
-import pickle
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,13 +17,13 @@ from pase.graph.operators import attention, dense, elementwise, layer_norm, soft
 from pase.models import build
 from pase.plan import Plan
 from tests.exports.boxes import pairs, plan_boxes
+from tests.exports.children import run_child
 from tests.exports.example import write_example
 from tests.exports.placements import mesh_plan
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import slow_machine
 from tests.runtime.plans import make_plan, random_plan
 
-ROOT = Path(__file__).parents[2]
 PROCESSES = 4
 
 
@@ -70,20 +66,8 @@ def test_processes_compute_the_same_and_hold_the_parts_that_the_plan_gives_them(
     """All in one: processes take seconds to start. They learn of the plans what the exported modules say alone."""
     pytest.importorskip("torch")
     plans = _plans()
-    for name, plan in plans.items():
-        (tmp_path / f"{name}.graph").write_bytes(pickle.dumps(plan.graph))
-        (tmp_path / f"{name}.py").write_text(export(plan, "torch").text, encoding="utf-8")
     write_example("torch", PROCESSES, tmp_path)  # which the processes check
-    child = Path(__file__).with_name("torch_child.py")
-    result = subprocess.run(
-        [sys.executable, "-W", "error", str(child), str(tmp_path), str(PROCESSES)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
+    run_child("torch", plans, tmp_path, PROCESSES)
     for name, plan in plans.items():
         assert any(prod(layer.splits.values()) == PROCESSES for layer in plan.layers)
         held = [_numbers(tmp_path / f"rank{rank}.npz", name) for rank in range(PROCESSES)]
