@@ -1,52 +1,64 @@
 """What the blocks of all programs begin with: a comment, the dims, the mesh, the windows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from pase.emitter.names import printable, quoted
-from pase.emitter.text import INDENT, WIDTH, call, devices_argument
+from pase.emitter.text import INDENT, WIDTH, Text, call, code, comment, devices_argument, printable, together
 from pase.graph import Operator
 from pase.plan import LayerPlan, Plan
 from pase.runtime.layouts import WindowDim
 
 
-def commented(layer: LayerPlan, formula: str) -> str:
+def commented(layer: LayerPlan, formula: str) -> Text:
     """Return the comment that a block begins with: its name, its splits, what it computes."""
     splits = " ".join(f"{dim}={parts}" for dim, parts in layer.splits.items() if parts != 1) or "not split"
-    head = f"{INDENT}# -- {printable(layer.name)}   {printable(splits)}"
-    text = printable(formula, WIDTH)
-    padded = f"{head:<55} {text}"
-    return padded if len(padded) <= WIDTH else f"{head}   {text}"[:WIDTH].rstrip()
+    head = f"-- {printable(layer.name)}   {printable(splits)}"
+    room = WIDTH - len(INDENT) - len("# ")
+    padded = f"{head:<49} {formula}"
+    return code("{}{}", INDENT, comment(padded if len(padded) <= room else f"{head}   {formula}"[:room].rstrip()))
 
 
-def block_dims(operator: Operator, variables: Mapping[str, str]) -> list[str]:
+def block_dims(operator: Operator, variables: Mapping[str, Text]) -> list[Text]:
     """Return the lines that declare an iteration space."""
     # Extents by keyword where the name is what the variable is called, as pairs before them otherwise.
     pairs = [dim for dim in operator.dims if variables[dim.name] != dim.name]
     plain = [dim for dim in operator.dims if variables[dim.name] == dim.name]
-    targets = ", ".join(variables[dim.name] for dim in (*pairs, *plain))
-    arguments = [f"({quoted(dim.name)}, {dim.extent})" for dim in pairs]
-    arguments += [f"{dim.name}={dim.extent}" for dim in plain]
-    return call(f"{targets}{',' if len(operator.dims) == 1 else ''} = dims", arguments)
+    targets = [variables[dim.name] for dim in (*pairs, *plain)]
+    arguments = [code("({}, {})", dim.name, dim.extent) for dim in pairs]
+    arguments += [code("{}={}", variables[dim.name], dim.extent) for dim in plain]
+    return call(code("{}, = dims" if len(targets) == 1 else "{} = dims", targets), arguments)
 
 
-def block_mesh(plan: Plan, layer: LayerPlan) -> list[str]:
+def block_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
     """Return the lines that declare a layer's mesh."""
-    axes = ", ".join(f"({quoted(dim)}, {parts})" for dim, parts in layer.splits.items() if parts != 1)
-    arguments = [quoted(layer.name), f"[{axes}]"]
+    axes = [code("({}, {})", dim, parts) for dim, parts in layer.splits.items() if parts != 1]
+    head = code("mesh = program.mesh")
+    arguments = [code("{}", layer.name), code("[{}]", axes)]
     if tuple(layer.devices) == tuple(range(plan.num_devices)):
-        return call("mesh = program.mesh", arguments)
+        return call(head, arguments)
     short, wrapped = devices_argument(layer.devices)
-    lines = call("mesh = program.mesh", [*arguments, short])
+    lines = call(head, [*arguments, short])
     if all(len(line) <= WIDTH for line in lines):
         return lines
-    inner = [f"{INDENT}{INDENT}{argument}," for argument in arguments]
-    return [f"{INDENT}mesh = program.mesh(", *inner, *wrapped, f"{INDENT})  # fmt: skip"]
+    inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in arguments]
+    return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
 
 
-def window_arguments(dim: WindowDim, variables: Mapping[str, str]) -> list[str]:
-    """Return the arguments of a sliding window."""
-    arguments = [variables[dim.out], variables[dim.kernel], f"of={dim.extent}"]
-    for name, value, default in (("stride", dim.stride, 1), ("dilation", dim.dilation, 1), ("pad", dim.pad, 0)):
-        if value != default:
-            arguments.append(f"{name}={value}")
-    return arguments
+WINDOWS = (code("planes"), code("rows"), code("columns"))
+"""Variables of sliding windows: of a line the last alone, of an image the last two."""
+
+
+def window_variables(dims: Sequence[WindowDim]) -> dict[WindowDim, Text]:
+    """Return the variable of each sliding window that a layer reads through."""
+    return dict(zip(dims, WINDOWS[-len(dims) :], strict=True)) if dims else {}
+
+
+def declared_windows(windows: Mapping[WindowDim, Text], variables: Mapping[str, Text]) -> list[Text]:
+    """Return the lines that declare sliding windows."""
+    return together([(name, code("window"), _window_arguments(dim, variables)) for dim, name in windows.items()])
+
+
+def _window_arguments(dim: WindowDim, variables: Mapping[str, Text]) -> list[Text]:
+    found = [variables[dim.out], variables[dim.kernel], code("of={}", dim.extent)]
+    found += [code("stride={}", dim.stride)] if dim.stride != 1 else []
+    found += [code("dilation={}", dim.dilation)] if dim.dilation != 1 else []
+    return [*found, code("pad={}", dim.pad)] if dim.pad else found

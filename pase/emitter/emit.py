@@ -2,11 +2,21 @@
 
 from collections.abc import Iterator
 
-from pase.emitter.block import block_dims, block_mesh, commented, window_arguments
+from pase.emitter.block import WINDOWS, block_dims, block_mesh, commented, declared_windows, window_variables
 from pase.emitter.kinds import KINDS, Block
-from pase.emitter.names import Identifiers, printable, quoted
 from pase.emitter.program import assembled, check_splits, layers_import, leading_to
-from pase.emitter.text import INDENT, WIDTH, call, together, with_comment
+from pase.emitter.text import (
+    INDENT,
+    WIDTH,
+    Identifiers,
+    Text,
+    call,
+    code,
+    docstring,
+    printable,
+    together,
+    with_comment,
+)
 from pase.emitter.traffic import edge_bytes
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Operator, Role
@@ -18,19 +28,50 @@ from pase.runtime.layouts import PlainDim, WindowDim
 from pase.runtime.tensor_dims import WHOLE, tensor_dims
 
 _LAYERS = (
-    "GATES", "attention", "batch_norm", "concat", "conv1d", "conv2d", "conv3d", "dims", "dropout", "embedding", "gelu",
-    "global_pool", "layer_norm", "lstm", "max_pool1d", "max_pool2d", "max_pool3d", "mean_pool1d", "mean_pool2d",
-    "mean_pool3d", "relu", "reshard", "sigmoid", "softmax_loss", "tanh", "window",
-)  # fmt: skip
+    "GATES",
+    "attention",
+    "batch_norm",
+    "concat",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "dims",
+    "dropout",
+    "embedding",
+    "gelu",
+    "global_pool",
+    "layer_norm",
+    "lstm",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "mean_pool1d",
+    "mean_pool2d",
+    "mean_pool3d",
+    "relu",
+    "reshard",
+    "sigmoid",
+    "softmax_loss",
+    "tanh",
+    "window",
+)
 """What an emitted program may import from `pase.runtime.layers`."""
 
-_WINDOWS = ("planes", "rows", "columns")
-"""Variables of sliding windows: of a line the last alone, of an image the last two."""
-
-_WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", *_WINDOWS, *_LAYERS)
+_WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", *WINDOWS, *_LAYERS)
 _LOCALS = (
-    "x", "weights", "filters", "bias", "table", "parameter", "scale", "shift", "queries", "keys", "values", "targets",
-)  # fmt: skip
+    "x",
+    "weights",
+    "filters",
+    "bias",
+    "table",
+    "parameter",
+    "scale",
+    "shift",
+    "queries",
+    "keys",
+    "values",
+    "targets",
+)
 
 
 def emit(plan: Plan) -> str:
@@ -83,31 +124,33 @@ def _check(plan: Plan, layer: LayerPlan) -> None:
     check_splits(layer, operator)
 
 
-def _head(plan: Plan, body: list[str]) -> list[str]:
+def _head(plan: Plan, body: list[Text]) -> list[Text]:
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     built = [f"The network was built with {printable(arguments, 90)}.", ""] if arguments else []
-    return [
-        f'"""{title}: a training program for Mesh-TensorFlow.',
+    told = [
+        f"{title}: a training program for Mesh-TensorFlow.",
         "",
         *built,
         "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
         "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
         "replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes are those of a float32 step.",
         "",
-        f"{INDENT}python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
-        '"""',
-        "",
-        "from pase.runtime.compat import mtf",
-        layers_import("pase.runtime.layers", _LAYERS, body),
-        "from pase.runtime.program import Program",
-        "from pase.runtime.script import main",
+        "    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
+    ]
+    return [
+        *docstring(told),
+        code(""),
+        code("from pase.runtime.compat import mtf"),
+        *layers_import(code("pase.runtime.layers"), _LAYERS, body),
+        code("from pase.runtime.program import Program"),
+        code("from pase.runtime.script import main"),
     ]
 
 
-def _body(plan: Plan, wanted: set[str]) -> Iterator[str]:
-    yield "def build(program: Program) -> mtf.Tensor:"
-    yield f'{INDENT}"""Declare the layers in order and return the loss."""'
+def _body(plan: Plan, wanted: set[str]) -> Iterator[Text]:
+    yield code("def build(program: Program) -> mtf.Tensor:")
+    yield code('{}"""Declare the layers in order and return the loss."""', INDENT)
     graph = plan.graph
     dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
     identifiers = Identifiers(_WORDS)
@@ -115,75 +158,73 @@ def _body(plan: Plan, wanted: set[str]) -> Iterator[str]:
     for word in _LOCALS:
         identifiers.new(word)
     inputs = {key: item for key, item in data_inputs(graph).items() if key[0] in wanted}
-    tensors: dict[tuple[str, int], str] = {}
+    tensors: dict[tuple[str, int], Text] = {}
     for key, item in inputs.items():
         tensors[key] = identifiers.new(item.name, fallback="input")
-        shape = f"[{', '.join(map(str, item.shape))}]"
-        arguments = [quoted(item.name), shape]
-        if item.below:
-            arguments.append(f"below={item.below}")
-        yield from call(f"{tensors[key]} = program.{'indices' if item.below else 'floats'}", arguments)
-    results: dict[str, str] = {}
+        declare = code("{} = program.indices" if item.below else "{} = program.floats", tensors[key])
+        below = [code("below={}", item.below)] if item.below else []
+        yield from call(declare, [code("{}", item.name), code("[{}]", item.shape), *below])
+    results: dict[str, Text] = {}
     for layer in plan.layers:
         if layer.name not in wanted:
             continue
         operator = graph[layer.name]
         kind = KINDS[operator.kind]
-        results[layer.name] = "loss" if kind.is_loss else identifiers.new(layer.name)
+        results[layer.name] = code("loss") if kind.is_loss else identifiers.new(layer.name)
         sources = {
             i: tensors[layer.name, i] if (layer.name, i) in tensors else results[graph.incoming[layer.name, i].producer]
             for i, access in enumerate(operator.reads)
             if access.role is not Role.PARAMETER
         }
         taken = {*dim_variables.values(), *tensors.values(), *results.values()}
-        yield ""
+        yield code("")
         yield from _layer(plan, layer, dim_variables, sources, results[layer.name], taken)
 
 
 def _layer(
     plan: Plan,
     layer: LayerPlan,
-    dim_variables: dict[str, str],
-    sources: dict[int, str],
-    result: str,
-    taken: set[str],
-) -> Iterator[str]:
+    dim_variables: dict[str, Text],
+    sources: dict[int, Text],
+    result: Text,
+    taken: set[Text],
+) -> Iterator[Text]:
     """Write one block. sources: variable of each input's tensor. taken: variables that must keep their values."""
     operator = plan.graph[layer.name]
     kind = KINDS[operator.kind]
     own = dict(kind.variables)
     dim_variables = {**dim_variables, WHOLE: kind.whole}
-    local = Identifiers(taken | set(_WORDS))
+    local = Identifiers({*taken, *_WORDS})
     names = [local.new(own.get(access.tensor, access.tensor), fallback="x") for access in operator.reads]
     yield commented(layer, kind.formula(operator))
     yield from block_dims(operator, dim_variables)
     yield from block_mesh(plan, layer)
     found = [dim for access in operator.reads for dim in _dims_of(operator, access) if isinstance(dim, WindowDim)]
-    windows = dict(zip(found, _WINDOWS[-len(found) :], strict=True)) if found else {}
-    yield from together([(name, "window", window_arguments(dim, dim_variables)) for dim, name in windows.items()])
+    windows = window_variables(found)
+    yield from declared_windows(windows, dim_variables)
     if not kind.joins:
         for i, source in sources.items():
             dims = [
                 windows[dim] if isinstance(dim, WindowDim) else dim_variables[dim.name]
                 for dim in _dims_of(operator, operator.reads[i])
             ]
-            arguments = [source, "mesh", f"[{', '.join(dims)}]"]
+            arguments = [source, code("mesh"), code("[{}]", dims)]
             if kind.fill(operator):
-                arguments.append(f"fill={kind.fill(operator)}")
-            yield from with_comment(call(f"{names[i]} = reshard", arguments), _bytes(plan, layer.name, [i]))
+                arguments.append(code("fill={}", kind.fill(operator)))
+            yield from with_comment(call(code("{} = reshard", names[i]), arguments), _bytes(plan, layer.name, [i]))
     yield from together(
         [
-            (names[i], "program.weight", _weight(plan, operator, i, dim_variables))
+            (names[i], code("program.weight"), _weight(plan, operator, i, dim_variables))
             for i, access in enumerate(operator.reads)
             if access.role is Role.PARAMETER
         ]
     )
     reads = tuple(sources[i] if kind.joins and i in sources else name for i, name in enumerate(names))
     block = Block(operator=operator, dims=dim_variables, reads=reads, windows=tuple(windows.values()))
-    head = f"{INDENT}return " if kind.is_loss else f"{INDENT}{result} = "
-    line = [f"{head}{kind.result(block)}"]
+    head = code("{}return ", INDENT) if kind.is_loss else code("{}{} = ", INDENT, result)
+    line = [code("{}{}", head, kind.result(block))]
     if len(line[0]) > WIDTH:
-        line = [f"{head}(", f"{INDENT}{INDENT}{kind.result(block)}", f"{INDENT})"]
+        line = [code("{}(", head), code("{}{}{}", INDENT, INDENT, kind.result(block)), code("{})", INDENT)]
     yield from with_comment(line, _bytes(plan, layer.name, list(sources)) if kind.joins else "")
 
 
@@ -191,16 +232,16 @@ def _dims_of(operator: Operator, access: Access) -> tuple[PlainDim | WindowDim, 
     return () if KINDS[operator.kind].joins else tensor_dims(operator, access)
 
 
-def _weight(plan: Plan, operator: Operator, read: int, variables: dict[str, str]) -> list[str]:
+def _weight(plan: Plan, operator: Operator, read: int, variables: dict[str, Text]) -> list[Text]:
     access = operator.reads[read]
     dims = [dim for dim in tensor_dims(operator, access) if isinstance(dim, PlainDim)]
     order = shared_order(plan.graph, operator, access)
     if len(dims) == len(order):
         # As the layer that declares it has them.
         dims = [dims[order.index(i)] for i in range(len(order))]
-    arguments = ["mesh", quoted(parameter_name(operator, access)), f"[{', '.join(variables[d.name] for d in dims)}]"]
+    name, shape = parameter_name(operator, access), [variables[dim.name] for dim in dims]
     deviation = initial_deviation(operator, access)
-    return [*arguments, repr(deviation)] if deviation else arguments
+    return [code("mesh"), code("{}", name), code("[{}]", shape), *([code("{}", deviation)] if deviation else [])]
 
 
 def _bytes(plan: Plan, layer: str, reads: list[int]) -> str:

@@ -3,11 +3,21 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pase.emitter.block import block_dims, block_mesh, commented, window_arguments
-from pase.emitter.names import Identifiers, printable, quoted
+from pase.emitter.block import WINDOWS, block_dims, block_mesh, commented, declared_windows, window_variables
 from pase.emitter.program import assembled, check_splits, layers_import, leading_to
 from pase.emitter.steps import LAYOUTS, Written, nested, written_steps
-from pase.emitter.text import INDENT, WIDTH, call, together, with_comment
+from pase.emitter.text import (
+    INDENT,
+    WIDTH,
+    Identifiers,
+    Text,
+    call,
+    code,
+    docstring,
+    printable,
+    together,
+    with_comment,
+)
 from pase.emitter.traffic import edge_bytes
 from pase.errors import EmitError, GraphError, PaseError
 from pase.graph import Access, Edge, Operator, Part, Role
@@ -18,13 +28,29 @@ from pase.runtime.layouts import PlainDim, WindowDim
 from pase.runtime.tensor_dims import tensor_dims
 
 _LAYERS = (
-    "arrange", "concat", "convolve", "dims", "fn", "greatest", "least", "log_softmax", "lookup", "mean", "padded",
-    "piece", "pool", "product", "reshard", "softmax", "total", "window", "without_later_keys",
-)  # fmt: skip
+    "arrange",
+    "concat",
+    "convolve",
+    "dims",
+    "fn",
+    "greatest",
+    "least",
+    "log_softmax",
+    "lookup",
+    "mean",
+    "padded",
+    "piece",
+    "pool",
+    "product",
+    "reshard",
+    "softmax",
+    "total",
+    "window",
+    "without_later_keys",
+)
 """What such a program may import from `pase.runtime.layers.forward`."""
 
-_WINDOWS = ("planes", "rows", "columns")
-_WORDS = ("Program", "build", "main", "mesh", "outputs", "program", *_WINDOWS, *_LAYERS)
+_WORDS = ("Program", "build", "main", "mesh", "outputs", "program", *WINDOWS, *_LAYERS)
 
 
 def emit_forward(plan: Plan) -> str:
@@ -73,39 +99,41 @@ def _check(layer: LayerPlan, operator: Operator, recipe: Recipe) -> None:
     check_splits(layer, operator)
 
 
-def _head(plan: Plan, body: list[str]) -> list[str]:
+def _head(plan: Plan, body: list[Text]) -> list[Text]:
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     built = [f"The network was imported with {printable(arguments, 90)}.", ""] if arguments else []
-    return [
-        f'"""{title}: its forward pass, a program for Mesh-TensorFlow.',
+    told = [
+        f"{title}: its forward pass, a program for Mesh-TensorFlow.",
         "",
         *built,
         "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
         "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
         "replicas. Edit the axes of a mesh and run again: the outputs stay the same. Bytes are those of float32.",
         "",
-        f"{INDENT}python FILE --weights weights.npz --data inputs.npz --output outputs.npz [--json]",
-        '"""',
-        "",
-        layers_import("pase.runtime.layers.forward", _LAYERS, body),
-        "from pase.runtime.forward_pass import Outputs",
-        "from pase.runtime.forward_script import main",
-        "from pase.runtime.program import Program",
+        "    python FILE --weights weights.npz --data inputs.npz --output outputs.npz [--json]",
+    ]
+    return [
+        *docstring(told),
+        code(""),
+        *layers_import(code("pase.runtime.layers.forward"), _LAYERS, body),
+        code("from pase.runtime.forward_pass import Outputs"),
+        code("from pase.runtime.forward_script import main"),
+        code("from pase.runtime.program import Program"),
     ]
 
 
-def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str]) -> Iterator[str]:
-    yield "def build(program: Program) -> Outputs:"
-    yield f'{INDENT}"""Declare the layers in order and return what the network computes."""'
+def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str]) -> Iterator[Text]:
+    yield code("def build(program: Program) -> Outputs:")
+    yield code('{}"""Declare the layers in order and return what the network computes."""', INDENT)
     graph = plan.graph
     identifiers = Identifiers((*_WORDS, "Outputs"))
     dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
     variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
     fed, lines = _inputs(plan, recipes, wanted, identifiers)
     yield from lines
-    results: dict[str, str] = {}
-    returned: list[tuple[str, str, tuple[int, ...]]] = []
+    results: dict[str, Text] = {}
+    returned: list[tuple[str, Text, tuple[int, ...]]] = []
     ends = _ends(plan, recipes)
     for layer in plan.layers:
         if layer.name not in wanted:
@@ -118,31 +146,34 @@ def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str]) -> Iterator[
             if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
         }
         block = _Block(plan, layer, recipes[layer.name], variables, sources, results[layer.name], taken)
-        yield ""
+        yield code("")
         yield from block.lines()
         if layer.name in ends:
             for name, variable, shape, extra in block.returned(identifiers):
                 yield from extra
                 returned.append((name, variable, shape))
-    yield ""
-    items = [f"{quoted(name)}: ({variable}, {_tuple(shape)})" for name, variable, shape in returned]
-    line = f"{INDENT}return {{{', '.join(items)}}}"
-    yield from (
-        [line] if len(line) <= WIDTH else [f"{INDENT}return {{", *(f"{INDENT * 2}{i}," for i in items), f"{INDENT}}}"]
-    )
+    yield code("")
+    items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in returned]
+    line = code("{}return {{}}", INDENT, items)
+    if len(line) <= WIDTH:
+        yield line
+        return
+    yield code("{}return {", INDENT)
+    yield from (code("{}{}{},", INDENT, INDENT, item) for item in items)
+    yield code("{}}", INDENT)
 
 
-def _tuple(shape: tuple[int, ...]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+def _tuple(shape: tuple[int, ...]) -> Text:
+    return code("({},)" if len(shape) == 1 else "({})", shape)
 
 
 def _inputs(
     plan: Plan, recipes: dict[str, Recipe], wanted: set[str], identifiers: Identifiers
-) -> tuple[dict[tuple[str, int], str], list[str]]:
+) -> tuple[dict[tuple[str, int], Text], list[Text]]:
     """Return the variable of each read that the model's inputs feed, and the lines that declare these."""
-    fed: dict[tuple[str, int], str] = {}
-    declared: dict[str, str] = {}
-    lines: list[str] = []
+    fed: dict[tuple[str, int], Text] = {}
+    declared: dict[str, Text] = {}
+    lines: list[Text] = []
     for operator in plan.graph.operators:
         if operator.name not in wanted:
             continue
@@ -150,16 +181,15 @@ def _inputs(
             if item.name not in declared:
                 declared[item.name] = identifiers.new(item.name, fallback="input")
                 read = operator.reads[item.read]
-                arguments = [quoted(item.name), f"[{', '.join(map(str, item.shape))}]"]
-                kind = "floats"
-                if read.role is Role.INDEX:
-                    arguments, kind = [*arguments, f"below={index_bound(operator, read)}"], "indices"
-                lines += call(f"{declared[item.name]} = program.{kind}", arguments)
+                is_index = read.role is Role.INDEX
+                head = code("{} = program.indices" if is_index else "{} = program.floats", declared[item.name])
+                below = [code("below={}", index_bound(operator, read))] if is_index else []
+                lines += call(head, [code("{}", item.name), code("[{}]", item.shape), *below])
             fed[operator.name, item.read] = declared[item.name]
     return fed, lines
 
 
-def _made(plan: Plan, edge: Edge, results: dict[str, str]) -> str:
+def _made(plan: Plan, edge: Edge, results: dict[str, Text]) -> Text:
     """Return what a producer wrote, or the piece of it that an edge carries."""
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
@@ -174,7 +204,7 @@ def _made(plan: Plan, edge: Edge, results: dict[str, str]) -> str:
             "tell apart from the first yet"
         )
     part = parts[0]
-    return f"piece({name}, {quoted(part.dim)}, {part.offset}, {part.extent})"
+    return code("piece({}, {}, {}, {})", name, part.dim, part.offset, part.extent)
 
 
 class _Block:
@@ -185,24 +215,24 @@ class _Block:
         plan: Plan,
         layer: LayerPlan,
         recipe: Recipe,
-        variables: dict[str, str],
-        sources: dict[int, str],
-        result: str,
-        taken: set[str],
+        variables: dict[str, Text],
+        sources: dict[int, Text],
+        result: Text,
+        taken: set[Text],
     ) -> None:
         self._plan, self._layer = plan, layer
         self._before, self._recipe = _taken_apart(recipe)
         self._operator = plan.graph[layer.name]
         self._variables, self._sources, self._result = variables, sources, result
-        self._local = Identifiers(taken | set(_WORDS))
+        self._local = Identifiers({*taken, *_WORDS})
         # A layer that moves data takes its inputs from where they are.
         self._is_moved = recipe.steps[0].function in LAYOUTS
         used = {name for step in self._recipe.steps for name in step.of if isinstance(name, str)}
         self._used = [i for i, access in enumerate(self._operator.reads) if access.tensor in used]
-        self._windows: dict[WindowDim, str] = {}
-        self._names: dict[str, str] = {}
+        self._windows: dict[WindowDim, Text] = {}
+        self._names: dict[str, Text] = {}
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[Text]:
         """Yield the block."""
         operator = self._operator
         steps = [step.function for step in self._recipe.steps]
@@ -221,12 +251,10 @@ class _Block:
             result=self._result,
             new=self._local.new,
         )
-        lines, comment = written_steps(self._recipe, written), ""
-        if self._is_moved:
-            comment = self._bytes(self._used)
-        yield from with_comment(lines, comment) if len(lines) == 1 else lines
+        lines, moved = written_steps(self._recipe, written), self._bytes(self._used) if self._is_moved else ""
+        yield from with_comment(lines, moved) if len(lines) == 1 else lines
 
-    def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, str, tuple[int, ...], list[str]]]:
+    def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Text]]]:
         """Yield the outputs of the model that the layer computes: name, variable, shape, lines that lay them out."""
         operator = self._operator
         own = _written_dims(operator)
@@ -239,19 +267,19 @@ class _Block:
                 continue
             variable = identifiers.new(f"{output.name}_out", fallback="output")
             dims = [self._variables[dim] for dim in output.dims]
-            lines = call(f"{variable} = arrange", [self._result, f"[{', '.join(dims)}]"])
+            lines = call(code("{} = arrange", variable), [self._result, code("[{}]", dims)])
             yield output.name, variable, output.shape, lines
 
-    def _declared_windows(self) -> list[str]:
+    def _declared_windows(self) -> list[Text]:
         reads = [self._operator.reads[i] for i in self._used]
         found = [dim for access in reads for dim in self._dims_of(access) if isinstance(dim, WindowDim)]
-        self._windows = dict(zip(found, _WINDOWS[-len(found) :], strict=True)) if found else {}
-        return together([(n, "window", window_arguments(dim, self._variables)) for dim, n in self._windows.items()])
+        self._windows = window_variables(found)
+        return declared_windows(self._windows, self._variables)
 
     def _dims_of(self, access: Access) -> tuple[PlainDim | WindowDim, ...]:
         return () if self._is_moved else tensor_dims(self._operator, access)
 
-    def _read(self, position: int) -> Iterator[str]:
+    def _read(self, position: int) -> Iterator[Text]:
         access = self._operator.reads[position]
         if access.role is Role.PARAMETER:
             return
@@ -271,12 +299,12 @@ class _Block:
             self._windows[dim] if isinstance(dim, WindowDim) else self._variables[dim.name]
             for dim in self._dims_of(access)
         ]
-        arguments = [source, "mesh", f"[{', '.join(dims)}]"]
+        arguments = [source, code("mesh"), code("[{}]", dims)]
         if self._operator.attribute("reduction", "") == "max" and self._windows:
-            arguments.append('fill=float("-inf")')
-        yield from with_comment(call(f"{name} = reshard", arguments), self._bytes([position]))
+            arguments.append(code("fill={}", float("-inf")))
+        yield from with_comment(call(code("{} = reshard", name), arguments), self._bytes([position]))
 
-    def _weights(self) -> list[str]:
+    def _weights(self) -> list[Text]:
         operator = self._operator
         found = []
         for i in self._used:
@@ -289,8 +317,9 @@ class _Block:
         lines = []
         for tensor, dims in found:
             self._names[tensor] = self._local.new(tensor, fallback="w")
-            shown = f"[{', '.join(self._variables[dim] for dim in dims)}]"
-            lines.append((self._names[tensor], "program.weight", ["mesh", quoted(f"{operator.name}/{tensor}"), shown]))
+            arguments = [code("mesh"), code("{}", f"{operator.name}/{tensor}")]
+            shape = code("[{}]", [self._variables[dim] for dim in dims])
+            lines.append((self._names[tensor], code("program.weight"), [*arguments, shape]))
         return together(lines)
 
     def _bytes(self, reads: list[int]) -> str:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterable, Sequence
 
-from pase.emitter.text import INDENT, WIDTH
+from pase.emitter.text import INDENT, WIDTH, Text, code, joined, word
 from pase.errors import EmitError
 from pase.graph import Graph, Operator
 from pase.plan import LayerPlan
@@ -35,19 +35,20 @@ def check_splits(layer: LayerPlan, operator: Operator) -> None:
             )
 
 
-def layers_import(module: str, names: Iterable[str], body: Sequence[str]) -> str:
+def layers_import(module: Text, names: Iterable[str], body: Sequence[Text]) -> list[Text]:
     """Return the import of those of some names that a program's body uses."""
-    used = {node.id for node in ast.walk(ast.parse("\n".join(body))) if isinstance(node, ast.Name)}
-    imports = [name for name in names if name in used]
-    line = f"from {module} import {', '.join(imports)}"
-    if len(line) > WIDTH:
-        return "\n".join([f"from {module} import (", *(f"{INDENT}{name}," for name in imports), ")"])
-    return line
+    used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
+    imports = [word(name, names) for name in names if name in used]
+    line = code("from {} import {}", module, imports)
+    if len(line) <= WIDTH:
+        return [line]
+    return [code("from {} import (", module), *(code("{}{},", INDENT, name) for name in imports), code(")")]
 
 
-def assembled(head: Sequence[str], body: Sequence[str], num_devices: int) -> str:
+def assembled(head: Sequence[Text], body: Sequence[Text], num_devices: int) -> str:
     """Return the source of a program, which is checked to be Python's."""
-    foot = ['if __name__ == "__main__":', f"{INDENT}main(build, num_devices={num_devices})"]
-    source = "\n".join([*head, "", "", *body, "", "", *foot, ""])
+    apart = (code(""), code(""))
+    foot = [code('if __name__ == "__main__":'), code("{}main(build, num_devices={})", INDENT, num_devices), code("")]
+    source = str(joined([*head, *apart, *body, *apart, *foot]))
     compile(source, "<emitted>", "exec", dont_inherit=True)
     return source

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from types import MappingProxyType
 
-from pase.emitter.text import INDENT, call
+from pase.emitter.text import Text, call, code, word
 from pase.errors import EmitError
 from pase.graph import Operator, Part
 from pase.graph.recipe import POINTWISE, Recipe, Step
@@ -26,19 +27,19 @@ class Written:
     """
 
     operator: Operator
-    dims: Mapping[str, str]
-    names: Mapping[str, str]
-    windows: tuple[str, ...]
-    result: str
-    new: Callable[[str], str]
+    dims: Mapping[str, Text]
+    names: Mapping[str, Text]
+    windows: tuple[Text, ...]
+    result: Text
+    new: Callable[[str], Text]
 
-    def listed(self, names: Sequence[str]) -> str:
+    def listed(self, names: Sequence[str]) -> Text:
         """Return dims as a list of their variables."""
-        return f"[{', '.join(self.dims[name] for name in names)}]"
+        return code("[{}]", [self.dims[name] for name in names])
 
     @property
-    def result_dims(self) -> tuple[str, ...]:
-        """Names of the dims of what the layer writes."""
+    def result_dims(self) -> Text:
+        """The dims of what the layer writes, as a list of their variables."""
         found: list[str] = []
         for axis in self.operator.writes[0].axes:
             match axis:
@@ -46,150 +47,155 @@ class Written:
                     found.append(axis)
                 case tuple():
                     found += axis
-        return tuple(found)
+        return self.listed(found)
 
 
-def written_steps(recipe: Recipe, block: Written) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of a function."""
+
+    function: Text
+    arguments: tuple[Text, ...]
+
+    @property
+    def text(self) -> Text:
+        return code("{}({})", self.function, self.arguments)
+
+
+def written_steps(recipe: Recipe, block: Written) -> list[Text]:
     """Return the lines that compute the steps; the last one gives the result its dims' order."""
     uses = Counter(name for step in recipe.steps for name in step.of if isinstance(name, str))
-    expressions: dict[str, str] = dict(block.names)
-    lines: list[str] = []
+    expressions: dict[str, Text] = dict(block.names)
+    lines: list[Text] = []
     for i, step in enumerate(recipe.steps):
-        operands = [expressions[o] if isinstance(o, str) else _number(o) for o in step.of]
-        text = _expression(step, operands, block)
+        found = _call(step, _operands(step, expressions), block)
         if i == len(recipe.steps) - 1:
-            return [*lines, *_last(step, text, block)]
-        if uses[step.name] == 1 and len(text) <= _INLINED:
-            expressions[step.name] = text
+            return [*lines, *_assigned(block.result, _last(step, found, block))]
+        if uses[step.name] == 1 and len(found.text) <= _INLINED:
+            expressions[step.name] = found.text
             continue
-        variable = block.new(step.name)
-        expressions[step.name] = variable
-        lines += _assigned(variable, text)
+        expressions[step.name] = block.new(step.name)
+        lines += _assigned(expressions[step.name], found)
     raise EmitError(f"layer {block.operator.name!r} has no steps")
 
 
-def nested(steps: Sequence[Step], names: Mapping[str, str]) -> str:
+def nested(steps: Sequence[Step], names: Mapping[str, Text]) -> Text:
     """Return functions of points as one expression."""
     expressions = dict(names)
     for step in steps:
-        operands = [expressions[o] if isinstance(o, str) else _number(o) for o in step.of]
-        expressions[step.name] = f"fn.{step.function}({', '.join(operands)})"
+        expressions[step.name] = _of_points(step, _operands(step, expressions)).text
     return expressions[steps[-1].name]
 
 
-def _last(step: Step, text: str, block: Written) -> list[str]:
+def _last(step: Step, found: _Call, block: Written) -> _Call:
     if step.function in LAYOUTS or step.function in ("einsum", "convolve", "pool"):
         # Their dims are those of the result already.
-        return _assigned(block.result, text)
-    return _assigned(block.result, f"arrange({text}, {block.listed(block.result_dims)})")
+        return found
+    return _Call(code("arrange"), (found.text, block.result_dims))
 
 
-def _assigned(variable: str, text: str) -> list[str]:
-    return (
-        call(f"{variable} = {text[: text.index('(')]}", _arguments(text))
-        if "(" in text
-        else [f"{INDENT}{variable} = {text}"]
-    )
+def _assigned(variable: Text, found: _Call) -> list[Text]:
+    return call(code("{} = {}", variable, found.function), found.arguments)
 
 
-def _arguments(text: str) -> list[str]:
-    """Return the arguments of a call, as they stand."""
-    inner = text[text.index("(") + 1 : -1]
-    found, depth, begin, quoted = [], 0, 0, False
-    for i, character in enumerate(inner):
-        quoted ^= character == '"'
-        if not quoted:
-            depth += character in "([{"
-            depth -= character in ")]}"
-            if character == "," and depth == 0:
-                found.append(inner[begin:i].strip())
-                begin = i + 1
-    return [*found, inner[begin:].strip()]
+def _operands(step: Step, expressions: Mapping[str, Text]) -> tuple[Text, ...]:
+    return tuple(expressions[operand] if isinstance(operand, str) else _number(operand) for operand in step.of)
 
 
-def _number(value: float) -> str:
-    if value != value or value in (float("inf"), float("-inf")):
-        return f'float("{value}")'
-    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+def _number(value: float) -> Text:
+    return code("{}", int(value) if isfinite(value) and value == int(value) and abs(value) < 1e15 else value)
 
 
-def _expression(step: Step, operands: list[str], block: Written) -> str:
+def _call(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     if step.function in POINTWISE:
-        return f"fn.{step.function}({', '.join(operands)})"
-    if step.function not in _WRITTEN:
-        raise EmitError(f"layer {block.operator.name!r}: its recipe has a step {step.function!r} that is not known")
-    return _WRITTEN[step.function](step, operands, block)
+        return _of_points(step, operands)
+    if step.function in _OVER:
+        return _Call(_OVER[step.function], (operands[0], block.listed(step.dims)))
+    if step.function in _WRITTEN:
+        return _WRITTEN[step.function](step, operands, block)
+    raise EmitError(f"layer {block.operator.name!r}: its recipe has a step {step.function!r} that is not known")
 
 
-def _over(function: str) -> "_Write":
-    return lambda step, operands, block: f"{function}({operands[0]}, {block.listed(step.dims)})"
+def _of_points(step: Step, operands: tuple[Text, ...]) -> _Call:
+    return _Call(code("fn.{}", word(step.function, POINTWISE, "function of points")), operands)
 
 
-def _product(step: Step, operands: list[str], block: Written) -> str:
-    return f"product({operands[0]}, {operands[1]}, {block.listed(step.dims)})"
+def _product(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    return _Call(code("product"), (operands[0], operands[1], block.listed(step.dims)))
 
 
-def _causal(step: Step, operands: list[str], block: Written) -> str:
+def _causal(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     query, key = (block.dims[name] for name in step.dims)
-    return f"without_later_keys({operands[0]}, {query}, {key})"
+    return _Call(code("without_later_keys"), (operands[0], query, key))
 
 
-def _convolve(_: Step, operands: list[str], block: Written) -> str:
-    return f"convolve({operands[0]}, {operands[1]}, [{', '.join(block.windows)}], {block.listed(block.result_dims)})"
+def _convolve(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    return _Call(code("convolve"), (operands[0], operands[1], code("[{}]", block.windows), block.result_dims))
 
 
-def _pool(_: Step, operands: list[str], block: Written) -> str:
-    function = block.operator.attribute("reduction", "max")
-    counted = ", count_padding=True" if block.operator.attribute("count_padding", False) else ""
-    windows = f"[{', '.join(block.windows)}]"
-    return f'pool({operands[0]}, {windows}, {block.listed(block.result_dims)}, function="{function}"{counted})'
+def _pool(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    function = code("function={}", block.operator.attribute("reduction", "max"))
+    counted = [code("count_padding=True")] if block.operator.attribute("count_padding", False) else []
+    return _Call(code("pool"), (operands[0], code("[{}]", block.windows), block.result_dims, function, *counted))
 
 
-def _embedding(_: Step, operands: list[str], block: Written) -> str:
+def _embedding(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     (table,) = (access for access in block.operator.reads if access.tensor == "table")
     rows, columns = table.axes
     if not isinstance(rows, str) or not isinstance(columns, str):
         raise EmitError(f"layer {block.operator.name!r} looks up a table whose dims are put together of others")
-    return f"lookup({operands[0]}, {operands[1]}, {block.dims[rows]}, {block.dims[columns]})"
+    return _Call(code("lookup"), (operands[0], operands[1], block.dims[rows], block.dims[columns]))
 
 
-def _concat(_: Step, operands: list[str], block: Written) -> str:
-    along = block.operator.attribute("along", "")
-    dims = block.listed(block.result_dims)
-    return f"concat([{', '.join(operands)}], mesh, {dims}, along={block.dims[along]})"
+def _concat(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    along = code("along={}", block.dims[block.operator.attribute("along", "")])
+    return _Call(code("concat"), (code("[{}]", operands), code("mesh"), block.result_dims, along))
 
 
-def _padded(_: Step, operands: list[str], block: Written) -> str:
+def _padded(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     (read,) = block.operator.reads
-    before = [axis.offset if isinstance(axis, Part) else 0 for axis in read.axes]
-    shape = list(read.shape)
-    return f"padded({operands[0]}, mesh, {block.listed(block.result_dims)}, before={before}, shape={shape})"
+    before = code("before=[{}]", [axis.offset if isinstance(axis, Part) else 0 for axis in read.axes])
+    shape = code("shape=[{}]", read.shape)
+    return _Call(code("padded"), (operands[0], code("mesh"), block.result_dims, before, shape))
 
 
-def _piece(_: Step, operands: list[str], block: Written) -> str:
+def _piece(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     (read,) = block.operator.reads
     names = [axis for axis in read.axes if isinstance(axis, str)]
     parts = [axis for axis in block.operator.writes[0].axes if isinstance(axis, Part)]
     if len(parts) != 1 or len(names) != len(read.axes):
         raise EmitError(f"layer {block.operator.name!r} takes a box of a tensor, which cannot be written yet")
-    part = parts[0]
-    return f'piece(reshard({operands[0]}, mesh, {block.listed(names)}), "{part.dim}", {part.offset}, {part.extent})'
+    whole = _brought(operands[0], block.listed(names)).text
+    return _Call(code("piece"), (whole, code("{}, {}, {}", parts[0].dim, parts[0].offset, parts[0].extent)))
 
 
-def _copy(_: Step, operands: list[str], block: Written) -> str:
+def _copy(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     (read,) = block.operator.reads
     names: list[str] = []
     for axis in read.axes:
         names += [axis] if isinstance(axis, str) else list(axis) if isinstance(axis, tuple) else [WHOLE]
-    dims = block.listed(block.result_dims)
     if block.operator.kind != "reorder":
-        return f"reshard({operands[0]}, mesh, {dims})"
-    return f"arrange(reshard({operands[0]}, mesh, {block.listed(names)}), {dims})"
+        return _brought(operands[0], block.result_dims)
+    return _Call(code("arrange"), (_brought(operands[0], block.listed(names)).text, block.result_dims))
 
 
-_Write = Callable[[Step, list[str], Written], str]
+def _brought(operand: Text, dims: Text) -> _Call:
+    return _Call(code("reshard"), (operand, code("mesh"), dims))
 
-_WRITTEN: Mapping[str, _Write] = MappingProxyType(
+
+_OVER: Mapping[str, Text] = MappingProxyType(
+    {
+        "log_softmax": code("log_softmax"),
+        "max": code("greatest"),
+        "mean": code("mean"),
+        "min": code("least"),
+        "softmax": code("softmax"),
+        "sum": code("total"),
+    }
+)
+"""Functions over some dims of one tensor."""
+
+_WRITTEN: Mapping[str, Callable[[Step, tuple[Text, ...], Written], _Call]] = MappingProxyType(
     {
         "causal": _causal,
         "concat": _concat,
@@ -197,15 +203,9 @@ _WRITTEN: Mapping[str, _Write] = MappingProxyType(
         "copy": _copy,
         "einsum": _product,
         "embedding": _embedding,
-        "log_softmax": _over("log_softmax"),
-        "max": _over("greatest"),
-        "mean": _over("mean"),
-        "min": _over("least"),
         "padded": _padded,
         "piece": _piece,
         "pool": _pool,
-        "softmax": _over("softmax"),
-        "sum": _over("total"),
     }
 )
-"""How the functions that are none of points are written."""
+"""How the other functions that are none of points are written."""

@@ -1,27 +1,33 @@
 """A plan for JAX: a module with a mesh and the PartitionSpec of each tensor of each layer."""
 
-from pase.emitter.names import quoted
+from pase.emitter.text import Text, code, joined
 from pase.exports.named_mesh import NamedDim, NamedTensor, named_mesh, notes
 from pase.exports.registry import Exported, ExportOptions
-from pase.exports.sharding_text import constants, docstring, table
+from pase.exports.sharding_text import constants, heading, table
 from pase.exports.xla_convolutions import without_miscomputed
 from pase.plan import Plan
 
-_USE = """\
+_USE = code(
+    """\
     mesh = make_mesh()
     w = jax.device_put(w, sharding(mesh, SPECS[layer]["parameters"]["w"]))
     x = jax.lax.with_sharding_constraint(x, sharding(mesh, SPECS[layer]["inputs"][0]))   # within jax.jit
 
 A spec has an entry for each dim of the tensor, in the order of its shape, which stands beside it."""
+)
 
-_IMPORTS = """\
+_IMPORTS = code(
+    """\
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-"""
 
-_FUNCTIONS = '''
+"""
+)
+
+_FUNCTIONS = code(
+    '''
 def make_mesh(devices=None):
     """Return the mesh; devices: that the plan numbers from 0, by default those of JAX."""
     devices = list(jax.devices() if devices is None else devices)
@@ -37,6 +43,7 @@ def sharding(mesh, spec):
     return NamedSharding(mesh, spec)
 
 '''
+)
 
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
@@ -50,28 +57,27 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     found = notes(mesh)
     groups = {"inputs": _spec, "parameters": _spec, "outputs": _spec}
     lines = [
-        *docstring(plan, "JAX", found, _USE.splitlines()),
-        *_IMPORTS.splitlines(),
-        "",
+        *heading(plan, code("JAX"), found, _USE),
+        _IMPORTS,
         *constants(mesh, "The plan's number of the device at each place of the mesh, row-major."),
-        *_FUNCTIONS.splitlines(),
-        "",
-        *table("SPECS", mesh.layers, groups),
+        _FUNCTIONS,
+        *table(code("SPECS"), mesh.layers, groups),
+        code(""),
     ]
-    return Exported(text="\n".join(lines) + "\n", notes=found)
+    return Exported(text=joined(lines), notes=found)
 
 
-def _spec(tensor: NamedTensor) -> str:
-    return f"P({', '.join(_entry(dim, is_made=tensor.is_made) for dim in tensor.dims)})"
+def _spec(tensor: NamedTensor) -> Text:
+    return code("P({})", [_entry(dim, is_made=tensor.is_made) for dim in tensor.dims])
 
 
-def _entry(dim: NamedDim, *, is_made: bool) -> str:
+def _entry(dim: NamedDim, *, is_made: bool) -> Text:
     if dim.is_open and is_made:
-        return "P.UNCONSTRAINED"
+        return code("P.UNCONSTRAINED")
     match dim.axes:
         case ():
-            return "None"
+            return code("None")
         case (axis,):
-            return quoted(axis)
+            return code("{}", axis)
         case axes:
-            return f"({', '.join(map(quoted, axes))})"
+            return code("({})", axes)

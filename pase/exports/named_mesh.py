@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pase.emitter.names import printable
+from pase.emitter.text import printable
 from pase.exports.mesh_axes import Assignment, mesh_axes
 from pase.graph import Access, Axis, Operator, Part, Role, Window
 from pase.plan import Plan

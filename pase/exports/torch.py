@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pase.emitter.text import Text, code, joined
 from pase.exports.named_mesh import NamedLayer, NamedMesh, NamedTensor, listed, named_mesh, notes
 from pase.exports.registry import Exported, ExportOptions
-from pase.exports.sharding_text import TensorText, constants, docstring, table
+from pase.exports.sharding_text import TensorText, constants, heading, table
 from pase.plan import Plan
 
-_USE = """\
+_USE = code(
+    """\
     torch.cuda.set_device(DEVICE_ORDER[rank])   # where the host's devices are those of the plan
     mesh = device_mesh("cuda")
     w = distribute_tensor(w, mesh, PLACEMENTS[layer]["parameters"]["w"])
@@ -16,14 +18,19 @@ _USE = """\
 
 Placements have an entry for each dim of the mesh. "partial_outputs" are the outputs of a layer that splits what it sums
 over, before the parts are added up; "outputs" are what the plan has after that."""
+)
 
-_IMPORTS = """\
+_IMPORTS = code(
+    """\
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
-"""
 
-_FUNCTIONS = '''
+"""
+)
+
+_FUNCTIONS = code(
+    '''
 def device_mesh(device_type="cuda"):
     """Return the mesh; every process of the group calls it, after torch.distributed.init_process_group."""
     world_size = torch.distributed.get_world_size()
@@ -33,6 +40,7 @@ def device_mesh(device_type="cuda"):
     return DeviceMesh(device_type, ranks, mesh_dim_names=AXIS_NAMES)
 
 '''
+)
 
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
@@ -49,24 +57,23 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
         "inputs": lambda tensor: _placements(tensor, mesh.names, ()),
         "parameters": lambda tensor: _placements(tensor, mesh.names, ()),
         "outputs": lambda tensor: _placements(tensor, mesh.names, ()),
-        "partial_outputs": lambda tensor: _placements(tensor, mesh.names, tensor.sums) if tensor.sums else "",
+        "partial_outputs": lambda tensor: _placements(tensor, mesh.names, tensor.sums) if tensor.sums else None,
     }
     lines = [
-        *docstring(plan, "PyTorch's DTensor", found, _USE.splitlines()),
-        *_IMPORTS.splitlines(),
-        "",
+        *heading(plan, code("PyTorch's DTensor"), found, _USE),
+        _IMPORTS,
         *constants(mesh, "The plan's number of the device that the process of each rank uses."),
-        *_FUNCTIONS.splitlines(),
-        "",
-        *table("PLACEMENTS", ordered.layers, groups),
+        _FUNCTIONS,
+        *table(code("PLACEMENTS"), ordered.layers, groups),
+        code(""),
     ]
-    return Exported(text="\n".join(lines) + "\n", notes=found)
+    return Exported(text=joined(lines), notes=found)
 
 
-def _placements(tensor: NamedTensor, names: tuple[str, ...], sums: tuple[str, ...]) -> str:
-    by_axis = {axis: f"Shard({number})" for number, dim in enumerate(tensor.dims) for axis in dim.axes}
-    by_axis |= dict.fromkeys(sums, "Partial()")
-    return f"[{', '.join(by_axis.get(name, 'Replicate()') for name in names)}]"
+def _placements(tensor: NamedTensor, names: tuple[str, ...], sums: tuple[str, ...]) -> Text:
+    by_axis = {axis: code("Shard({})", number) for number, dim in enumerate(tensor.dims) for axis in dim.axes}
+    by_axis |= dict.fromkeys(sums, code("Partial()"))
+    return code("[{}]", [by_axis.get(name, code("Replicate()")) for name in names])
 
 
 def in_mesh_order(mesh: NamedMesh) -> NamedMesh:

@@ -1,6 +1,7 @@
 """How `attention` is written."""
 
 from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.emitter.text import Text, code
 from pase.graph import Operator
 
 
@@ -10,9 +11,9 @@ def _formula(operator: Operator) -> str:
     return f"{indexed(operator, operator.writes[0])} = softmax({q} {k} / sqrt k{causal}) {v}"
 
 
-def _result(block: Block) -> str:
-    causal = ["causal=True"] if block.operator.attribute("causal", False) else []
-    return f"attention({', '.join([*block.reads, *causal])})"
+def _result(block: Block) -> Text:
+    causal = [code("causal=True")] if block.operator.attribute("causal", False) else []
+    return code("attention({})", [*block.reads, *causal])
 
 
 ATTENTION = Kind(formula=_formula, result=_result, variables=(("q", "queries"), ("k", "keys"), ("v", "values")))

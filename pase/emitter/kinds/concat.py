@@ -1,6 +1,7 @@
 """How `concat` is written: the inputs are joined on their way to the layer's mesh."""
 
 from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.emitter.text import Text, code
 from pase.graph import Operator
 
 
@@ -9,9 +10,9 @@ def _formula(operator: Operator) -> str:
     return f"{indexed(operator, operator.writes[0])} = {len(operator.reads)} tensors end to end along {along}"
 
 
-def _result(block: Block) -> str:
+def _result(block: Block) -> Text:
     along = block.dims[block.operator.attribute("along", "c")]
-    return f"concat([{', '.join(block.reads)}], mesh, {block.result_dims}, along={along})"
+    return code("concat([{}], mesh, {}, along={})", block.reads, block.result_dims, along)
 
 
 CONCAT = Kind(formula=_formula, result=_result, joins=True)

@@ -1,6 +1,7 @@
 """How `conv1d`, `conv2d` and `conv3d` are written."""
 
-from pase.emitter.kinds.kind import Block, Kind, activated, indexed, plus_bias
+from pase.emitter.kinds.kind import Block, Kind, activated, indexed, plus_bias, with_activation
+from pase.emitter.text import Text, code, word
 from pase.graph import Operator, Window
 
 
@@ -10,7 +11,7 @@ def _formula(operator: Operator) -> str:
     plain = indexed(operator, x)[2:-1].split(",")
     product = f"x[{','.join([*plain, *positions])}] {indexed(operator, w)}"
     added = f" + {indexed(operator, bias[0])}" if bias else ""
-    return f"{indexed(operator, operator.writes[0])} = {activated(operator, product + added)}"
+    return f"{indexed(operator, operator.writes[0])} = {with_activation(operator, product + added)}"
 
 
 def _position(axis: Window) -> str:
@@ -20,9 +21,10 @@ def _position(axis: Window) -> str:
     return f"{stride}{axis.out}+{dilation}{axis.kernel}{pad}"
 
 
-def _result(block: Block) -> str:
+def _result(block: Block) -> Text:
     arguments = [block.read("x"), block.read("w"), *block.windows, block.result_dims]
-    return activated(block.operator, plus_bias(block, f"{block.operator.kind}({', '.join(arguments)})"))
+    product = code("{}({})", word(block.operator.kind, ("conv1d", "conv2d", "conv3d"), "convolution"), arguments)
+    return activated(block.operator, plus_bias(block, product))
 
 
 CONVOLUTION = Kind(formula=_formula, result=_result, variables=(("w", "filters"),))

@@ -1,6 +1,7 @@
 """How `dense` is written: an einsum, so that any split of the reduced dims is summed when it is needed."""
 
-from pase.emitter.kinds.kind import Block, Kind, activated, indexed, plus_bias
+from pase.emitter.kinds.kind import Block, Kind, activated, indexed, plus_bias, with_activation
+from pase.emitter.text import Text, code
 from pase.graph import Operator
 
 
@@ -8,11 +9,11 @@ def _formula(operator: Operator) -> str:
     x, w, *bias = operator.reads
     product = f"{indexed(operator, x)} {indexed(operator, w)}"
     added = f" + {indexed(operator, bias[0])}" if bias else ""
-    return f"{indexed(operator, operator.writes[0])} = {activated(operator, product + added)}"
+    return f"{indexed(operator, operator.writes[0])} = {with_activation(operator, product + added)}"
 
 
-def _result(block: Block) -> str:
-    product = f"mtf.einsum([{block.read('x')}, {block.read('w')}], {block.result_dims})"
+def _result(block: Block) -> Text:
+    product = code("mtf.einsum([{}, {}], {})", block.read("x"), block.read("w"), block.result_dims)
     return activated(block.operator, plus_bias(block, product))
 
 

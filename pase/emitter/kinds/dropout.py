@@ -1,6 +1,7 @@
 """How `dropout` is written: the layer's name and the step's key say what is dropped."""
 
 from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.emitter.text import Text, code
 from pase.graph import Operator
 
 
@@ -13,8 +14,8 @@ def _formula(operator: Operator) -> str:
     return f"{y} = {x} / {1 - _rate(operator):g} or 0"
 
 
-def _result(block: Block) -> str:
-    return f"dropout({block.read('x')}, program.mask_key, rate={_rate(block.operator)!r})"
+def _result(block: Block) -> Text:
+    return code("dropout({}, program.mask_key, rate={})", block.read("x"), _rate(block.operator))
 
 
 def _problem(operator: Operator) -> str:

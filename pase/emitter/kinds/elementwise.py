@@ -1,29 +1,33 @@
 """How `elementwise` and `add_parameter` are written."""
 
-from pase.emitter.kinds.kind import Block, Kind, activated, indexed
+from pase.emitter.kinds.kind import Block, Kind, activated, indexed, with_activation
+from pase.emitter.text import Text, code, joined, word
 from pase.graph import Operator
+from pase.graph.operators.elementwise import FUNCTIONS
 
-_INFIX = {"add": " + ", "multiply": " * "}
+_INFIX = {"add": code(" + "), "multiply": code(" * ")}
 
 
-def _applied(operator: Operator, terms: list[str]) -> str:
-    function = operator.attribute("function", "add")
-    if function in _INFIX:
-        return activated(operator, _INFIX[function].join(terms))
-    return activated(operator, f"{function}({terms[0]})")
+def _function(operator: Operator) -> str:
+    return operator.attribute("function", "add")
 
 
 def _formula(operator: Operator) -> str:
     terms = [indexed(operator, access) for access in operator.reads]
-    return f"{indexed(operator, operator.writes[0])} = {_applied(operator, terms)}"
+    function = _function(operator)
+    applied = _INFIX[function].join(terms) if function in _INFIX else f"{function}({terms[0]})"
+    return f"{indexed(operator, operator.writes[0])} = {with_activation(operator, applied)}"
 
 
-def _result(block: Block) -> str:
-    return _applied(block.operator, list(block.reads))
+def _result(block: Block) -> Text:
+    function = _function(block.operator)
+    if function in _INFIX:
+        return activated(block.operator, joined(block.reads, _INFIX[function]))
+    return activated(block.operator, code("{}({})", word(function, FUNCTIONS, "function"), block.reads[0]))
 
 
 def _problem(operator: Operator) -> str:
-    function = operator.attribute("function", "add")
+    function = _function(operator)
     if function not in _INFIX and len(operator.reads) != 1:
         return f"it applies {function!r} to {len(operator.reads)} tensors; expected one"
     return ""
@@ -35,6 +39,6 @@ ADD_PARAMETER = Kind(
     formula=lambda operator: (
         f"{indexed(operator, operator.writes[0])} = {' + '.join(indexed(operator, read) for read in operator.reads)}"
     ),
-    result=lambda block: " + ".join(block.reads),
+    result=lambda block: joined(block.reads, _INFIX["add"]),
     variables=(("p", "parameter"),),
 )

@@ -1,11 +1,12 @@
 """How `embedding` is written."""
 
 from pase.emitter.kinds.kind import Kind, indexed
+from pase.emitter.text import code
 
 EMBEDDING = Kind(
     formula=lambda operator: (
         f"{indexed(operator, operator.writes[0])} = table[{indexed(operator, operator.reads[0])},"
         f"{operator.dims[-2].name}]"
     ),
-    result=lambda block: f"embedding({block.read('table')}, {block.read('x')}, {block.result_dims})",
+    result=lambda block: code("embedding({}, {}, {})", block.read("table"), block.read("x"), block.result_dims),
 )

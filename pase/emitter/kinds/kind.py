@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pase.emitter.text import Text, code, word
 from pase.graph import Access, Operator
+from pase.graph.operators.activations import ACTIVATIONS
 from pase.runtime.layouts import PlainDim
 from pase.runtime.tensor_dims import tensor_dims
 
@@ -17,33 +19,33 @@ class Block:
     """
 
     operator: Operator
-    dims: dict[str, str]
-    reads: tuple[str, ...]
-    windows: tuple[str, ...]
+    dims: dict[str, Text]
+    reads: tuple[Text, ...]
+    windows: tuple[Text, ...]
 
-    def read(self, tensor: str) -> str:
+    def read(self, tensor: str) -> Text:
         """Return the variable of a read by the tensor's name, "" where the operator does not read it."""
         names = [access.tensor for access in self.operator.reads]
-        return self.reads[names.index(tensor)] if tensor in names else ""
+        return self.reads[names.index(tensor)] if tensor in names else code("")
 
-    def plain_dims(self, access: Access) -> str:
+    def plain_dims(self, access: Access) -> Text:
         """Return a tensor's dims as a list of variables."""
         plain = [dim for dim in tensor_dims(self.operator, access) if isinstance(dim, PlainDim)]
-        return f"[{', '.join(self.dims[dim.name] for dim in plain)}]"
+        return code("[{}]", [self.dims[dim.name] for dim in plain])
 
     @property
-    def result_dims(self) -> str:
+    def result_dims(self) -> Text:
         """The dims of what the layer writes."""
         return self.plain_dims(self.operator.writes[0])
 
 
-def _zero(_: Operator) -> str:
-    return ""
+def _nothing(_: Operator) -> Text:
+    return code("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """formula: what the layer computes, for its comment. result: the expression of its output.
+    """formula: what the layer computes, for its comment, any text. result: the expression of its output.
 
     fill: the value of a window's padding, "" for zero. problem: why an operator cannot be written, "" if it can.
     variables: names for reads where the tensor's own would mislead. joins: whether the expression takes its inputs
@@ -52,25 +54,31 @@ class Kind:
     """
 
     formula: Callable[[Operator], str]
-    result: Callable[[Block], str]
-    fill: Callable[[Operator], str] = _zero
-    problem: Callable[[Operator], str] = _zero
+    result: Callable[[Block], Text]
+    fill: Callable[[Operator], Text] = _nothing
+    problem: Callable[[Operator], str] = _nothing
     variables: tuple[tuple[str, str], ...] = ()
     joins: bool = False
     is_loss: bool = False
-    whole: str = ""
+    whole: Text = code("")  # noqa: RUF009
 
 
-def activated(operator: Operator, expression: str) -> str:
+def activated(operator: Operator, expression: Text) -> Text:
     """Return an expression inside the operator's activation."""
     activation = operator.attribute("activation", "")
-    return f"{activation}({expression})" if activation else expression
+    return code("{}({})", word(activation, ACTIVATIONS, "activation"), expression) if activation else expression
 
 
-def plus_bias(block: Block, expression: str) -> str:
+def with_activation(operator: Operator, formula: str) -> str:
+    """Return a formula inside the operator's activation."""
+    activation = operator.attribute("activation", "")
+    return f"{activation}({formula})" if activation else formula
+
+
+def plus_bias(block: Block, expression: Text) -> Text:
     """Return an expression and the operator's bias, where it has one."""
     bias = block.read("bias")
-    return f"{expression} + {bias}" if bias else expression
+    return code("{} + {}", expression, bias) if bias else expression
 
 
 def indexed(operator: Operator, access: Access, name: str = "") -> str:

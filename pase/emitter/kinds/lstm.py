@@ -1,6 +1,7 @@
 """How `lstm` is written."""
 
 from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.emitter.text import Text, code
 from pase.graph import Operator
 
 
@@ -9,8 +10,8 @@ def _formula(operator: Operator) -> str:
     return f"{indexed(operator, operator.writes[0])} = {layers} LSTM layers of {indexed(operator, operator.reads[0])}"
 
 
-def _result(block: Block) -> str:
-    return f"lstm({', '.join(block.reads)}, {block.result_dims})"
+def _result(block: Block) -> Text:
+    return code("lstm({}, {})", block.reads, block.result_dims)
 
 
-LSTM = Kind(formula=_formula, result=_result, whole="GATES")
+LSTM = Kind(formula=_formula, result=_result, whole=code("GATES"))

@@ -1,17 +1,19 @@
 """How `batch_norm` and `layer_norm` are written."""
 
-from pase.emitter.kinds.kind import Block, Kind, activated, indexed
+from pase.emitter.kinds.kind import Block, Kind, activated, indexed, with_activation
+from pase.emitter.text import Text, code, word
 from pase.graph import Operator
 
 
 def _formula(operator: Operator) -> str:
     x, scale, shift = (indexed(operator, access) for access in operator.reads)
-    return f"{indexed(operator, operator.writes[0])} = {activated(operator, f'normal({x}) (1 + {scale}) + {shift}')}"
+    normal = with_activation(operator, f"normal({x}) (1 + {scale}) + {shift}")
+    return f"{indexed(operator, operator.writes[0])} = {normal}"
 
 
-def _result(block: Block) -> str:
-    call = f"{block.operator.kind}({', '.join(block.reads)})"
-    return activated(block.operator, call)
+def _result(block: Block) -> Text:
+    function = word(block.operator.kind, ("batch_norm", "layer_norm"), "normalisation")
+    return activated(block.operator, code("{}({})", function, block.reads))
 
 
 BATCH_NORM = LAYER_NORM = Kind(formula=_formula, result=_result)

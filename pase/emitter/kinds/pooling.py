@@ -1,7 +1,10 @@
 """How `pool1d`, `pool2d`, `pool3d` and `global_pool` are written."""
 
 from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.emitter.text import Text, code, word
 from pase.graph import Operator, Window
+
+_FUNCTIONS = tuple(f"{reduction}_pool{rank}d" for reduction in ("max", "mean") for rank in (1, 2, 3))
 
 
 def _reduction(operator: Operator) -> str:
@@ -14,15 +17,15 @@ def _formula(operator: Operator) -> str:
     return f"{indexed(operator, operator.writes[0])} = {_reduction(operator)} of {sizes} windows"
 
 
-def _result(block: Block) -> str:
+def _result(block: Block) -> Text:
     arguments = [block.read("x"), *block.windows, block.result_dims]
     if _reduction(block.operator) == "mean" and block.operator.attribute("count_padding", False):
-        arguments.append("count_padding=True")
-    return f"{_reduction(block.operator)}_{block.operator.kind}({', '.join(arguments)})"
+        arguments.append(code("count_padding=True"))
+    return code("{}({})", word(f"{_reduction(block.operator)}_{block.operator.kind}", _FUNCTIONS, "pooling"), arguments)
 
 
-def _fill(operator: Operator) -> str:
-    return 'float("-inf")' if _reduction(operator) == "max" else ""
+def _fill(operator: Operator) -> Text:
+    return code("{}", float("-inf")) if _reduction(operator) == "max" else code("")
 
 
 POOLING = Kind(formula=_formula, result=_result, fill=_fill)
@@ -31,5 +34,5 @@ GLOBAL_POOL = Kind(
     formula=lambda operator: (
         f"{indexed(operator, operator.writes[0])} = mean of {indexed(operator, operator.reads[0])}"
     ),
-    result=lambda block: f"global_pool({block.read('x')}, {block.result_dims})",
+    result=lambda block: code("global_pool({}, {})", block.read("x"), block.result_dims),
 )

@@ -1,6 +1,7 @@
 """How `softmax_loss`, the end of a training graph, is written."""
 
 from pase.emitter.kinds.kind import Block, Kind, indexed
+from pase.emitter.text import Text, code
 from pase.graph import Operator
 
 
@@ -9,9 +10,9 @@ def _formula(operator: Operator) -> str:
     return f"loss = mean of -log softmax({indexed(operator, logits)}) at {indexed(operator, labels)}"
 
 
-def _result(block: Block) -> str:
-    classes = block.operator.dims[-1].name
-    return f"softmax_loss({block.reads[0]}, {block.reads[1]}, {block.dims[classes]})"
+def _result(block: Block) -> Text:
+    logits, labels = block.reads
+    return code("softmax_loss({}, {}, {})", logits, labels, block.dims[block.operator.dims[-1].name])
 
 
 SOFTMAX_LOSS = Kind(formula=_formula, result=_result, variables=(("labels", "targets"),), is_loss=True)
