@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pase.tables import CostTables
+
 Progress = Callable[[str, float], None]
 Check = Callable[[], None]
 
 RELATIVE_TOLERANCE = 1e-9
 """Rounding allowance, relative to the incumbent's cost: nothing is dropped for being dearer by less."""
+
+LOOSE = 32
+"""How many times the cost of the best strategy a ceiling may be: what is rounded away is relative to the ceiling."""
 
 PROGRESS_INTERVAL_S = 0.1
 
@@ -19,14 +24,22 @@ class OutOfTimeError(Exception):
     """The time limit was reached; the search ends with what it has."""
 
 
+class LooseCeilingError(Exception):
+    """A strategy was found that is so cheap that far lower costs than before need not be told apart."""
+
+
 class Incumbent:
-    """The best strategy that is known, as configuration numbers in the tables, and its cost; +inf before the first."""
+    """The best strategy that is known, as configuration numbers in the tables, and its cost; +inf before the first.
 
-    __slots__ = ("_best",)
+    The cost is what the tables themselves say of the strategy, whatever a reduced problem made of it.
+    """
 
-    def __init__(self, num_vertices: int) -> None:
+    __slots__ = ("_best", "_tables")
+
+    def __init__(self, tables: CostTables) -> None:
         """Start without a strategy."""
-        self._best: tuple[float, tuple[int, ...]] = (np.inf, (0,) * num_vertices)
+        self._tables = tables
+        self._best: tuple[float, tuple[int, ...]] = (np.inf, (0,) * tables.num_vertices)
 
     @property
     def cost(self) -> float:
@@ -43,14 +56,21 @@ class Incumbent:
         """The cost above which a strategy is of no interest."""
         return self.cost + RELATIVE_TOLERANCE * abs(self.cost)
 
-    def offer(self, cost: float, choice: Mapping[int, int]) -> None:
+    def offer(self, choice: Mapping[int, int]) -> None:
         """Take a strategy over if it is cheaper."""
-        if cost < self.cost:
-            self.replace(cost, choice)
+        found = self._costed(choice)
+        if found[0] < self.cost:
+            self._best = found  # one assignment: an interrupt leaves the old strategy or the new one
 
-    def replace(self, cost: float, choice: Mapping[int, int]) -> None:
-        """Take a strategy over, in one assignment: an interrupt leaves the old one or the new one."""
-        self._best = (cost, tuple(choice[v] for v in range(len(self.choice))))
+    def settle(self, choice: Mapping[int, int]) -> None:
+        """Take over what is proven to be cheapest, if it is equal, too: the tie rule decides, not what came first."""
+        found = self._costed(choice)
+        if found[0] <= self.cost:
+            self._best = found
+
+    def _costed(self, choice: Mapping[int, int]) -> tuple[float, tuple[int, ...]]:
+        strategy = tuple(choice[v] for v in range(self._tables.num_vertices))
+        return self._tables.evaluate(strategy), strategy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,15 +110,33 @@ class Effort:
 class Outcome:
     """What is known so far: the best strategy, a bound below every strategy, and how much was left to decide.
 
-    ordering: the name of the ordering by which that was, or is to be, eliminated.
+    ordering: the name of the ordering by which that was, or is to be, eliminated. ceiling: the cost that stands for
+    every higher one in the problem that is searched; +inf if none does.
     """
 
     incumbent: Incumbent
     ordering: str
+    ceiling: float = np.inf
     lower_bound: float = 0.0
     exact: bool = False
     num_configurations_left: int = 0
     num_vertices_left: int = 0
+
+    def offer(self, cost: float, choice: Mapping[int, int]) -> None:
+        """Take a strategy over if it is cheaper; LooseCeilingError where it is so by far.
+
+        cost: its cost in the problem that is searched, which is no higher than its own.
+        """
+        if cost < self.incumbent.cost:
+            self.incumbent.offer(choice)
+            if self.incumbent.cost < self.ceiling / LOOSE < np.inf:
+                raise LooseCeilingError
+
+    @property
+    def rounding(self) -> float:
+        """By how much rounding may have raised a bound on the problem that is searched."""
+        scale = min(self.incumbent.cost, self.ceiling)
+        return RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
 
     def raise_bound(self, bound: float) -> None:
         """Take a proven lower bound over if it is higher."""

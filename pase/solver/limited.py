@@ -86,7 +86,7 @@ def solve_limited(
     if problem.least_weight > problem.limit:
         raise _nothing_fits(problem)
     outcome = Outcome(
-        incumbent=Incumbent(problem.tables.num_vertices),
+        incumbent=Incumbent(problem.tables),
         ordering=unlimited.ordering,
         lower_bound=unlimited.lower_bound,
     )
@@ -137,7 +137,7 @@ class _Search:
     def offer(self, choice: Sequence[int]) -> None:
         """Take a strategy over if it fits and is cheaper."""
         if self.problem.fits(choice):
-            self.outcome.incumbent.offer(self.problem.tables.evaluate(choice), dict(enumerate(choice)))
+            self.outcome.incumbent.offer(dict(enumerate(choice)))
 
     def enough(self) -> float:
         """Return the cost from which on a strategy is no better than the one that is known, up to rounding."""
@@ -260,7 +260,7 @@ def _answer(problem: Weighted, unlimited: Solution, effort: Effort, outcome: Out
             "the search was cut short before it found any strategy that fits the limit; give it more time, or a higher "
             "limit"
         )
-    cost = problem.tables.evaluate(choice)
+    cost = outcome.incumbent.cost
     statistics = unlimited.statistics
     solution = replace(
         unlimited,

@@ -30,11 +30,11 @@ def narrow(
         bound = sweep(network, outcome.incumbent.limit, forward, effort.check)
         effort.sweeps += 1
         if whole:
-            outcome.raise_bound(bound)
+            outcome.raise_bound(bound - outcome.rounding)
         if bound > outcome.incumbent.limit:
             return bound
         network.fix_singles()
-        outcome.incumbent.offer(*decode(network, not forward))
+        outcome.offer(*decode(network, not forward))
         effort.holds(network.own_bytes())
         after = network.num_configurations()
         if after <= LITTLE_LEFT * len(network.live):
@@ -55,8 +55,7 @@ def finish(network: Network, ordered: Ordered, max_operations: int, effort: Effo
     best = optimal_strategy(network, ordered, max_operations, effort)
     if best is None:
         return False
-    if best[0] <= outcome.incumbent.limit:  # even if it is equal: the tie rule decides, not which was found first
-        outcome.incumbent.replace(*best)
+    outcome.incumbent.settle(best[1])
     outcome.prove()
     return True
 

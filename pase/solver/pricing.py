@@ -20,6 +20,9 @@ MAX_PRICES = 100
 ROUNDING = 1e-12
 """Of a priced cost: what is lower by less is not lower."""
 
+SUM_ROUNDING = 1e-13
+"""Of a priced cost: by how much two sums of it may differ."""
+
 Solve = Callable[[CostTables], Solution]
 
 
@@ -75,7 +78,7 @@ def relax(problem: Weighted, light: Choice, heavy: Solution, solve: Solve, most:
         price = max(0.0, (tables.evaluate(light) - cost) / (weight - problem.weight(light)))
         priced = problem.priced(price)
         found = solve(priced)
-        bound = found.lower_bound - price * problem.limit
+        bound = found.lower_bound - price * problem.limit - SUM_ROUNDING * (found.cost + price * problem.limit)
         if bound > best.bound:
             best = Relaxation(problem=problem, bound=bound, price=price, priced=priced, light=light, heavy=above)
         if found.cost >= (cost + price * weight) * (1 - ROUNDING):

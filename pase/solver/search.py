@@ -18,9 +18,17 @@ from pase.solver.bounds import decode
 from pase.solver.branching import branch
 from pase.solver.contraction import contract
 from pase.solver.dominance import drop_dominated
-from pase.solver.effort import RELATIVE_TOLERANCE, Effort, Incumbent, Outcome, OutOfTimeError, Progress
+from pase.solver.effort import (
+    RELATIVE_TOLERANCE,
+    Effort,
+    Incumbent,
+    LooseCeilingError,
+    Outcome,
+    OutOfTimeError,
+    Progress,
+)
 from pase.solver.merging import merge_alike
-from pase.solver.narrowing import finish, narrow
+from pase.solver.narrowing import Ordered, finish, narrow
 from pase.solver.network import Network
 from pase.solver.solution import Solution, Statistics
 from pase.solver.trees import eliminate_tree
@@ -76,15 +84,15 @@ def solve(
     # What an elimination of everything would take tells which way to go. With "auto", the orderings are weighed for
     # what is left to eliminate, when that is known.
     report = report_ordering("generate_seq" if ordering == AUTO else ordering, tables.neighbours, tables.domain_sizes)
-    outcome = Outcome(incumbent=Incumbent(tables.num_vertices), ordering=report.name)
+    outcome = Outcome(incumbent=Incumbent(tables), ordering=report.name)
     for strategy in known:
-        outcome.incumbent.offer(tables.evaluate(strategy), dict(enumerate(strategy)))
+        outcome.offer(tables.evaluate(strategy), dict(enumerate(strategy)))
     try:
         _search(tables, report, ordering, effort, outcome)
     except (OutOfTimeError, KeyboardInterrupt):
         if not effort.sweeps:  # nothing was decoded or bounded yet
             outcome.raise_bound(sum(float(tables.layer_costs(v).min()) for v in range(tables.num_vertices)))
-            outcome.incumbent.offer(*decode(Network.of_tables(tables, np.inf), forward=True))
+            outcome.incumbent.offer(_greedy(tables))
     if outcome.ordering != report.name:
         report = report_ordering(outcome.ordering, tables.neighbours, tables.domain_sizes)
     return _solution(tables, report, effort, outcome)
@@ -107,14 +115,28 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, effort: E
         if best is not None:
             effort.operations += report.operations
             outcome.num_configurations_left, outcome.num_vertices_left = sum(tables.domain_sizes), tables.num_vertices
-            outcome.incumbent.offer(*best)
+            outcome.incumbent.settle(best[1])
             outcome.prove()
             return
     if report.largest_dependent_set <= 1 or report.operations <= DIRECT_OPERATIONS:
         whole = Network.of_tables(tables, np.inf)
         if finish(whole, lambda _: report.order, DIRECT_OPERATIONS * 1000, effort, outcome):
             return
-    network = Network.of_tables(tables, cost_ceiling(tables))
+    outcome.incumbent.offer(_greedy(tables))
+    while outcome.incumbent.cost > 0:
+        outcome.ceiling = cost_ceiling(tables, outcome.incumbent.cost)
+        try:
+            _bounded(tables, ordered, effort, outcome)
+        except LooseCeilingError:
+            effort.check()
+        else:
+            return
+    outcome.prove()
+
+
+def _bounded(tables: CostTables, ordered: Ordered, effort: Effort, outcome: Outcome) -> None:
+    """Search with bounds; LooseCeilingError where the ceiling turns out to be too high for them."""
+    network = Network.of_tables(tables, outcome.ceiling)
     narrow(network, effort, outcome)
     if finish(network, ordered, QUICK_OPERATIONS, effort, outcome):
         return
@@ -133,27 +155,31 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, effort: E
     branch(network, ordered, QUICK_OPERATIONS, effort, outcome)
 
 
-def cost_ceiling(tables: CostTables) -> float:
+def _greedy(tables: CostTables) -> dict[int, int]:
+    """Return a strategy in which each vertex has what is cheapest given the ones before it."""
+    return decode(Network.of_tables(tables, np.inf), forward=True)[1]
+
+
+def cost_ceiling(tables: CostTables, known: float) -> float:
     """Return a cost that may stand for every higher one: no cheapest strategy contains it; +inf if none is needed.
 
-    Infinite costs cannot be moved between edges and vertices, and huge ones take the others' digits. Costs are not
-    negative, so a cost above that of a known strategy is as good as any other above it.
+    known: the cost of a strategy, above 0; +inf if none is known. Infinite costs cannot be moved between edges and
+    vertices, and huge ones take the others' digits. Costs are not negative, so a cost above that of a known strategy is
+    as good as any other above it.
     """
     entries = [*tables.vertex_costs, *(t.values for t in tables.edge_tables)]
     largest = max(float(values.max()) for values in entries)
     least = [float(costs.min()) for costs in tables.vertex_costs]
     if np.isfinite(largest) and largest <= 1e3 * sum(least[t] for t in tables.vertex_table):
         return np.inf
-    known, _ = decode(Network.of_tables(tables, np.inf), forward=True)
     if np.isfinite(known):
-        return 2 * known if known > 0 else 1.0
+        return 2 * known
     dearest = max(float(values[np.isfinite(values)].max()) for values in entries)
     return 1 + 2 * (tables.num_vertices + len(tables.edges)) * dearest
 
 
 def _solution(tables: CostTables, report: OrderingReport, effort: Effort, outcome: Outcome) -> Solution:
-    choice = outcome.incumbent.choice
-    cost = tables.evaluate(choice)
+    choice, cost = outcome.incumbent.choice, outcome.incumbent.cost
     if not np.isfinite(cost):
         raise SolverError(
             "every strategy has an infinite cost: the combinations that the tables forbid leave none; allow at least "
@@ -161,8 +187,6 @@ def _solution(tables: CostTables, report: OrderingReport, effort: Effort, outcom
             if outcome.exact
             else "no strategy of finite cost was found within the limits; give more time or memory, or forbid less"
         )
-    found = outcome.incumbent.cost
-    assert abs(cost - found) <= RELATIVE_TOLERANCE * max(abs(cost), abs(found)), (cost, found)
     return Solution(
         cost=cost,
         lower_bound=cost if outcome.exact else max(0.0, min(cost, outcome.lower_bound * (1 - RELATIVE_TOLERANCE))),

@@ -11,13 +11,11 @@ from pase.solver.effort import RELATIVE_TOLERANCE, Effort
 from pase.solver.front_elimination import Limits, cheapest_within, num_thinnings
 from pase.solver.moves import Choice
 from pase.solver.network import Network
-from pase.solver.pricing import Relaxation
+from pase.solver.pricing import SUM_ROUNDING, Relaxation
 
 EXACT_SHARE = 0.1
 """Of the rounding allowance: what the slacks of an elimination add up to."""
 MAX_SWEEPS = 60
-ROUNDING = 1e-13
-"""Of a priced cost: by how much two sums of it may differ."""
 
 
 def cheapest_up_to(target: float, part: Relaxation, effort: Effort) -> tuple[float, Choice | None]:
@@ -34,7 +32,7 @@ def cheapest_up_to(target: float, part: Relaxation, effort: Effort) -> tuple[flo
     if not _narrowed(network, most, effort):
         return target, None
     limits = Limits(
-        priced=most + ROUNDING * most,
+        priced=most + SUM_ROUNDING * most,
         weight=problem.limit,
         price=part.price,
         slack=allowance / num_thinnings(problem.tables.num_vertices),

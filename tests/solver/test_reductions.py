@@ -245,15 +245,15 @@ def test_a_product_of_partitions_tells_apart_what_either_does(seed, num_classes)
         np.testing.assert_array_equal(part.of, joint.of if classes is None else classes[joint.of])
 
 
-def effort_and_outcome(num_vertices: int) -> tuple[Effort, Outcome]:
+def effort_and_outcome(tables: CostTables) -> tuple[Effort, Outcome]:
     effort = Effort(started_s=0.0, deadline_s=None, memory_limit_bytes=1 << 30, on_progress=None)
-    return effort, Outcome(incumbent=Incumbent(num_vertices), ordering="given")
+    return effort, Outcome(incumbent=Incumbent(tables), ordering="given")
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_splitting_finds_the_optimum(seed):
     tables = frustrated(seed, 6, 3)
-    effort, outcome = effort_and_outcome(6)
+    effort, outcome = effort_and_outcome(tables)
     branch(network_of(tables), lambda network: network.live, 5, effort, outcome)
     assert outcome.exact
     assert effort.nodes > 0
@@ -264,17 +264,17 @@ def test_splitting_finds_the_optimum(seed):
 def test_splitting_with_many_open_parts(monkeypatch):
     monkeypatch.setattr("pase.solver.branching.MAX_OPEN", 1)
     tables = frustrated(3, 7, 4)
-    effort, outcome = effort_and_outcome(7)
+    effort, outcome = effort_and_outcome(tables)
     branch(network_of(tables), lambda network: network.live, 5, effort, outcome)
     assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9)
 
 
 @given(small_problems())
 def test_planned_elimination_says_what_it_takes(tables):
-    effort, outcome = effort_and_outcome(tables.num_vertices)
+    effort, outcome = effort_and_outcome(tables)
     assert finish(network_of(tables), lambda network: network.live, 10**9, effort, outcome)
     assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
-    refused, nothing = effort_and_outcome(tables.num_vertices)
+    refused, nothing = effort_and_outcome(tables)
     assert not finish(network_of(tables), lambda network: network.live, effort.operations - 1, refused, nothing)
     assert refused.operations == 0
     assert not nothing.exact
