@@ -86,15 +86,25 @@ class TrainingError(PaseError):
 
 
 class MissingExtraError(PaseError):
-    """A feature needs an optional dependency that is not installed."""
+    """A feature needs an optional dependency that is not installed; extra: the one of PaSE's extras that brings it."""
+
+    extra: str = ""
 
 
-def extra_hint(extra: str) -> str:
-    """Return how to get the packages of one of PaSE's extras.
+def missing_extra(what: str, extra: str, *, otherwise: str = "") -> MissingExtraError:
+    """Return the error for what needs the packages of one of PaSE's extras.
 
     PaSE is not on PyPI, where another project has its name: no line of pip's can be given that is right everywhere.
+
+    Args:
+        what: a sentence that says what needs which package.
+        extra: the name of the extra.
+        otherwise: what can be done instead, if anything.
     """
-    return f"PaSE's extra {extra!r} brings it, and 'pase doctor' says what to type"
+    instead = f", or {otherwise}" if otherwise else ""
+    error = MissingExtraError(f"{what}; PaSE's extra {extra!r} brings it, and 'pase doctor' says what to type{instead}")
+    error.extra = extra
+    return error
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:

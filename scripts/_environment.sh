@@ -9,9 +9,12 @@
 ROOT=$(CDPATH='' cd -P -- "${BASH_SOURCE[0]%/*}/.." && pwd)
 VENV=${PASE_VENV:-$ROOT/.venv}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
-# What commands run with. Every other installation has it too, so that none undoes another.
+# The three installations, each with all of the one before it: what searches, explains and emits (seconds); what runs
+# programs, installed when a command first needs it (TensorFlow: a minute); what lint, types, tests and the
+# documentation's site need.
+# shellcheck disable=SC2034
+CORE_EXTRAS=
 BASE_EXTRAS=mesh,data
-# What lint, types, tests and the documentation's site need.
 # shellcheck disable=SC2034
 ALL_EXTRAS=$BASE_EXTRAS,onnx,torch,keras,jax,notebook,docs,dev
 # Exists while an installation goes on, and after one that was killed.
@@ -37,8 +40,8 @@ fingerprint() {
 # environment_is_ready EXTRAS: true if an installation with these extras was completed and nothing changed since.
 environment_is_ready() {
     local fingerprint stamp=
-    [[ -x $VENV/bin/python && -x $VENV/bin/pase && -r $VENV/pase-$1.stamp ]] || return 1
-    IFS= read -r -d '' stamp <"$VENV/pase-$1.stamp" || true
+    [[ -x $VENV/bin/python && -x $VENV/bin/pase && -r $VENV/pase-${1:-core}.stamp ]] || return 1
+    IFS= read -r -d '' stamp <"$VENV/pase-${1:-core}.stamp" || true
     fingerprint "$1"
     [[ $stamp == "$fingerprint" ]]
 }
@@ -47,8 +50,8 @@ environment_is_ready() {
 write_stamp() {
     local fingerprint
     fingerprint "$1"
-    printf '%s' "$fingerprint" >"$VENV/pase-$1.stamp.new"
-    mv -f -- "$VENV/pase-$1.stamp.new" "$VENV/pase-$1.stamp"
+    printf '%s' "$fingerprint" >"$VENV/pase-${1:-core}.stamp.new"
+    mv -f -- "$VENV/pase-${1:-core}.stamp.new" "$VENV/pase-${1:-core}.stamp"
 }
 
 is_tried_python() { "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1; }
@@ -171,22 +174,25 @@ install_step() {
 
 # install EXTRAS: brings the environment up to date, and only then marks it as such.
 install() {
+    local size="seconds"
+    [[ -z $1 ]] || size="2 GB, mostly TensorFlow; one to five minutes"
     say "Setting up PaSE's environment in $VENV"
-    say "(on first use, and when setup.py or the pinned versions change; 2 GB, mostly TensorFlow; one to five minutes)"
+    say "(on first use, and when setup.py or the pinned versions change; $size)"
     make_venv
     rm -f -- "$VENV"/pase-*.stamp
     : >"$UNFINISHED"
     # With setuptools in place pip needs no environment of its own to build in, so a renewal works without a network.
     install_step "installing setuptools" setuptools
-    install_step "installing PaSE with [$1]" --no-build-isolation --editable "${ROOT}[$1]"
+    install_step "installing PaSE${1:+ with [$1]}" --no-build-isolation --editable "$ROOT${1:+[$1]}"
     # A folder that cannot be written to is no reason to fail: Python then compiles at each start.
     "$VENV/bin/python" -m compileall -q "$ROOT/pase" "$ROOT/models" >/dev/null 2>&1 || true
-    write_stamp "$BASE_EXTRAS"
-    [[ $1 == "$BASE_EXTRAS" ]] || write_stamp "$1"
+    write_stamp "$CORE_EXTRAS"
+    [[ -z $1 ]] || write_stamp "$BASE_EXTRAS"
+    write_stamp "$1"
     rm -f -- "$UNFINISHED"
 }
 
-# ensure_environment EXTRAS: $BASE_EXTRAS, or a list of extras that begins with it.
+# ensure_environment EXTRAS: one of the three lists of extras.
 ensure_environment() {
     if environment_is_ready "$1"; then return; fi
     mkdir -p -- "${VENV%/*}"

@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from pase._version import __version__
 from pase.cli.interrupts import EXIT_INTERRUPTED, Interrupts, interrupted, is_interrupted
 from pase.cli.output import printable
-from pase.errors import PaseError, unknown_name
+from pase.errors import MissingExtraError, PaseError, unknown_name
 
 COMMANDS = {
     "search": "find the best strategy for a model on a number of devices",
@@ -124,6 +124,8 @@ def run(arguments: list[str] | None = None) -> int:
         click.echo("\n".join(map(printable, shown.getvalue().split("\n"))), nl=False, err=True)
         return error.exit_code
     except PaseError as error:
+        if isinstance(error, MissingExtraError):
+            _install_and_repeat(error.extra, arguments)
         return _failed(str(error))
     except MemoryError:
         return _failed("there is not enough memory for this; use fewer devices or a smaller model")
@@ -138,6 +140,19 @@ def run(arguments: list[str] | None = None) -> int:
     if is_interrupted() and result != EXIT_INTERRUPTED:
         return interrupted("interrupted: this is the best answer that was found until then")
     return result if isinstance(result, int) else 0
+
+
+def _install_and_repeat(extra: str, arguments: list[str] | None) -> None:
+    """Become a call of the script that started this one, which installs an extra that it may install, and repeats us.
+
+    scripts/pase installs what searches alone, and says by PASE_LAUNCHER_EXTRAS what else it would install when needed.
+    """
+    launcher = os.environ.get("PASE_LAUNCHER")
+    if launcher is None or extra not in os.environ.get("PASE_LAUNCHER_EXTRAS", "").split(","):
+        return
+    sys.stdout.flush()
+    repeated = sys.argv[1:] if arguments is None else arguments
+    os.execve(launcher, [launcher, *repeated], {**os.environ, "PASE_INSTALL": extra})
 
 
 def _failed(text: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pase.datasets.dataset import INPUTS, LABELS, Dataset, Part, labelled_images
-from pase.errors import MissingExtraError, extra_hint
+from pase.errors import missing_extra
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +49,5 @@ def _shipped() -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "sklearn":
             raise
-        raise MissingExtraError(
-            f"the digits come with scikit-learn, which is not installed; {extra_hint('data')}"
-        ) from None
+        raise missing_extra("the digits come with scikit-learn, which is not installed", "data") from None
     return load_digits()

@@ -8,7 +8,7 @@ from typing import Any
 
 from pase.documents import write_atomically
 from pase.drawing import certificate_text
-from pase.errors import ExportError, MissingExtraError, extra_hint
+from pase.errors import ExportError, missing_extra
 from pase.exports.registry import ExportOptions, export
 from pase.exports.rows import Row, layer_rows
 from pase.graph.html import bar_html, name_html, page_html
@@ -58,9 +58,7 @@ def data_frame(plan: Plan) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "pandas":
             raise
-        raise MissingExtraError(
-            f"a data frame needs pandas, which is not installed; {extra_hint('notebook')}"
-        ) from None
+        raise missing_extra("a data frame needs pandas, which is not installed", "notebook") from None
     return pandas.DataFrame([asdict(row) for row in layer_rows(plan)]).set_index("layer")
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
-from pase.errors import MissingExtraError, extra_hint
+from pase.errors import missing_extra
 from pase.graph import Scalar
 
 if TYPE_CHECKING:
@@ -46,4 +46,4 @@ def framework(package: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package.partition(".")[0]:
             raise
-        raise MissingExtraError(f"this model needs {package}, which is not installed; {extra_hint(extra)}") from None
+        raise missing_extra(f"this model needs {package}, which is not installed", extra) from None

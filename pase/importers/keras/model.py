@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePath
 from typing import Any
 
-from pase.errors import MissingExtraError, extra_hint
+from pase.errors import missing_extra
 from pase.graph import Scalar
 from pase.importers.front_end import framework
 from pase.importers.ir import Trace, check_trace
@@ -51,9 +51,10 @@ def keras_module() -> Any:
     try:
         return framework("keras", "keras")
     except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"Keras needs {error.name}, which is not installed; {extra_hint('keras')}, or set "
-            "KERAS_BACKEND to a backend that is: tensorflow, jax or torch"
+        raise missing_extra(
+            f"Keras needs {error.name}, which is not installed",
+            "keras",
+            otherwise="set KERAS_BACKEND to a backend that is: tensorflow, jax or torch",
         ) from None
 
 
