@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from pase.runtime.children import check_packages
 from pase.runtime.cluster import LOOPBACK, VARIABLE, Cluster, kept_text
 
 POLL_S = 0.05
@@ -116,8 +117,9 @@ def run_tasks(
     """Start a command once for each cluster and return what `watch` does, or 128 + the number of a signal.
 
     The chief, and a task that is alone here, has our output and errors; those of others are kept in a file. At the end
-    no process is left. checkpoints: folder, named where a signal asked for the end.
+    no process is left. checkpoints: folder, named where a signal asked for the end. Raises MissingExtraError.
     """
+    check_packages()
     with ExitStack() as opened:
         processes: list[Process] = []
         opened.callback(_end_all, processes)

@@ -6,20 +6,30 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import RuntimeFailure, missing_extra
 
 _LAST_LINES = 15
+
+NEEDED = "running a program needs TensorFlow and Mesh-TensorFlow"
+
+
+def check_packages() -> None:
+    """Raise MissingExtraError where what programs run on is not installed; nothing is imported."""
+    if find_spec("tensorflow") is None or find_spec("mesh_tensorflow") is None:
+        raise missing_extra(f"{NEEDED}, which are not installed", "mesh")
 
 
 def program_events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Run a program with some arguments and --json, and yield its lines of JSON as they come.
 
     What is no object of JSON comes as an event "text". Raises RuntimeFailure with the program's last lines where it
-    fails. The process is ended when the iterator is closed, or fails.
+    fails, MissingExtraError where it could not. The process is ended when the iterator is closed, or fails.
     """
+    check_packages()
     with tempfile.TemporaryDirectory(prefix="pase-run-") as folder:
         script = Path(folder) / "train.py"
         script.write_text(source, encoding="utf-8")

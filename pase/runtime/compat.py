@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pase.errors import missing_extra
-
-_NEEDED = "running a program needs TensorFlow and Mesh-TensorFlow"
+from pase.runtime.children import NEEDED
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def _import() -> tuple[Any, Any, Any]:
             from tensorflow._api.v2.compat import v1 as inner
             from tensorflow.python.framework import ops, tensor_conversion_registry
         except ImportError as error:
-            raise missing_extra(f"{_NEEDED} ({error})", "mesh") from error
+            raise missing_extra(f"{NEEDED} ({error})", "mesh") from error
         tf.logging.set_verbosity(tf.logging.ERROR)
         if not hasattr(tf, "estimator"):
             estimator = types.ModuleType("estimator")
@@ -63,7 +62,7 @@ def _import() -> tuple[Any, Any, Any]:
             import mesh_tensorflow
             from mesh_tensorflow import placement_mesh_impl
         except ImportError as error:
-            raise missing_extra(f"{_NEEDED} ({error})", "mesh") from error
+            raise missing_extra(f"{NEEDED} ({error})", "mesh") from error
     return tf, mesh_tensorflow, placement_mesh_impl
 
 
