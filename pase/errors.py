@@ -91,7 +91,7 @@ class MissingExtraError(PaseError):
     extra: str = ""
 
 
-def missing_extra(what: str, extra: str, *, otherwise: str = "") -> MissingExtraError:
+def missing_extra(what: str, extra: str, *, also: str = "") -> MissingExtraError:
     """Return the error for what needs the packages of one of PaSE's extras.
 
     PaSE is not on PyPI, where another project has its name: no line of pip's can be given that is right everywhere.
@@ -99,10 +99,9 @@ def missing_extra(what: str, extra: str, *, otherwise: str = "") -> MissingExtra
     Args:
         what: a sentence that says what needs which package.
         extra: the name of the extra.
-        otherwise: what can be done instead, if anything.
+        also: what else there is to say: another way out, the error that was met.
     """
-    instead = f", or {otherwise}" if otherwise else ""
-    error = MissingExtraError(f"{what}; PaSE's extra {extra!r} brings it, and 'pase doctor' says what to type{instead}")
+    error = MissingExtraError(f"{what}; PaSE's extra {extra!r} brings it, and 'pase doctor' says what to type{also}")
     error.extra = extra
     return error
 

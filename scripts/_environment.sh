@@ -174,8 +174,8 @@ install_step() {
 
 # install EXTRAS: brings the environment up to date, and only then marks it as such.
 install() {
-    local size="seconds"
-    [[ -z $1 ]] || size="2 GB, mostly TensorFlow; one to five minutes"
+    local size="a few packages; seconds"
+    [[ -z $1 ]] || size="2 GB, mostly TensorFlow, which programs run on; half a minute to five minutes"
     say "Setting up PaSE's environment in $VENV"
     say "(on first use, and when setup.py or the pinned versions change; $size)"
     make_venv

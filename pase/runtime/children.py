@@ -20,7 +20,7 @@ NEEDED = "running a program needs TensorFlow and Mesh-TensorFlow"
 def check_packages() -> None:
     """Raise MissingExtraError where what programs run on is not installed; nothing is imported."""
     if find_spec("tensorflow") is None or find_spec("mesh_tensorflow") is None:
-        raise missing_extra(f"{NEEDED}, which are not installed", "mesh")
+        raise missing_extra(NEEDED, "mesh")
 
 
 def program_events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:

@@ -54,7 +54,7 @@ def keras_module() -> Any:
         raise missing_extra(
             f"Keras needs {error.name}, which is not installed",
             "keras",
-            otherwise="set KERAS_BACKEND to a backend that is: tensorflow, jax or torch",
+            also=", or set KERAS_BACKEND to a backend that is: tensorflow, jax or torch",
         ) from None
 
 
