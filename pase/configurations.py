@@ -18,11 +18,10 @@ class Configurations:
     """The configurations of one operator.
 
     splits: [K, D] split factor of each iteration dim; row 0 is the one that splits nothing, the rest follow
-    in lexicographic order. uneven_dims: dims that could have more splits if parts were allowed to differ in size.
+    in lexicographic order.
     """
 
     splits: NDArray[np.int32]
-    uneven_dims: tuple[str, ...]
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -56,17 +55,7 @@ def enumerate_configurations(operator: Operator, num_devices: int) -> Configurat
         )
         products = np.concatenate([products[rows] * f for rows, f in zip(kept, factors, strict=True)])
     order = np.lexsort(splits.T[::-1])
-    return Configurations(splits=np.ascontiguousarray(splits[order]), uneven_dims=uneven_dims(operator, num_devices))
-
-
-def uneven_dims(operator: Operator, num_devices: int) -> tuple[str, ...]:
-    """Return the dims that could have more splits if parts were allowed to differ in size; nothing is enumerated."""
-    factors = divisors(num_devices)
-    return tuple(
-        dim.name
-        for dim in operator.dims
-        if dim.name not in operator.unsplittable and any(f <= dim.extent and dim.extent % f for f in factors)
-    )
+    return Configurations(splits=np.ascontiguousarray(splits[order]))
 
 
 def check_devices(num_devices: int) -> None:

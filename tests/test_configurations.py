@@ -38,10 +38,6 @@ def test_configurations_are_all_tuples_whose_product_divides_p(p: int) -> None:
     found = enumerate_configurations(operator, p)
     assert [tuple(row) for row in found.splits.tolist()] == expected  # product is in lexicographic order
     assert expected[0] == (1, 1, 1, 1)
-    uneven = tuple(
-        name for name, e in operator.extents.items() if any(p % k == 0 and e % k for k in range(1, min(p, e) + 1))
-    )
-    assert found.uneven_dims == uneven
 
 
 @pytest.mark.parametrize("p", [2, 4, 8, 16, 32, 64])
@@ -54,14 +50,8 @@ def test_for_a_power_of_two_products_are_at_most_p(p: int) -> None:
 def test_unsplittable_dims_stay_whole() -> None:
     found = enumerate_configurations(_operator((8, 8), unsplittable=("a",)), 8)
     assert found.splits.tolist() == [[1, 1], [1, 2], [1, 4], [1, 8]]
-    assert found.uneven_dims == ()
     pool = pool2d("pool", (8, 8, 8, 8), kernel=2, stride=2)
     assert (enumerate_configurations(pool, 8).splits[:, -2:] == 1).all()
-
-
-def test_a_dim_smaller_than_a_divisor_of_p_is_not_uneven() -> None:
-    assert enumerate_configurations(_operator((2,)), 8).uneven_dims == ()
-    assert enumerate_configurations(_operator((6,)), 8).uneven_dims == ("a",)
 
 
 @pytest.mark.parametrize("number", [1, 2, 12, 36, 97, 1024, 1000003])

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pase.cli.options import json_option
-from pase.cli.output import print_json, print_table, quantity, say
+from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
 from pase.cli.progress import progress
 from pase.cli.why import print_layer_why, print_sensitivity, print_why
 from pase.cli.why_document import explanation_document, sensitivity_document, why_document
@@ -199,7 +199,7 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Explana
     if not why:
         say()
         say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
-        say(f"  total cost              {quantity(plan.total_cost, plan.cost_unit)}   (cost model {plan.cost_model})")
+        say(f"  total cost              {total_cost_text(plan)}   (cost model {plan.cost_model})")
     say()
     say("Bytes that a step moves between all devices, under this plan's placement and two others:")
     say()

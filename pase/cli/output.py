@@ -6,12 +6,15 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from pase.quantities import duration as duration
 from pase.quantities import quantity as quantity
+
+if TYPE_CHECKING:  # plans need NumPy, which `pase --help` does not wait for
+    from pase.plan import Plan
 
 _LEAST_TEXT = 12
 """A column of names or text is not made narrower than this."""
@@ -68,6 +71,14 @@ def shortened(text: str, columns: int) -> str:
     while cell_len(begin) + 1 + cell_len(end) > columns:
         end = end[1:]
     return f"{begin}…{end}"
+
+
+def total_cost_text(plan: "Plan") -> str:
+    """Return what a plan costs and, where that is in FLOP, the seconds that these take at the peak of its machine."""
+    if plan.cost_unit != "FLOP":
+        return quantity(plan.total_cost, plan.cost_unit)
+    time_s = plan.total_cost / plan.machine.peak_flop_per_s()
+    return f"{quantity(plan.total_cost, 'FLOP')}, {quantity(time_s, 's')} at a device's peak"
 
 
 def print_table(headers: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:

@@ -8,10 +8,11 @@ import click
 from pase.cli.names import complete_models
 from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
 from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
-from pase.cli.output import duration, print_json, print_table, quantity, say, warn
+from pase.cli.output import duration, print_json, print_table, quantity, say, total_cost_text, warn
 from pase.cli.progress import READING, progress
-from pase.configurations import data_parallel, enumerate_configurations, uneven_dims
+from pase.configurations import data_parallel, enumerate_configurations
 from pase.costs import COST_MODELS, DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
+from pase.explanation import worthwhile_padding
 from pase.graph import Graph
 from pase.memory_limit import size_text
 from pase.ordering import ORDERINGS, OrderingReport
@@ -21,6 +22,9 @@ from pase.planning import WITHOUT_LIMIT, SearchOptions, search
 
 OF_MACHINE = "machine"
 """Instead of a size: what the machine's devices have."""
+
+_PADDING_TIME_S = 2.0
+"""What a search took in more than this is not searched again for a hint; the hints take no longer."""
 
 
 class DeviceMemorySize(ByteSize):
@@ -106,7 +110,7 @@ def command(
         if reports:
             say()
             print_orderings(reports)
-        _warn_of_uneven_dims(graph, plan.num_devices)
+        _say_what_padding_saves(plan, graph)
         _warn_of_memory(plan)
         if output:
             warn(f"plan written to {output}")
@@ -136,7 +140,7 @@ def print_plan(plan: Plan) -> None:
         f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name}), "
         f"cost model {plan.cost_model}"
     )
-    say(f"  total cost              {quantity(plan.total_cost, unit)}   ({_certificate(plan)})")
+    say(f"  total cost              {total_cost_text(plan)}   ({_certificate(plan)})")
     say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
     say(f"  memory of a device      {_memory(plan)}")
     if WITHOUT_LIMIT in plan.baselines:
@@ -204,16 +208,16 @@ def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
     ]
 
 
-def _warn_of_uneven_dims(graph: Graph, num_devices: int) -> None:
-    """Say which layers have fewer configurations because parts must be of one size."""
-    lost = []
-    for operator in graph.operators:
-        dims = uneven_dims(operator, num_devices)
-        if dims:
-            lost.append(f"{operator.name} ({', '.join(f'{d}={operator.extents[d]}' for d in dims)})")
-    if lost:
-        more = f", and {len(lost) - 3} more" if len(lost) > 3 else ""
+def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
+    """Name the extents that cannot be cut as they would better be, where rounding them up pays."""
+    if not plan.exact or plan.search.time_s > _PADDING_TIME_S or plan.memory_limit_bytes_per_device is not None:
+        return
+    for padding in worthwhile_padding(plan, graph, time_limit_s=_PADDING_TIME_S):
+        dims = [f"{name}: {dim}" for name, dim in padding.dims]
+        more = f", … {len(dims) - 3} more" if len(dims) > 3 else ""
+        cost = quantity(padding.total_cost, plan.cost_unit)
         warn(
-            f"a split must divide its dim, so {len(lost)} of {len(graph.operators)} layers have fewer configurations: "
-            f"{', '.join(lost[:3])}{more}"
+            f"{padding.extent:,} ({', '.join(dims[:3])}{more}) cannot be cut {padding.ways} ways; "
+            f"with {padding.padded:,} in its place the cheapest strategy costs {cost}, "
+            f"{1 - padding.total_cost / plan.total_cost:.1%} less"
         )

@@ -5,6 +5,7 @@ from pase.explanation.findings import Explanation, Flip, LayerExplanation, Memor
 from pase.explanation.flips import FARTHEST
 from pase.explanation.nearest import TIE
 from pase.explanation.overview import BriefRunnerUp, LayerOverview, Overview, overview
+from pase.explanation.padding import Padding, worthwhile_padding
 from pase.explanation.parts import Part, PartKind, own_parts
 from pase.explanation.reasons import configuration_text, percent
 from pase.explanation.sensitivity import Sensitivity, sensitivity
@@ -20,6 +21,7 @@ __all__ = [
     "LayerOverview",
     "MemoryBinding",
     "Overview",
+    "Padding",
     "Part",
     "PartKind",
     "RunnerUp",
@@ -30,4 +32,5 @@ __all__ = [
     "own_parts",
     "percent",
     "sensitivity",
+    "worthwhile_padding",
 ]

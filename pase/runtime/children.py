@@ -14,13 +14,11 @@ from pase.errors import RuntimeFailure, missing_extra
 
 _LAST_LINES = 15
 
-NEEDED = "running a program needs TensorFlow and Mesh-TensorFlow"
-
 
 def check_packages() -> None:
     """Raise MissingExtraError where what programs run on is not installed; nothing is imported."""
     if find_spec("tensorflow") is None or find_spec("mesh_tensorflow") is None:
-        raise missing_extra(NEEDED, "mesh")
+        raise missing_extra("running a program needs TensorFlow and Mesh-TensorFlow", "mesh")
 
 
 def program_events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from pase.errors import missing_extra
-from pase.runtime.children import NEEDED
+
+_NEEDED = "running a program needs TensorFlow and Mesh-TensorFlow"
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def _import() -> tuple[Any, Any, Any]:
             from tensorflow._api.v2.compat import v1 as inner
             from tensorflow.python.framework import ops, tensor_conversion_registry
         except ImportError as error:
-            raise missing_extra(NEEDED, "mesh", also=f" ({error})") from error
+            raise missing_extra(_NEEDED, "mesh", also=f" ({error})") from error
         tf.logging.set_verbosity(tf.logging.ERROR)
         if not hasattr(tf, "estimator"):
             estimator = types.ModuleType("estimator")
@@ -62,7 +63,7 @@ def _import() -> tuple[Any, Any, Any]:
             import mesh_tensorflow
             from mesh_tensorflow import placement_mesh_impl
         except ImportError as error:
-            raise missing_extra(NEEDED, "mesh", also=f" ({error})") from error
+            raise missing_extra(_NEEDED, "mesh", also=f" ({error})") from error
     return tf, mesh_tensorflow, placement_mesh_impl
 
 

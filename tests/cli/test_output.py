@@ -54,9 +54,11 @@ def test_search_prints_a_line_for_each_layer_and_what_is_known(pase: Command) ->
         assert float(share.rstrip("%")) == pytest.approx(100 * part / plan.total_cost, abs=0.051)
     below = finished.out.split("\n\n")[1]
     ratio = plan.baselines["data_parallel"] / plan.total_cost
+    total = re.escape(quantity(plan.total_cost, "FLOP"))
+    peak = re.escape(quantity(plan.total_cost / 11.34e12, "s"))
     for line in (
         r"^lenet5 on 4 × NVIDIA GeForce GTX 1080 Ti \(1080ti\), cost model paper$",
-        rf"^  total cost +{re.escape(quantity(plan.total_cost, 'FLOP'))}   \(proven optimal\)$",
+        rf"^  total cost +{total}, {peak} at a device's peak   \(proven optimal\)$",
         rf"^  data parallelism +\S+ .?FLOP   \({ratio:.2f} × ours\)$",
         r"^  largest dependent set +1   \(ordering generate_seq\)$",
         r"^  search time +\d+ m?s$",
@@ -64,12 +66,20 @@ def test_search_prints_a_line_for_each_layer_and_what_is_known(pase: Command) ->
         assert re.search(line, below, re.MULTILINE), line
 
 
-def test_search_says_which_layers_lost_configurations(pase: Command) -> None:
-    finished = pase("search", *LENET)
-    assert re.fullmatch(
-        r"pase: a split must divide its dim, so \d of 8 layers have fewer configurations: .*and \d more\n", finished.err
+def test_search_names_an_extent_that_is_worth_padding_and_no_other(pase: Command) -> None:
+    """Nobody splits a kernel of 5 or an image of 14: that these divide by nothing is not worth a word."""
+    assert pase("search", *LENET).err == ""
+    small = ("gpt", "-p", 16, "-b", 8, "--arg", "layers=1", "--arg", "steps=64")
+    odd = pase("search", *small, "--arg", "vocabulary=50257")
+    said = re.fullmatch(
+        r"pase: 50,257 \(tokens: v, fc: v, softmax: v\) cannot be cut 16 ways; with 50,272 in its place the cheapest "
+        r"strategy costs (\S+ .FLOP), (\S+)% less\n",
+        odd.err,
     )
-    assert "h=14" in finished.err
+    assert said, odd.err
+    even = pase("search", *small, "--arg", "vocabulary=50272")
+    assert even.err == ""
+    assert f"total cost              {said[1]}," in even.out
 
 
 @pytest.mark.parametrize("name", MODELS)
