@@ -6,7 +6,7 @@ from math import gcd, prod
 
 from pase.configurations import divisors
 from pase.errors import PaseError
-from pase.graph import Access, Axis, Dim, Graph, Operator, Part, Window
+from pase.graph import Access, Axis, Dim, Graph, Operator, Part, Relayout, Window
 from pase.plan import Plan
 from pase.planning import SearchOptions, search
 
@@ -103,8 +103,8 @@ def _padded_operator(operator: Operator, extent: int, padded: int) -> Operator:
         reads=tuple(map(access, operator.reads)),
         writes=tuple(map(access, operator.writes)),
         exchanges=tuple(
-            replace(exchange, shape=shape(exchange.shape, getattr(exchange, "axes", None) or exchange.written))
-            for exchange in operator.exchanges
+            replace(x, shape=shape(x.shape, x.written if isinstance(x, Relayout) else x.axes))
+            for x in operator.exchanges
         ),
     )
 
