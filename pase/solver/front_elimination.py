@@ -12,7 +12,6 @@ exchanges the strategy weighs at most W and costs less than C + num_thinnings ×
 none of them was dropped for exceeding these.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -23,6 +22,7 @@ from pase.solver.completions import Pairs, Step, axes_of, completed
 from pase.solver.effort import Effort
 from pase.solver.fronts import Numbers, TooManyError, expanded, front, runs
 from pase.solver.network import Network
+from pase.solver.weighted import Weighted
 from pase.tables import FloatArray
 
 
@@ -76,20 +76,19 @@ def num_thinnings(num_vertices: int) -> int:
     return 4 * num_vertices + 1
 
 
-def cheapest_within(
-    network: Network, weights: Sequence[FloatArray], limits: Limits, effort: Effort
-) -> dict[int, int] | None:
+def cheapest_within(network: Network, problem: Weighted, limits: Limits, effort: Effort) -> dict[int, int] | None:
     """Return a strategy within the limits, as configuration numbers in the tables; None if there is none.
 
     No strategy of a priced cost within the limits less num_thinnings × slack, that weighs no more than they allow, is
-    cheaper than it by that or more. network: finite priced costs, no vertex eliminated. weights: [V] over the
-    configurations in the tables. Raises TooWideError, and TooManyError where fronts grow too large.
+    cheaper than it by that or more. network: of the priced tables, no vertex eliminated; their costs are finite there.
+    Raises TooWideError, and TooManyError where fronts grow too large.
     """
+    weights, fixed = _weights_left(network, problem)
     vertices = {v: _vertex(network, v, weights[v], limits) for v in network.live}
     pairs = _pairs(network, vertices)
+    pair_weights = _pair_weights(network, vertices, problem)
     steps = completed(network, {v: vertex.least for v, vertex in vertices.items()}, pairs, effort)
-    lightest = {v: float(weights[v][network.origin[v]].min()) for v in network.live}
-    fixed = sum(float(weights[v][c]) for v, c in network.fixed.items())
+    lightest = {v: float(weights[v].min()) for v in network.live}
     rest = limits.weight - fixed - sum(lightest.values())
     below: list[float] = []
     tables: list[_Table] = []
@@ -97,7 +96,7 @@ def cheapest_within(
     for step in steps:
         effort.check()
         below.append(lightest[step.scope[0]] + sum(below[child] for child in step.children))
-        tables.append(_eliminate(step, steps, tables, vertices, pairs, limits, rest + below[-1]))
+        tables.append(_eliminate(step, steps, tables, vertices, pairs, pair_weights, limits, rest + below[-1]))
         found = tables[-1]
         if not len(found.priced):
             return None
@@ -109,9 +108,26 @@ def cheapest_within(
     return _decide(network, steps, vertices, tables, limits, fixed)
 
 
-def _vertex(network: Network, v: int, weights: FloatArray, limits: Limits) -> _Vertex:
+def _weights_left(network: Network, problem: Weighted) -> tuple[dict[int, FloatArray], float]:
+    """Return the weights of what live vertices have left, edges to decided ones included, and those of the decided."""
+    fixed, origin = network.fixed, network.origin
+    weights = {v: problem.weights[v][origin[v]] for v in network.live}
+    decided = sum(float(problem.weights[v][c]) for v, c in fixed.items())
+    for e in problem.weighing_edges:
+        (u, v), table, values = problem.tables.edges[e], problem.tables.edge(e), problem.edge_weights[e]
+        assert values is not None
+        if u in fixed and v in fixed:
+            decided += float(values[table.row_class[fixed[u]], table.col_class[fixed[v]]])
+        elif u in fixed:
+            weights[v] = weights[v] + values[table.row_class[fixed[u]]].take(table.col_class[origin[v]])
+        elif v in fixed:
+            weights[u] = weights[u] + values[:, table.col_class[fixed[v]]].take(table.row_class[origin[u]])
+    return weights, decided
+
+
+def _vertex(network: Network, v: int, weight: FloatArray, limits: Limits) -> _Vertex:
     links = network.incident[v]
-    priced, weight = network.costs[v], weights[network.origin[v]]
+    priced = network.costs[v]
     joint, maps = Partition(np.zeros(len(priced), dtype=np.intp), 1), list[ClassArray | None]()
     if links:
         joint, maps = ClassAlgebra().join([Partition(k.of[side], k.values.shape[side]) for k, side in links])
@@ -140,22 +156,43 @@ def _pairs(network: Network, vertices: dict[int, _Vertex]) -> Pairs:
     return pairs
 
 
+def _pair_weights(network: Network, vertices: dict[int, _Vertex], problem: Weighted) -> Pairs:
+    """Return what edges between live vertices weigh by state, as `_pairs` does their transfer costs."""
+    # Configurations of one state are alike to every neighbour: one of them stands for all.
+    member: dict[int, Numbers] = {}
+    for v, vertex in vertices.items():
+        first = np.zeros(len(vertex.least), dtype=np.intp)
+        first[vertex.state[::-1]] = vertex.configuration[::-1]
+        member[v] = network.origin[v][first]
+    pairs: dict[tuple[int, int], FloatArray] = {}
+    for e in problem.weighing_edges:
+        (u, v), table, values = problem.tables.edges[e], problem.tables.edge(e), problem.edge_weights[e]
+        if u in member and v in member and values is not None:
+            found = values[table.row_class[member[u]]][:, table.col_class[member[v]]]
+            pairs[u, v] = pairs[u, v] + found if (u, v) in pairs else found
+            pairs[v, u] = pairs[u, v].T
+    return pairs
+
+
 def _eliminate(
     step: Step,
     steps: list[Step],
     tables: list[_Table],
     vertices: dict[int, _Vertex],
     pairs: Pairs,
+    pair_weights: Pairs,
     limits: Limits,
     most_weight: float,
 ) -> _Table:
     """Return a step's table; most_weight: of what lies below, with the lightest of all else."""
     v, vertex = step.scope[0], vertices[step.scope[0]]
     at = np.nonzero(step.total <= limits.priced)
-    links = np.zeros(len(at[0]))
+    links, link_weights = np.zeros(len(at[0])), np.zeros(len(at[0]))
     for axis, d in enumerate(step.scope[1:], 1):
         if (v, d) in pairs:
             links += pairs[v, d][at[0], at[axis]]
+        if (v, d) in pair_weights:
+            link_weights += pair_weights[v, d][at[0], at[axis]]
     shape = step.up.shape
     cell = np.ravel_multi_index(at[1:], shape) if shape else np.zeros(len(at[0]), dtype=np.intp)
     # What is added to an entry to bound it: what it does not hold yet, at the least.
@@ -181,7 +218,7 @@ def _eliminate(
         kept = kept[front(row[kept], (priced - limits.price * weight)[kept], weight[kept], limits.slack)]
         row, priced, weight = row[kept], priced[kept], weight[kept]
         own, below = own[before[kept]], [*(b[before[kept]] for b in below), entry[kept]]
-    priced = priced + links[row]
+    priced, weight = priced + links[row], weight + link_weights[row]
     kept = np.flatnonzero(weight <= most_weight)
     kept = kept[front(cell[row[kept]], (priced - limits.price * weight)[kept], weight[kept], limits.slack)]
     start, count = runs(cell[row[kept]], prod(shape))

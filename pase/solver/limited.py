@@ -6,13 +6,20 @@ cost can have are dropped (`bounds`, with the priced costs), and the elimination
 strategy up to the target, or shows that there is none. Targets rise from the bound, so that the first strategy found
 is the optimum. Where fronts grow too large, the problem is split over the vertex that weighs most differently in the
 two strategies between which the price cannot decide; each part has a better price of its own.
+
+Peaks, of which the greatest counts, make no sum. Whatever the greatest peak T of a strategy, it weighs at least its sum
+and a lower bound on T: with that bound taken off the limit, and configurations with higher peaks than an upper bound
+dropped, the problem without peaks bounds all strategies whose T is between the two. Where its optimum fits with its own
+peak, it is the optimum of these. Otherwise the range is split at that peak: strategies whose T is lower lose
+configurations, the others some of the limit. What the optimum was is then in neither.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +43,9 @@ MAX_FAILURES = 4
 """A part is split after this many targets that left too much for tables, each halfway to the one before."""
 MAX_PARTS = 200
 """Without a time limit, a problem is split into no more parts than this."""
+CUT_SHORT = (
+    "the search was cut short before it found any strategy that fits the limit; give it more time, or a higher limit"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +74,13 @@ def solve_limited(
     """Return the cheapest strategy that weighs no more than the limit, with its proof or a gap.
 
     Arguments as for `solve`; of the strategies that are known those that do not fit are passed over. The answer always
-    fits: SolverError where nothing does, and where the search was cut short before anything was found that does.
+    fits: NothingFitsError where nothing does, SolverError where the search was cut short before anything was found that
+    does.
     """
-    started_s = perf_counter()
     verify_weighted(problem)
+    if problem.peaks:
+        return _with_peaks(problem, ordering, memory_limit_bytes, time_limit_s, known, on_progress)
+    started_s = perf_counter()
     effort = Effort(
         started_s=started_s,
         deadline_s=None if time_limit_s is None else started_s + time_limit_s,
@@ -102,8 +115,96 @@ def solve_limited(
     return _answer(problem, unlimited, effort, outcome)
 
 
+def _with_peaks(
+    problem: Weighted,
+    ordering: str,
+    memory_limit_bytes: int | None,
+    time_limit_s: float | None,
+    known: Iterable[Sequence[int]],
+    on_progress: Progress | None,
+) -> LimitedSolution:
+    """Return the cheapest strategy whose sum and greatest peak are within the limit, range of peaks by range."""
+    started_s = perf_counter()
+
+    def options() -> dict[str, Any]:
+        left_s = None if time_limit_s is None else max(1e-9, started_s + time_limit_s - perf_counter())
+        return {
+            "ordering": ordering, "memory_limit_bytes": memory_limit_bytes, "time_limit_s": left_s,
+            "on_progress": on_progress,
+        }  # fmt: skip
+
+    fitting = [choice for choice in (*map(tuple, known), *_light(problem)) if problem.fits(choice)]
+    unlimited = solve(problem.tables, known=fitting, **options())
+    if problem.fits(unlimited.choice):
+        fitting.append(unlimited.choice)
+    number = count()
+    ranges = [(unlimited.lower_bound, next(number), max(float(peaks.min()) for peaks in problem.peaks), np.inf)]
+    is_cut_short, operations = False, unlimited.statistics.operations
+
+    def best() -> float:
+        return min(map(problem.tables.evaluate, fitting), default=np.inf)
+
+    while ranges and not is_cut_short and ranges[0][0] < best() * (1 - RELATIVE_TOLERANCE):
+        bound, _, low, high = heappop(ranges)
+        part = problem.without_peaks(low, high)
+        if part is None or part.limit < 0:
+            continue
+        try:
+            found = solve_limited(part, known=fitting, **options()).solution
+        except _CutShortError:
+            is_cut_short = True
+            heappush(ranges, (bound, next(number), low, high))
+            continue
+        except SolverError:  # nothing fits, or what does has an infinite cost
+            continue
+        bound, is_cut_short = max(bound, found.lower_bound), not found.exact
+        operations += found.statistics.operations
+        if problem.fits(found.choice):
+            fitting.append(found.choice)
+        if is_cut_short:
+            heappush(ranges, (bound, next(number), low, high))
+        elif not problem.fits(found.choice):
+            peak = problem.peak(found.choice)
+            heappush(ranges, (bound, next(number), peak, high))
+            below = max(float(peaks.max(initial=0.0, where=peaks < peak)) for peaks in problem.peaks)
+            heappush(ranges, (bound, next(number), low, below))
+    if not fitting and is_cut_short:
+        raise _CutShortError(CUT_SHORT)
+    if not np.isfinite(best()):
+        raise _nothing_fits(problem)
+    choice = min(fitting, key=problem.tables.evaluate)
+    cost = best()
+    is_exact = not ranges or ranges[0][0] >= cost * (1 - RELATIVE_TOLERANCE)
+    solution = replace(
+        unlimited,
+        cost=cost,
+        lower_bound=cost if is_exact else max(0.0, min(cost, ranges[0][0])),
+        exact=is_exact,
+        choice=choice,
+        time_s=perf_counter() - started_s,
+        statistics=replace(unlimited.statistics, operations=operations),
+    )
+    return LimitedSolution(solution=solution, unlimited=unlimited, weight=problem.weight(choice), limit=problem.limit)
+
+
+def _light(problem: Weighted) -> Iterator[Choice]:
+    """Yield strategies that are likely to fit: each vertex's lightest, by sum, by peak, and by both."""
+    for of_sum, of_peak in ((1, 0), (0, 1), (1, 1)):
+        yield tuple(
+            int((of_sum * w + of_peak * p).argmin()) for w, p in zip(problem.weights, problem.peaks, strict=True)
+        )
+
+
+class NothingFitsError(SolverError):
+    """No strategy of finite cost is within the limit."""
+
+
+class _CutShortError(SolverError):
+    """There was no time to find any strategy that fits."""
+
+
 class _NothingFitsError(Exception):
-    """The lightest strategy of finite cost is too heavy."""
+    """The same, where the search finds it out."""
 
 
 @dataclass(slots=True)
@@ -226,9 +327,17 @@ class _Search:
     def _split(self, part: Relaxation) -> list[Relaxation]:
         """Return the parts of a part in which some strategy may be better than what is known."""
         problem = part.problem
-        ends = [(float(w[a]), float(w[b])) for w, a, b in zip(problem.weights, part.light, part.heavy, strict=True)]
-        v = max(range(len(ends)), key=lambda v: (abs(ends[v][0] - ends[v][1]), -v))
-        is_light = problem.weights[v] <= sum(ends[v]) / 2
+        first, second = part.light, part.heavy
+
+        def difference(v: int) -> float:
+            return abs(float(problem.changes(v, first)[second[v]]))
+
+        v = max(range(len(first)), key=lambda v: (difference(v), first[v] != second[v], -v))
+        weights = problem.weights[v]
+        is_light = weights <= (weights[first[v]] + weights[second[v]]) / 2
+        if weights[first[v]] == weights[second[v]]:
+            # They differ by what edges weigh.
+            is_light = np.arange(len(weights)) == first[v]
         allowed = np.isfinite(problem.tables.layer_costs(v))
         pieces = []
         for keep in (is_light & allowed, ~is_light & allowed):
@@ -246,8 +355,8 @@ class _Search:
         return pieces
 
 
-def _nothing_fits(problem: Weighted) -> SolverError:
-    return SolverError(
+def _nothing_fits(problem: Weighted) -> NothingFitsError:
+    return NothingFitsError(
         f"no strategy of finite cost weighs {problem.limit:.0f} or less: the lightest configurations of all vertices "
         f"weigh {problem.least_weight:.0f} together; raise the limit"
     )
@@ -256,10 +365,7 @@ def _nothing_fits(problem: Weighted) -> SolverError:
 def _answer(problem: Weighted, unlimited: Solution, effort: Effort, outcome: Outcome) -> LimitedSolution:
     choice = outcome.incumbent.choice
     if not np.isfinite(outcome.incumbent.cost):
-        raise SolverError(
-            "the search was cut short before it found any strategy that fits the limit; give it more time, or a higher "
-            "limit"
-        )
+        raise _CutShortError(CUT_SHORT)
     cost = outcome.incumbent.cost
     statistics = unlimited.statistics
     solution = replace(

@@ -1,11 +1,11 @@
 """Better strategies within a limit on weight, by moves from known ones: no proof, and quick."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from pase.solver.weighted import Weighted
-from pase.tables import FloatArray
+from pase.tables import CostTables, FloatArray
 
 MAX_ROUNDS = 20
 
@@ -20,12 +20,12 @@ def improved(problem: Weighted, choice: Choice) -> Choice:
     for _ in range(MAX_ROUNDS):
         is_changed = False
         for v in range(tables.num_vertices):
-            weights = problem.weights[v]
-            fits = weight - weights[chosen[v]] + weights <= problem.limit
+            weights = weight + problem.changes(v, chosen)
+            fits = weights <= problem.limit
             cost = np.where(fits, _costs(problem, links, chosen, v), np.inf)
             best = int(cost.argmin())
             if cost[best] < cost[chosen[v]]:
-                weight += float(weights[best] - weights[chosen[v]])
+                weight = float(weights[best])
                 chosen[v] = best
                 is_changed = True
         if not is_changed:
@@ -76,28 +76,54 @@ def _costs(
 def _prefix_costs(problem: Weighted, first: Choice, second: Choice) -> FloatArray:
     """Return the [V + 1] costs of the strategies that have their first k configurations from `first`."""
     tables = problem.tables
-    total = np.zeros(tables.num_vertices + 2)
-
-    def add(low: int, high: int, cost: float) -> None:
-        """Count a cost for every k with low < k ≤ high."""
-        total[low + 1] += cost
-        total[high + 1] -= cost
-
-    size = tables.num_vertices
-    for v in range(size):
-        costs = tables.layer_costs(v)
-        add(v, size, float(costs[first[v]]))
-        add(-1, v, float(costs[second[v]]))
-    for e, (u, v) in enumerate(tables.edges):
-        table, low, high = tables.edge(e), min(u, v), max(u, v)
-        add(-1, low, table.cost(second[u], second[v]))
-        add(low, high, table.cost(first[u] if u == low else second[u], first[v] if v == low else second[v]))
-        add(high, size, table.cost(first[u], first[v]))
-    return np.nan_to_num(np.cumsum(total)[:-1], nan=np.inf)
+    layers = [(float(costs[a]), float(costs[b])) for costs, a, b in zip(_layers(tables), first, second, strict=True)]
+    return _prefix_sums(
+        problem, first, second, layers, range(len(tables.edges)), lambda e, a, b: tables.edge(e).cost(a, b)
+    )
 
 
 def _prefix_weights(problem: Weighted, first: Choice, second: Choice) -> FloatArray:
-    theirs = np.array([w[c] for w, c in zip(problem.weights, second, strict=True)])
-    ours = np.array([w[c] for w, c in zip(problem.weights, first, strict=True)])
-    total: FloatArray = theirs.sum() + np.concatenate([[0.0], np.cumsum(ours - theirs)])
-    return total
+    """Return the same of weights; there are no peaks."""
+    layers = [(float(w[a]), float(w[b])) for w, a, b in zip(problem.weights, first, second, strict=True)]
+
+    def of_edge(e: int, a: int, b: int) -> float:
+        table, weights = problem.tables.edge(e), problem.edge_weights[e]
+        return 0.0 if weights is None else float(weights[table.row_class[a], table.col_class[b]])
+
+    return _prefix_sums(problem, first, second, layers, problem.weighing_edges, of_edge)
+
+
+def _layers(tables: CostTables) -> list[FloatArray]:
+    return [tables.layer_costs(v) for v in range(tables.num_vertices)]
+
+
+def _prefix_sums(
+    problem: Weighted,
+    first: Choice,
+    second: Choice,
+    layers: Sequence[tuple[float, float]],
+    edges: Sequence[int],
+    of_edge: Callable[[int, int, int], float],
+) -> FloatArray:
+    """Return the [V + 1] sums over vertices and edges of the strategies that are `first` up to a vertex.
+
+    layers: [V] what a vertex adds in either. of_edge: what an edge does with a configuration at either end.
+    """
+    size = problem.tables.num_vertices
+    total = np.zeros(size + 2)
+
+    def add(low: int, high: int, amount: float) -> None:
+        """Count an amount for every k with low < k ≤ high."""
+        total[low + 1] += amount
+        total[high + 1] -= amount
+
+    for v, (ours, theirs) in enumerate(layers):
+        add(v, size, ours)
+        add(-1, v, theirs)
+    for e in edges:
+        u, v = problem.tables.edges[e]
+        low, high = min(u, v), max(u, v)
+        add(-1, low, of_edge(e, second[u], second[v]))
+        add(low, high, of_edge(e, first[u] if u == low else second[u], first[v] if v == low else second[v]))
+        add(high, size, of_edge(e, first[u], first[v]))
+    return np.nan_to_num(np.cumsum(total)[:-1], nan=np.inf)

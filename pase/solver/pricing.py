@@ -43,10 +43,10 @@ class Relaxation:
 
 
 def lightest(problem: Weighted, solve: Solve) -> Choice | None:
-    """Return a strategy that weighs least, None if it is too heavy.
+    """Return a light strategy that fits, None if the lightest is too heavy.
 
     Of the lightest configurations each vertex has the one with the least layer cost; where that is forbidden by an
-    infinite cost, it takes a search for the least weight.
+    infinite cost, or does not fit for what edges weigh, it takes a search for the least weight.
     """
     if problem.least_weight > problem.limit:
         return None
@@ -55,7 +55,7 @@ def lightest(problem: Weighted, solve: Solve) -> Choice | None:
     for v, weights in enumerate(problem.weights):
         least = np.flatnonzero(weights == weights.min())
         choice.append(int(least[tables.layer_costs(v)[least].argmin()]))
-    if np.isfinite(tables.evaluate(choice)):
+    if problem.fits(choice) and np.isfinite(tables.evaluate(choice)):
         return tuple(choice)
     found = solve(problem.weight_alone()).choice
     return found if problem.fits(found) else None

@@ -37,7 +37,7 @@ def cheapest_up_to(target: float, part: Relaxation, effort: Effort) -> tuple[flo
         price=part.price,
         slack=allowance / num_thinnings(problem.tables.num_vertices),
     )
-    found = cheapest_within(network, problem.weights, limits, effort)
+    found = cheapest_within(network, problem, limits, effort)
     if found is None:
         return target, None
     choice = tuple(found[v] for v in range(len(found)))

@@ -1,5 +1,7 @@
 """The cheapest strategy within a limit on weight, against every strategy of small problems."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from math import inf
 
@@ -13,7 +15,7 @@ import pase.solver.effort
 import pase.solver.fronts
 import pase.solver.limited
 from pase.errors import SolverError
-from pase.solver import Weighted, solve, solve_limited
+from pase.solver import NothingFitsError, Weighted, solve, solve_limited
 from pase.solver.fronts import front
 from pase.tables import CostTables
 from tests.solver.problems import complete, cycle, random_tables, repeated_blocks, small_problems, total_cost, tree
@@ -23,6 +25,27 @@ def weigh(tables: CostTables, rng: np.random.Generator, *, largest: int = 20) ->
     """Return random weights; vertices that share a table of costs share their weights."""
     distinct = [rng.integers(0, largest + 1, len(costs)).astype(float) for costs in tables.vertex_costs]
     return tuple(distinct[t] for t in tables.vertex_table)
+
+
+def weigh_more(problem: Weighted, rng: np.random.Generator, *, largest: int = 20) -> Weighted:
+    """Return the problem with random weights of some edges, and with peaks; each may be missing."""
+    tables = problem.tables
+    distinct = [rng.integers(0, largest + 1, table.values.shape).astype(float) for table in tables.edge_tables]
+    edges = tuple(distinct[t] if rng.random() < 0.7 else None for t in tables.edge_table)
+    of_table = [rng.integers(0, 2 * largest + 1, len(costs)).astype(float) for costs in tables.vertex_costs]
+    peaks = tuple(of_table[t] for t in tables.vertex_table)
+    has_edges, has_peaks = rng.random() < 0.8, rng.random() < 0.8
+    return replace(problem, edge_weights=edges if has_edges else (), peaks=peaks if has_peaks else ())
+
+
+def weight_of(problem: Weighted, choice: Sequence[int]) -> float:
+    """Return what a strategy weighs, written from the definition."""
+    total = sum(float(w[c]) for w, c in zip(problem.weights, choice, strict=True))
+    for number, weights in enumerate(problem.edge_weights):
+        if weights is not None:
+            (u, v), table = problem.tables.edges[number], problem.tables.edge(number)
+            total += float(weights[table.row_class[choice[u]]][table.col_class[choice[v]]])
+    return total + max([float(p[c]) for p, c in zip(problem.peaks, choice, strict=False)], default=0.0)
 
 
 def every_strategy(tables: CostTables, weights: tuple[np.ndarray, ...]) -> list[tuple[float, float]]:
@@ -87,6 +110,63 @@ def test_every_limit_from_nothing_to_enough(tables, seed):
         check(tables, weights, limit, everything)
         if limit >= 1:
             check(tables, weights, limit - 1, everything)
+
+
+@settings(deadline=None, max_examples=150)
+@given(limited_problems(), st.integers(0, 2**32 - 1))
+def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
+    tables, weights, limit = limited
+    if limit < 0:
+        return
+    rng = np.random.default_rng(seed)
+    largest = int(max(w.max() for w in weights)) or 1
+    problem = weigh_more(Weighted(tables=tables, weights=weights, limit=limit), rng, largest=largest)
+    every = {
+        choice: weight_of(problem, choice)
+        for choice in product(*(range(k) for k in tables.domain_sizes))
+        if total_cost(tables, choice) < inf
+    }
+    if not every:
+        return
+    for share in (0.0, float(rng.random()), 1.0):
+        low, high = min(every.values()), max(every.values())
+        problem = replace(problem, limit=float(np.floor(low + share * (high - low))))
+        found = solve_limited(problem)
+        assert found.solution.exact
+        assert found.weight == weight_of(problem, found.solution.choice) <= problem.limit
+        best = min(total_cost(tables, choice) for choice, weight in every.items() if weight <= problem.limit)
+        assert found.solution.cost == pytest.approx(best, rel=1e-9, abs=1e-9)
+        assert total_cost(tables, found.solution.choice) == pytest.approx(found.solution.cost, rel=1e-12)
+        vertex = int(rng.integers(tables.num_vertices))
+        others = [list(found.solution.choice) for _ in range(tables.domain_sizes[vertex])]
+        for c, choice in enumerate(others):
+            choice[vertex] = c
+        assert [weight_of(problem, c) for c in others] == list(problem.weights_beside(vertex, found.solution.choice))
+    if low:
+        with pytest.raises(NothingFitsError, match="no strategy of finite cost weighs"):
+            solve_limited(replace(problem, limit=low - 1))
+
+
+def test_weights_of_edges_alone_tell_strategies_apart(monkeypatch):
+    """No configuration weighs anything, and there are too many choices for tables: branching decides."""
+    monkeypatch.setattr(pase.solver.completions, "MAX_CELLS", 6)
+    num_nodes = 0
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        tables = random_tables(rng, 5, complete(5), largest_domain=3, smallest_domain=3)
+        edges = tuple(rng.integers(0, 50, tables.edge(e).values.shape).astype(float) for e in range(len(tables.edges)))
+        nothing = tuple(np.zeros(k) for k in tables.domain_sizes)
+        problem = Weighted(tables=tables, weights=nothing, edge_weights=edges, limit=0.0)
+        every = {c: weight_of(problem, c) for c in product(*(range(k) for k in tables.domain_sizes))}
+        low, high = min(every.values()), weight_of(problem, solve(tables).choice)
+        for share in (0.1, 0.5):
+            problem = replace(problem, limit=float(int(low + share * (high - low))))
+            found = solve_limited(problem)
+            num_nodes += found.solution.statistics.nodes
+            assert found.solution.exact
+            best = min(total_cost(tables, c) for c, weight in every.items() if weight <= problem.limit)
+            assert found.solution.cost == pytest.approx(best, rel=1e-9)
+    assert num_nodes > 0
 
 
 @pytest.mark.parametrize("edges", [complete(6), cycle(6)], ids=["complete", "cycle"])
