@@ -6,7 +6,7 @@ from enum import StrEnum
 from math import ceil, prod
 
 from pase.emitter.kinds import KINDS
-from pase.emitter.traffic import layer_mesh, needs_gradient
+from pase.emitter.traffic import layer_mesh
 from pase.graph import Access, AllReduce, Axis, Exchange, Graph, Handoff, Operator, Part, Relayout, Role, Window
 from pase.pairs import Pairs, add_pairs, moved_pairs
 from pase.plan import Plan
@@ -125,8 +125,7 @@ def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | N
     if read.role is Role.PARAMETER:
         # A shared weight's gradients are brought together before the update.
         return Phase.BACKWARD if read.shared and graph.num_uses[read.shared] > 1 else Phase.UPDATE
-    edge = graph.incoming.get((operator.name, position))
-    return Phase.BACKWARD if edge is not None and needs_gradient(graph, edge) else None
+    return Phase.BACKWARD if graph.has_gradient(operator, position) else None
 
 
 def _single_points(access: Access) -> tuple[str, ...]:

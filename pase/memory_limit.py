@@ -90,8 +90,7 @@ def _least_bytes(graph: Graph, num_devices: int, optimiser: str) -> tuple[int, i
     found = []
     for operator in graph.operators:
         # Where a gradient flows back, and who owns a shared weight, may tell repeated layers apart.
-        fed = tuple(graph.incoming.get((operator.name, i)) for i in range(len(operator.reads)))
-        back = tuple(edge is not None and edge.producer in graph.trained for edge in fed)
+        back = tuple(graph.has_gradient(operator, position) for position in range(len(operator.reads)))
         owns = tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
         key = operator.unnamed, back, owns
         if key not in known:

@@ -361,7 +361,7 @@ def _fetches(
         written, read = graph.operators[u].writes[edge.output], graph.operators[v].reads[edge.input]
         ends = ((u, written, v, read, False), (v, read, u, written, True))
         for sender, sent, receiver, received, is_backward in ends:
-            if is_backward and not read.is_differentiable:
+            if is_backward and not graph.has_gradient(graph.operators[v], edge.input):
                 continue
             pairs = {pair[::-1] if is_backward else pair for pair in stays.get(number, ())}
             digits = frozenset(

@@ -11,7 +11,7 @@ from functools import cached_property, partial
 
 from pase.costs import SharedWeight, shared_weights
 from pase.emitter.kinds import KINDS
-from pase.emitter.traffic import INDEX_BYTES, edge_hops, layer_mesh, needs_gradient
+from pase.emitter.traffic import INDEX_BYTES, edge_hops, layer_mesh
 from pase.graph import Edge, Operator
 from pase.layer_movements import Summed, gradient_phase, layer_movements
 from pase.pairs import Pairs, all_reduce_pairs, moved_pairs
@@ -74,7 +74,7 @@ def flows(plan: Plan) -> tuple[Flow, ...]:
     for edge in plan.graph.edges:
         ends = layouts[edge.producer], edge.output, layouts[edge.consumer], edge.input
         add(
-            ("edge", *ends, needs_gradient(plan.graph, edge)),
+            ("edge", *ends, plan.graph.has_gradient(plan.graph[edge.consumer], edge.input)),
             edge.producer,
             edge.consumer,
             partial(_edge_flows, plan, edge, moved),
@@ -100,11 +100,10 @@ def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
 
 
 def _edge_flows(plan: Plan, edge: Edge, moved: dict[Hop, Pairs]) -> Iterator[Flow]:
-    read = plan.graph[edge.consumer].reads[edge.input]
-    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
-    has_gradient = needs_gradient(plan.graph, edge)
-    steps = list(edge_hops(plan, edge))
     consumer = plan.graph[edge.consumer]
+    read, has_gradient = consumer.reads[edge.input], plan.graph.has_gradient(consumer, edge.input)
+    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
+    steps = list(edge_hops(plan, edge))
     if len(steps) > 1 and consumer.kind in KINDS and KINDS[consumer.kind].joins:
         # What comes in another shape is brought to the consumer's devices before it is joined there.
         last = [steps.pop()]

@@ -163,12 +163,13 @@ def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: I
 
     u_layouts: [L_u, components], split factors of the produced tensor's components (`components`);
     v_layouts: [L_v, components] of the consumed one's. Forward, the consumer fetches what it does not hold;
-    backward, the producer fetches its gradient likewise, so that t_x(u, v) = t_x(v, u). Indices have no gradient.
+    backward, the producer fetches its gradient likewise, so that t_x(u, v) = t_x(v, u), where it has one.
     """
     u_side, v_side = edge_sides(graph, edge)
     common = volumes(_components(*u_side), u_layouts, _components(*v_side), v_layouts)
     forward, backward = fetches(common, graph.word_bytes)
-    return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * v_side[1].is_differentiable)
+    moves_back = graph.has_gradient(v_side[0], edge.input)
+    return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * moves_back)
 
 
 def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -188,7 +189,7 @@ def edge_cost(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model:
     # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
     forward, _ = fetches(common.of_classes(u=u_side.layout_of), graph.word_bytes, forward_sums=u_side.members)
     values = model.transfer(forward)[:, v_side.layout_of]
-    if read.is_differentiable:
+    if graph.has_gradient(consumer, edge.input):
         _, backward = fetches(common.of_classes(v=v_side.layout_of), graph.word_bytes, backward_sums=v_side.members)
         values = values + model.transfer(backward)[u_side.layout_of]
     return ClassedCost(row_class=u_side.class_of, col_class=v_side.class_of, values=values)

@@ -4,7 +4,7 @@ It adds up over layers, and each layer's depends on its own configuration alone,
 constraint on a strategy. Sizes are those of what a program holds: windows with their halos and padding.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -89,7 +89,7 @@ def layer_memory(
                 weights += points
                 kept += state(parts, len(splits))
             continue
-        flows_back = _flows_back(graph, operator, position)
+        flows_back = graph.has_gradient(operator, position)
         has_gradient = has_gradient or flows_back
         buffers += points * (2 if flows_back else 1)
     if operator.kind not in LOSS_KINDS:
@@ -132,18 +132,15 @@ def strategy_memory(
 
 def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> tuple[FloatArray, ...]:
     """Return, for each vertex, the [K] bytes that its layer takes on each device; repeated layers share an array."""
-    graph, known = problem.graph, dict[Hashable, FloatArray]()
+    graph, known = problem.graph, dict[int, FloatArray]()
     found = []
     for operator, vertex_table, configurations in zip(
         graph.operators, problem.tables.vertex_table, problem.configurations, strict=True
     ):
-        # What a repeated layer's costs do not depend on: whether anything before it is trained.
-        back = tuple(_flows_back(graph, operator, position) for position in range(len(operator.reads)))
-        key = vertex_table, back
-        if key not in known:
+        if vertex_table not in known:
             memory = layer_memory(graph, operator, configurations.splits, optimiser=optimiser)
-            known[key] = memory.total.astype(np.float64)
-        found.append(known[key])
+            known[vertex_table] = memory.total.astype(np.float64)
+        found.append(known[vertex_table])
     return tuple(found)
 
 
@@ -152,12 +149,6 @@ def optimiser_state(name: str) -> "State":
     if name not in OPTIMISER_STATE:
         raise CostError(unknown_name("optimiser", name, OPTIMISER_STATE))
     return OPTIMISER_STATE[name]
-
-
-def _flows_back(graph: Graph, operator: Operator, position: int) -> bool:
-    """Return whether a gradient of a read flows back: whether anything before it is trained."""
-    edge = graph.incoming.get((operator.name, position))
-    return edge is not None and operator.reads[position].is_differentiable and edge.producer in graph.trained
 
 
 def _parts(operator: Operator, access: Access, splits: Splits) -> list[tuple[int, IntArray]]:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pase.emitter.kinds import KINDS
-from pase.graph import Edge, Graph, Part
+from pase.graph import Edge, Part
 from pase.plan import Plan
 from pase.runtime.layouts import DeviceMesh, Layout, PlainDim, device_mesh, layout_of, shifted
 from pase.runtime.moves import moved_points
@@ -44,11 +44,12 @@ def edge_hops(plan: Plan, edge: Edge) -> tuple[Hop, ...]:
 
 def edge_bytes(plan: Plan, edge: Edge) -> tuple[int, int]:
     """Return the bytes that an edge moves between devices in a step, forward and backward."""
-    read = plan.graph[edge.consumer].reads[edge.input]
+    consumer = plan.graph[edge.consumer]
+    read = consumer.reads[edge.input]
     steps = edge_hops(plan, edge)
     word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
     forward = sum(moved_points(hop) for hop in steps)
-    backward = sum(moved_points(hop.adjoint) for hop in steps) if needs_gradient(plan.graph, edge) else 0
+    backward = sum(moved_points(hop.adjoint) for hop in steps) if plan.graph.has_gradient(consumer, edge.input) else 0
     return forward * word_bytes, backward * word_bytes
 
 
@@ -77,8 +78,3 @@ def _steps(plan: Plan, edge: Edge, source: Layout) -> tuple[Hop, ...]:
     for position, axis in parts:
         source = shifted(source, target.shape, position, axis.offset)
     return (*before, Hop(source, target))
-
-
-def needs_gradient(graph: Graph, edge: Edge) -> bool:
-    """Return whether a gradient flows back along an edge: whether anything before it is trained."""
-    return graph[edge.consumer].reads[edge.input].is_differentiable and edge.producer in graph.trained

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from pase.graph.access import Role
 from pase.graph.names import short
 from pase.graph.operator import Operator, Scalar
 from pase.quantities import quantity
@@ -81,14 +82,23 @@ class Graph:
         return found
 
     @cached_property
-    def trained(self) -> frozenset[str]:
-        """The layers whose outputs depend on anything that is trained: a gradient flows back to these."""
-        found: set[str] = set()
+    def _gradients(self) -> frozenset[tuple[str, int]]:
+        # What is trained, and what a layer wrote that has such a read itself: layers stand in topological order.
+        found: set[tuple[str, int]] = set()
+        trained: set[str] = set()
         for operator in self.operators:
-            before = [(read, self.incoming.get((operator.name, i))) for i, read in enumerate(operator.reads)]
-            if operator.parameters or any(e and r.is_differentiable and e.producer in found for r, e in before):
-                found.add(operator.name)
+            for position, read in enumerate(operator.reads):
+                edge = self.incoming.get((operator.name, position))
+                is_computed = read.is_differentiable and edge is not None and edge.producer in trained
+                if is_computed or read.role is Role.PARAMETER:
+                    found.add((operator.name, position))
+                    trained.add(operator.name)
         return frozenset(found)
+
+    @cached_property
+    def trained(self) -> frozenset[str]:
+        """The layers that are trained or read what depends on anything that is: a gradient flows back to these."""
+        return frozenset(name for name, _ in self._gradients)
 
     def __repr__(self) -> str:
         return f"<Graph {short(self.name)}: {len(self.operators):,} operators, {len(self.edges):,} edges>"
@@ -98,11 +108,11 @@ class Graph:
         return self.operators[self.index[name]]
 
     def has_gradient(self, operator: Operator, read: int) -> bool:
-        """Return whether the backward pass needs the gradient of a read: data and indices need none."""
-        access = operator.reads[read]
-        if not access.is_differentiable:
-            return False
-        return access in operator.parameters or (operator.name, read) in self.incoming
+        """Return whether the backward pass works out the gradient of a read: what is trained, or depends on that.
+
+        Data, indices, and what layers without anything trained before them compute from these have none.
+        """
+        return (operator.name, read) in self._gradients
 
     @property
     def num_parameters(self) -> int:

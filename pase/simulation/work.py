@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pase.costs import ReadTraits, cost_model, layer_traffic
-from pase.emitter.traffic import layer_mesh, needs_gradient
-from pase.graph import Graph, Operator, Role
+from pase.emitter.traffic import layer_mesh
+from pase.graph import Graph, Operator
 from pase.layer_movements import shard_points
 from pase.machine import Machine
 from pase.plan import Plan
@@ -28,12 +28,8 @@ class LayerWork:
 
 
 def read_gradients(graph: Graph, operator: Operator) -> tuple[bool, ...]:
-    """Return for each read whether a program computes its gradient: of weights, and of what trained layers produce."""
-    found = []
-    for position, read in enumerate(operator.reads):
-        edge = graph.incoming.get((operator.name, position))
-        found.append(read.role is Role.PARAMETER or (edge is not None and needs_gradient(graph, edge)))
-    return tuple(found)
+    """Return for each read whether it has a gradient."""
+    return tuple(graph.has_gradient(operator, position) for position in range(len(operator.reads)))
 
 
 def layer_work(plan: Plan, machine: Machine) -> dict[str, LayerWork]:

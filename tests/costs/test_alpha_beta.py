@@ -14,7 +14,7 @@ from pase.costs import AlphaBetaCostModel, build_problem, cost_model, traffic_of
 from pase.costs.levels import layer_members, level_members, level_rooms
 from pase.errors import MachineError
 from pase.graph import Builder, Graph
-from pase.graph.operators import conv2d, dense, elementwise, embedding, softmax_loss
+from pase.graph.operators import add_parameter, conv2d, dense, elementwise, embedding, softmax_loss
 from pase.machine import Device, Level, Machine, load_machine
 from pase.models import build
 from pase.planning import SearchOptions, search
@@ -99,7 +99,7 @@ def test_data_parallelism_all_reduces_every_gradient_over_all_levels(p: int) -> 
 def _pair() -> Graph:
     """y = x w, then something pointwise: where w's rows are split y is a partial sum."""
     net = Builder("pair")
-    x = net.add(elementwise, "before", net.input((512, 256)), dims=("b", "d"), function="relu")
+    x = net.add(add_parameter, "before", net.input((512, 256)), dims=("b", "d"), over=("b", "d"))
     x = net.add(dense, "fc", x, out=(("n", 1024),), bias=False)
     net.add(elementwise, "after", x, dims=("b", "d"), function="relu")
     return net.build()
@@ -145,7 +145,7 @@ def test_the_gradient_of_what_a_layer_reads_is_scattered_likewise() -> None:
 
 def test_a_sum_with_two_readers_is_all_reduced_where_it_is() -> None:
     net = Builder("two readers")
-    x = net.add(elementwise, "before", net.input((512, 256)), dims=("b", "d"), function="relu")
+    x = net.add(add_parameter, "before", net.input((512, 256)), dims=("b", "d"), over=("b", "d"))
     x = net.add(dense, "fc", x, out=(("n", 1024),), bias=False)
     net.add(elementwise, "one", x, dims=("b", "d"), function="relu")
     net.add(elementwise, "other", x, dims=("b", "d"), function="relu")
@@ -158,7 +158,7 @@ def test_a_sum_with_two_readers_is_all_reduced_where_it_is() -> None:
 
 def test_heavy_sums_keep_to_a_node_and_light_ones_go_between_nodes() -> None:
     net = Builder("one product")
-    x = net.add(elementwise, "before", net.input((1024, 64)), dims=("b", "d"), function="relu")
+    x = net.add(add_parameter, "before", net.input((1024, 64)), dims=("b", "d"), over=("b", "d"))
     net.add(dense, "fc", x, out=(("n", 64),), bias=False)
     graph = net.build()
     # b = 4 sums 4 · 64 · 8 bytes of gradients in each of 8 groups; n = 8 sums 4 · 256 · 64 bytes of x's gradient.
@@ -198,7 +198,7 @@ def test_a_halo_is_one_message_from_each_neighbour() -> None:
 
 def test_resharding_fetches_from_its_own_node_first() -> None:
     net = Builder("transposed")
-    x = net.add(elementwise, "rows", net.input((512, 512)), dims=("b", "d"), function="relu")
+    x = net.add(add_parameter, "rows", net.input((512, 512)), dims=("b", "d"), over=("b", "d"))
     net.add(elementwise, "columns", x, dims=("b", "d"), function="relu")
     graph, n = net.build(), 4 * 512 * 512
     split = {"rows": {"b": 32}, "columns": {"d": 32}}

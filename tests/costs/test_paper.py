@@ -10,7 +10,7 @@ from pase.costs import COST_MODELS, Fetch, PaperCostModel, Problem, build_proble
 from pase.costs.traffic import Message, PassWork, Pattern
 from pase.errors import CostError
 from pase.graph import Builder, Graph
-from pase.graph.operators import dense, elementwise
+from pase.graph.operators import add_parameter, dense, elementwise
 from pase.machine import load_machine
 from pase.models import build
 from pase.strategy import plan_layers, total_cost
@@ -145,7 +145,7 @@ def test_a_pair_split_by_columns_then_by_rows_needs_one_all_reduce_each_way() ->
     # Shoeybi et al. 2019, Fig. 3: y = f(x a) b with a's columns and b's rows split needs none in between.
     batch, d, e, k = 16, 64, 256, 8
     net = Builder("mlp")
-    x = net.add(elementwise, "before", net.input((batch, d)), dims=("b", "d"), function="relu")
+    x = net.add(add_parameter, "before", net.input((batch, d)), dims=("b", "d"), over=("b", "d"))
     x = net.add(dense, "a", x, out=(("n", e),), activation="relu", bias=False)
     x = net.add(dense, "b", x, out=(("n", d),), bias=False)
     net.add(elementwise, "after", x, dims=("b", "d"), function="relu")
@@ -165,7 +165,7 @@ def test_a_pair_split_by_columns_then_by_rows_needs_one_all_reduce_each_way() ->
 def test_a_residual_and_a_branch_each_cost_their_own_edge() -> None:
     batch, d, k = 16, 64, 4
     net = Builder("residual")
-    x = net.add(elementwise, "x", net.input((batch, d)), dims=("b", "d"), function="relu")
+    x = net.add(add_parameter, "x", net.input((batch, d)), dims=("b", "d"), over=("b", "d"))
     net.add(elementwise, "twice", x, x, dims=("b", "d"))
     graph = net.build()
     splits = {"x": {"b": k}, "twice": {"d": k}}
