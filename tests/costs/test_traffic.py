@@ -19,6 +19,7 @@ from pase.graph.operators import (
     pool2d,
     softmax_loss,
 )
+from pase.graph.operators.embedding import gather
 
 Found = dict[str, tuple[float, int, int]]
 
@@ -149,6 +150,19 @@ def test_embedding() -> None:
         "gradient of table": (4 * 16 * 8, 2, 1),
         "y": (4 * 4 * 4 * 8, 4, 1),
     }
+
+
+def test_gather() -> None:
+    """A target's column of each row: of a part of the classes, a device has it or adds nothing."""
+    column = gather("column", (8, 4, 64), dims=("b", "s", "v"), along="v")
+    flop = 2 * 8 * 4
+    assert _traffic(column, b=4, s=2) == (flop / 8, {})
+    assert _traffic(column, v=8) == (flop, {"y": (4 * 8 * 4, 8, 1)})
+    assert _traffic(column, b=2, v=8) == (flop / 2, {"y": (4 * 4 * 4, 8, 1)})
+    # Of several elements of each row, the tensor's gradient is summed where they are split.
+    several = gather("several", (8, 64), dims=("b", "v"), along="v", count=6)
+    assert _traffic(several, b=2) == (8 * 6, {})
+    assert _traffic(several, k=2, b=2) == (8 * 6 / 2, {"gradient of x": (4 * 4 * 64, 2, 1)})
 
 
 def test_softmax() -> None:

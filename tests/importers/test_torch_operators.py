@@ -11,13 +11,16 @@ from pase.importers.ir import (
     Broadcast,
     Concat,
     Contract,
+    Gather,
     Identity,
+    Lookup,
     Node,
     Pad,
     Pointwise,
     Reduce,
     Reshape,
     Slice,
+    Softmax,
     Trace,
     Transpose,
 )
@@ -31,6 +34,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "relu": lambda x: np.maximum(x, 0),
     "complex": lambda x, y: x + 1j * y,
+    "divide": np.divide,
+    "not_equal": np.not_equal,
+    "negate": np.negative,
+    "where": np.where,
     "real": np.real,
     "imag": np.imag,
 }
@@ -75,6 +82,16 @@ def _compute(node: Node, inputs: list[Any]) -> Any:
             return np.pad(x, [(a, new - a - old) for a, old, new in zip(before, x.shape, shape, strict=True)])
         case Pointwise(functions=(name,), constant=constant):
             return _FUNCTIONS[name](*inputs, *([] if constant is None else [constant]))
+        case Softmax(dim=dim, is_log=is_log):
+            shifted = np.exp(x - x.max(axis=dim, keepdims=True))
+            shares = shifted / shifted.sum(axis=dim, keepdims=True)
+            return np.log(shares) if is_log else shares
+        case Gather(dim=dim):
+            # A place that is none (of a target that is ignored) holds nothing that counts.
+            held = np.take_along_axis(x, inputs[1] % x.shape[dim], axis=dim)
+            return np.where((inputs[1] >= 0) & (inputs[1] < x.shape[dim]), held, 1e30)
+        case Lookup():
+            return x[inputs[1] % x.shape[0]]
         case Reduce(function=function, over=over, keeps_dims=keeps):
             return _REDUCTIONS[function](x, axis=over, keepdims=keeps)
         case Contract(operands=operands, output=output, has_bias=has_bias):
@@ -165,22 +182,95 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 
 
+_F = torch.nn.functional
+_CLASSES = torch.tensor([3, 0, 5, 5, 2, 1])
+_WEIGHTS = torch.linspace(0.5, 2.0, 6, dtype=torch.float64)
+_SHAPES = {"one": (6,), "rows": (6, 6), "image": (2, 6, 3)}
+
+
+def _losses() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Return losses of classes, in every form, reduction and weighting, and what they are called with."""
+    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+    for form, shape in _SHAPES.items():
+        (x, shares) = _arrays(shape, shape)
+        rows = (*shape[:1], *shape[2:]) if len(shape) > 1 else ()
+        target = _CLASSES[: 1 if not rows else 6].reshape(rows)
+        for reduction in ("none", "mean", "sum"):
+            for name, options in (
+                ("plain", {}),
+                ("ignoring", {"ignore_index": 5}),
+                ("weighted", {"weight": _WEIGHTS, "ignore_index": 0}),
+            ):
+                given = {"reduction": reduction, **options}
+                found[f"nll {form} {reduction} {name}"] = partial(_F.nll_loss, **given), (x, target)
+                found[f"cross-entropy {form} {reduction} {name}"] = partial(_F.cross_entropy, **given), (x, target)
+                smooth = partial(_F.cross_entropy, label_smoothing=0.1, **given)
+                found[f"smoothed {form} {reduction} {name}"] = smooth, (x, target)
+                if name != "ignoring":
+                    weighted = {key: value for key, value in given.items() if key != "ignore_index"}
+                    shared = partial(_F.cross_entropy, **weighted)
+                    found[f"probabilities {form} {reduction} {name}"] = shared, (x, shares)
+                    found[f"smoothed probabilities {form} {reduction} {name}"] = (
+                        partial(shared, label_smoothing=0.1),
+                        (x, shares),
+                    )
+    x = _arrays((2, 6, 3, 4))[0]
+    target = torch.arange(24).reshape(2, 3, 4) % 6
+    found["nll of images"] = _F.nll_loss, (x, target)
+    (x,) = _arrays((3, 5))
+    found["gathered"] = lambda x, at: x.gather(1, at), (x, torch.tensor([[1, 4], [0, 0], [3, 2]]))
+    found["gathered of less"] = lambda x, at: x.gather(0, at), (x, torch.tensor([[1, 2, 0, 0]]))
+    return found
+
+
+LOSSES = _losses()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_steps_compute_what_the_loss_does(name: str) -> None:
+    function, given = LOSSES[name]
+    _check(function, given)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_the_steps_compute_the_multilabel_margin(reduction: str) -> None:
+    """Which pairs of classes count is told by whole numbers of the input alone: that mask is made here."""
+    (x,) = _arrays((2, 4))
+    target = torch.tensor([[3, 0, -1, 1], [1, -1, 2, 2]])
+    counts = np.zeros((2, 4, 4), bool)
+    for i, (own, others) in enumerate((((3, 0), (1, 2)), ((1,), (0, 2, 3)))):
+        for j, _ in enumerate(own):
+            counts[i, j, list(others)] = True
+    function = partial(_F.multilabel_margin_loss, reduction=reduction)
+    _check(function, (x, target), made={"counted": counts})
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_steps_compute_what_the_operator_does(name: str) -> None:
-    from pase.importers.torch.module import trace_module
-
     function, shapes = CASES[name]
+    _check(function, tuple(_arrays(*shapes)))
+
+
+def _check(function: Callable[..., Any], given: tuple[Any, ...], made: Mapping[str, Any] | None = None) -> None:
+    """Check the trace of a function, done again; made: values of nodes without inputs, by the ends of their names."""
+    from pase.importers.torch.module import trace_module
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:
             return function(*inputs)
 
-    given = _arrays(*shapes)
     expected = function(*(x.clone() for x in given))
-    trace = trace_module(Module(), tuple(given), {})
+    trace = trace_module(Module(), given, {})
     leaves = [leaf.value.name for leaf in trace.leaves if leaf.role == "input"]
     constants = {leaf.value.name: np.ones(leaf.value.shape) for leaf in trace.leaves if leaf.role == "constant"}
+    for leaf in trace.leaves:
+        # Weights of classes that the function holds.
+        if leaf.role == "constant" and leaf.value.shape == _WEIGHTS.shape:
+            constants[leaf.value.name] = _WEIGHTS.numpy()
     nodes = tuple(node for node in trace.nodes if node.inputs)
+    for node in trace.nodes:
+        if not node.inputs:
+            constants |= {v.name: x for v in node.outputs for end, x in (made or {}).items() if v.name.endswith(end)}
     found = _run(
         Trace(name="x", leaves=trace.leaves, nodes=nodes, outputs=trace.outputs),
         constants | dict(zip(leaves, (x.numpy() for x in given), strict=True)),

@@ -1,7 +1,7 @@
-"""`embedding`: rows of a table looked up by index."""
+"""`embedding`: rows of a table looked up by index; `gather`: one element of each row."""
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Dim, Role
+from pase.graph.access import Access, Axis, Dim, Role
 from pase.graph.operator import Operator, Work
 
 
@@ -27,4 +27,31 @@ def embedding(
         ),
         writes=(Access(tensor="y", shape=(*x, size), axes=(*dims, "d")),),
         work=(Work(dims=(*dims, "d"), flop_per_point=1, inputs=(1,)),),
+    )
+
+
+def gather(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], along: str, count: int = 1) -> Operator:
+    """Return so many elements of ``x[dims]`` along one dim, at places that the other dims have each its own.
+
+    `along` is a reduction dim of the output: a device that holds a part of it takes what it has (the target's column
+    of its classes) and the parts are summed. Raises GraphError where `along` is none of the dims.
+    """
+    if len(x) != len(dims) or along not in dims:
+        raise GraphError(f"layer {name!r} reads shape {x} with dims {', '.join(dims)}; expected {along} to be of these")
+    taken = next(letter for letter in ("k", "k1", "k2") if letter not in dims) if count > 1 else None
+    extents = dict(zip(dims, x, strict=True))
+    axes: tuple[Axis, ...] = tuple(taken if dim == along else dim for dim in dims)
+    shape = tuple(count if dim == along else extent for dim, extent in extents.items())
+    points = (*(dim for dim in dims if dim != along), *([taken] if taken else []))
+    return Operator(
+        name=name,
+        kind="gather",
+        dims=(*(Dim(n, e) for n, e in extents.items()), *([Dim(taken, count)] if taken else [])),
+        reads=(
+            Access(tensor="x", shape=x, axes=dims),
+            Access(tensor="places", shape=shape, axes=axes, role=Role.INDEX),
+        ),
+        writes=(Access(tensor="y", shape=shape, axes=axes),),
+        work=(Work(dims=points, flop_per_point=1, inputs=(0,)),),
+        attributes=(("along", along),),
     )

@@ -179,6 +179,16 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gather:
+    """Elements of a tensor at places along one dim, which differ from point to point of the others.
+
+    inputs: the tensor, whole numbers of the same rank; output [as these]. The other dims of both are of one extent.
+    """
+
+    dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrent:
     """A recurrent cell over a sequence; inputs: the tensor [b, s, d] (or [s, b, d]), then weights, then states.
 
@@ -225,6 +235,7 @@ Op = (
     | Softmax
     | Attention
     | Lookup
+    | Gather
     | Recurrent
     | Generic
 )

@@ -12,6 +12,7 @@ from pase.importers.ir import (
     Concat,
     Contract,
     Convolve,
+    Gather,
     Generic,
     Lookup,
     Node,
@@ -37,7 +38,15 @@ from pase.importers.lower.draft import Draft
 from pase.importers.lower.epilogue import with_epilogue
 from pase.importers.lower.fit import fitted
 from pase.importers.lower.join import joined
-from pase.importers.lower.moves import draft_of_view, lower_concat, lower_lookup, lower_pad, lower_slice, lower_view
+from pase.importers.lower.moves import (
+    draft_of_view,
+    lower_concat,
+    lower_gather,
+    lower_lookup,
+    lower_pad,
+    lower_slice,
+    lower_view,
+)
 from pase.importers.lower.names import wishes
 from pase.importers.lower.points import (
     lower_generic,
@@ -59,6 +68,7 @@ LOWER: dict[type, Lower] = {
     Concat: lower_concat,
     Contract: lower_contract,
     Convolve: lower_convolution,
+    Gather: lower_gather,
     Generic: lower_generic,
     Lookup: lower_lookup,
     Normalise: lower_normalisation,

@@ -6,10 +6,10 @@ from math import prod
 from pase.graph import Access, Dim, Operator, Part
 from pase.graph.access import Axis
 from pase.graph.operators.concat import concat
-from pase.graph.operators.embedding import embedding
+from pase.graph.operators.embedding import embedding, gather
 from pase.graph.operators.opaque import opaque, reorder
 from pase.graph.operators.pieces import padded
-from pase.importers.ir import Concat, Node, Pad, Slice, Trace, Use, View
+from pase.importers.ir import Concat, Gather, Node, Pad, Slice, Trace, Use, View
 from pase.importers.lower.draft import Draft, is_parameter, shapes, spare
 from pase.importers.lower.points import dim_names, lower_generic
 from pase.importers.passes.regions import is_activation
@@ -93,6 +93,16 @@ def lower_lookup(trace: Trace, node: Node, name: str) -> Draft:
     if len(table) != 2:
         operator = _of_rank(operator, table, indices)
     return Draft(operator=operator, sources=(node.inputs[1], node.inputs[0]))
+
+
+def lower_gather(trace: Trace, node: Node, name: str) -> Draft:
+    """Return elements of a tensor at places along one of its dims."""
+    op = node.op
+    assert isinstance(op, Gather)
+    shape, places = shapes(trace, node)[:2]
+    names = dim_names(len(shape))
+    operator = gather(name, shape, dims=names, along=names[op.dim], count=places[op.dim])
+    return Draft(operator=operator, sources=node.inputs[:2])
 
 
 def _of_rank(operator: Operator, table: tuple[int, ...], indices: tuple[int, ...]) -> Operator:

@@ -1,9 +1,31 @@
-"""Take apart dims that a source put together for a product: tokens [batch · steps, width] become [batch, steps, …]."""
+"""Take apart dims that a source put together: tokens [batch · steps, width] become [batch, steps, …].
+
+For a product, any of its dims; behind the last product, where losses are, the leading dim of what remains: functions of
+points, softmaxes, elements looked up and reductions.
+"""
 
 from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import Contract, Node, Pointwise, Softmax, Trace, Use, Value, View
+from pase.importers.ir import (
+    Attention,
+    Contract,
+    Convolve,
+    Gather,
+    Lookup,
+    Node,
+    Normalise,
+    Op,
+    Pointwise,
+    Pool,
+    Recurrent,
+    Reduce,
+    Softmax,
+    Trace,
+    Use,
+    Value,
+    View,
+)
 from pase.importers.ir.trace import piece_shape
 from pase.importers.passes.regions import is_activation
 from pase.importers.passes.uses import composed
@@ -17,10 +39,27 @@ Parts = dict[str, tuple[int, ...]]
 def split_merged_dims(trace: Trace) -> Trace:
     """Return the trace with products over the dims that their operands really have, wherever all readers can follow."""
     state = _State(trace)
+    last = _behind_layers(trace)
     for node in trace.nodes:
         if isinstance(node.op, Contract):
             state.split(state.nodes[node.name])
+        elif node.name in last and isinstance(node.op, _OF_ROWS):
+            state.split_rows(state.nodes[node.name])
     return replace(trace, nodes=tuple(state.nodes.values()))
+
+
+_LAYERS = Contract | Convolve | Attention | Recurrent | Lookup | Normalise | Pool
+_OF_ROWS = Pointwise | Softmax | Gather | Reduce
+
+
+def _behind_layers(trace: Trace) -> frozenset[str]:
+    """Return the nodes, by name, behind which there is no layer: those of losses among them."""
+    found: set[str] = set()
+    for node in reversed(trace.nodes):
+        users = (user for value in node.outputs for user in trace.users.get(value.name, ()))
+        if not isinstance(node.op, _LAYERS) and all(user.name in found for user in users):
+            found.add(node.name)
+    return frozenset(found)
 
 
 class _State:
@@ -42,19 +81,9 @@ class _State:
         own = [self._apart(use, operand, parts) for use, operand in zip(node.inputs, op.operands, strict=False)]
         inputs = [use for use in own if use is not None]
         shape = _expanded(old.shape, op.output, parts)
-        whole = View.plain(shape).reshaped(old.shape)
-        if len(inputs) < len(own) or whole is None:
+        readers = self._following(old, shape)
+        if len(inputs) < len(own) or readers is None:
             return
-        behind = Use(value=old.name, view=whole)
-        readers: list[Node] = []
-        for reader in self.trace.users.get(old.name, ()):
-            uses: list[Use] = []
-            for use in self.nodes[reader.name].inputs:
-                seen = composed(use, behind, shape) if use.value == old.name else use
-                if seen is None:
-                    return
-                uses.append(seen)
-            readers.append(replace(self.nodes[reader.name], inputs=tuple(uses)))
         spare = iter(letter for letter in _LETTERS if letter not in set(op.operands[0] + op.operands[1]))
         letters = {letter: "".join(next(spare) for _ in extents) for letter, extents in parts.items()}
 
@@ -62,10 +91,73 @@ class _State:
             return "".join(letters.get(letter, letter) for letter in old_letters)
 
         changed = replace(op, operands=(told(op.operands[0]), told(op.operands[1])), output=told(op.output))
+        self._replace(replace(node, op=changed, inputs=(*inputs, *node.inputs[2:])), shape, readers)
+
+    def split_rows(self, node: Node) -> None:
+        """Take the leading dim of a node apart, unless it is none that was put together, or a reader cannot follow."""
+        op, old = node.op, node.outputs[0]
+        own = [self._shape(use) for use in node.inputs]
+        whole = own[0] if isinstance(op, Reduce) else old.shape
+        if not whole or len(node.outputs) > 1:
+            return
+        led = [shape[:1] == whole[:1] and len(shape) == len(whole) for shape in own]
+        found = [_factors(use) for use, is_led in zip(node.inputs, led, strict=True) if is_led]
+        extents = max(found, key=len, default=())
+        more = len(extents) - 1
+        changed = _with_more_dims(op, more) if more > 0 else None
+        if changed is None:
+            return
+        is_summed = isinstance(op, Reduce) and 0 in op.over
+        shape = old.shape if is_summed else (*extents, *old.shape[1:])
+        readers = self._following(old, shape)
+        if readers is None or (not is_summed and old.name in self.trace.outputs):
+            return
+        inputs: list[Use] = []
+        for use, before, is_led in zip(node.inputs, own, led, strict=True):
+            is_repeated = len(before) == len(whole) and before[0] == 1
+            lead = extents if is_led else (1,) * len(extents)
+            seen = self._led(use, before, lead) if is_led or is_repeated else use
+            if seen is None:
+                return
+            inputs.append(seen)
+        self._replace(replace(node, op=changed, inputs=tuple(inputs)), shape, readers)
+
+    def _shape(self, use: Use) -> tuple[int, ...]:
+        if use.seen_as is not None:
+            return use.seen_as
+        return use.view.shape if use.view is not None else piece_shape(self.shapes[use.value], use.piece)
+
+    def _led(self, use: Use, shape: tuple[int, ...], extents: tuple[int, ...]) -> Use | None:
+        """Return a use with its leading dim as several; None where it cannot be told so."""
+        new = (*extents, *shape[1:])
+        if use.seen_as is not None:
+            return replace(use, seen_as=new)
+        view = View.plain(shape).reshaped(new)
+        return None if view is None else composed(Use(value=use.value, view=view), use, self.shapes[use.value])
+
+    def _following(self, old: Value, shape: tuple[int, ...]) -> list[Node] | None:
+        """Return the readers of a value as they read it in another shape; None where one cannot."""
+        whole = View.plain(shape).reshaped(old.shape)
+        if whole is None:
+            return None
+        behind = Use(value=old.name, view=None if whole.is_plain else whole)
+        readers: list[Node] = []
+        for reader in self.trace.users.get(old.name, ()):
+            uses: list[Use] = []
+            for use in self.nodes[reader.name].inputs:
+                seen = composed(use, behind, shape) if use.value == old.name else use
+                if seen is None:
+                    return None
+                uses.append(seen)
+            readers.append(replace(self.nodes[reader.name], inputs=tuple(uses)))
+        return readers
+
+    def _replace(self, node: Node, shape: tuple[int, ...], readers: list[Node]) -> None:
+        """Put a node in its place, whose first output has another shape, and its readers."""
+        old = node.outputs[0]
         new = Value(name=old.name, shape=shape, dtype=old.dtype)
-        inputs += node.inputs[2:]
         self.shapes[old.name] = shape
-        self.nodes[node.name] = replace(node, op=changed, inputs=tuple(inputs), outputs=(new, *node.outputs[1:]))
+        self.nodes[node.name] = replace(node, outputs=(new, *node.outputs[1:]))
         for reader in readers:
             self.nodes[reader.name] = reader
 
@@ -106,8 +198,7 @@ class _State:
         if use.seen_as is not None:
             shape = _expanded(use.seen_as, operand, parts)
             return replace(use, seen_as=shape)
-        held = self.shapes[use.value]
-        shape = use.view.shape if use.view is not None else piece_shape(held, use.piece)
+        held, shape = self.shapes[use.value], self._shape(use)
         new = _expanded(shape, operand, parts)
         if new == shape:
             return use
@@ -117,3 +208,23 @@ class _State:
 
 def _expanded(shape: tuple[int, ...], letters: str, parts: Parts) -> tuple[int, ...]:
     return tuple(e for extent, letter in zip(shape, letters, strict=True) for e in parts.get(letter, (extent,)))
+
+
+def _with_more_dims(op: Op, more: int) -> Op | None:
+    """Return an operation on rows whose leading dim has become so many more; None where it works along that dim."""
+    match op:
+        case Softmax(dim=dim) | Gather(dim=dim) if dim > 0:
+            return replace(op, dim=dim + more)
+        case Pointwise(mixes=mixes) if 0 not in mixes:
+            return replace(op, mixes=tuple(i + more for i in mixes))
+        case Reduce(over=over, keeps_dims=keeps) if 0 not in over or not keeps:
+            return replace(op, over=(*(range(more) if 0 in over else ()), *(i + more for i in over)))
+        case _:
+            return None
+
+
+def _factors(use: Use) -> tuple[int, ...]:
+    """Return the extents that the leading dim of a read is made of; nothing where it is one dim of its tensor."""
+    if use.view is None or not use.view.dims:
+        return ()
+    return tuple(factor.extent for factor in use.view.dims[0])

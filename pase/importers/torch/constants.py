@@ -5,6 +5,7 @@ there. Beside each such tensor its values are kept, computed as the module compu
 """
 
 from contextlib import AbstractContextManager, suppress
+from math import log, pi
 from typing import Any
 
 from pase.importers.torch.tensors import mapped, tensors_in
@@ -33,6 +34,9 @@ def known_values(torch: Any) -> AbstractContextManager[object]:
             self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             given = dict(kwargs or {})
+            if function is torch.nn.functional.gaussian_nll_loss:
+                # It asks whether a variance is negative, which no strategy depends on.
+                return _gaussian_nll(torch, *args, **given)
             name = str(getattr(function, "__name__", ""))
             read = tensors_in(torch, (args, given))
             is_known = all(id(tensor) in self.values for tensor in read) and not name.startswith(_RANDOM)
@@ -66,6 +70,19 @@ def known_values(torch: Any) -> AbstractContextManager[object]:
             return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
     return Known()
+
+
+def _gaussian_nll(
+    torch: Any, x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Any:
+    """Return the negative log-likelihood of normal distributions; var: of x's shape, or of one for each row."""
+    if isinstance(var, torch.Tensor) and var.dim() < x.dim() and var.shape == x.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = torch.clamp(torch.as_tensor(var), min=eps)
+    loss = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * log(2 * pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
 
 
 def _writes(name: str) -> bool:

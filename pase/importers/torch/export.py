@@ -13,7 +13,7 @@ from pase.errors import ModelError
 from pase.importers.torch.aten import is_known
 from pase.importers.torch.constants import known_values
 from pase.importers.torch.failures import failure, is_control_flow
-from pase.importers.torch.tensors import check_tensors, on_one_device
+from pase.importers.torch.tensors import check_tensors, mapped, on_one_device
 
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._export", "torch.export", "torch._subclasses")
 """They explain failures at length, which are told in one line here."""
@@ -24,6 +24,7 @@ def exported(
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the exported program of a module and what was assumed; ModelError where it cannot be traced."""
     check_tensors(torch, module)
+    arguments, keywords = _apart(torch, (tuple(arguments), dict(keywords)))
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(_quiet())
@@ -34,7 +35,7 @@ def exported(
         torch.backends.mha.set_fastpath_enabled(False)
         hook = module.register_forward_hook(lambda _module, _inputs, output: _tensors(torch, output))
         stack.callback(hook.remove)
-        positional, named = stack.enter_context(on_one_device(torch, module, (tuple(arguments), dict(keywords))))
+        positional, named = stack.enter_context(on_one_device(torch, module, (arguments, keywords)))
         try:
             # What the module prints is no result of ours; what torch prints of its failures is told in one line.
             with torch.no_grad(), redirect_stdout(sys.stderr), redirect_stderr(io.StringIO()):
@@ -43,6 +44,18 @@ def exported(
             raise
         except Exception as error:
             raise ModelError(failure(error)) from error
+
+
+def _apart(torch: Any, given: Any) -> Any:
+    """Return example inputs of which each is a tensor of its own: `torch.export` takes the same one for one input."""
+    seen: set[int] = set()
+
+    def own(tensor: Any) -> Any:
+        is_first = id(tensor) not in seen
+        seen.add(id(tensor))
+        return tensor if is_first else tensor.clone()
+
+    return mapped(own, torch, given)
 
 
 def _traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:

@@ -1,7 +1,18 @@
 """PyTorch's operators in the vocabulary of the intermediate form: a module for each family, one registry."""
 
 from pase.importers.ir import Step
-from pase.importers.torch.aten import attention, pieces, points, products, recurrent, reductions, tables, views, windows
+from pase.importers.torch.aten import (
+    attention,
+    losses,
+    pieces,
+    points,
+    products,
+    recurrent,
+    reductions,
+    tables,
+    views,
+    windows,
+)
 from pase.importers.torch.aten.call import Call, Translation, generic
 
 TRANSLATIONS: dict[str, Translation] = (
@@ -14,6 +25,7 @@ TRANSLATIONS: dict[str, Translation] = (
     | windows.TRANSLATIONS
     | attention.TRANSLATIONS
     | recurrent.TRANSLATIONS
+    | losses.TRANSLATIONS
 )
 """By the operator's name, without its overload and the mark of one that writes into its input."""
 

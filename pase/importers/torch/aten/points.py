@@ -190,8 +190,8 @@ TRANSLATIONS = dict.fromkeys(POINTWISE, pointwise) | table(
     (fill, "fill"),
     (glu, "glu"),
     (moved_along, "roll flip fliplr flipud"),
-    (along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk msort kthvalue median mode gather scatter"),
-    (along, "scatter_add scatter_reduce index_add index_copy index_fill diff renorm take_along_dim bucketize"),
+    (along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk msort kthvalue median mode scatter"),
+    (along, "scatter_add scatter_reduce index_add index_copy index_fill diff renorm bucketize"),
     (everywhere, "index_reduce masked_scatter multinomial nonzero_static searchsorted unique_consecutive histc"),
 )
 """Of functions of points, by the operator's name."""

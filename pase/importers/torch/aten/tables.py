@@ -1,6 +1,6 @@
 """Look-ups: rows of tables, elements at places."""
 
-from pase.importers.ir import Generic, Lookup, Reduce, Reshape, Step, Value
+from pase.importers.ir import Gather, Generic, Lookup, Reduce, Reshape, Slice, Step, Value
 from pase.importers.torch.aten.call import Call, floats_first, generic, generic_along, inner, step, step_to, table
 
 
@@ -36,6 +36,23 @@ def index_select(call: Call) -> list[Step]:
     if dim == 0 and len(call.tensors[1].shape) == 1:
         return step(call, Lookup(), x, call.tensors[1])
     return generic_along(call, [dim])
+
+
+def gather(call: Call) -> list[Step]:
+    """Return elements at places along one dim; the tensor is cut first where it is longer than these in the others."""
+    x, places = call.tensors[:2]
+    dim = call.get("dim", -1)
+    if not isinstance(dim, int) or len(x.shape) != len(places.shape) or not x.shape:
+        return generic(call)
+    dim %= len(x.shape)
+    box = tuple(x.shape[i] if i == dim else extent for i, extent in enumerate(places.shape))
+    if any(new > old for new, old in zip(box, x.shape, strict=True)):
+        return generic_along(call, [dim])
+    if box == x.shape:
+        return step(call, Gather(dim=dim), x, places)
+    cut = inner(call, "cut", box, x.dtype)
+    whole = Slice(starts=(0,) * len(box), steps=(1,) * len(box))
+    return [step_to(whole, cut, x), *step(call, Gather(dim=dim), cut, places)]
 
 
 def index(call: Call) -> list[Step]:
@@ -74,6 +91,7 @@ TRANSLATIONS = table(
     (embedding, "embedding"),
     (embedding_bag, "embedding_bag _embedding_bag _embedding_bag_forward_only"),
     (index_select, "index_select"),
+    (gather, "gather take_along_dim"),
     (index, "index _unsafe_index"),
     (index_put, "index_put _unsafe_index_put _index_put_impl"),
 )
