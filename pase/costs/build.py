@@ -166,10 +166,10 @@ def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: I
     backward, the producer fetches its gradient likewise, so that t_x(u, v) = t_x(v, u), where it has one.
     """
     u_side, v_side = edge_sides(graph, edge)
-    common = volumes(_components(*u_side), u_layouts, _components(*v_side), v_layouts)
+    has_gradient = graph.has_gradient(v_side[0], edge.input)
+    common = volumes(_components(*u_side), u_layouts, _components(*v_side), v_layouts, has_gradient=has_gradient)
     forward, backward = fetches(common, graph.word_bytes)
-    moves_back = graph.has_gradient(v_side[0], edge.input)
-    return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * moves_back)
+    return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * has_gradient)
 
 
 def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tuple[IndexArray, IndexArray]:
@@ -185,11 +185,12 @@ def edge_cost(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model:
     u_parts, v_parts = _components(producer, write), _components(consumer, read)
     u_side = _side(split_columns(u_parts, u.splits), _members(model, u, sum_name(write.tensor, is_gradient=False)))
     v_side = _side(split_columns(v_parts, v.splits), _members(model, v, sum_name(read.tensor, is_gradient=True)))
-    common = volumes(u_parts, u_side.layouts, v_parts, v_side.layouts)
+    has_gradient = graph.has_gradient(consumer, edge.input)
+    common = volumes(u_parts, u_side.layouts, v_parts, v_side.layouts, has_gradient=has_gradient)
     # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
     forward, _ = fetches(common.of_classes(u=u_side.layout_of), graph.word_bytes, forward_sums=u_side.members)
     values = model.transfer(forward)[:, v_side.layout_of]
-    if graph.has_gradient(consumer, edge.input):
+    if has_gradient:
         _, backward = fetches(common.of_classes(v=v_side.layout_of), graph.word_bytes, backward_sums=v_side.members)
         values = values + model.transfer(backward)[u_side.layout_of]
     return ClassedCost(row_class=u_side.class_of, col_class=v_side.class_of, values=values)

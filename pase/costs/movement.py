@@ -12,8 +12,8 @@ from pase.costs.overlap import Volumes
 class Fetch:
     """What the device that fetches most needs, for each pair of layouts [L_u, L_v].
 
-    needed_bytes: its part in the layout that is wanted. kept_bytes: what it holds of that part already. held_bytes: a
-    part in the layout that is there. sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices that
+    needed_bytes: its part in the layout that is wanted. kept_bytes: what it holds of that part already. held_bytes: the
+    largest part in the layout that is there. sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices that
     have just added this tensor up lie over the machine, for models that leave the gathering of a sum to its edge.
     Without columns, or with ones alone, nothing is left to gather.
     """
@@ -39,13 +39,13 @@ def fetches(
     nothing = np.empty((1, 1, 0), dtype=np.int64)
     return (
         Fetch(
-            needed_bytes=common.consumed * word_bytes,
+            needed_bytes=common.needed_forward * word_bytes,
             kept_bytes=common.kept_forward * word_bytes,
             held_bytes=common.produced * word_bytes,
             sum_members=nothing if forward_sums is None else forward_sums[:, None, :],
         ),
         Fetch(
-            needed_bytes=common.produced * word_bytes,
+            needed_bytes=common.needed_backward * word_bytes,
             kept_bytes=common.kept_backward * word_bytes,
             held_bytes=common.consumed * word_bytes,
             sum_members=nothing if backward_sums is None else backward_sums[None, :, :],

@@ -1,43 +1,55 @@
-"""What two layouts of one tensor have in common: the volume that stays on a device when the layout changes.
+"""What a device fetches when a tensor goes from one layout to another, under the best assignment of parts to devices.
 
-The producer's and the consumer's shapes may differ by a reshape, so their dims are first brought to groups of
-equal size. A group of one dim on either side is a plain box partition: |A(u,d) ∩ A(v,d)| along it is
-extent ÷ max(split_u, split_v) under the assignment that maximises locality, where one split divides the other.
-Every other group is counted out. Where all parts nest, as they do on a power of two of devices, what moves is
-exactly the least that any assignment of parts to devices can reach; where parts cross, it is an estimate.
+An assignment gives each device one part of the producer's layout u and one of the consumer's, v, so that every part
+goes to as many devices as it has replicas. Wanted is the least, over all assignments, of max_d forward fetch + max_d
+backward fetch.
+
+1. The producer's and the consumer's shapes may differ by a reshape, so their dims are first brought to groups of equal
+   size. Sizes of parts, and of what two parts have in common, are products over groups.
+2. Parts of a group that look alike are one *type*: equal in size, and with equal overlaps with equally many parts of
+   each of the other side's types (the coarsest equitable partition, by colour refinement). Of the overlaps that parts of
+   two types can have only the largest counts, as it never fetches more. As each of these parts has equally many partners
+   of that kind, a flow between types spreads evenly over parts, and a flow between parts adds up to one between types.
+   The products of several groups' types are types of all of them, with the same property.
+3. Where a group has one type on either side (splits that nest and divide the extent: all that a power of two does to a
+   dim as a whole), its overlap is extent ÷ max(split_u, split_v).
+4. Otherwise: bounds on both fetches say which types may meet, and whether every part finds its devices is a
+   transportation problem. A part has a whole number of devices, and a transport polytope's vertices are integral:
+   wherever there is a fractional solution, there is an assignment. Where there is none, a set of types has too few
+   partners (Hall), and the bounds are raised as little as lets it meet others; bounds are tried by their sum. The
+   problems are small, and few: of a group with one type a side, the ratio of sizes to overlaps is all that counts.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from math import lcm
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import product
+from math import gcd, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.costs.layouts import (
-    Component,
-    FloatArray,
-    IndexArray,
-    IntArray,
-    distinct_rows,
-    even_bounds,
-    holding_fraction,
-    part_labels,
-)
+from pase.costs.layouts import Component, FloatArray, IndexArray, IntArray, distinct_rows, even_bounds, part_labels
 from pase.graph import Part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volumes:
-    """For each pair of layouts, [L_u, L_v]: elements held on either side and in common, on the worst-placed device.
+    """For each pair of layouts, [L_u, L_v]: elements that devices need and have already, under the best assignment.
 
-    produced, consumed: the largest shard on either side. kept_forward: of the consumer's shard, what its device
-    already holds; kept_backward: of the producer's gradient shard.
+    produced, consumed: the largest part on either side. needed_forward: the consumer's part of the device that fetches
+    most; kept_forward: what it holds of it already. needed_backward, kept_backward: the same of the gradient, the
+    producer's part. Both directions are of one assignment: of those that are best, one whose forward fetch is least. Of
+    several devices that fetch most, the one that needs most counts.
     """
 
     produced: FloatArray
     consumed: FloatArray
+    needed_forward: FloatArray
     kept_forward: FloatArray
+    needed_backward: FloatArray
     kept_backward: FloatArray
 
     def of_classes(self, u: NDArray[np.intp] | None = None, v: NDArray[np.intp] | None = None) -> "Volumes":
@@ -50,9 +62,395 @@ class Volumes:
         return Volumes(
             produced=chosen(self.produced),
             consumed=chosen(self.consumed),
+            needed_forward=chosen(self.needed_forward),
             kept_forward=chosen(self.kept_forward),
+            needed_backward=chosen(self.needed_backward),
             kept_backward=chosen(self.kept_backward),
         )
+
+
+def volumes(
+    u: tuple[Component, ...],
+    u_splits: IndexArray,
+    v: tuple[Component, ...],
+    v_splits: IndexArray,
+    *,
+    has_gradient: bool = True,
+) -> Volumes:
+    """Return the volumes for layouts u_splits [L_u, components of u] against v_splits [L_v, components of v].
+
+    has_gradient: whether anything is fetched backward; if not, the forward fetch alone is minimised.
+    """
+    common, u_ratio, v_ratio = (np.ones((len(u_splits), len(v_splits))) for _ in range(3))
+    known: dict[_Types, int] = {}
+    numbers: list[IntArray] = []
+    for group in _groups(u, v):
+        us, u_of = distinct_rows(u_splits[:, group.u])
+        vs, v_of = distinct_rows(v_splits[:, group.v])
+        # All pairs of the group's own layouts, of which there are far fewer than of the tensor's.
+        for table in _tables([u[i] for i in group.u], us, [v[i] for i in group.v], vs, known):
+            pairs = np.ix_(u_of, v_of)
+            common *= table.common[pairs]
+            u_ratio *= table.u_ratio[pairs]
+            v_ratio *= table.v_ratio[pairs]
+            if table.types.any():
+                numbers.append(table.types[pairs])
+    produced, consumed = u_ratio * common, v_ratio * common
+    if not numbers:
+        return Volumes(
+            produced=produced,
+            consumed=consumed,
+            needed_forward=consumed,
+            kept_forward=common,
+            needed_backward=produced,
+            kept_backward=common,
+        )
+    found = np.stack([produced, consumed, consumed, common, produced, common])
+    _solve(found, np.stack([u_ratio, v_ratio, *numbers]), tuple(known), has_gradient)
+    return Volumes(
+        produced=found[0],
+        consumed=found[1],
+        needed_forward=found[2],
+        kept_forward=found[3],
+        needed_backward=found[4],
+        kept_backward=found[5],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class _Types:
+    """Types of parts of either side: how many parts are of each, their size, and [u][v] their largest overlap."""
+
+    u_count: tuple[int, ...]
+    u_size: tuple[int, ...]
+    v_count: tuple[int, ...]
+    v_size: tuple[int, ...]
+    common: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """[layouts of u, layouts of v] of a group: overlap, size of u's parts and of v's by overlap; number of its types.
+
+    Where there is one type on either side its number is 0. Else the ratios are 1, and overlap the unit of the sizes.
+    """
+
+    common: FloatArray
+    u_ratio: FloatArray
+    v_ratio: FloatArray
+    types: IntArray
+
+
+def _solve(found: FloatArray, keys: FloatArray, known: tuple[_Types, ...], has_gradient: bool) -> None:
+    """Set the pairs in `found`, [6, L_u, L_v], that have several types; keys: [2 + groups, L_u, L_v]."""
+    where = np.nonzero(keys[2:].any(axis=0))
+    distinct, number = distinct_rows(keys[:, where[0], where[1]].T.astype(np.int32))
+    solved = [
+        _least(tuple(sorted(known[i - 1] for i in types if i)), u_ratio, v_ratio, has_gradient)
+        for u_ratio, v_ratio, *types in distinct.tolist()
+    ]
+    found[:, where[0], where[1]] = found[3, where[0], where[1]] * np.array(solved, dtype=np.float64)[number].T
+
+
+def _tables(
+    u: list[Component], us: IndexArray, v: list[Component], vs: IndexArray, known: dict[_Types, int]
+) -> Iterator[_Table]:
+    """Yield tables whose products are the group's: one for each stretch of it that both sides split on its own."""
+    plain = not any(isinstance(c.axis, Part) for c in (*u, *v))
+    everywhere = np.ones((len(us), len(vs)), dtype=np.bool_)
+    if plain and len(u) == len(v) == 1:
+        yield _stretch_table(u[0].length, us[:, 0], vs[:, 0], everywhere, known)
+        return
+    aligned = ~everywhere
+    if plain and (atoms := _common_atoms([c.length for c in u], [c.length for c in v])) is not None:
+        (u_factors, u_aligned), (v_factors, v_aligned) = _atom_factors(u, us, atoms), _atom_factors(v, vs, atoms)
+        aligned = u_aligned[:, None] & v_aligned
+        for extent, a, b in zip(atoms, u_factors.T, v_factors.T, strict=True):
+            yield _stretch_table(extent, a, b, aligned, known)
+    if not aligned.all():
+        u_rows, v_rows = us.tolist(), vs.tolist()
+
+        def types_of(i: int, j: int) -> tuple[int, _Types]:
+            if len(u) == len(v) == 1:
+                return _interval_types(_runs(u[0], u_rows[i][0]), _runs(v[0], v_rows[j][0]))
+            return _counted_types((*u,), (*u_rows[i],), (*v,), (*v_rows[j],))
+
+        ones = np.ones(everywhere.shape)
+        yield _typed(ones, ones, ones, ~aligned, types_of, known)
+
+
+def _stretch_table(
+    extent: int, us: IndexArray, vs: IndexArray, where: NDArray[np.bool_], known: dict[_Types, int]
+) -> _Table:
+    """Return the table of a stretch that is split us ways, [L_u], against vs ways, [L_v]; ones for all other pairs."""
+    a, b = us[:, None].astype(np.int64), vs[None, :].astype(np.int64)
+    finer = np.maximum(a, b)
+    nests = (finer % np.minimum(a, b) == 0) & (extent % finer == 0)
+    common, u_ratio, v_ratio = (np.where(where & nests, x, 1.0) for x in (extent / finer, finer / a, finer / b))
+    whole = Component(length=extent, axis=None, dim_extent=extent)
+
+    def types_of(i: int, j: int) -> tuple[int, _Types]:
+        return _interval_types(_runs(whole, int(us[i])), _runs(whole, int(vs[j])))
+
+    return _typed(common, u_ratio, v_ratio, where & ~nests, types_of, known)
+
+
+def _typed(
+    common: FloatArray,
+    u_ratio: FloatArray,
+    v_ratio: FloatArray,
+    where: NDArray[np.bool_],
+    types_of: Callable[[int, int], tuple[int, _Types]],
+    known: dict[_Types, int],
+) -> _Table:
+    """Return the table in which the given pairs have types_of(i, j), (unit, types), instead of a closed form."""
+    numbers = np.zeros(where.shape, dtype=np.int64)
+    if where.any():
+        common, u_ratio, v_ratio = common.copy(), u_ratio.copy(), v_ratio.copy()
+    for i, j in np.argwhere(where).tolist():
+        common[i, j], types = types_of(i, j)
+        if len(types.u_size) == len(types.v_size) == 1:
+            ((overlap,),) = types.common
+            common[i, j] *= overlap
+            u_ratio[i, j], v_ratio[i, j] = types.u_size[0] // overlap, types.v_size[0] // overlap
+        else:
+            numbers[i, j] = known.setdefault(types, len(known) + 1)
+    return _Table(common=common, u_ratio=u_ratio, v_ratio=v_ratio, types=numbers)
+
+
+# -- types of parts
+
+
+@lru_cache(maxsize=1 << 14)
+def _runs(part: Component, split: int) -> tuple[tuple[int, ...], int]:
+    """Return the sizes of a component's parts that have anything of it, in order; and how many have nothing."""
+    extent, offset = (part.dim_extent, part.axis.offset) if isinstance(part.axis, Part) else (part.length, 0)
+    bounds = np.clip(even_bounds(extent, split), offset, offset + part.length)
+    sizes = np.diff(bounds)
+    return tuple(sizes[sizes > 0].tolist()), int((sizes == 0).sum())
+
+
+def _interval_types(u: tuple[tuple[int, ...], int], v: tuple[tuple[int, ...], int]) -> tuple[int, _Types]:
+    """Return (unit, types) of parts that lie one after the other on both sides, as `_runs` gives them."""
+    unit = gcd(*u[0], *v[0])
+    return unit, _consecutive_types(tuple(s // unit for s in u[0]), u[1], tuple(s // unit for s in v[0]), v[1])
+
+
+@lru_cache(maxsize=1 << 16)
+def _consecutive_types(u: tuple[int, ...], num_empty_u: int, v: tuple[int, ...], num_empty_v: int) -> _Types:
+    pairs: list[tuple[int, int, int]] = []
+    i = j = 0
+    u_left, v_left = u[0], v[0]
+    while True:
+        overlap = min(u_left, v_left)
+        pairs.append((i, j, overlap))
+        u_left, v_left = u_left - overlap, v_left - overlap
+        if not u_left:
+            if i + 1 == len(u):
+                return _types(pairs, num_empty_u, num_empty_v)
+            i, u_left = i + 1, u[i + 1]
+        if not v_left:
+            j, v_left = j + 1, v[j + 1]
+
+
+@lru_cache(maxsize=1 << 12)
+def _counted_types(
+    u: tuple[Component, ...], u_split: tuple[int, ...], v: tuple[Component, ...], v_split: tuple[int, ...]
+) -> tuple[int, _Types]:
+    """Return (unit, types) of any parts, counted element by element."""
+    (a, num_empty_u), (b, num_empty_v) = _labels(u, u_split), _labels(v, v_split)
+    codes, overlaps = np.unique(a * (b.max() + 1) + b, return_counts=True)
+    unit = int(np.gcd.reduce(overlaps))
+    rows, columns = np.divmod(codes, b.max() + 1)
+    pairs = zip(rows.tolist(), columns.tolist(), (overlaps // unit).tolist(), strict=True)
+    return unit, _types(list(pairs), num_empty_u, num_empty_v)
+
+
+def _labels(parts: tuple[Component, ...], splits: tuple[int, ...]) -> tuple[IntArray, int]:
+    """Return, for each element of a group, row-major, the number of the part that holds it; and how many hold none.
+
+    Parts that hold anything are numbered without gaps.
+    """
+    labels = np.zeros(1, dtype=np.int64)
+    for part, split in zip(parts, splits, strict=True):
+        labels = (labels[:, None] * split + part_labels(part, split)[None, :]).reshape(-1)
+    holders, labels = np.unique(labels, return_inverse=True)
+    return labels, prod(splits) - len(holders)
+
+
+def _types(pairs: Sequence[tuple[int, int, int]], num_empty_u: int, num_empty_v: int) -> _Types:
+    """Return the types of parts of which pairs, (part of u, part of v, overlap > 0), have anything in common."""
+    of_u: list[list[tuple[int, int]]] = [[] for _ in range(1 + max(i for i, _, _ in pairs))]
+    of_v: list[list[tuple[int, int]]] = [[] for _ in range(1 + max(j for _, j, _ in pairs))]
+    for i, j, overlap in pairs:
+        of_u[i].append((overlap, j))
+        of_v[j].append((overlap, i))
+    u_size, v_size = ([sum(overlap for overlap, _ in row) for row in side] for side in (of_u, of_v))
+    u_type, v_type = _numbered(u_size), _numbered(v_size)
+    num_types, is_stable = max(u_type) + max(v_type), False
+    while not is_stable:
+        u_type = _numbered([(u_type[i], *sorted((o, v_type[j]) for o, j in row)) for i, row in enumerate(of_u)])
+        v_type = _numbered([(v_type[j], *sorted((o, u_type[i]) for o, i in row)) for j, row in enumerate(of_v)])
+        before, num_types = num_types, max(u_type) + max(v_type)
+        is_stable = before == num_types
+    common = [[0] * (max(v_type) + 1 + (num_empty_v > 0)) for _ in range(max(u_type) + 1 + (num_empty_u > 0))]
+    for i, j, overlap in pairs:
+        row = common[u_type[i]]
+        row[v_type[j]] = max(row[v_type[j]], overlap)
+    u_count, u_sizes = _described(u_type, u_size, num_empty_u)
+    v_count, v_sizes = _described(v_type, v_size, num_empty_v)
+    return _Types(
+        u_count=u_count, u_size=u_sizes, v_count=v_count, v_size=v_sizes, common=tuple(tuple(row) for row in common)
+    )
+
+
+def _numbered(keys: Sequence[Hashable]) -> list[int]:
+    """Return a number for each key, the same for equal ones, in the order in which they come first."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+def _described(types: list[int], sizes: list[int], num_empty: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return how many parts are of each type, and their size; the empty ones are the last type."""
+    empty = ((num_empty, 0),) if num_empty else ()
+    counts, size_of = Counter(types), dict(zip(types, sizes, strict=True))
+    counts_and_sizes = (*((counts[number], size_of[number]) for number in range(len(counts))), *empty)
+    count, size = zip(*counts_and_sizes, strict=True)
+    return count, size
+
+
+# -- the least fetch of types
+
+
+@lru_cache(maxsize=1 << 17)
+def _least(
+    groups: tuple[_Types, ...], u_ratio: int, v_ratio: int, has_gradient: bool
+) -> tuple[int, int, int, int, int, int]:
+    """Return the six fields of `Volumes`, in order, of groups of several types.
+
+    u_ratio, v_ratio: sizes of parts by their overlaps in all other groups; overlaps there count as 1.
+    """
+    types = groups[0] if len(groups) == 1 else _joined(groups)
+    u_size, v_size = [u_ratio * size for size in types.u_size], [v_ratio * size for size in types.v_size]
+    forward = [[v - overlap for v, overlap in zip(v_size, row, strict=True)] for row in types.common]
+    backward = [[(u - overlap) * has_gradient for overlap in row] for u, row in zip(u_size, types.common, strict=True)]
+    # In units of devices of which there are as many as both sides' parts multiplied.
+    supply = [count * sum(types.v_count) for count in types.u_count]
+    demand = [count * sum(types.u_count) for count in types.v_count]
+    met = _cheapest(forward, backward, supply, demand)
+    needed_forward, kept_forward = _most_fetched([(v_size[j], types.common[i][j]) for i, j in met])
+    needed_backward, kept_backward = _most_fetched([(u_size[i], types.common[i][j]) for i, j in met])
+    return max(u_size), max(v_size), needed_forward, kept_forward, needed_backward, kept_backward
+
+
+def _most_fetched(needed_and_kept: list[tuple[int, int]]) -> tuple[int, int]:
+    return max(needed_and_kept, key=lambda device: (device[0] - device[1], device[0]))
+
+
+def _joined(groups: tuple[_Types, ...]) -> _Types:
+    """Return the types of several groups together: one of each."""
+
+    def products(sides: list[tuple[int, ...]]) -> tuple[int, ...]:
+        return tuple(prod(chosen) for chosen in product(*sides))
+
+    return _Types(
+        u_count=products([types.u_count for types in groups]),
+        u_size=products([types.u_size for types in groups]),
+        v_count=products([types.v_count for types in groups]),
+        v_size=products([types.v_size for types in groups]),
+        common=tuple(products(list(rows)) for rows in product(*(types.common for types in groups))),
+    )
+
+
+def _cheapest(
+    forward: list[list[int]], backward: list[list[int]], supply: list[int], demand: list[int]
+) -> list[tuple[int, int]]:
+    """Return the pairs of types, [u][v], that meet under the assignment of the least max forward + max backward."""
+    first = (
+        max(_least_for(column, supply, need) for column, need in zip(zip(*forward, strict=True), demand, strict=True)),
+        max(_least_for(row, demand, need) for row, need in zip(backward, supply, strict=True)),
+    )
+    bounds = [(sum(first), *first)]
+    seen = {first}
+    while True:
+        _, most_forward, most_backward = heappop(bounds)
+        allowed = [
+            [j for j, (f, b) in enumerate(zip(*rows, strict=True)) if f <= most_forward and b <= most_backward]
+            for rows in zip(forward, backward, strict=True)
+        ]
+        met, needy, closed = _transport(supply, demand, allowed)
+        if not needy:
+            return met
+        # Some part of one set has to meet one of the other: the bounds grow at least that far.
+        raised = sorted(
+            {(max(most_forward, forward[i][j]), max(most_backward, backward[i][j])) for i in needy for j in closed}
+        )
+        least_backward = None
+        for f, b in raised:
+            if least_backward is None or b < least_backward:
+                least_backward = b
+                if (f, b) not in seen:
+                    seen.add((f, b))
+                    heappush(bounds, (f + b, f, b))
+
+
+def _least_for(fetches: Sequence[int], there_are: Sequence[int], need: int) -> int:
+    """Return the most that parts of one type fetch if they may choose whom they meet, but each of these only once."""
+    for fetch, count in sorted(zip(fetches, there_are, strict=True)):
+        need -= count
+        if need <= 0:
+            return fetch
+    raise AssertionError
+
+
+def _transport(
+    supply: list[int], demand: list[int], allowed: list[list[int]]
+) -> tuple[list[tuple[int, int]], set[int], set[int]]:
+    """Return along which pairs a supply meets a demand of the same sum, or which sets make that impossible.
+
+    allowed: [suppliers] whom each may serve. Returns (pairs, {}, {}) or ([], suppliers, receivers): these suppliers
+    may serve none of these receivers, and have more than all others need.
+    """
+    wanted = list(demand)
+    served: list[dict[int, int]] = [{} for _ in demand]
+    for first, amount in enumerate(supply):
+        while amount:
+            # The shortest way to a receiver in want, along which suppliers take over from each other.
+            taken_over, supplier_of, queue, last = {first: -1}, dict[int, int](), [first], -1
+            for supplier in queue:
+                for receiver in allowed[supplier]:
+                    if receiver in supplier_of:
+                        continue
+                    supplier_of[receiver] = supplier
+                    if wanted[receiver]:
+                        last = receiver
+                        break
+                    for other in served[receiver]:
+                        if other not in taken_over:
+                            taken_over[other] = receiver
+                            queue.append(other)
+                if last >= 0:
+                    break
+            else:
+                return [], set(taken_over), set(range(len(demand))) - set(supplier_of)
+            way = [(supplier_of[last], last)]
+            while way[-1][0] != first:
+                receiver = taken_over[way[-1][0]]
+                way.append((supplier_of[receiver], receiver))
+            moved = min(amount, wanted[last], *(served[taken_over[supplier]][supplier] for supplier, _ in way[:-1]))
+            for supplier, receiver in way:
+                served[receiver][supplier] = served[receiver].get(supplier, 0) + moved
+                if supplier != first:
+                    before = served[taken_over[supplier]]
+                    before[supplier] -= moved
+                    if not before[supplier]:
+                        del before[supplier]
+            wanted[last] -= moved
+            amount -= moved
+    return [(supplier, receiver) for receiver, row in enumerate(served) for supplier in row], set(), set()
+
+
+# -- reshapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,25 +459,6 @@ class _Group:
 
     u: tuple[int, ...]
     v: tuple[int, ...]
-
-
-def volumes(u: tuple[Component, ...], u_splits: IndexArray, v: tuple[Component, ...], v_splits: IndexArray) -> Volumes:
-    """Return the volumes for layouts u_splits [L_u, components of u] against v_splits [L_v, components of v]."""
-    shape = (len(u_splits), len(v_splits))
-    produced, consumed, forward, backward = (np.ones(shape) for _ in range(4))
-    for group in _groups(u, v):
-        us, u_of = distinct_rows(u_splits[:, group.u])
-        vs, v_of = distinct_rows(v_splits[:, group.v])
-        # All pairs of the group's own layouts, of which there are far fewer than of the tensor's.
-        table = _group_volumes([u[i] for i in group.u], us, [v[i] for i in group.v], vs)
-        spread = table[:, u_of[:, None], v_of[None, :]]
-        for total, factor in zip((produced, consumed, forward, backward), spread, strict=True):
-            total *= factor
-    u_share, v_share = holding_fraction(u, u_splits)[:, None], holding_fraction(v, v_splits)[None, :]
-    # Where fewer devices hold the tensor than need it, some device holds nothing of it.
-    forward[u_share < v_share] = 0.0
-    backward[v_share < u_share] = 0.0
-    return Volumes(produced=produced, consumed=consumed, kept_forward=forward, kept_backward=backward)
 
 
 def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[_Group]:
@@ -102,64 +481,6 @@ def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[_Gro
         yield _Group(u=tuple(range(first_i, i)), v=tuple(range(first_j, j)))
 
 
-def _group_volumes(u: list[Component], us: IndexArray, v: list[Component], vs: IndexArray) -> NDArray[np.float64]:
-    """Return [4, len(us), len(vs)]: produced, consumed, kept forward, kept backward of one group."""
-    plain = all(not isinstance(c.axis, Part) for c in (*u, *v))
-    if plain and len(u) == 1 and len(v) == 1:
-        return _box_volumes(u[0].length, us[:, 0], vs[:, 0])
-    if plain and (aligned := _aligned_volumes(u, us, v, vs)) is not None:
-        return aligned
-    result = np.empty((4, len(us), len(vs)))
-    u_labels = [_labels(u, row) for row in us.tolist()]
-    v_labels = [_labels(v, row) for row in vs.tolist()]
-    for i, a in enumerate(u_labels):
-        for j, b in enumerate(v_labels):
-            result[:, i, j] = _counted_volumes(a, b)
-    return result
-
-
-def _box_volumes(extent: int, us: IndexArray, vs: IndexArray) -> NDArray[np.float64]:
-    a, b = us[:, None].astype(np.float64), vs[None, :].astype(np.float64)
-    kept = np.ceil(extent / np.maximum(a, b))
-    result = np.stack(np.broadcast_arrays(np.ceil(extent / a), np.ceil(extent / b), kept, kept))
-    # Parts that are no parts of each other (2 against 3) lie across each other: these few pairs are counted.
-    for i, j in np.argwhere(np.maximum(a, b) % np.minimum(a, b) != 0):
-        result[:, i, j] = _crossing_volumes(extent, int(us[i]), int(vs[j]))
-    return result
-
-
-def _crossing_volumes(extent: int, a: int, b: int) -> tuple[float, float, float, float]:
-    """Return the volumes of one stretch of a tensor split a ways by one side and b ways by the other.
-
-    Devices hold the parts of both sides in order, the assignment that keeps most where it is.
-    """
-    device = np.arange(lcm(a, b))
-    ours, theirs = even_bounds(extent, a), even_bounds(extent, b)
-    i, j = device // (len(device) // a), device // (len(device) // b)
-    common = np.minimum(ours[i + 1], theirs[j + 1]) - np.maximum(ours[i], theirs[j])
-    kept = np.clip(common, 0, None)
-    produced, consumed = ours[i + 1] - ours[i], theirs[j + 1] - theirs[j]
-    forward, backward = int(np.argmax(consumed - kept)), int(np.argmax(produced - kept))
-    return float(produced[backward]), float(consumed[forward]), float(kept[forward]), float(kept[backward])
-
-
-def _aligned_volumes(
-    u: list[Component], us: IndexArray, v: list[Component], vs: IndexArray
-) -> NDArray[np.float64] | None:
-    """Return the volumes of a group in which every split falls on bounds of a common refinement, else None."""
-    atoms = _common_atoms([c.length for c in u], [c.length for c in v])
-    if atoms is None:
-        return None
-    u_factors = _atom_factors(u, us, atoms)
-    v_factors = _atom_factors(v, vs, atoms)
-    if u_factors is None or v_factors is None:
-        return None
-    result = np.ones((4, len(us), len(vs)))
-    for position, extent in enumerate(atoms):
-        result *= _box_volumes(extent, u_factors[:, position], v_factors[:, position])
-    return result
-
-
 def _common_atoms(left: list[int], right: list[int]) -> list[int] | None:
     """Return extents, row-major, of which both lists are products of runs; None where there are none."""
     atoms: list[int] = []
@@ -175,48 +496,25 @@ def _common_atoms(left: list[int], right: list[int]) -> list[int] | None:
     return atoms
 
 
-def _atom_factors(parts: list[Component], splits: IndexArray, atoms: list[int]) -> IndexArray | None:
-    """Return [L, atoms]: how each split of the components splits the atoms; None where one falls between bounds.
+def _atom_factors(parts: list[Component], splits: IndexArray, atoms: list[int]) -> tuple[IndexArray, NDArray[np.bool_]]:
+    """Return [L, atoms]: how each split of the components splits the atoms; and [L] whether all fall on their bounds.
 
     The even parts of a component are runs of its leading atoms: those are split first.
     """
     factors = np.ones((len(splits), len(atoms)), dtype=np.int32)
+    is_aligned = np.ones(len(splits), dtype=np.bool_)
     position = 0
     for column, part in enumerate(parts):
         left, rest = part.length, splits[:, column].astype(np.int64)
         while left > 1:
             extent = atoms[position]
             here = np.minimum(rest, extent)
-            if np.any(rest % here) or np.any(extent % here):
-                return None
+            is_aligned &= (rest % here == 0) & (extent % here == 0)
             factors[:, position] = here
             rest = rest // here
             left, position = left // extent, position + 1
-    return factors
-
-
-def _labels(parts: list[Component], splits: list[int]) -> IntArray:
-    """Return, for each element of a group, row-major, the number of the part that holds it."""
-    labels = np.zeros(1, dtype=np.int64)
-    for part, split in zip(parts, splits, strict=True):
-        labels = (labels[:, None] * split + part_labels(part, split)[None, :]).reshape(-1)
-    return labels
-
-
-def _counted_volumes(a: IntArray, b: IntArray) -> tuple[float, float, float, float]:
-    width = int(b.max()) + 1
-    # [parts of u, parts of v] elements in common
-    common = np.bincount(a * width + b, minlength=(int(a.max()) + 1) * width).reshape(-1, width)
-    consumed, kept_forward = _worst(common)
-    produced, kept_backward = _worst(common.T)
-    return produced, consumed, kept_forward, kept_backward
-
-
-def _worst(common: IntArray) -> tuple[float, float]:
-    """Return (size, kept) of the column that has most to fetch, each fetched where most of it lies."""
-    sizes, kept = common.sum(axis=0), common.max(axis=0)
-    worst = int(np.lexsort((-sizes, -(sizes - kept)))[0])
-    return float(sizes[worst]), float(kept[worst])
+        is_aligned &= rest == 1
+    return factors, is_aligned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,8 +575,8 @@ def _atom_owners(parts: list[Component], split: IndexArray, atoms: list[int]) ->
     choosing = [_choosing_factor(part, int(k)) for part, k in zip(parts, split, strict=True)]
     if any(factor is None for factor in choosing):
         return None
-    factors = _atom_factors(parts, (split // np.array(choosing, dtype=np.int64))[None, :], atoms)
-    if factors is None:
+    factors, is_aligned = _atom_factors(parts, (split // np.array(choosing, dtype=np.int64))[None, :], atoms)
+    if not is_aligned[0]:
         return None
     owners, position = [], 0
     for number, (part, first) in enumerate(zip(parts, choosing, strict=True)):
