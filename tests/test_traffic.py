@@ -1,5 +1,6 @@
 """Predicted bytes against sets of elements, closed forms and small cases written out."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pase.costs import edge_layouts, transfer_bytes
 from pase.graph import Graph
 from pase.pairs import all_reduce_pairs
 from pase.plan import Plan
@@ -40,6 +42,31 @@ def test_edges_move_the_elements_that_their_ends_lack(graph: Graph, num_devices:
         ends = edge.producer, edge.consumer
         assert forward.get(ends, 0) == 4 * fetched.sum()
         assert backward.get(ends, 0) == 4 * returned.sum()
+
+
+@pytest.mark.parametrize("name", ["googlenet", "densenet121", "alexnet", "transformer"])
+@pytest.mark.parametrize(("num_devices", "seed"), [(4, 0), (6, 1), (8, 2), (8, 3), (12, 4)])
+def test_no_edge_costs_more_than_the_program_moves_on_its_busiest_device(
+    name: str, num_devices: int, seed: int
+) -> None:
+    plan = random_plan(small_graph(name), num_devices, seed)
+    received: Counter[tuple[str, str, Phase, int]] = Counter()
+    for flow in flows(plan):
+        for (_, receiver), size in flow.bytes_by_pair.items():
+            received[flow.tensor, flow.movement.consumer, flow.movement.phase, receiver] += size
+    rows = {layer.name: np.array([list(layer.splits.values())], dtype=np.int32) for layer in plan.layers}
+    total = 0.0
+    for edge in plan.graph.edges:
+        read = plan.graph[edge.consumer].reads[edge.input]
+        busiest = [
+            max(received[read.tensor, edge.consumer, phase, device] for device in range(num_devices))
+            for phase in (Phase.FORWARD, Phase.BACKWARD)
+        ]
+        layouts = edge_layouts(plan.graph, edge, rows[edge.producer], rows[edge.consumer])
+        costed = transfer_bytes(plan.graph, edge, *layouts)
+        assert costed.forward.item() + costed.backward.item() <= sum(busiest), edge
+        total += costed.forward.item()
+    assert total > 0
 
 
 @pytest.mark.parametrize("name", ["gpt", "transformer_big", "densenet121"])

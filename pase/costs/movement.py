@@ -13,8 +13,8 @@ class Fetch:
     """What the device that fetches most needs, for each pair of layouts [L_u, L_v].
 
     needed_bytes: its part in the layout that is wanted. kept_bytes: what it holds of that part already. held_bytes: the
-    largest part in the layout that is there. sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices that
-    have just added this tensor up lie over the machine, for models that leave the gathering of a sum to its edge.
+    largest part in the layout that is there. sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices
+    that have just added this tensor up lie over the machine, for models that leave the gathering of a sum to its edge.
     Without columns, or with ones alone, nothing is left to gather.
     """
 

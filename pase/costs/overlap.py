@@ -7,9 +7,10 @@ backward fetch.
 1. The producer's and the consumer's shapes may differ by a reshape, so their dims are first brought to groups of equal
    size. Sizes of parts, and of what two parts have in common, are products over groups.
 2. Parts of a group that look alike are one *type*: equal in size, and with equal overlaps with equally many parts of
-   each of the other side's types (the coarsest equitable partition, by colour refinement). Of the overlaps that parts of
-   two types can have only the largest counts, as it never fetches more. As each of these parts has equally many partners
-   of that kind, a flow between types spreads evenly over parts, and a flow between parts adds up to one between types.
+   each of the other side's types (the coarsest equitable partition, by colour refinement). Of the overlaps that parts
+   of two types can have only the largest counts, as it never fetches more. As each of these parts has equally many
+   partners of that kind, a flow between types spreads evenly over parts, and a flow between parts adds up to one
+   between types.
    The products of several groups' types are types of all of them, with the same property.
 3. Where a group has one type on either side (splits that nest and divide the extent: all that a power of two does to a
    dim as a whole), its overlap is extent ÷ max(split_u, split_v).
@@ -209,8 +210,8 @@ def _typed(
         common, u_ratio, v_ratio = common.copy(), u_ratio.copy(), v_ratio.copy()
     for i, j in np.argwhere(where).tolist():
         common[i, j], types = types_of(i, j)
-        if len(types.u_size) == len(types.v_size) == 1:
-            ((overlap,),) = types.common
+        overlap = types.common[0][0]
+        if len(types.u_size) == len(types.v_size) == 1 and types.u_size[0] % overlap == types.v_size[0] % overlap == 0:
             common[i, j] *= overlap
             u_ratio[i, j], v_ratio[i, j] = types.u_size[0] // overlap, types.v_size[0] // overlap
         else:

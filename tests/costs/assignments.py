@@ -1,0 +1,213 @@
+"""The least that devices fetch when a tensor changes its layout, over all assignments: docs/method.md's t_x.
+
+Elements are looked at one by one, and every device's parts are chosen anew: by trying all permutations, or by matching
+devices under every pair of bounds on what they fetch forward and backward.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import permutations, product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import maximum_bipartite_matching
+
+from pase.graph import Access, Axis, Part, Window
+
+Splits = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of an edge: how a tensor lies in an iteration space."""
+
+    access: Access
+    extents: dict[str, int]
+
+    def layouts(self, num_devices: int) -> list[Splits]:
+        """Every way in which the iteration dims that the tensor has can be split."""
+        dims = [dim for axis in self.access.axes for dim in _dims(axis)]
+        ways = [[k for k in range(1, num_devices + 1) if self.extents[dim] % k == 0] for dim in dims]
+        return [dict(zip(dims, chosen, strict=True)) for chosen in product(*ways) if num_devices % prod(chosen) == 0]
+
+
+def _dims(axis: Axis) -> tuple[str, ...]:
+    match axis:
+        case None:
+            return ()
+        case str():
+            return (axis,)
+        case Part():
+            return (axis.dim,)
+        case Window():
+            return (axis.out,)
+        case _:
+            return axis
+
+
+@cache
+def _part_at(extent: int, ways: int) -> tuple[int, ...]:
+    """Which of so many even parts each position is in: the first have one more element where they cannot be equal."""
+    sizes = [extent // ways + (number < extent % ways) for number in range(ways)]
+    return tuple(number for number, size in enumerate(sizes) for _ in range(size))
+
+
+def holders(side: Side, splits: Splits) -> tuple[NDArray[np.int64], int]:
+    """For each element of the tensor, in row-major order, the part that holds it; and how many parts there are."""
+    numbers, num_parts = np.zeros(1, dtype=np.int64), 1
+    for length, axis in zip(side.access.shape, side.access.axes, strict=True):
+        # (positions along an iteration dim, its extent, its split) of each factor of the tensor's dim
+        factors = []
+        match axis:
+            case None:
+                factors.append((range(length), length, 1))
+            case str():
+                factors.append((range(length), length, splits[axis]))
+            case Part():
+                inside = range(axis.offset, axis.offset + axis.extent)
+                factors.append((inside, side.extents[axis.dim], splits[axis.dim]))
+            case Window():
+                factors.append((range(length), length, splits[axis.out]))
+            case _:
+                factors += [(range(side.extents[d]), side.extents[d], splits[d]) for d in axis]
+        for positions, extent, ways in factors:
+            part_at = _part_at(extent, ways)
+            here = np.array([part_at[position] for position in positions])
+            numbers = (numbers[:, None] * ways + here[None, :]).reshape(-1)
+            num_parts *= ways
+    return numbers, num_parts
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """[p, p] of a device that has one of the producer's p shares, counting replicas, and one of the consumer's.
+
+    kept: elements of both. held, needed: [p] elements of each share.
+    """
+
+    kept: NDArray[np.int64]
+    held: NDArray[np.int64]
+    needed: NDArray[np.int64]
+
+    @property
+    def forward(self) -> NDArray[np.int64]:
+        return self.needed[None, :] - self.kept
+
+    @property
+    def backward(self) -> NDArray[np.int64]:
+        return self.held[:, None] - self.kept
+
+
+def fetches(u: tuple[NDArray[np.int64], int], v: tuple[NDArray[np.int64], int], num_devices: int) -> Fetches:
+    """What each pair of shares would have a device fetch; u, v: by `holders`."""
+    (held_by, num_u), (needed_by, num_v) = u, v
+    assert num_devices % num_u == num_devices % num_v == 0
+    kept = np.zeros((num_u, num_v), dtype=np.int64)
+    np.add.at(kept, (held_by, needed_by), 1)
+    held, needed = np.bincount(held_by, minlength=num_u), np.bincount(needed_by, minlength=num_v)
+    replicas_u, replicas_v = num_devices // num_u, num_devices // num_v
+    kept = np.repeat(np.repeat(kept, replicas_u, axis=0), replicas_v, axis=1)
+    return Fetches(kept, np.repeat(held, replicas_u), np.repeat(needed, replicas_v))
+
+
+@cache
+def _orders(count: int) -> NDArray[np.int64]:
+    return np.array(list(permutations(range(count))))
+
+
+def least_by_permutations(found: Fetches, *, has_gradient: bool) -> tuple[int, int]:
+    """(forward, backward) of the assignment of the least sum, and of the least forward among these: all are tried."""
+    orders, devices = _orders(len(found.held)), np.arange(len(found.held))
+    forward = found.forward[devices, orders].max(axis=1)
+    backward = found.backward[devices, orders].max(axis=1) * has_gradient
+    return min(zip((forward + backward).tolist(), forward.tolist(), backward.tolist(), strict=True))[1:]  # type: ignore[return-value]
+
+
+def least_by_matching(found: Fetches, *, has_gradient: bool) -> tuple[int, int]:
+    """The same, by bounds: for each bound on the fetches forward the least one backward that leaves a matching."""
+    forward, backward = found.forward, found.backward * has_gradient
+    backward_bounds = np.unique(backward).tolist()
+    best: tuple[int, int, int] | None = None
+    for forward_bound in np.unique(forward).tolist():
+        # More forward is worth it only for less backward.
+        while backward_bounds:
+            allowed = (forward <= forward_bound) & (backward <= backward_bounds[-1])
+            if not allowed.any(axis=0).all() or not allowed.any(axis=1).all():
+                break
+            if (maximum_bipartite_matching(csr_matrix(allowed), perm_type="column") < 0).any():
+                break
+            bound = backward_bounds.pop()
+            if best is None or forward_bound + bound < best[0]:
+                best = forward_bound + bound, forward_bound, bound
+    assert best is not None
+    return best[1:]
+
+
+# -- pairs of sides
+
+
+def pieces(most: int) -> Iterator[tuple[Side, Side]]:
+    """Every pair of pieces of dims of up to so many elements: all pieces that are of one length."""
+    for length in range(1, most + 1):
+        sides = [
+            _side((length,), (Part(dim="c", offset=offset, extent=length),), {"c": extent})
+            for extent in range(length, most + 1)
+            for offset in range(extent - length + 1)
+        ]
+        yield from product(sides, sides)
+
+
+def random_pair(rng: random.Random) -> tuple[Side, Side]:
+    """Two sides of one tensor, of different shapes or of the same one, with every kind of axis."""
+    size = rng.choice([6, 8, 10, 12, 12, 16, 18, 20, 24, 24, 30, 32, 36, 40, 48, 48, 60, 64, 72, 96])
+    shape = _factors(rng, size)
+    other = shape if rng.random() < 0.6 else _factors(rng, size)
+    return _random_side(rng, shape), _random_side(rng, other)
+
+
+def _factors(rng: random.Random, size: int) -> tuple[int, ...]:
+    found = []
+    while size > 1 and len(found) < 3:
+        factor = rng.choice([k for k in range(2, size + 1) if size % k == 0])
+        found.append(factor)
+        size //= factor
+    if size > 1:
+        found.append(size)
+    if rng.random() < 0.1:
+        found.insert(rng.randrange(len(found) + 1), 1)
+    return tuple(found)
+
+
+def _random_side(rng: random.Random, shape: tuple[int, ...]) -> Side:
+    axes: list[Axis] = []
+    extents: dict[str, int] = {}
+    for length in shape:
+        name = f"d{len(extents)}"
+        kind = rng.choices(["plain", "piece", "window", "product", "none"], [10, 5, 3, 2, 1])[0]
+        if kind == "piece":
+            offset = rng.choice([0, 0, 1, length, rng.randrange(9)])
+            extents[name] = offset + length + rng.choice([0, 0, 1, 2, length, rng.randrange(9)])
+            axes.append(Part(dim=name, offset=offset, extent=length))
+        elif kind == "window":
+            extents[name] = rng.choice([max(1, length // 2), max(1, length - 1), length, length + 1, 2 * length])
+            extents[f"k{name}"] = 3
+            axes.append(Window(out=name, kernel=f"k{name}"))
+        elif kind == "product":
+            parts = _factors(rng, length)
+            names = tuple(f"{name}_{number}" for number in range(len(parts)))
+            extents |= dict(zip(names, parts, strict=True))
+            axes.append(names)
+        elif kind == "none":
+            axes.append(None)
+        else:
+            extents[name] = length
+            axes.append(name)
+    return _side(shape, tuple(axes), extents)
+
+
+def _side(shape: tuple[int, ...], axes: tuple[Axis, ...], extents: dict[str, int]) -> Side:
+    return Side(Access(tensor="x", shape=shape, axes=axes), extents)
