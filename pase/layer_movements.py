@@ -89,7 +89,7 @@ def layer_movements(plan: Plan, operator: Operator, moved: dict[Hop, Pairs]) -> 
                 points=points,
                 read=position,
             )
-    for exchange in operator.exchanges:
+    for exchange in operator.exchanges_with(graph.read_gradients(operator)):
         yield _exchanged(operator, exchange, mesh, moved)
 
 

@@ -90,7 +90,7 @@ def _least_bytes(graph: Graph, num_devices: int, optimiser: str) -> tuple[int, i
     found = []
     for operator in graph.operators:
         # Where a gradient flows back, and who owns a shared weight, may tell repeated layers apart.
-        back = tuple(graph.has_gradient(operator, position) for position in range(len(operator.reads)))
+        back = graph.read_gradients(operator)
         owns = tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
         key = operator.unnamed, back, owns
         if key not in known:

@@ -339,7 +339,7 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
         ]
         inside += [
             (exchange.shape, exchange.axes, exchange.over, exchange.times)
-            for exchange in operator.exchanges
+            for exchange in operator.exchanges_with(graph.read_gradients(operator))
             if isinstance(exchange, AllReduce)
         ]
         for shape, axes, over, times in inside:

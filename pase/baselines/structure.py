@@ -27,8 +27,8 @@ def dense_product(operator: Operator) -> Product | None:
     weights, inputs, outputs = (
         frozenset[str]().union(*map(access_dims, accesses))
         for accesses in (
-            [operator.reads[i] for i in work.inputs if operator.reads[i].role is Role.PARAMETER],
-            [operator.reads[i] for i in work.inputs if operator.reads[i].role is not Role.PARAMETER],
+            [operator.reads[i] for i in work.reads if operator.reads[i].role is Role.PARAMETER],
+            [operator.reads[i] for i in work.reads if operator.reads[i].role is not Role.PARAMETER],
             operator.writes,
         )
     )
@@ -43,8 +43,7 @@ def is_convolution(operator: Operator) -> bool:
     """Return whether a layer multiplies what lies under sliding windows with trained weights."""
     accesses = (*operator.reads, *operator.writes)
     return any(isinstance(axis, Window) for access in accesses for axis in access.axes) and any(
-        work.contraction and any(operator.reads[i].role is Role.PARAMETER for i in work.inputs)
-        for work in operator.work
+        work.contraction and any(operator.reads[i].role is Role.PARAMETER for i in work.reads) for work in operator.work
     )
 
 

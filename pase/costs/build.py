@@ -268,11 +268,13 @@ def _components(operator: Operator, access: Access) -> tuple[Component, ...]:
 def _read_traits(graph: Graph, operator: Operator) -> tuple[ReadTraits, ...]:
     return tuple(
         ReadTraits(
-            has_gradient=graph.has_gradient(operator, position),
+            has_gradient=has_gradient,
             is_fed=(operator.name, position) in graph.incoming,
             is_owned=not access.shared or graph.owners[access.shared] == operator.name,
         )
-        for position, access in enumerate(operator.reads)
+        for position, (access, has_gradient) in enumerate(
+            zip(operator.reads, graph.read_gradients(operator), strict=True)
+        )
     )
 
 

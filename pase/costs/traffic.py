@@ -3,6 +3,7 @@
 This is where accesses become numbers; a cost model turns them into cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,7 +23,7 @@ from pase.costs.layouts import (
     split_columns,
     splits_of,
 )
-from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Role, Window
+from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Part, Pipeline, Relayout, Role, Window, Work
 from pase.graph.access import axis_dims
 
 
@@ -115,8 +116,9 @@ def layer_traffic(
             )
         if read.is_fed and any(isinstance(axis, Window) for axis in access.axes):
             messages.append(_halo(access, splits, word_bytes, times=2 if read.has_gradient else 1))
-    messages += [_exchange(exchange, splits, word_bytes) for exchange in operator.exchanges]
-    forward, backward = _work(operator, splits, tuple(read.has_gradient for read in reads), word_bytes)
+    has_gradient = tuple(read.has_gradient for read in reads)
+    messages += [_exchange(exchange, splits, word_bytes) for exchange in operator.exchanges_with(has_gradient)]
+    forward, backward = _work(operator, splits, has_gradient, word_bytes)
     return LayerTraffic(
         splits=splits,
         forward=forward,
@@ -152,13 +154,8 @@ def _work(
     Forward, every tensor is touched once. Backward, what was read is read again, the gradients of what was written
     are read, and those of what was read are written.
     """
-    forward, backward = np.zeros(len(splits.values)), np.zeros(len(splits.values))
-    for work in operator.work:
-        points = np.ones(len(splits.values))
-        for dim in work.dims:
-            points *= np.ceil(splits.extents[dim] / splits.of(dim))
-        forward += work.flop_per_point * points
-        backward += work.flop_per_point * sum(has_gradient[i] for i in work.inputs) * points
+    forward = _busiest([(work, work.flop_per_point) for work in operator.work], splits)
+    backward = _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in operator.work], splits)
     written = sum((shard_size(a.shape, a.axes, splits) for a in operator.writes), np.zeros(len(splits.values)))
     read, gradients = np.zeros(len(splits.values)), np.zeros(len(splits.values))
     for access, flows_back in zip(operator.reads, has_gradient, strict=True):
@@ -171,6 +168,33 @@ def _work(
         PassWork(flop=forward * waiting, touched_bytes=(read + written) * word_bytes * waiting),
         PassWork(flop=backward * waiting, touched_bytes=touched_back * word_bytes * waiting),
     )
+
+
+def _busiest(works: Sequence[tuple[Work, float]], splits: Splits) -> FloatArray:
+    """Return the [K] FLOP on the device that has most of them; works: with what each costs a point."""
+    # Parts of these dims differ in what there is to do; of all others the first part has most of every piece of work.
+    uneven = tuple(dict.fromkeys(dim.dim for work, _ in works for dim in work.dims if isinstance(dim, Part)))
+    rows, inverse = distinct_rows(splits.values[:, [tuple(splits.extents).index(dim) for dim in uneven]])
+    total = np.zeros(len(splits.values))
+    for number, row in enumerate(rows.tolist()):
+        chosen = np.flatnonzero(inverse == number)
+        bounds = {dim: even_bounds(splits.extents[dim], k) for dim, k in zip(uneven, row, strict=True)}
+        devices = np.zeros((len(chosen), *row))
+        for work, flop in works:
+            points = np.ones((len(chosen), *(1 for _ in row)))
+            for dim in work.dims:
+                name = dim.dim if isinstance(dim, Part) else dim
+                if name in bounds:
+                    first, extent = (dim.offset, dim.extent) if isinstance(dim, Part) else (0, splits.extents[name])
+                    share = np.minimum(bounds[name][1:], first + extent) - np.maximum(bounds[name][:-1], first)
+                    behind = len(uneven) - 1 - uneven.index(name)
+                    points = points * np.clip(share, 0, None).reshape(-1, *(1 for _ in range(behind)))
+                else:
+                    part = np.ceil(splits.extents[name] / splits.of(name)[chosen])
+                    points = points * part.reshape(-1, *(1 for _ in row))
+            devices += flop * points
+        total[chosen] = devices.reshape(len(chosen), -1).max(axis=1)
+    return total
 
 
 def _pipeline_factor(pipeline: Pipeline, splits: Splits) -> FloatArray:

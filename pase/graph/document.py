@@ -70,15 +70,7 @@ def _operator(document: Field) -> Operator:
         dims=tuple(Dim(name, extent.integer(1)) for name, extent in document["dims"].members()),
         reads=tuple(_access(field) for field in document["reads"].items()),
         writes=tuple(_access(field) for field in document["writes"].items()),
-        work=tuple(
-            Work(
-                dims=_names(work["dims"]),
-                flop_per_point=work["flop_per_point"].number(),
-                inputs=work["inputs"].integers(),
-                contraction=work["contraction"].boolean(),
-            )
-            for work in optional("work")
-        ),
+        work=tuple(_work(work) for work in optional("work")),
         unsplittable=tuple(field.text() for field in optional("unsplittable")),
         exchanges=tuple(_exchange(field) for field in optional("exchanges")),
         pipeline=Pipeline(stage=pipeline["stage"].text(), sequence=pipeline["sequence"].text()) if pipeline else None,
@@ -86,14 +78,38 @@ def _operator(document: Field) -> Operator:
     )
 
 
-def _plain(value: Work | Pipeline) -> dict[str, Any]:
+def _work(document: Field) -> Work:
+    return Work(
+        dims=tuple(_dim_or_part(field) for field in document["dims"].items()),
+        flop_per_point=document["flop_per_point"].number(),
+        inputs=tuple(
+            field.integers() if isinstance(field.value, list) else field.integer()
+            for field in document["inputs"].items()
+        ),
+        contraction=document["contraction"].boolean(),
+    )
+
+
+def _dim_or_part(document: Field) -> str | Part:
+    axis = _axis(document)
+    if not isinstance(axis, str | Part):
+        raise document.fail("is no dim of work; expected a dim, or an object with 'part'")
+    return axis
+
+
+def _plain(value: Pipeline) -> dict[str, Any]:
     found = {field.name: getattr(value, field.name) for field in fields(value)}
     return {key: list(item) if isinstance(item, tuple) else item for key, item in found.items()}
 
 
 def _work_document(work: Work) -> dict[str, Any]:
-    # As a float even where it was written as a whole number: equal graphs have equal documents.
-    return _plain(work) | {"flop_per_point": float(work.flop_per_point)}
+    return {
+        "dims": [_axis_document(dim) for dim in work.dims],
+        # As a float even where it was written as a whole number: equal graphs have equal documents.
+        "flop_per_point": float(work.flop_per_point),
+        "inputs": [list(origin) if isinstance(origin, tuple) else origin for origin in work.inputs],
+        "contraction": work.contraction,
+    }
 
 
 def _access_document(access: Access) -> dict[str, Any]:
@@ -127,7 +143,10 @@ def _access(document: Field) -> Access:
 
 def _exchange_document(exchange: Exchange) -> dict[str, Any]:
     name = next(name for name, kind in _EXCHANGES.items() if isinstance(exchange, kind))
-    common = {"pattern": name, "tensor": exchange.tensor, "shape": list(exchange.shape), "times": exchange.times}
+    common: dict[str, Any] = {"pattern": name, "tensor": exchange.tensor, "shape": list(exchange.shape)}
+    common["times"] = exchange.times
+    if exchange.gradient_of:
+        common |= {"backward_times": exchange.backward_times, "gradient_of": list(exchange.gradient_of)}
     match exchange:
         case AllReduce():
             return common | {"axes": [_axis_document(a) for a in exchange.axes], "over": list(exchange.over)}
@@ -142,17 +161,21 @@ def _exchange_document(exchange: Exchange) -> dict[str, Any]:
 
 def _exchange(document: Field) -> Exchange:
     pattern = document["pattern"]
-    tensor, shape, times = document["tensor"].text(), _extents(document["shape"]), document["times"].integer(1)
+    back = document.get("backward_times")
+    common: dict[str, Any] = {
+        "tensor": document["tensor"].text(),
+        "shape": _extents(document["shape"]),
+        "times": document["times"].integer(1),
+        "backward_times": back.integer() if back else 0,
+        "gradient_of": document["gradient_of"].integers() if back else (),
+    }
     kind = _EXCHANGES.get(pattern.text())
     if kind is AllReduce:
-        axes, over = _axes(document["axes"]), _names(document["over"])
-        return AllReduce(tensor=tensor, shape=shape, times=times, axes=axes, over=over)
+        return AllReduce(axes=_axes(document["axes"]), over=_names(document["over"]), **common)
     if kind is Relayout:
-        written, read = _axes(document["written"]), _axes(document["read"])
-        return Relayout(tensor=tensor, shape=shape, times=times, written=written, read=read)
+        return Relayout(written=_axes(document["written"]), read=_axes(document["read"]), **common)
     if kind is Handoff:
-        axes, across = _axes(document["axes"]), document["across"].text()
-        return Handoff(tensor=tensor, shape=shape, times=times, axes=axes, across=across)
+        return Handoff(axes=_axes(document["axes"]), across=document["across"].text(), **common)
     raise pattern.fail(f"is {pattern.value!r}; expected one of {', '.join(_EXCHANGES)}")
 
 

@@ -114,6 +114,10 @@ class Graph:
         """
         return (operator.name, read) in self._gradients
 
+    def read_gradients(self, operator: Operator) -> tuple[bool, ...]:
+        """Return for each read of an operator whether it has a gradient."""
+        return tuple(self.has_gradient(operator, read) for read in range(len(operator.reads)))
+
     @property
     def num_parameters(self) -> int:
         """Number of trained values; a shared parameter counts once."""

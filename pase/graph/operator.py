@@ -1,11 +1,12 @@
 """`Operator`: a vertex of the computation graph, one layer of a network, as data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
 
-from pase.graph.access import Access, Axis, Dim, Role, access_dims
+from pase.graph.access import Access, Axis, Dim, Part, Role, access_dims
 
 Scalar = str | int | float | bool
 ScalarT = TypeVar("ScalarT", str, int, float, bool)
@@ -15,16 +16,32 @@ ScalarT = TypeVar("ScalarT", str, int, float, bool)
 class Work:
     """Floating-point work done once for each point of some iteration dims.
 
-    dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary).
-    flop_per_point: in the forward pass; the backward pass costs as much again for each read in `inputs`
-    that has a gradient. inputs: positions in `Operator.reads`. contraction: whether it multiplies and
+    dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary); of a `Part`, that piece of its
+    dim alone (a stack's first layer). flop_per_point: in the forward pass; the backward pass costs as much again for
+    each entry of `inputs` that has a gradient, which a sum's copies of a gradient do not. inputs: for each number that
+    it works on, the position in `Operator.reads`, or the positions of all that it was computed from inside the
+    operator: what comes of several reads has a gradient where any of them has. contraction: whether it multiplies and
     adds (what FLOP counters count) rather than works element by element.
     """
 
-    dims: tuple[str, ...]
+    dims: tuple[str | Part, ...]
     flop_per_point: float
-    inputs: tuple[int, ...] = ()
+    inputs: tuple[int | tuple[int, ...], ...] = ()
     contraction: bool = False
+
+    @property
+    def origins(self) -> tuple[tuple[int, ...], ...]:
+        """The reads that each of its inputs comes of."""
+        return tuple((origin,) if isinstance(origin, int) else origin for origin in self.inputs)
+
+    @property
+    def reads(self) -> frozenset[int]:
+        """All reads that it depends on."""
+        return frozenset(read for origin in self.origins for read in origin)
+
+    def num_gradients(self, has_gradient: Sequence[bool]) -> int:
+        """Return how many of its inputs have a gradient; has_gradient: of each read."""
+        return sum(any(has_gradient[read] for read in origin) for origin in self.origins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +49,8 @@ class AllReduce:
     """A small tensor that an operator reduces inside itself: softmax's maximum and sum, a normalisation's mean.
 
     shape, axes: as in `Access`. over: the iteration dims whose split makes the all-reduce necessary.
-    times: all-reduces in one training step, forward and backward together.
+    times: all-reduces in one training step, forward and backward together. backward_times: how many of them take place
+    only where any of the reads `gradient_of` has a gradient.
     """
 
     tensor: str
@@ -40,6 +58,8 @@ class AllReduce:
     axes: tuple[Axis, ...]
     over: tuple[str, ...]
     times: int
+    backward_times: int = 0
+    gradient_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +67,7 @@ class Relayout:
     """A tensor that an operator writes in one layout and reads back in another (a recurrent layer's hidden state).
 
     shape: of the tensor. written, read: its axes in either layout. times: moves in one step.
+    backward_times, gradient_of: as in `AllReduce`.
     """
 
     tensor: str
@@ -54,17 +75,24 @@ class Relayout:
     written: tuple[Axis, ...]
     read: tuple[Axis, ...]
     times: int
+    backward_times: int = 0
+    gradient_of: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handoff:
-    """A tensor that goes to the next part along a split dim (a recurrent layer's stages). times: moves in one step."""
+    """A tensor that goes to the next part along a split dim (a recurrent layer's stages).
+
+    times: moves in one step. backward_times, gradient_of: as in `AllReduce`.
+    """
 
     tensor: str
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
     across: str
     times: int
+    backward_times: int = 0
+    gradient_of: tuple[int, ...] = ()
 
 
 Exchange = AllReduce | Relayout | Handoff
@@ -129,7 +157,17 @@ class Operator:
 
     def work_points(self, work: Work) -> int:
         """Return how many points a piece of work runs over, on one device that does it all."""
-        return prod(self.extents[dim] for dim in work.dims)
+        return prod(dim.extent if isinstance(dim, Part) else self.extents[dim] for dim in work.dims)
+
+    def exchanges_with(self, has_gradient: Sequence[bool]) -> tuple[Exchange, ...]:
+        """Return the exchanges as often as they take place; has_gradient: of each read."""
+        found = []
+        for exchange in self.exchanges:
+            goes_back = any(has_gradient[read] for read in exchange.gradient_of)
+            times = exchange.times if goes_back else exchange.times - exchange.backward_times
+            if times:
+                found.append(exchange if times == exchange.times else replace(exchange, times=times))
+        return tuple(found)
 
     def partial_dims(self, access: Access) -> tuple[str, ...]:
         """Return the iteration dims whose split leaves partial sums of a tensor (of a read's gradient)."""

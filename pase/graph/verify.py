@@ -1,6 +1,7 @@
 """`verify`: the checks that every graph passes before anything is derived from it."""
 
 from collections import Counter
+from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 from math import prod
 
@@ -49,10 +50,18 @@ def verify_operator(operator: Operator) -> None:
         named = exchange.over if isinstance(exchange, AllReduce) else ()
         named = (exchange.across,) if isinstance(exchange, Handoff) else named
         _verify_known(operator, named, f"{where}: exchange {exchange.tensor!r}")
+        _verify_reads(operator, exchange.gradient_of, f"{where}: exchange {exchange.tensor!r}")
+        if not 0 <= exchange.backward_times <= (exchange.times if exchange.gradient_of else 0):
+            raise GraphError(
+                f"{where}: exchange {exchange.tensor!r} takes place {exchange.times} times in a step, "
+                f"{exchange.backward_times} of them with the gradients of inputs {exchange.gradient_of}"
+            )
     for work in operator.work:
-        _verify_known(operator, work.dims, f"{where}: work")
-        if any(not 0 <= i < len(operator.reads) for i in work.inputs):
-            raise GraphError(f"{where}: work names inputs {work.inputs}; there are {len(operator.reads)} reads")
+        _verify_known(operator, tuple(d.dim if isinstance(d, Part) else d for d in work.dims), f"{where}: work")
+        for part in work.dims:
+            if isinstance(part, Part) and (problem := _extent_problem(operator, part, part.extent)):
+                raise GraphError(f"{where}: work over a part of a dim, but {problem}")
+        _verify_reads(operator, work.reads, f"{where}: work")
     _verify_known(operator, operator.unsplittable, f"{where}: unsplittable")
     if operator.pipeline:
         _verify_known(operator, (operator.pipeline.stage, operator.pipeline.sequence), f"{where}: pipeline")
@@ -62,6 +71,11 @@ def _verify_known(operator: Operator, dims: tuple[str, ...], where: str) -> None
     for dim in dims:
         if dim not in operator.extents:
             raise GraphError(f"{where} names dim {dim!r}; the iteration space is {', '.join(operator.extents)}")
+
+
+def _verify_reads(operator: Operator, positions: Iterable[int], where: str) -> None:
+    if any(not 0 <= i < len(operator.reads) for i in positions):
+        raise GraphError(f"{where} names inputs {tuple(sorted(positions))}; there are {len(operator.reads)} reads")
 
 
 def _verify_access(operator: Operator, access: Access, where: str) -> None:

@@ -18,7 +18,7 @@ from pase.runtime.refine import Hop
 from pase.runtime.traffic import Phase
 from pase.simulation.collectives import Front, Network, Way
 from pase.simulation.tasks import Compute, Label, TaskGraph
-from pase.simulation.work import LayerWork, read_gradients
+from pase.simulation.work import LayerWork
 from pase.traffic import shared_hops
 
 
@@ -48,7 +48,7 @@ class _Builder:
                     self._sums[operator.name, found.read] = found
                 else:
                     self._within.setdefault((operator.name, found.purpose), []).append(found)
-        self._gradients = {op.name: read_gradients(plan.graph, op) for op in operators}
+        self._gradients = {op.name: plan.graph.read_gradients(op) for op in operators}
         self._hops = {(edge.consumer, edge.input): edge_hops(plan, edge) for edge in plan.graph.edges}
         self._shared: dict[tuple[str, int], SharedWeight] = {
             (weight.user, weight.user_read): weight for weight in shared_weights(plan.graph)

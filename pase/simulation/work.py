@@ -6,7 +6,7 @@ import numpy as np
 
 from pase.costs import ReadTraits, cost_model, layer_traffic
 from pase.emitter.traffic import layer_mesh
-from pase.graph import Graph, Operator
+from pase.graph import Operator
 from pase.layer_movements import shard_points
 from pase.machine import Machine
 from pase.plan import Plan
@@ -27,11 +27,6 @@ class LayerWork:
     update_s: float | None
 
 
-def read_gradients(graph: Graph, operator: Operator) -> tuple[bool, ...]:
-    """Return for each read whether it has a gradient."""
-    return tuple(graph.has_gradient(operator, position) for position in range(len(operator.reads)))
-
-
 def layer_work(plan: Plan, machine: Machine) -> dict[str, LayerWork]:
     """Return the work of every layer, as the `alpha_beta` cost model times it: FLOP or memory, whichever takes longer.
 
@@ -41,7 +36,7 @@ def layer_work(plan: Plan, machine: Machine) -> dict[str, LayerWork]:
     owned: set[str] = set()
     found = {}
     for operator in plan.graph.operators:
-        gradients = read_gradients(plan.graph, operator)
+        gradients = plan.graph.read_gradients(operator)
         splits = np.array([[plan[operator.name].splits[dim] for dim in operator.extents]], dtype=np.int32)
         traits = tuple(ReadTraits(has_gradient=has, is_fed=False, is_owned=True) for has in gradients)
         work = layer_traffic(operator, splits, traits, word_bytes=plan.graph.word_bytes)

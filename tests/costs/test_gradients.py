@@ -5,9 +5,24 @@ import pytest
 
 import pase
 from pase.costs import build_problem, cost_model, edge_layouts, transfer_bytes
+from pase.costs.build import traffic_of
 from pase.graph import Builder, Graph
-from pase.graph.operators import conv2d, dense, elementwise, embedding, pool2d, softmax_loss
+from pase.graph.operators import (
+    add_parameter,
+    attention,
+    batch_norm,
+    conv2d,
+    dense,
+    elementwise,
+    embedding,
+    layer_norm,
+    lstm,
+    pool2d,
+    softmax_loss,
+)
 from pase.graph.operators.pieces import padded
+from pase.graph.operators.recurrent import recurrent
+from pase.graph.operators.reduction import softmax
 from pase.machine import load_machine
 
 MACHINE = load_machine("1080ti")
@@ -116,3 +131,191 @@ def test_repeated_layers_of_which_one_has_a_gradient_share_no_tables() -> None:
     assert kinds["early", "earlier"] != kinds["late", "later"]
     one, other = (tables.edge_tables[kinds[ends]].values for ends in (("early", "earlier"), ("late", "later")))
     assert one.sum() < other.sum()
+
+
+# -- work of what an operator does inside itself
+
+
+def _flop(graph: Graph, name: str = "", **split: int) -> float:
+    """FLOP of a step on the busiest device, of one layer or of all of them."""
+    total = 0.0
+    for operator in graph.operators:
+        if name in ("", operator.name):
+            row = np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
+            total += traffic_of(graph, operator, row).flop.item()
+    return total
+
+
+B, S, U = 3, 4, 5
+
+
+def _stack(*, is_trained: bool, layers: int) -> Graph:
+    net = Builder("stack")
+    x = net.input((B, S, U))
+    if is_trained:
+        x = net.add(add_parameter, "before", x, dims=("b", "s", "d"), over=("b", "s", "d"))
+    net.add(lstm, "lstm", x, layers=layers, units=U)
+    return net.build()
+
+
+def _lstm_flop(layers: range, *, is_trained: bool) -> int:
+    """Count the operations of some layers of a stack, one product and one sum after the other."""
+    count = 0
+    for layer in layers:
+        for _ in range(B * S):
+            for _ in range(4 * U):  # units of gates
+                for _ in range(U):  # of the input
+                    count += 2  # gate += x w
+                    count += 2  # gradient of w += gate's x
+                    count += 2 * (layer > 0 or is_trained)  # gradient of x += gate's w
+                for _ in range(U):  # of the step before
+                    count += 3 * 2  # the same of h and u: the step before is computed from weights
+            count += 2 * 9 * U  # the cells, forward and backward
+    return count
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_the_first_layer_s_product_alone_has_no_gradient_of_raw_inputs(layers: int, is_trained: bool) -> None:
+    graph = _stack(is_trained=is_trained, layers=layers)
+    assert _flop(graph, "lstm") == _lstm_flop(range(layers), is_trained=is_trained)
+    for parts in (k for k in (2, 4) if k <= layers):
+        size = layers // parts
+        groups = [range(size * i, size * (i + 1)) for i in range(parts)]
+        # Each device waits for those before it: a wavefront over so many groups and all steps.
+        waiting = 1 + (parts - 1) * min((size - 1) * S + 1, size) / (size * S)
+        # All but the first group do as much backward whatever x is.
+        busiest = max(_lstm_flop(group, is_trained=is_trained) for group in groups)
+        assert _flop(graph, "lstm", l=parts) == pytest.approx(busiest * waiting, rel=1e-14)
+
+
+@pytest.mark.parametrize(("cell", "gates"), [("lstm", 4), ("gru", 3), ("rnn", 1)])
+@pytest.mark.parametrize("directions", [1, 2])
+def test_recurrent_layers_of_raw_inputs_send_gradients_through_steps_and_layers(
+    cell: str, gates: int, directions: int
+) -> None:
+    width, layers, rows = 7, 3, gates * U
+    widths = [width] + [U * directions] * (layers - 1)
+    weights = [shape for w in widths for _ in range(directions) for shape in ((rows, w), (rows, U), (rows,), (rows,))]
+    forward = sum(2 * B * S * directions * rows * (w + U) for w in widths)
+    found = {}
+    for is_trained in (False, True):
+        net = Builder("net")
+        x = net.input((B, S, width))
+        if is_trained:
+            x = net.add(add_parameter, "before", x, dims=("b", "s", "d"), over=("b", "s", "d"))
+        net.add(
+            recurrent,
+            "rnn",
+            x,
+            weights=weights,
+            outputs=[(B, S, U * directions)],
+            units=U,
+            gates=gates,
+            layers=layers,
+            directions=directions,
+            product_flop=float(forward),
+            cell=cell,
+        )
+        found[is_trained] = _flop(net.build(), "rnn")
+    # A product of the step before, or of the layer below, works for three; of the data, for two.
+    cells = 2 * layers * 3 * B * S * directions * rows
+    of_data = 2 * B * S * directions * rows * width
+    assert found[True] == pytest.approx(3 * forward + cells, rel=1e-14)
+    assert found[False] == pytest.approx(3 * forward + cells - of_data, rel=1e-14)
+
+
+def test_hidden_gradients_move_where_x_has_none() -> None:
+    found = []
+    for is_trained in (False, True):
+        graph = _stack(is_trained=is_trained, layers=2)
+        row = np.array([[2, 1, 1, 1, 5]], dtype=np.int32)
+        messages = traffic_of(graph, graph["lstm"], row).messages
+        found.append([m.size_bytes.item() for m in messages if m.tensor == "hidden_gradient"])
+    assert found[0] == found[1] == [4 * B * S * U, 4 * B * S * U], "summed over five parts; handed to the layer below"
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "options"),
+    [
+        (conv2d, [(4, 6, 8, 8)], {"out": 5, "kernel": 3}),
+        (dense, [(4, 6)], {"out": (("n", 5),)}),
+        (batch_norm, [(4, 6, 8, 8)], {}),
+        (elementwise, [(4, 6), (4, 6), (4, 6)], {"dims": ("b", "n")}),
+        (elementwise, [(4, 6), (4, 6)], {"dims": ("b", "n"), "function": "multiply"}),
+    ],
+)
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_what_is_fused_counts_as_if_it_stood_alone(operator, shapes, options, is_trained: bool) -> None:  # type: ignore[no-untyped-def]
+    def graph(*, is_fused: bool) -> Graph:
+        net = Builder("net")
+        dims = ("b", "n", "h", "w")[: len(shapes[0])]
+        x = [net.input(shape) for shape in shapes]
+        # The last tensor alone may be trained.
+        if is_trained:
+            x[-1] = net.add(add_parameter, "before", x[-1], dims=dims, over=dims)
+        y = net.add(operator, "layer", *x, **options, **({"activation": "relu"} if is_fused else {}))
+        if not is_fused:
+            net.add(elementwise, "relu", y, dims=dims, function="relu")
+        return net.build()
+
+    assert _flop(graph(is_fused=True)) == _flop(graph(is_fused=False))
+
+
+@pytest.mark.parametrize(
+    ("function", "activation", "trained", "flop"),
+    [
+        ("add", "", (True, True), 1),
+        ("add", "relu", (True, True), 3),
+        ("add", "relu", (False, False), 2),
+        ("multiply", "", (True, True), 3),
+        ("multiply", "", (True, False), 2),
+        ("multiply", "", (False, False), 1),
+        ("multiply", "tanh", (False, True), 4),
+        ("add", "", (True, True, True), 2),
+        ("multiply", "", (True, True, False), 2 + 2 * 2),
+    ],
+)
+def test_sums_and_products_of_several_tensors(
+    function: str, activation: str, trained: tuple[bool, ...], flop: int
+) -> None:
+    net = Builder("net")
+    tensors = []
+    for i, is_trained in enumerate(trained):
+        x = net.input((4, 6))
+        tensors.append(net.add(add_parameter, f"p{i}", x, dims=("b", "n"), over=("b", "n")) if is_trained else x)
+    net.add(elementwise, "last", *tensors, dims=("b", "n"), function=function, activation=activation)
+    assert _flop(net.build(), "last") == flop * 4 * 6
+
+
+def test_a_scale_works_backward_where_what_it_scales_has_no_gradient() -> None:
+    for is_trained in (False, True):
+        net = Builder("net")
+        x = net.input((4, 6, 8))
+        if is_trained:
+            x = net.add(add_parameter, "before", x, dims=("b", "s", "d"), over=("b", "s", "d"))
+        net.add(layer_norm, "norm", x)
+        # Normalised in 3; times the scale; plus the shift. Backward 3 and both factors, or the scale alone.
+        assert _flop(net.build(), "norm") == 4 * 6 * 8 * (3 + 1 + 1 + (3 + 2 if is_trained else 1))
+
+
+def test_what_is_reduced_inside_a_layer_of_data_is_not_reduced_backward() -> None:
+    heads = (2, 8, 4, 4)
+    for is_trained in (False, True):
+        for operator, shapes, options, split, tensor, times in (
+            (attention, [heads] * 3, {}, "t", "softmax", (2, 3)),
+            (attention, [heads] * 3, {}, "k", "scores", (1, 2)),
+            (softmax, [(2, 8)], {"dims": ("b", "n"), "over": "n"}, "n", "rows", (2, 3)),
+            (layer_norm, [(2, 8)], {"dims": ("b", "n")}, "n", "moments", (1, 2)),
+        ):
+            net = Builder("net")
+            x = [net.input(shape) for shape in shapes]
+            if is_trained:
+                # Of attention's tensors the keys.
+                place, dims = len(x) // 2, tuple("abcd"[: len(shapes[0])])
+                x[place] = net.add(add_parameter, "before", x[place], dims=dims, over=dims)
+            net.add(operator, "layer", *x, **options)  # type: ignore[arg-type]
+            graph = net.build()
+            row = np.array([[4 if dim == split else 1 for dim in graph["layer"].extents]], dtype=np.int32)
+            found = {m.tensor: m.times for m in traffic_of(graph, graph["layer"], row).messages}
+            assert found[tensor] == times[is_trained]

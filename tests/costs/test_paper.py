@@ -78,12 +78,12 @@ def _alexnet_flop(batch: int) -> int:
     flop = 0
     for number, (n, size, c, kernel) in enumerate(convolutions):
         passes = 2 if number == 0 else 3
-        # 2 FLOP a multiply-add; bias and ReLU of every output forward, and backward where a layer comes before.
-        flop += passes * 2 * n * size**2 * c * kernel**2 + (passes - 1) * 2 * n * size**2
+        # 2 FLOP a multiply-add; bias and ReLU of every output forward, ReLU backward.
+        flop += passes * 2 * n * size**2 * c * kernel**2 + (2 + 1) * n * size**2
     for n, size in ((64, 27), (192, 13), (256, 6)):
         flop += 2 * n * size**2 * 9
     for n, c, activation in ((4096, 9216, 1), (4096, 4096, 1), (1000, 4096, 0)):
-        flop += 3 * 2 * n * c + 2 * n * (1 + activation)
+        flop += 3 * 2 * n * c + n + 2 * n * activation
     return batch * (flop + 2 * 4 * 1000)
 
 

@@ -294,10 +294,13 @@ def test_elementwise_counts_an_operation_for_each_pair() -> None:
     assert add.work[0].inputs == (), "the gradient of a sum is a copy"
     relu = elementwise("relu", (4, 6), dims=("b", "n"), function="relu")
     assert _forward_flop(relu) == 4 * 6
-    assert relu.work[0].inputs == (0,)
+    assert relu.work[0].num_gradients((True,)) == 1
     both = elementwise("both", (4, 6), (4, 6), dims=("b", "n"), activation="relu")
     assert _forward_flop(both) == 2 * 4 * 6
-    assert both.work[0].inputs == (0,)
+    assert [work.inputs for work in both.work] == [(), ((0, 1),)], "the ReLU alone works again"
+    product = elementwise("product", (4, 6), (4, 6), (4, 6), dims=("b", "n"), function="multiply")
+    assert _forward_flop(product) == 2 * 4 * 6
+    assert product.work[0].num_gradients((True, False, True)) == 2, "as much again for each factor with a gradient"
 
 
 def test_add_parameter_holds_what_it_adds() -> None:

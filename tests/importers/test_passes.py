@@ -465,7 +465,24 @@ def test_functions_go_into_what_makes_them() -> None:
     (node,) = run_passes(t.trace(t.point("multiply", y, t.leaf("c", (6,), "constant"))))[-1].nodes
     assert isinstance(node.op, Contract)
     assert node.op.has_bias
-    assert node.folded_flop >= 8 * 6
+    # ReLU and a product with a constant; the bias is the contraction's own.
+    assert [(folded.flop, folded.backward_flop, folded.argument) for folded in node.folded] == [(96, 96, "")]
+
+
+def test_what_is_folded_works_backward_for_each_factor_and_for_no_summand() -> None:
+    t = Tracer()
+    x, w, scale = t.leaf("x", (8, 4)), t.weight("w", 4, 6), t.weight("scale", 8, 6)
+    y = t.point("add", t.point("multiply", t.linear(x, w), scale), t.weight("shift", 8, 6))
+    (node,) = run_passes(t.trace(y))[-1].nodes
+    # A product and a sum forward; backward a product for each of the two factors.
+    assert [(folded.flop, folded.backward_flop) for folded in node.folded] == [(2 * 48, 2 * 48)]
+
+
+def test_what_is_folded_before_works_backward_for_what_is_read_alone() -> None:
+    t = Tracer()
+    data, w = t.leaf("x", (8, 4)), t.weight("w", 4, 6)
+    (node,) = run_passes(t.trace(t.linear(t.point("relu", data), w)))[-1].nodes
+    assert [(folded.flop, folded.argument) for folded in node.folded] == [(8 * 4, "x")]
 
 
 def test_a_rotary_embedding_goes_into_attention_and_holds_its_dim() -> None:

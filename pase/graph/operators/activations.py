@@ -1,6 +1,7 @@
 """Activation functions that operators apply to what they produce."""
 
 from pase.errors import GraphError, unknown_name
+from pase.graph.operator import Work
 
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid")
 
@@ -10,3 +11,13 @@ def check_activation(name: str, activation: str) -> str:
     if activation and activation not in ACTIVATIONS:
         raise GraphError(f"layer {name!r}: {unknown_name('activation', activation, ACTIVATIONS)}")
     return activation
+
+
+def epilogue(dims: tuple[str, ...], *, has_bias: bool, activation: str, num_reads: int) -> tuple[Work, ...]:
+    """Return the work of a bias and an activation, of either that there is, on what an operator computes of its reads.
+
+    The gradient of a sum is copied, that of an activation worked out.
+    """
+    added = (Work(dims=dims, flop_per_point=1),) if has_bias else ()
+    applied = (Work(dims=dims, flop_per_point=1, inputs=(tuple(range(num_reads)),)),) if activation else ()
+    return (*added, *applied)

@@ -22,8 +22,25 @@ def attention(
     batch, queries, heads, size = q
     keys = k[1]
     over_scores = ("b", "h", "s", "t")
-    statistic = AllReduce(tensor="softmax", shape=(batch, heads, queries), axes=("b", "h", "s"), over=("t",), times=3)
-    scores = AllReduce(tensor="scores", shape=(batch, heads, queries, keys), axes=over_scores, over=("k",), times=2)
+    # Forward the maximum and the sum of each row, backward the sum of its gradient.
+    statistic = AllReduce(
+        tensor="softmax",
+        shape=(batch, heads, queries),
+        axes=("b", "h", "s"),
+        over=("t",),
+        times=3,
+        backward_times=1,
+        gradient_of=(0, 1),
+    )
+    scores = AllReduce(
+        tensor="scores",
+        shape=(batch, heads, queries, keys),
+        axes=over_scores,
+        over=("k",),
+        times=2,
+        backward_times=1,
+        gradient_of=(0, 1),
+    )
     return Operator(
         name=name,
         kind="attention",
@@ -37,8 +54,8 @@ def attention(
         work=(
             # Scores (q, k) and values (scores, v): two products of two operands each.
             Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=(0, 1), contraction=True),
-            Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=(0, 2), contraction=True),
-            Work(dims=over_scores, flop_per_point=_SOFTMAX_FLOP_PER_SCORE, inputs=(0,)),
+            Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=((0, 1), 2), contraction=True),
+            Work(dims=over_scores, flop_per_point=_SOFTMAX_FLOP_PER_SCORE, inputs=((0, 1),)),
         ),
         exchanges=(statistic, scores),
         attributes=(("causal", causal),),

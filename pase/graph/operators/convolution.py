@@ -3,7 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Dim, Role
 from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation
+from pase.graph.operators.activations import check_activation, epilogue
 from pase.graph.operators.windows import Each, Padding, sliding
 
 
@@ -119,9 +119,8 @@ def _convolution(
                 partial_over=("b", *windows.position_names),
             )
         )
-    if bias or activation:
-        outputs = tuple(d for d in every if d not in {"c", *windows.kernel_names})
-        work.append(Work(dims=outputs, flop_per_point=int(bias) + int(bool(activation)), inputs=(0,)))
+    outputs = tuple(d for d in every if d not in {"c", *windows.kernel_names})
+    work += epilogue(outputs, has_bias=bias, activation=activation, num_reads=len(reads))
     y = Access(
         tensor="y",
         shape=(batch, out, *windows.num_positions),

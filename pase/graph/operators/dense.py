@@ -3,7 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation
+from pase.graph.operators.activations import check_activation, epilogue
 
 NamedExtents = tuple[tuple[str, int], ...]
 
@@ -51,8 +51,7 @@ def dense(
         reads.append(
             Access(tensor="bias", shape=out_shape, axes=out_names, role=Role.PARAMETER, partial_over=tuple(lead))
         )
-    if bias or activation:
-        work.append(Work(dims=(*lead, *out_names), flop_per_point=int(bias) + int(bool(activation)), inputs=(0,)))
+    work += epilogue((*lead, *out_names), has_bias=bias, activation=activation, num_reads=len(reads))
     return Operator(
         name=name,
         kind="dense",

@@ -3,7 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation
+from pase.graph.operators.activations import check_activation, epilogue
 
 FUNCTIONS = ("add", "multiply", "relu", "gelu", "tanh")
 
@@ -22,20 +22,22 @@ def elementwise(
             f"layer {name!r} reads shapes {inputs}; expected one or more of one shape, dims {', '.join(dims)}"
         )
     shape = inputs[0]
+    every = tuple(range(len(inputs)))
+    match function:
+        case "add":
+            # The gradient of a sum is a copy.
+            work = Work(dims=dims, flop_per_point=len(inputs) - 1)
+        case "multiply":
+            work = Work(dims=dims, flop_per_point=len(inputs) - 1, inputs=every)
+        case _:
+            work = Work(dims=dims, flop_per_point=1, inputs=(every,))
     return Operator(
         name=name,
         kind="elementwise",
         dims=tuple(Dim(n, e) for n, e in zip(dims, shape, strict=True)),
         reads=tuple(Access(tensor=f"x{i}", shape=shape, axes=dims) for i in range(len(inputs))),
         writes=(Access(tensor="y", shape=shape, axes=dims),),
-        work=(
-            Work(
-                dims=dims,
-                flop_per_point=max(1, len(inputs) - 1) + bool(activation),
-                # The gradient of a sum is a copy: only products and functions work again backward.
-                inputs=() if function == "add" and not activation else (0,),
-            ),
-        ),
+        work=(work, *epilogue(dims, has_bias=False, activation=activation, num_reads=len(inputs))),
         attributes=(("function", function), ("activation", check_activation(name, activation))),
     )
 

@@ -24,6 +24,11 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
     batch, steps, _ = x
     hidden = (layers, batch, steps, units)
     along_d, along_e = ("l", "b", "s", "d"), ("l", "b", "s", "e")
+    every = (0, 1, 2, 3)
+
+    def product(stage: str | Part, inputs: tuple[int | tuple[int, ...], ...]) -> Work:
+        return Work(dims=(stage, "b", "s", "d", "e"), flop_per_point=2 * _GATES, inputs=inputs, contraction=True)
+
     return Operator(
         name=name,
         kind="lstm",
@@ -57,8 +62,11 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             ),
         ),
         work=(
-            Work(dims=("l", "b", "s", "d", "e"), flop_per_point=4 * _GATES, inputs=(0, 1), contraction=True),
-            Work(dims=("l", "b", "s", "e"), flop_per_point=_CELL_FLOP, inputs=(0,)),
+            # The first layer's product with x, the others' with the layer below, all layers' with the step before.
+            product(Part(dim="l", offset=0, extent=1), (0, 1)),
+            *([product(Part(dim="l", offset=1, extent=layers - 1), (every, 1))] if layers > 1 else []),
+            product("l", (every, 2)),
+            Work(dims=("l", "b", "s", "e"), flop_per_point=_CELL_FLOP, inputs=(every,)),
         ),
         exchanges=(
             AllReduce(

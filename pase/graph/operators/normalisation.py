@@ -3,11 +3,11 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.operator import AllReduce, Operator, Work
-from pase.graph.operators.activations import check_activation
+from pase.graph.operators.activations import check_activation, epilogue
 from pase.graph.operators.windows import position_names
 
-_FLOP_PER_POINT = 5
-"""Subtract the mean, square for the variance, divide, scale, shift."""
+_FLOP_PER_POINT = 3
+"""Subtract the mean, square for the variance, divide."""
 
 
 def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operator:
@@ -19,14 +19,15 @@ def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operat
     """
     positions = position_names(name, x)
     dims, over = ("b", "c", *positions), ("b", *positions)
-    return _normalisation(name, "batch_norm", x, dims, over=over, scale=("c",), times=1, activation=activation)
+    return _normalisation(name, "batch_norm", x, dims, over=over, scale=("c",), backward_times=0, activation=activation)
 
 
 def layer_norm(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "s", "d")) -> Operator:
     """Return layer normalisation of x, shape [dims…], over its last dim, with a scale and a shift per point of it."""
     if len(x) != len(dims):
         raise GraphError(f"layer {name!r} reads shape {x}; expected dims {', '.join(dims)}")
-    return _normalisation(name, "layer_norm", x, dims, over=dims[-1:], scale=dims[-1:], times=2, activation="")
+    last = dims[-1:]
+    return _normalisation(name, "layer_norm", x, dims, over=last, scale=last, backward_times=1, activation="")
 
 
 def _normalisation(
@@ -37,11 +38,20 @@ def _normalisation(
     *,
     over: tuple[str, ...],
     scale: tuple[str, ...],
-    times: int,
+    backward_times: int,
     activation: str,
 ) -> Operator:
     extents = dict(zip(names, x, strict=True))
     kept = tuple(n for n in names if n not in over)
+    moments = AllReduce(
+        tensor="moments",
+        shape=(2, *(extents[n] for n in kept)),
+        axes=(None, *kept),
+        over=over,
+        times=1 + backward_times,
+        backward_times=backward_times,
+        gradient_of=(0,),
+    )
     scale_shape = tuple(extents[n] for n in scale)
     return Operator(
         name=name,
@@ -53,11 +63,25 @@ def _normalisation(
             Access(tensor="shift", shape=scale_shape, axes=scale, role=Role.PARAMETER),
         ),
         writes=(Access(tensor="y", shape=x, axes=names),),
-        work=(Work(dims=names, flop_per_point=_FLOP_PER_POINT + bool(activation), inputs=(0,)),),
-        exchanges=(
-            AllReduce(
-                tensor="moments", shape=(2, *(extents[n] for n in kept)), axes=(None, *kept), over=over, times=times
-            ),
+        work=(
+            *normalising(names, flop_per_point=_FLOP_PER_POINT, scale=1, has_shift=True),
+            *epilogue(names, has_bias=False, activation=activation, num_reads=3),
         ),
+        exchanges=(moments,),
         attributes=(("activation", check_activation(name, activation)),),
     )
+
+
+def normalising(
+    names: tuple[str, ...], *, flop_per_point: float, scale: int | None, has_shift: bool
+) -> tuple[Work, ...]:
+    """Return the work of normalising the first read; scale: position of what it is multiplied with, None for nothing.
+
+    flop_per_point: of what comes before the scale and the shift, a product and a sum.
+    """
+    work = [Work(dims=names, flop_per_point=flop_per_point, inputs=(0,))]
+    if scale is not None:
+        work.append(Work(dims=names, flop_per_point=1, inputs=(0, scale)))
+    if has_shift:
+        work.append(Work(dims=names, flop_per_point=1))
+    return tuple(work)

@@ -51,10 +51,12 @@ def opaque(
         reads.append(Access(tensor=f"x{number}", shape=shape, axes=along, role=role))
     points = tuple(axis for axis in writes[0].axes if isinstance(axis, str))
     size = max(1, writes[0].size)
-    behind = tuple(range(len(inputs)))
-    work = [Work(dims=points, flop_per_point=flop / size, inputs=behind[:1])] if flop else []
+    every, weights = tuple(range(len(inputs))), tuple(range(len(inputs) - num_weights, len(inputs)))
+    work = [Work(dims=points, flop_per_point=flop / size, inputs=(every,))] if flop else []
     if product_flop:
-        work.append(Work(dims=points, flop_per_point=product_flop / size, inputs=behind[:2], contraction=True))
+        # Of a loop, that is: of what it has computed before with its weights, or with the rest of what it reads.
+        operands = (every, weights) if weights else every[:2]
+        work.append(Work(dims=points, flop_per_point=product_flop / size, inputs=operands, contraction=True))
     return Operator(
         name=name,
         kind="opaque",

@@ -32,12 +32,35 @@ def pointwise(
         dims=tuple(Dim(n, e) for n, e in zip(dims, out, strict=True)),
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=out, axes=dims),),
-        # A sum's gradient is a copy; anything else works again for each of what it reads.
-        work=(
-            Work(
-                dims=dims, flop_per_point=flop_per_point, inputs=() if function == "add" else tuple(range(len(reads)))
-            ),
-        ),
+        work=function_work(dims, tuple(function.split(",")), flop_per_point, len(reads)),
         unsplittable=mixes,
         attributes=(("function", function),),
     )
+
+
+_SUMS = frozenset({"add", "subtract"})
+_PRODUCTS = frozenset({"multiply", "divide"})
+
+
+def function_work(
+    dims: tuple[str, ...], functions: tuple[str, ...], flop_per_point: float, num_reads: int
+) -> tuple[Work, ...]:
+    """Return the work of functions that follow one another on tensors that an operator reads.
+
+    The gradient of a sum is a copy. A product works again for each factor, as any other function of several tensors
+    does; where there are several functions and tensors, a product is of two numbers that may come of any of these.
+    """
+    every = tuple(range(num_reads))
+    num_sums = sum(function in _SUMS for function in functions)
+    if len(functions) == 1:
+        return (Work(dims=dims, flop_per_point=flop_per_point, inputs=() if num_sums else every),)
+    # What is more than one a function is the first one's, which may have many inputs.
+    others = len(functions) - num_sums if functions[0] in _SUMS else flop_per_point - num_sums
+    others = max(0.0, min(flop_per_point, others))
+    products = min(others, sum(function in _PRODUCTS for function in functions)) if num_reads > 1 else 0.0
+    works = (
+        Work(dims=dims, flop_per_point=flop_per_point - others),
+        Work(dims=dims, flop_per_point=others - products, inputs=(every,)),
+        Work(dims=dims, flop_per_point=products, inputs=(every, every)),
+    )
+    return tuple(work for work in works if work.flop_per_point)

@@ -54,6 +54,8 @@ def recurrent(
         for i, shape in enumerate(weights)
     ]
     reads += [Access(tensor=f"h{i}", shape=shape, axes=_state_axes(shape, extents)) for i, shape in enumerate(states)]
+    every, trained = tuple(range(len(reads))), tuple(range(1, 1 + len(weights)))
+    first = 2.0 * x[2]
     return Operator(
         name=name,
         kind="recurrent",
@@ -64,13 +66,23 @@ def recurrent(
             for i, shape in enumerate(outputs)
         ),
         work=(
-            Work(dims=dims, flop_per_point=product_flop / points, inputs=(0, 1)[: 1 + len(weights)], contraction=True),
-            Work(dims=dims, flop_per_point=float(_CELL_FLOP_PER_GATE * layers), inputs=(0,)),
+            # The first layer's product with x; the others' with the layer below, and all layers' with the step before.
+            Work(dims=dims, flop_per_point=first, inputs=(0, trained), contraction=True),
+            Work(dims=dims, flop_per_point=product_flop / points - first, inputs=(every, trained), contraction=True),
+            Work(dims=dims, flop_per_point=float(_CELL_FLOP_PER_GATE * layers), inputs=(every,)),
         ),
         exchanges=(
             # Every step reads all units of the step before; backward the gradients of these come back.
             Relayout(tensor="hidden", shape=hidden, written=written, read=read, times=1),
-            Relayout(tensor="hidden_gradient", shape=hidden, written=read, read=written, times=1),
+            Relayout(
+                tensor="hidden_gradient",
+                shape=hidden,
+                written=read,
+                read=written,
+                times=1,
+                backward_times=1,
+                gradient_of=every,
+            ),
         ),
         unsplittable=("s", "r", "g"),
         attributes=(("cell", cell), ("layers", layers), ("units", units), ("directions", directions)),

@@ -34,7 +34,15 @@ def softmax(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over: str, 
     _check(name, x, dims, (over,))
     kept = tuple(dim for dim in dims if dim != over)
     extents = dict(zip(dims, x, strict=True))
-    rows = AllReduce(tensor="rows", shape=tuple(extents[dim] for dim in kept), axes=kept, over=(over,), times=3)
+    rows = AllReduce(
+        tensor="rows",
+        shape=tuple(extents[dim] for dim in kept),
+        axes=kept,
+        over=(over,),
+        times=3,
+        backward_times=1,
+        gradient_of=(0,),
+    )
     return Operator(
         name=name,
         kind="softmax",

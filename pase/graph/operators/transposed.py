@@ -34,7 +34,7 @@ def transposed_convolution(
     if bias:
         shape = (w[1] * groups,)
         reads.append(Access(tensor="bias", shape=shape, axes=(outer,), role=Role.PARAMETER, partial_over=("b",)))
-        work.append(Work(dims=("b", *group, "n", *written), flop_per_point=1, inputs=(0,)))
+        work.append(Work(dims=("b", *group, "n", *written), flop_per_point=1))
     return Operator(
         name=name,
         kind="transposed_convolution",

@@ -22,7 +22,7 @@ from pase.importers.ir.ops import (
     Softmax,
     Transpose,
 )
-from pase.importers.ir.trace import Leaf, Node, Origin, Piece, Step, Trace, Use, Value, check_trace
+from pase.importers.ir.trace import Folded, Leaf, Node, Origin, Piece, Step, Trace, Use, Value, check_trace
 from pase.importers.ir.views import View
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Concat",
     "Contract",
     "Convolve",
+    "Folded",
     "Gather",
     "Generic",
     "Identity",

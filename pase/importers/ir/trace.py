@@ -78,12 +78,25 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """What a function that was folded into a node works out.
+
+    flop: of the forward pass. backward_flop: where its argument has a gradient. argument: the value that it is applied
+    to, "" for what the node itself computes.
+    """
+
+    flop: float
+    backward_flop: float
+    argument: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One operator.
 
     name: unique among nodes. merged: the origins of those that passes put into it. epilogue: functions that are applied
     to the first output, point by point, before anyone reads it; epilogue_inputs: positions in inputs of the weights
-    that these read. folded_flop: of the forward pass of what was folded into it, before or after its own work.
+    that these read. folded: the work of what was folded into it, before or after its own.
     computes: the value that the first output holds after what was folded into it, by the name that it had before; ""
     for its own.
     """
@@ -96,7 +109,7 @@ class Node:
     merged: tuple[Origin, ...] = ()
     epilogue: tuple[str, ...] = ()
     epilogue_inputs: tuple[int, ...] = ()
-    folded_flop: float = 0.0
+    folded: tuple[Folded, ...] = ()
     whole: tuple[tuple[int, int], ...] = ()
     computes: str = ""
 

@@ -1,11 +1,12 @@
 """What passes folded into a node, told of its vertex: FLOP, names of functions, weights, dims that must stay whole."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import prod
 
 from pase.graph import Access, Part, Role, Work
 from pase.graph.access import Axis
-from pase.importers.ir import Node, Trace
+from pase.importers.ir import Folded, Node, Trace
 from pase.importers.lower.draft import Draft, is_parameter
 
 
@@ -13,7 +14,7 @@ def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
     """Return the draft with what was folded into it, and with weights that its kind does not tell of."""
     told = {use.value for use in draft.sources}
     others = [(i, use) for i, use in enumerate(node.inputs) if is_parameter(trace, use) and use.value not in told]
-    if not node.folded_flop and not node.epilogue and not node.whole and not others:
+    if not node.folded and not node.epilogue and not node.whole and not others:
         return draft
     operator = draft.operator
     write = operator.writes[0]
@@ -22,12 +23,9 @@ def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
     written = [(write.shape[i], write.axes[i]) for i in order]
     points = tuple(dict.fromkeys(dim for axis in write.axes for dim in _names(axis)))
     work = operator.work
-    if node.folded_flop:
-        size = 1
-        for dim in points:
-            size *= operator.extents[dim]
-        more = Work(dims=points, flop_per_point=node.folded_flop / size, inputs=(0,) if operator.reads else ())
-        work = (*work, more)
+    size = prod(operator.extents[dim] for dim in points)
+    for folded in node.folded:
+        work = (*work, *_work(points, size, folded, [use.value for use in draft.sources]))
     reads, sources = list(operator.reads), list(draft.sources)
     for position, use in others:
         shape = trace.shape(use)
@@ -49,6 +47,20 @@ def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
         unsplittable=tuple(dict.fromkeys((*operator.unsplittable, *held))),
     )
     return replace(draft, operator=operator, sources=tuple(sources))
+
+
+def _work(points: tuple[str, ...], size: int, folded: Folded, reads: Sequence[str]) -> tuple[Work, ...]:
+    """Return the work of what was folded into an operator that reads these values."""
+    own = tuple(i for i, value in enumerate(reads) if value == folded.argument)
+    argument = own or tuple(range(len(reads)))
+    # As often again, backward, as each of its factors has a gradient: in part once more than the rest.
+    times = int(folded.backward_flop // folded.flop) if folded.flop else 0
+    more = folded.backward_flop - times * folded.flop
+    works = (
+        Work(dims=points, flop_per_point=(folded.flop - more) / size, inputs=(argument,) * times),
+        Work(dims=points, flop_per_point=more / size, inputs=(argument,) * (times + 1)),
+    )
+    return tuple(work for work in works if work.flop_per_point)
 
 
 def _aligned(shape: tuple[int, ...], written: list[tuple[int, Axis]]) -> tuple[Axis, ...]:

@@ -82,12 +82,16 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
         extents |= {name: chain[i] // chain[i + 1] for i, name in enumerate(names)}
     if not pieces:
         return operator
-    used = [access.axes for access in (*operator.reads, *operator.writes)]
+    used: list[Sequence[Axis]] = [access.axes for access in (*operator.reads, *operator.writes)]
+    used += [work.dims for work in operator.work]
     if any(isinstance(a, Window | Part) and not {*_named(a)}.isdisjoint(pieces) for axes in used for a in axes):
         return None
 
     def expanded(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(part for name in names for part in pieces.get(name, (name,)))
+
+    def points(dims: Sequence[str | Part]) -> tuple[str | Part, ...]:
+        return tuple(new for dim in dims for new in ((dim,) if isinstance(dim, Part) else expanded([dim])))
 
     def axes(old: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(_axis(axis, pieces) for axis in old)
@@ -114,7 +118,7 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
         dims=dims,
         reads=tuple(access(old) for old in operator.reads),
         writes=tuple(access(old) for old in operator.writes),
-        work=tuple(replace(work, dims=expanded(work.dims)) for work in operator.work),
+        work=tuple(replace(work, dims=points(work.dims)) for work in operator.work),
         unsplittable=expanded(operator.unsplittable),
         exchanges=tuple(new for new in exchanges if new is not None),
     )

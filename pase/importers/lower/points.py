@@ -3,8 +3,8 @@
 from dataclasses import replace
 from math import prod
 
-from pase.graph import Access, AllReduce, Dim, Operator, Role, Work
-from pase.graph.operators.normalisation import batch_norm, layer_norm
+from pase.graph import Access, AllReduce, Dim, Operator, Role
+from pase.graph.operators.normalisation import batch_norm, layer_norm, normalising
 from pase.graph.operators.opaque import opaque
 from pase.graph.operators.pointwise import pointwise
 from pase.graph.operators.reduction import reduction, softmax
@@ -12,8 +12,8 @@ from pase.importers.ir import Generic, Node, Normalise, Pointwise, Reduce, Softm
 from pase.importers.lower.draft import Draft, is_parameter, reordered, shaped, shapes, spare
 from pase.importers.passes.regions import is_activation
 
-_NORMALISE_FLOP = 5
-"""Subtract the mean, square for the variance, divide, scale, shift."""
+_NORMALISE_FLOP = 3
+"""Subtract the mean, square for the variance, divide."""
 
 _NAMES = {1: "b", 2: "bn", 3: "bsd", 4: "bchw", 5: "bcdhw"}
 
@@ -158,15 +158,18 @@ def _normalisation(trace: Trace, name: str, op: Normalise, uses: tuple[Use, ...]
         axes=(None, *(names[i] for i in kept)),
         over=over,
         times=2,
+        backward_times=1,
+        gradient_of=(0,),
     )
-    flop = _NORMALISE_FLOP if count == 2 else _NORMALISE_FLOP - 2
+    # No mean is subtracted from what is only squared.
+    flop = _NORMALISE_FLOP if count == 2 else _NORMALISE_FLOP - 1
     return Operator(
         name=name,
         kind="statistics" if op.kind == "statistics" else f"{op.kind}_norm",
         dims=tuple(Dim(n, e) for n, e in zip(names, shape, strict=True)),
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=shape, axes=names),),
-        work=(Work(dims=names, flop_per_point=flop, inputs=(0,)),),
+        work=normalising(names, flop_per_point=flop, scale=1 if op.has_scale else None, has_shift=op.has_shift),
         exchanges=(moments,) if over else (),
         unsplittable=tuple(names[i] for i in op.mixes),
         attributes=(("epsilon", op.epsilon), ("groups", op.groups)),

@@ -44,7 +44,7 @@ def lower_contract(trace: Trace, node: Node, name: str) -> Draft:
         along = out[len(out) - len(bias) :]
         over = tuple(dim for dim in out if dim not in along)
         access = Access(tensor="bias", shape=bias, axes=along, role=Role.PARAMETER, partial_over=over)
-        added = Work(dims=out, flop_per_point=1, inputs=(0,))
+        added = Work(dims=out, flop_per_point=1)
         operator = replace(operator, reads=(*operator.reads, access), work=(*operator.work, added))
     return Draft(operator=operator, sources=node.inputs[: 2 + op.has_bias])
 
@@ -82,7 +82,10 @@ def lower_attention(trace: Trace, node: Node, name: str) -> Draft:
             summed = tuple(dim for dim in "bhst" if dim not in axes)
             uses.append(use)
             reads.append(Access(tensor=f"m{len(reads)}", shape=shape, axes=axes, partial_over=summed))
-    operator = replace(operator, dims=dims, reads=tuple(reads), writes=tuple(writes), work=work)
+    scores = (0, 1, *range(3, len(reads)))
+    work = (work[0], *(replace(w, inputs=(scores, *w.inputs[1:])) for w in work[1:]))
+    exchanges = tuple(replace(exchange, gradient_of=scores) for exchange in operator.exchanges)
+    operator = replace(operator, dims=dims, reads=tuple(reads), writes=tuple(writes), work=work, exchanges=exchanges)
     return Draft(operator=operator, sources=tuple(uses))
 
 

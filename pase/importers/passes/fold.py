@@ -3,12 +3,14 @@
 from dataclasses import replace
 from math import prod
 
+from pase.graph.operators.pointwise import function_work
 from pase.importers.ir import (
     Attention,
     Broadcast,
     Concat,
     Contract,
     Convolve,
+    Folded,
     Node,
     Pad,
     Pointwise,
@@ -125,7 +127,7 @@ class _State:
             inputs=(*user.inputs, *weights),
             epilogue_inputs=(*user.epilogue_inputs, *more),
             merged=(*user.merged, node.origin, *node.merged),
-            folded_flop=user.folded_flop + _flop(node),
+            folded=(*user.folded, *_folded(self.trace, node, read.value)),
             whole=(*user.whole, *whole),
         )
         self._remove(node, [user])
@@ -143,7 +145,8 @@ class _State:
                 if seen is None:
                     return None
                 inputs.append(seen)
-            found.append(replace(user, inputs=tuple(inputs)))
+            told = tuple(replace(f, argument=read.value) if f.argument == value else f for f in user.folded)
+            found.append(replace(user, inputs=tuple(inputs), folded=told))
         return found
 
     def _is_weight(self, use: Use) -> bool:
@@ -207,7 +210,6 @@ def _whole_weight(trace: Trace, use: Use) -> Use:
 def _with_epilogue(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) -> Node:
     assert isinstance(node.op, Pointwise)
     merged = (*maker.merged, node.origin, *node.merged)
-    folded = maker.folded_flop + _flop(node)
     bias = _bias(trace, maker, node, read, weights)
     if bias is not None:
         assert isinstance(maker.op, Contract | Convolve)
@@ -222,7 +224,7 @@ def _with_epilogue(trace: Trace, maker: Node, node: Node, read: Use, weights: li
         epilogue=(*maker.epilogue, *node.op.functions),
         epilogue_inputs=(*maker.epilogue_inputs, *more),
         merged=merged,
-        folded_flop=folded,
+        folded=(*maker.folded, *_folded(trace, node)),
     )
 
 
@@ -251,6 +253,16 @@ def _bias(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) 
     return composed(Use(value=weights[0].value, view=view), weights[0], trace.values[weights[0].value].shape)
 
 
-def _flop(node: Node) -> float:
+def _folded(trace: Trace, node: Node, argument: str = "") -> tuple[Folded, ...]:
+    """Return the work of a node that is folded into another, and of what was folded into it itself."""
     assert isinstance(node.op, Pointwise)
-    return node.folded_flop + float(node.op.flop_per_point * prod(node.outputs[0].shape))
+    points = prod(node.outputs[0].shape)
+    # Constants have no gradient.
+    leaves = [trace.leaf.get(use.value) for use in node.inputs]
+    num_reads = sum(leaf is None or leaf.role != "constant" for leaf in leaves)
+    work = function_work((), node.op.functions, node.op.flop_per_point, num_reads)
+    own = Folded(
+        flop=points * sum(w.flop_per_point for w in work),
+        backward_flop=points * sum(w.flop_per_point * len(w.inputs) for w in work),
+    )
+    return tuple(replace(folded, argument=argument) for folded in (own, *node.folded))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.importers.ir import Concat, Node, Normalise, Op, Pointwise, Reduce, Slice, Softmax, Trace, Use, View
+from pase.importers.ir import Concat, Folded, Node, Normalise, Op, Pointwise, Reduce, Slice, Softmax, Trace, Use, View
 from pase.importers.passes.alignment import Alignment, aligned, dims_along
 from pase.importers.passes.functions import named_function
 from pase.importers.passes.uses import composed, without_dead_nodes
@@ -17,12 +17,13 @@ _MAX_NODES = 400
 """Of a region: one that is larger is no single operator any more."""
 
 _ROOTS = frozenset({"rsqrt", "sqrt"})
-_NORMALISE_FLOP = 5
+_STATISTICS_FLOP = 2
+"""For each point, as the vertex counts them; the rest is told beside it."""
+
 _STEPS = frozenset(
     {"add", "subtract", "multiply", "divide", "power", "square", "sqrt", "rsqrt", "exp", "log", "negate", "reciprocal"}
 )
 """What a normalisation or a softmax is spelled out in: its FLOP are those of its kind, however it is spelled."""
-"""For each point, as their vertices count them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,7 @@ def _collapsed(trace: Trace, region: _Region) -> Node | None:
         others = [node for node in region.nodes if not _is_step(node) and prod(node.outputs[0].shape) >= points]
         more = sum(_flop(trace, node) for node in others)
         if isinstance(op, Normalise) and op.kind == "statistics":
-            more = max(0.0, flop - _NORMALISE_FLOP * points)
+            more = max(0.0, flop - _STATISTICS_FLOP * points)
         if isinstance(op, Normalise):
             scales, shifts = _affine(trace, weights, found)
             channels = _channels(trace, [*scales, *shifts], found) or op.channels
@@ -172,8 +173,9 @@ def _collapsed(trace: Trace, region: _Region) -> Node | None:
             weights = [*first, *(pair for pair in weights if pair not in first)]
         inputs += [use for use, _ in weights]
     last = region.nodes[-1]
+    folded = (Folded(flop=more, backward_flop=more),) if more else ()
     origins = [origin for node in region.nodes for origin in (node.origin, *node.merged)]
-    return replace(last, op=op, inputs=tuple(inputs), merged=tuple(origins), folded_flop=more)
+    return replace(last, op=op, inputs=tuple(inputs), merged=tuple(origins), folded=folded)
 
 
 def _weights(trace: Trace, region: _Region) -> list[tuple[Use, Node]]:
