@@ -260,10 +260,11 @@ def _counted_types(
 ) -> tuple[int, _Types]:
     """Return (unit, types) of any parts, counted element by element."""
     (a, num_empty_u), (b, num_empty_v) = _labels(u, u_split), _labels(v, v_split)
-    codes, overlaps = np.unique(a * (b.max() + 1) + b, return_counts=True)
+    width = int(b.max()) + 1
+    overlaps = np.bincount(a * width + b)
+    codes = np.flatnonzero(overlaps)
     unit = int(np.gcd.reduce(overlaps))
-    rows, columns = np.divmod(codes, b.max() + 1)
-    pairs = zip(rows.tolist(), columns.tolist(), (overlaps // unit).tolist(), strict=True)
+    pairs = zip(*(x.tolist() for x in (codes // width, codes % width, overlaps[codes] // unit)), strict=True)
     return unit, _types(list(pairs), num_empty_u, num_empty_v)
 
 
@@ -275,8 +276,8 @@ def _labels(parts: tuple[Component, ...], splits: tuple[int, ...]) -> tuple[IntA
     labels = np.zeros(1, dtype=np.int64)
     for part, split in zip(parts, splits, strict=True):
         labels = (labels[:, None] * split + part_labels(part, split)[None, :]).reshape(-1)
-    holders, labels = np.unique(labels, return_inverse=True)
-    return labels, prod(splits) - len(holders)
+    holds = np.bincount(labels, minlength=prod(splits)) > 0
+    return (np.cumsum(holds) - 1)[labels], int((~holds).sum())
 
 
 def _types(pairs: Sequence[tuple[int, int, int]], num_empty_u: int, num_empty_v: int) -> _Types:

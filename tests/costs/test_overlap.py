@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pase import load
+from pase import load, search
 from pase.configurations import enumerate_configurations
 from pase.costs import edge_layouts, transfer_bytes
 from pase.costs.layouts import Splits, components, split_columns, splits_of
@@ -166,6 +166,21 @@ def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: 
             held = holdings(u, write, dict(zip(u.extents, a, strict=True)), p)
             needed = holdings(v, read, dict(zip(v.extents, b, strict=True)), p)
             _check(found, i, j, Fetches(overlaps(held, needed).T, sizes(held), sizes(needed)), has_gradient=True)
+
+
+@pytest.mark.parametrize(("name", "p"), [("inception_v3", 16), ("googlenet", 12)])
+def test_the_edges_of_a_strategy_found_cost_what_the_best_assignments_fetch(name: str, p: int) -> None:
+    graph = load(name, arguments={"batch": 192} if p % 3 == 0 else {})
+    layers = {layer.name: layer for layer in search(graph, p).layers}
+    for edge in graph.edges:
+        (transfer,) = (t for t in layers[edge.consumer].transfers if t.input == edge.input)
+        u, v = graph[edge.producer], graph[edge.consumer]
+        held = holdings(u, u.writes[edge.output], layers[u.name].splits, p)
+        needed = holdings(v, v.reads[edge.input], layers[v.name].splits, p)
+        shares = Fetches(overlaps(held, needed).T.astype(np.int64), sizes(held), sizes(needed))
+        has_gradient = edge.producer in graph.trained
+        least = least_by_matching(shares, has_gradient=has_gradient)
+        assert (transfer.forward_bytes, transfer.backward_bytes) == (4 * least[0], 4 * least[1]), edge
 
 
 # -- by hand
