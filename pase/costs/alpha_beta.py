@@ -8,6 +8,7 @@ device's memory bandwidth), and sums of which the next layer needs a part alone.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from operator import mul
 from types import MappingProxyType
 
@@ -32,7 +33,8 @@ class AlphaBetaCostModel:
 
     flop_per_s: of one device. memory_bytes_per_s: what it reads and writes; infinite where the machine does not say.
     links: for each level in use, from the inside out, what one device has of the link while all those behind it use
-    it. rooms: groups of the level before in one group of each level. sharing: devices behind each level's link.
+    it; levels of equal links are one. rooms: groups of the level before in one group of each level. sharing: devices
+    behind each level's link.
     """
 
     flop_per_s: float
@@ -47,17 +49,23 @@ class AlphaBetaCostModel:
     def of(cls, machine: Machine, num_devices: int) -> "AlphaBetaCostModel":
         """Return the model for some devices of a machine; MachineError where they do not fill its groups."""
         levels = machine.levels_for(num_devices)
-        rooms = level_rooms([level.num_devices for level in levels[:-1]], num_devices)
-        sharing = (1, *accumulate(rooms[:-1], mul))
+        all_rooms = level_rooms([level.num_devices for level in levels[:-1]], num_devices)
+        links: list[Link] = []
+        rooms: list[int] = []
+        for level, room in zip(levels, all_rooms, strict=True):
+            link = Link(latency_s=level.latency_s, s_per_byte=1 / level.bandwidth_bytes_per_s).shared(prod(rooms))
+            if links and link.is_close_to(links[-1]):
+                # Where a device has as much of either link, the two levels are one.
+                rooms[-1] *= room
+            else:
+                links.append(link)
+                rooms.append(room)
         return cls(
             flop_per_s=machine.peak_flop_per_s(),
             memory_bytes_per_s=machine.device.memory_bandwidth_bytes_per_s or float("inf"),
-            links=tuple(
-                Link(latency_s=level.latency_s, s_per_byte=1 / level.bandwidth_bytes_per_s).shared(count)
-                for level, count in zip(levels, sharing, strict=True)
-            ),
-            rooms=rooms,
-            sharing=sharing,
+            links=tuple(links),
+            rooms=tuple(rooms),
+            sharing=(1, *accumulate(rooms[:-1], mul)),
         )
 
     def work(self, work: PassWork) -> FloatArray:
@@ -141,13 +149,15 @@ class AlphaBetaCostModel:
         count = np.prod(fetch.sum_members, axis=-1)
         if fetch.sum_members.shape[-1] == 0 or not np.any(count > 1):
             return np.zeros(fetch.needed_bytes.shape)
-        # Of its part a device has a count-th of what it held, or all of it where it needs no more than that.
+        # Of its part a device has a count-th of what it held, or all of it where it needs no more than that; it gets
+        # the rest from as many others as hold so much.
         factor = np.maximum(fetch.kept_bytes * count / np.maximum(fetch.held_bytes, 1.0), 1.0)
+        left = np.ceil(np.minimum(factor, count) * (1 - 1e-12))
         members = []
         for level in range(fetch.sum_members.shape[-1]):
-            taken = np.minimum(fetch.sum_members[..., level], np.maximum(factor, 1.0))
+            taken = np.minimum(fetch.sum_members[..., level], left)
             members.append(taken)
-            factor = factor / taken
+            left = np.ceil(left / taken)
         return hierarchical_all_gather(fetch.kept_bytes, members, self.links)
 
 

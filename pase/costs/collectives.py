@@ -5,13 +5,17 @@ the additions of a reduction are not timed. Sizes and groups are arrays of one s
 nothing to send, takes no time.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from math import isclose, prod
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pase.costs.layouts import FloatArray
+from pase.configurations import divisors
+from pase.costs.layouts import FloatArray, distinct_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,11 @@ class Link:
     def shared(self, num_devices: int) -> "Link":
         """Return what each of some devices has of the link while all of them send."""
         return Link(latency_s=self.latency_s, s_per_byte=self.s_per_byte * num_devices)
+
+    def is_close_to(self, other: "Link") -> bool:
+        """Return whether two links are the same but for rounding."""
+        pairs = (self.latency_s, other.latency_s), (self.s_per_byte, other.s_per_byte)
+        return all(isclose(a, b, rel_tol=1e-9, abs_tol=0.0) for a, b in pairs)
 
 
 Algorithm = Callable[[FloatArray, FloatArray, Link], FloatArray]
@@ -38,17 +47,17 @@ def point_to_point(size_bytes: ArrayLike, link: Link) -> FloatArray:
 
 def all_reduce(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
     """Return the time in which every device gets the sum of all devices' n bytes."""
-    return _best(ALL_REDUCE, size_bytes, group, link)
+    return hierarchical_all_reduce(size_bytes, [group], [link])
 
 
 def reduce_scatter(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
     """Return the time in which every device gets a k-th of the sum of all devices' n bytes."""
-    return _best(REDUCE_SCATTER, size_bytes, group, link)
+    return hierarchical_reduce_scatter(size_bytes, [group], [link])
 
 
 def all_gather(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
     """Return the time in which every device gets all n bytes, of which each holds a k-th."""
-    return _best(ALL_GATHER, size_bytes, group, link)
+    return hierarchical_all_gather(size_bytes, [group], [link])
 
 
 def broadcast(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
@@ -60,45 +69,25 @@ def hierarchical_all_reduce(size_bytes: ArrayLike, members: Sequence[ArrayLike],
     """Return the time of an all-reduce among devices that lie over several levels of a machine.
 
     members: for each level, the innermost first, how many groups of the level before take part in each group of it;
-    their product is the size of the whole group. links: for each level, what one device has of it. The better of two
-    ways: reduce-scatter level by level inwards to outwards and gather back, so that each level carries a part of what
-    the one before it did; or all-reduce the whole vector level by level, which sends fewer messages.
+    their product is the size of the whole group. links: for each level, what one device has of it. The best way of
+    these: at each level, from the inside out, some stages reduce-scatter what the stages before have left of the
+    vector; the rest add up what is left then, whole; what was scattered is gathered back. A level goes in stages where
+    it has factors, so that devices on links of one speed take as long however many levels they are said to lie on; and
+    levels may be taken together, on the slowest of their links.
     """
-    counts = [np.asarray(count, dtype=np.float64) for count in members]
-    # The last level that has several members reduces its part at once; there is nothing to hand further out.
-    whole = sum(all_reduce(size_bytes, count, link) for count, link in zip(counts, links, strict=True))
-    size = np.asarray(size_bytes, dtype=np.float64)
-    scattered = np.zeros(np.broadcast_shapes(size.shape, *(count.shape for count in counts)))
-    outer = [np.asarray(1.0)]
-    for count in reversed(counts[1:]):
-        outer.append(outer[-1] * count)
-    for count, beyond, link in zip(counts, reversed(outer), links, strict=True):
-        both_ways = reduce_scatter(size, count, link) + all_gather(size, count, link)
-        scattered = scattered + np.where(beyond > 1, both_ways, all_reduce(size, count, link))
-        size = size / count
-    return np.minimum(whole, scattered)
+    return _fastest(_all_reduce_ways, size_bytes, members, links)
 
 
 def hierarchical_reduce_scatter(
     size_bytes: ArrayLike, members: Sequence[ArrayLike], links: Sequence[Link]
 ) -> FloatArray:
     """Return the time of a reduce-scatter level by level, from the innermost; size_bytes: before it."""
-    size = np.asarray(size_bytes, dtype=np.float64)
-    total: FloatArray = np.zeros(size.shape)
-    for count, link in zip(members, links, strict=True):
-        total = total + reduce_scatter(size, count, link)
-        size = size / np.asarray(count, dtype=np.float64)
-    return total
+    return _fastest(_reduce_scatter_ways, size_bytes, members, links)
 
 
 def hierarchical_all_gather(size_bytes: ArrayLike, members: Sequence[ArrayLike], links: Sequence[Link]) -> FloatArray:
     """Return the time of a gathering from the outermost level inwards; size_bytes: what every device holds after it."""
-    size = np.asarray(size_bytes, dtype=np.float64)
-    total: FloatArray = np.zeros(size.shape)
-    for count, link in zip(members, links, strict=True):
-        total = total + all_gather(size, count, link)
-        size = size / np.asarray(count, dtype=np.float64)
-    return total
+    return _fastest(_all_gather_ways, size_bytes, members, links)
 
 
 def _ring(passes: int) -> Algorithm:
@@ -160,7 +149,135 @@ ALL_REDUCE: Mapping[str, Algorithm] = {
 }
 REDUCE_SCATTER: Mapping[str, Algorithm] = {"ring": _ring(1), "recursive halving": _halving}
 ALL_GATHER: Mapping[str, Algorithm] = {"ring": _ring(1), "recursive doubling": _bruck}
+_OF_THE_WHOLE = frozenset({"recursive doubling", "tree"})
+"""Of the all-reduces, those that do not share the vector out."""
 BROADCAST: Mapping[str, Algorithm] = {"tree": _tree(1), "scatter and gather": _scatter_gather}
+
+
+Way = tuple[float, float]
+"""An algorithm for certain devices: its time is that of no bytes, and so much for each byte."""
+
+Level = tuple[int, Link]
+"""How many groups of the level before take part at a level, and the link between them."""
+
+
+def _fastest(
+    ways_of: Callable[[tuple[Level, ...]], tuple[Way, ...]],
+    size_bytes: ArrayLike,
+    members: Sequence[ArrayLike],
+    links: Sequence[Link],
+) -> FloatArray:
+    """Return the time of the best way for each size and group, all of one shape or numbers."""
+    size, *counts = np.broadcast_arrays(
+        np.asarray(size_bytes, dtype=np.float64), *(np.asarray(count, dtype=np.int32) for count in members)
+    )
+    rows, group_of = distinct_rows(np.stack([count.reshape(-1) for count in counts], axis=-1))
+    sizes, times = size.reshape(-1), np.zeros(size.size)
+    for number, row in enumerate(rows.tolist()):
+        levels = tuple((count, link) for count, link in zip(row, links, strict=True) if count > 1)
+        if levels:
+            chosen = np.flatnonzero(group_of == number)
+            found = np.array(ways_of(levels))
+            times[chosen] = (found[:, :1] + found[:, 1:] * sizes[chosen]).min(axis=0)
+    return np.where(size > 0, times.reshape(size.shape), 0.0)
+
+
+@cache
+def _reduce_scatter_ways(levels: tuple[Level, ...]) -> tuple[Way, ...]:
+    return _level_by_level(levels, REDUCE_SCATTER)
+
+
+@cache
+def _all_gather_ways(levels: tuple[Level, ...]) -> tuple[Way, ...]:
+    return _level_by_level(levels, ALL_GATHER)
+
+
+def _level_by_level(levels: tuple[Level, ...], algorithms: Mapping[str, Algorithm]) -> tuple[Way, ...]:
+    found: list[Way] = []
+    for runs in _runs(levels):
+        ways: list[Way] = [(0.0, 0.0)]
+        left = 1.0
+        for count, link in runs:
+            stages = _staged(count, tuple(algorithms.values()))
+            ways = [_then(way, stage, link, left) for way in ways for stage in stages]
+            left /= count
+        found += ways
+    return _best_ways(found)
+
+
+@cache
+def _all_reduce_ways(levels: tuple[Level, ...]) -> tuple[Way, ...]:
+    whole = tuple(algorithm for name, algorithm in ALL_REDUCE.items() if name in _OF_THE_WHOLE)
+    scatter, gather = tuple(REDUCE_SCATTER.values()), tuple(ALL_GATHER.values())
+    found: list[Way] = []
+    for runs in _runs(levels):
+        # For each level, how many devices share the vector out and how many add up what is left of it, whole.
+        for shares in product(*(divisors(count) for count, _ in runs)):
+            ways: list[Way] = [(0.0, 0.0)]
+            left = 1.0
+            for (_, link), share in zip(runs, shares, strict=True):
+                for algorithms in (scatter, gather):
+                    ways = [_then(way, stage, link, left) for way in ways for stage in _staged(share, algorithms)]
+                left /= share
+            for (count, link), share in zip(runs, shares, strict=True):
+                stages = _staged(count // share, whole, is_whole=True)
+                ways = [_then(way, stage, link, left) for way in ways for stage in stages]
+            found += ways
+    return _best_ways(found)
+
+
+def _runs(levels: tuple[Level, ...]) -> Iterator[tuple[Level, ...]]:
+    """Yield the levels with neighbouring ones taken together, in every way: on the slowest link of them."""
+    if not levels:
+        yield ()
+        return
+    for end in range(1, len(levels) + 1):
+        links = [link for _, link in levels[:end]]
+        slowest = Link(
+            latency_s=max(link.latency_s for link in links), s_per_byte=max(link.s_per_byte for link in links)
+        )
+        for rest in _runs(levels[end:]):
+            yield ((prod(count for count, _ in levels[:end]), slowest), *rest)
+
+
+@cache
+def _staged(count: int, algorithms: tuple[Algorithm, ...], *, is_whole: bool = False) -> tuple[Way, ...]:
+    """Return the ways of so many devices, in numbers of messages and of vectors, in one stage or in several.
+
+    Of several, each but the first works on the part of the vector that the one before it has left, or on the whole.
+    """
+    if count == 1:
+        return ((0.0, 0.0),)
+    found = [_coefficients(algorithm, count) for algorithm in algorithms]
+    for first in divisors(count)[1:-1]:
+        left = 1.0 if is_whole else 1.0 / first
+        found += [
+            (messages + more, vectors + left * others)
+            for messages, vectors in (_coefficients(algorithm, first) for algorithm in algorithms)
+            for more, others in _staged(count // first, algorithms, is_whole=is_whole)
+        ]
+    return _best_ways(found)
+
+
+def _coefficients(algorithm: Algorithm, count: int) -> Way:
+    """Return how many messages follow one another in an algorithm, and how many vectors these are together."""
+    group = np.array(float(count))
+    return tuple(  # type: ignore[return-value]
+        float(algorithm(np.array(1.0), group, Link(latency_s=alpha, s_per_byte=1.0 - alpha))) for alpha in (1.0, 0.0)
+    )
+
+
+def _then(way: Way, stage: Way, link: Link, left: float) -> Way:
+    return way[0] + stage[0] * link.latency_s, way[1] + stage[1] * left * link.s_per_byte
+
+
+def _best_ways(ways: Iterable[Way]) -> tuple[Way, ...]:
+    """Return the ways that no other one is as good as in both respects."""
+    found: list[Way] = []
+    for way in sorted(set(ways)):
+        if not found or way[1] < found[-1][1]:
+            found.append(way)
+    return tuple(found)
 
 
 def _best(algorithms: Mapping[str, Algorithm], size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:

@@ -1,7 +1,7 @@
 """The `alpha_beta` cost model against closed forms worked out by hand, one effect at a time."""
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 from math import gcd, log2, prod
 
 import numpy as np
@@ -51,6 +51,23 @@ def _free(graph: Graph, p: int, **splits: dict[str, int]) -> float:
     return sum(layer.compute_cost for layer in layers)
 
 
+def _sum_s(n: float, *levels: tuple[int, float, float]) -> float:
+    """Seconds of an all-reduce over powers of two, (devices, α, β) at each level.
+
+    At each level some halve the vector between them, and gather it back; the others double what is left.
+    """
+    ways = []
+    for shares in product(*([2**i for i in range(int(log2(count)) + 1)] for count, _, _ in levels)):
+        time, left = 0.0, n
+        for share, (_, alpha, beta) in zip(shares, levels, strict=True):
+            time += 2 * (log2(share) * alpha + (share - 1) / share * left * beta)
+            left /= share
+        for share, (count, alpha, beta) in zip(shares, levels, strict=True):
+            time += log2(count / share) * (alpha + left * beta)
+        ways.append(time)
+    return min(ways)
+
+
 # -- work
 
 
@@ -85,14 +102,8 @@ def test_data_parallelism_all_reduces_every_gradient_over_all_levels(p: int) -> 
     inner, outer = min(p, 8), max(p // 8, 1)
     expected = _free(graph, p, **split)
     for parameter in (4 * a.size for o in graph.operators for a in o.parameters):
-        n = parameter
-        plain = 2 * log2(inner) * A1 + 2 * (inner - 1) / inner * n * B1
-        if outer > 1:
-            # Each of the 8 devices of a node sends an eighth of the vector over the node's one link.
-            plain += 2 * log2(outer) * A2 + 2 * (outer - 1) / outer * n * B2
-        whole = log2(inner) * (A1 + n * B1) + log2(outer) * (A2 + n * 8 * B2)
-        mixed = 2 * log2(inner) * A1 + 2 * (inner - 1) / inner * n * B1 + log2(outer) * (A2 + n * B2)
-        expected += min(plain, whole, mixed)
+        # Eight devices send at once over the node's one link.
+        expected += _sum_s(parameter, (inner, A1, B1), (outer, A2, 8 * B2))
     assert _cost(graph, p, _machine(), **split) == pytest.approx(expected, rel=1e-9)
 
 
@@ -152,8 +163,7 @@ def test_a_sum_with_two_readers_is_all_reduced_where_it_is() -> None:
     graph, n = net.build(), 4 * 512 * 1024
     split = {"before": {"d": 8}, "fc": {"c": 8}, "one": {"b": 8}, "other": {"b": 8}}
     found = _cost(graph, 8, _machine(), **split) - _free(graph, 8, **split)
-    all_reduce = 2 * (3 * A1 + 7 / 8 * n * B1)
-    assert found == pytest.approx(all_reduce + 2 * (7 * A1 + 7 / 8 * n * B1), rel=1e-9)
+    assert found == pytest.approx(_sum_s(n, (8, A1, B1)) + 2 * (7 * A1 + 7 / 8 * n * B1), rel=1e-9)
 
 
 def test_heavy_sums_keep_to_a_node_and_light_ones_go_between_nodes() -> None:
@@ -213,7 +223,7 @@ def test_layouts_that_agree_move_nothing() -> None:
     split = {"before": {"b": 8}, "fc": {"b": 8}, "after": {"b": 8}}
     gradient = 4 * 256 * 1024
     found = _cost(graph, 8, _machine(), **split) - _free(graph, 8, **split)
-    assert found == pytest.approx(2 * (3 * A1 + 7 / 8 * gradient * B1))
+    assert found == pytest.approx(_sum_s(gradient, (8, A1, B1)))
 
 
 # -- the whole
@@ -285,8 +295,8 @@ def test_a_shared_embedding_costs_what_its_layouts_differ_by() -> None:
     together = {"table": {"b": 8}, "head": {"b": 8}, "loss": {"b": 8}}
     n = 4 * 512 * 64
     found = _cost(graph, 8, machine, **together) - _free(graph, 8, **together)
-    # One all-reduce for both uses, by recursive doubling.
-    assert found == pytest.approx(3 * (A1 + n * B1), rel=1e-9)
+    # One all-reduce for both uses: halved between two, doubled between four, gathered.
+    assert found == pytest.approx(4 * A1 + (1 + 2 / 2) * n * B1, rel=1e-9)
 
 
 def test_devices_that_do_not_fill_their_nodes_are_refused() -> None:
@@ -350,3 +360,49 @@ def test_two_levels_keep_more_inside_a_node_than_a_flat_machine(name: str) -> No
         totals = [bytes_by_level(flow.bytes_by_pair, (machine.levels[0], slow)) for flow in flows(plan)]
         crossing.append(sum(level[1] for level in totals))
     assert crossing[0] < crossing[1]
+
+
+# -- levels of equal links
+
+
+def _levels(*levels: tuple[int, float, float]) -> Machine:
+    """A machine of levels: devices in a group, α, and what each of them has of the link while all send, 1 / β."""
+    made, behind = [], 1
+    for count, alpha, beta in levels:
+        bandwidth = behind / beta
+        made.append(
+            Level(name=f"of {count}", num_devices=count, latency_s=alpha, bandwidth_bytes_per_s=bandwidth, source="")
+        )
+        behind = count
+    made[-1] = replace(made[-1], num_devices=0)
+    return replace(_machine(), levels=tuple(made))
+
+
+SIZES = [(2, 4), (4, 8), (2, 6), (3, 6), (4, 12), (6, 12), (8, 24), (8, 64), (3, 12), (12, 24)]
+
+
+def _tables(name: str, model: str, p: int, machine: Machine) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+    """Every cost of a network: of its layers under all configurations, and of its edges between them."""
+    tables = build_problem(small_graph(name), p, cost_model(model, machine, p)).tables
+    edges = (table.values[np.ix_(table.row_class, table.col_class)] for table in tables.edge_tables)
+    return [*tables.vertex_costs, *edges]
+
+
+@pytest.mark.parametrize("model", ["alpha_beta", "program"])
+@pytest.mark.parametrize(("node", "p"), SIZES)
+@pytest.mark.parametrize("name", ["lenet5", "alexnet", "rnnlm", "gpt"])
+def test_levels_of_equal_links_are_one(name: str, node: int, p: int, model: str) -> None:
+    flat = _tables(name, model, p, _levels((p, A1, B1)))
+    for found, expected in zip(_tables(name, model, p, _levels((node, A1, B1), (p, A1, B1))), flat, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("model", ["alpha_beta", "program"])
+@pytest.mark.parametrize(("node", "p"), SIZES)
+@pytest.mark.parametrize("name", ["lenet5", "alexnet", "rnnlm", "gpt"])
+def test_a_slower_link_between_nodes_makes_nothing_cheaper(name: str, node: int, p: int, model: str) -> None:
+    flat = _tables(name, model, p, _levels((p, A1, B1)))
+    for alpha, beta in ((A1, 1.001 * B1), (1.001 * A1, B1), (3 * A1, 5 * B1), (A1, 40 * B1)):
+        slower = _tables(name, model, p, _levels((node, A1, B1), (p, alpha, beta)))
+        for found, expected in zip(slower, flat, strict=True):
+            assert (found >= expected * (1 - 1e-12)).all()
