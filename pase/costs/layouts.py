@@ -5,6 +5,7 @@ Everything works on arrays of configurations: a `splits` argument is [K, D], a r
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -54,8 +55,8 @@ def shard_size(shape: tuple[int, ...], axes: tuple[Axis, ...], splits: Splits) -
 def halo_size(access: Access, splits: Splits) -> FloatArray:
     """Return the [K] number of elements that the worst-placed device must fetch for its windows.
 
-    Outputs and inputs are both split evenly; a device needs the inputs from the first to the last under its
-    outputs' windows, clipped to the tensor, and owns its even part of them.
+    Outputs, inputs and kernels are split evenly; a device needs the inputs that its outputs read through its part of
+    the kernel, and owns its even part of all. Neither padding nor what strides and dilations skip is needed.
     """
     parts = components(access.shape, access.axes, splits.extents)
     windows = tuple(part for part in parts if isinstance(part.axis, Window))
@@ -63,8 +64,9 @@ def halo_size(access: Access, splits: Splits) -> FloatArray:
     for part in parts:
         if part not in windows:
             others *= by_split(_split_of(part.axis, splits), lambda k, c=part: _largest_part(c, k))  # type: ignore[misc]
-    rows, inverse = distinct_rows(split_columns(windows, splits))
-    others *= np.array([_window_fetch(windows, tuple(row)) for row in rows.tolist()])[inverse]
+    kernels = [splits.of(part.axis.kernel) for part in windows if isinstance(part.axis, Window)]
+    rows, inverse = distinct_rows(np.column_stack([split_columns(windows, splits), *kernels]))
+    others *= np.array([_window_fetch(windows, row) for row in rows.tolist()])[inverse]
     return others
 
 
@@ -141,27 +143,37 @@ def _largest_part(component: Component, split: int) -> float:
     return float(-(-component.length // split))
 
 
-def _window_fetch(windows: tuple[Component, ...], split: tuple[int, ...]) -> float:
-    """Return the most positions of all windows together that any device needs and does not own."""
+def _window_fetch(windows: tuple[Component, ...], split: list[int]) -> float:
+    """Return the most positions of all windows together that any device needs and does not own.
+
+    split: of the outputs of each window, then of the kernel of each.
+    """
     needed, owned = np.ones(1), np.ones(1)
-    for window, k in zip(windows, split, strict=True):
-        need, own = _window_need(window, k)
+    for window, outs, kernels in zip(windows, split, split[len(windows) :], strict=False):
+        need, own = _window_need(window, outs, kernels)
         needed, owned = np.outer(needed, need).reshape(-1), np.outer(owned, own).reshape(-1)
     return float((needed - owned).max())
 
 
-def _window_need(component: Component, split: int) -> tuple[IntArray, IntArray]:
-    """Return (needed, of which owned) along one window axis for each of its parts."""
+@cache
+def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArray, IntArray]:
+    """Return (needed, of which owned) along one window axis: for each part of its outputs, of each of its kernel."""
     window = component.axis
     assert isinstance(window, Window)
-    if split == 1:
-        return np.array([component.length]), np.array([component.length])
-    out, own = even_bounds(component.dim_extent, split), even_bounds(component.length, split)
-    reach = window.dilation * (component.kernel_extent - 1)
-    low = np.clip(out[:-1] * window.stride - window.pad, 0, component.length)
-    high = np.clip((out[1:] - 1) * window.stride - window.pad + reach + 1, 0, component.length)
-    owned = np.clip(np.minimum(high, own[1:]) - np.maximum(low, own[:-1]), 0, None)
-    return high - low, owned
+    out, own = even_bounds(component.dim_extent, outs), even_bounds(component.length, outs)
+    kernel = even_bounds(component.kernel_extent, kernels)
+    needed, owned = np.zeros((outs, kernels), dtype=np.int64), np.zeros((outs, kernels), dtype=np.int64)
+    for i, j in np.ndindex(outs, kernels):
+        is_read = np.zeros(component.length, dtype=np.bool_)
+        for point in range(int(kernel[j]), int(kernel[j + 1])):
+            offset = point * window.dilation - window.pad
+            # The first output whose element is no padding, and the element of the last one.
+            first = max(int(out[i]), -(offset // window.stride))
+            last = (int(out[i + 1]) - 1) * window.stride + offset
+            is_read[max(0, first * window.stride + offset) : max(0, last + 1) : window.stride] = True
+        needed[i, j] = np.count_nonzero(is_read)
+        owned[i, j] = np.count_nonzero(is_read[own[i] : own[i + 1]])
+    return needed.reshape(-1), owned.reshape(-1)
 
 
 def even_bounds(extent: int, parts: int) -> IntArray:

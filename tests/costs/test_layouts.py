@@ -103,15 +103,15 @@ def test_distinct_rows_are_those_of_unique(rows: list[list[int]]) -> None:
 # -- halos
 
 
-def _under_window(outputs: list[int], window: Window, kernel: int, extent: int) -> set[int]:
-    """Positions from the first to the last under the windows of some outputs, within the tensor."""
-    touched = [o * window.stride + k * window.dilation - window.pad for o in outputs for k in range(kernel)]
-    return set(range(max(0, min(touched)), min(extent, max(touched) + 1)))
+def _read(outputs: list[int], window: Window, kernel: list[int], extent: int) -> set[int]:
+    """Positions that some outputs read through some points of the kernel, within the tensor."""
+    touched = {o * window.stride + k * window.dilation - window.pad for o in outputs for k in kernel}
+    return {position for position in touched if 0 <= position < extent}
 
 
 @given(st.data())
 def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.DataObject) -> None:
-    kernels, windows, outputs, inputs, ways = [], [], [], [], []
+    kernels, windows, outputs, inputs, ways, kernel_ways = [], [], [], [], [], []
     for out, kernel in (("h", "r"), ("w", "s")):
         k, stride, dilation = (data.draw(st.integers(1, 4)) for _ in range(3))
         pad = data.draw(st.integers(0, 3))
@@ -123,22 +123,21 @@ def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.
         inputs.append(extent)
         windows.append(Window(out=out, kernel=kernel, stride=stride, dilation=dilation, pad=pad))
         ways.append(data.draw(st.integers(1, o)))
+        kernel_ways.append(data.draw(st.integers(1, k)))
     channels, channel_ways = 6, data.draw(st.sampled_from((1, 2, 3)))
     access = Access(tensor="x", shape=(channels, *inputs), axes=("c", *windows))
     dims = {"c": channels, "h": outputs[0], "w": outputs[1], "r": kernels[0], "s": kernels[1]}
     worst = 0
-    for i, j in product(range(ways[0]), range(ways[1])):
+    for i, j, r, s in product(*(range(k) for k in (*ways, *kernel_ways))):
         needed, owned = [], []
-        for axis, part in ((0, i), (1, j)):
-            everything = set(range(inputs[axis]))
+        for axis, part, piece in ((0, i, r), (1, j, s)):
             mine = _parts(outputs[axis], ways[axis])[part]
-            needed.append(
-                _under_window(mine, windows[axis], kernels[axis], inputs[axis]) if ways[axis] > 1 else everything
-            )
+            points = _parts(kernels[axis], kernel_ways[axis])[piece]
+            needed.append(_read(mine, windows[axis], points, inputs[axis]))
             owned.append(set(_parts(inputs[axis], ways[axis])[part]))
         fetched = set(product(*needed)) - set(product(*owned))
         worst = max(worst, len(fetched))
-    row = np.array([[channel_ways, *ways, 1, 1]], dtype=np.int32)
+    row = np.array([[channel_ways, *ways, *kernel_ways]], dtype=np.int32)
     found = halo_size(access, splits_of(_operator(dims, access), row))
     assert found.tolist() == [worst * channels // channel_ways]
 
