@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.costs import edge_layouts, transfer_bytes
+from pase.costs import PaperCostModel, edge_layouts, shared_cost, shared_weights, traffic_of, transfer_bytes
 from pase.graph import Graph
 from pase.pairs import all_reduce_pairs
 from pase.plan import Plan
@@ -44,7 +44,7 @@ def test_edges_move_the_elements_that_their_ends_lack(graph: Graph, num_devices:
         assert backward.get(ends, 0) == 4 * returned.sum()
 
 
-@pytest.mark.parametrize("name", ["googlenet", "densenet121", "alexnet", "transformer"])
+@pytest.mark.parametrize("name", ["googlenet", "densenet121", "alexnet", "transformer", "gpt"])
 @pytest.mark.parametrize(("num_devices", "seed"), [(4, 0), (6, 1), (8, 2), (8, 3), (12, 4)])
 def test_no_edge_costs_more_than_the_program_moves_on_its_busiest_device(
     name: str, num_devices: int, seed: int
@@ -67,6 +67,15 @@ def test_no_edge_costs_more_than_the_program_moves_on_its_busiest_device(
         assert costed.forward.item() + costed.backward.item() <= sum(busiest), edge
         total += costed.forward.item()
     assert total > 0
+    for weight in shared_weights(plan.graph):
+        owner, user = (traffic_of(plan.graph, plan.graph[name], rows[name]) for name in (weight.owner, weight.user))
+        _, shared = shared_cost(plan.graph, weight, owner, user, PaperCostModel(flop_per_byte=1.0))
+        tensor = plan.graph[weight.user].reads[weight.user_read].shared
+        busiest = [
+            max(received[tensor, weight.user, phase, device] for device in range(num_devices))
+            for phase in (Phase.FORWARD, Phase.BACKWARD)
+        ]
+        assert shared.forward.item() + shared.backward.item() <= sum(busiest), weight
 
 
 @pytest.mark.parametrize("name", ["gpt", "transformer_big", "densenet121"])
