@@ -88,11 +88,15 @@ def check_batch(graph: Graph, batch: int, num_devices: int) -> None:
         )
 
 
-def data_parallel(operator: Operator, num_devices: int, batch_dim: str = "b") -> tuple[int, ...]:
-    """Return the split factors of data parallelism: the batch as many ways as p and its extent allow, nothing else."""
-    batch = operator.extents.get(batch_dim, 1)
-    ways = max(f for f in divisors(num_devices) if batch % f == 0)
-    return tuple(ways if dim.name == batch_dim else 1 for dim in operator.dims)
+def data_parallel(graph: Graph, operator: Operator, num_devices: int) -> tuple[int, ...]:
+    """Return the split factors of data parallelism: the batch as many ways as it and p allow, nothing else."""
+    batch, splits = graph.batch[operator.name], dict.fromkeys(operator.extents, 1)
+    devices, examples = num_devices, batch.examples
+    for dim, ways in batch.dims.items():
+        if dim not in operator.unsplittable:
+            splits[dim] = gcd(devices, examples, ways)
+            devices, examples = devices // splits[dim], examples // splits[dim]
+    return tuple(splits.values())
 
 
 def num_parts(splits: tuple[int, ...]) -> int:

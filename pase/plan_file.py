@@ -280,7 +280,7 @@ def _verify_costs(plan: Plan, document: Field) -> None:
         raise document["gap"].fail(f"is {document['gap'].value}; total_cost and lower_bound make it {plan.gap}")
     baseline = document["baselines"]["data_parallel"]
     operators = plan.graph.operators
-    splits = [dict(zip(op.extents, data_parallel(op, plan.num_devices), strict=True)) for op in operators]
+    splits = [dict(zip(op.extents, data_parallel(plan.graph, op, plan.num_devices), strict=True)) for op in operators]
     _same(baseline, baseline.number(), total_cost(plan_layers(plan.graph, plan.num_devices, model, splits, devices)))
 
 

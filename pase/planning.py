@@ -173,7 +173,7 @@ def data_parallel_choice(problem: Problem) -> tuple[int, ...]:
     """Return data parallelism, by configuration index: each layer's batch split as far as it goes, nothing else."""
     choice = []
     for vertex, operator in enumerate(problem.graph.operators):
-        index = problem.choice(vertex, data_parallel(operator, problem.num_devices))
+        index = problem.choice(vertex, data_parallel(problem.graph, operator, problem.num_devices))
         assert index is not None, f"data parallelism is no configuration of {operator.name}"
         choice.append(index)
     return tuple(choice)

@@ -69,11 +69,11 @@ def test_too_many_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_data_parallelism_splits_the_batch_as_far_as_it_goes() -> None:
-    layer = dense("fc", (48, 64), out=(("n", 64),))
-    assert data_parallel(layer, 32) == (16, 1, 1)
-    assert data_parallel(layer, 12) == (12, 1, 1)
-    assert data_parallel(layer, 5) == (1, 1, 1)
-    assert data_parallel(_operator((8,)), 4) == (1,)
+    net = Builder("net")
+    net.add(dense, "fc", net.input((48, 64)), out=(("n", 64),))
+    graph = net.build()
+    for p, expected in ((32, (16, 1, 1)), (12, (12, 1, 1)), (5, (1, 1, 1))):
+        assert data_parallel(graph, graph["fc"], p) == expected
     assert num_parts((2, 4, 8)) == 64
 
 

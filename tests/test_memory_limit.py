@@ -128,7 +128,7 @@ def test_a_limit_at_exactly_what_the_best_strategy_needs_is_met_by_it() -> None:
 
 
 def _data_parallel_bytes(graph: Graph, num_devices: int) -> int:
-    splits = [dict(zip(op.extents, data_parallel(op, num_devices), strict=True)) for op in graph.operators]
+    splits = [dict(zip(op.extents, data_parallel(graph, op, num_devices), strict=True)) for op in graph.operators]
     return strategy_memory(graph, splits, optimiser="adam").total_bytes
 
 

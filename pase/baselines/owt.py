@@ -30,7 +30,7 @@ def choose(problem: Problem, _machine: Machine) -> tuple[int, ...] | None:
             return _model_parallel(operator, dense[operator.name], p)
         if operator.name in behind:
             return largest_splits(operator, classes, [(made, p)])
-        return dict(zip(operator.extents, data_parallel(operator, p), strict=True))
+        return dict(zip(operator.extents, data_parallel(graph, operator, p), strict=True))
 
     return choice_of(problem, [splits(operator) for operator in graph.operators])
 

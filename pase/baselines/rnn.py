@@ -7,7 +7,7 @@ devices that are left, which share the batch.
 from pase.baselines.layout import choice_of, largest_split
 from pase.configurations import data_parallel
 from pase.costs import Problem
-from pase.graph import Operator
+from pase.graph import Graph, Operator
 from pase.machine import Machine
 
 
@@ -19,16 +19,16 @@ def choose(problem: Problem, _machine: Machine) -> tuple[int, ...] | None:
     operators = problem.graph.operators
     if not any(_num_stages(operator) > 1 for operator in operators):
         return None
-    return choice_of(problem, [_splits(operator, problem.num_devices) for operator in operators])
+    return choice_of(problem, [_splits(problem.graph, operator, problem.num_devices) for operator in operators])
 
 
 def _num_stages(operator: Operator) -> int:
     return operator.extents[operator.pipeline.stage] if operator.pipeline else 1
 
 
-def _splits(operator: Operator, num_devices: int) -> dict[str, int]:
+def _splits(graph: Graph, operator: Operator, num_devices: int) -> dict[str, int]:
     if operator.pipeline is None:
-        return dict(zip(operator.extents, data_parallel(operator, num_devices), strict=True))
+        return dict(zip(operator.extents, data_parallel(graph, operator, num_devices), strict=True))
     stages = largest_split(operator, operator.pipeline.stage, num_devices)
-    rest = data_parallel(operator, num_devices // stages)
+    rest = data_parallel(graph, operator, num_devices // stages)
     return dict(zip(operator.extents, rest, strict=True)) | {operator.pipeline.stage: stages}

@@ -35,7 +35,7 @@ def transformer_dims(graph: Graph) -> TransformerDims | None:
     attentions = [operator.name for operator in graph.operators if operator.kind == ATTENTION]
     if not attentions:
         return None
-    batch = frozenset(classes[name, _first(graph[name], "b")] for name in attentions)
+    batch = frozenset(classes[name, dim] for name in attentions for dim in graph.batch[name].dims)
     heads = frozenset(classes[name, _first(graph[name], "h")] for name in attentions)
     made, summed, width = set[DimClass](), set[DimClass](), set[DimClass]()
     inner = leads_to(graph, lambda operator: operator.kind == ATTENTION or dense_product(operator) is not None)

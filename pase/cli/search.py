@@ -179,7 +179,7 @@ def _memory(plan: Plan) -> str:
 
 def _data_parallel_bytes(plan: Plan) -> int:
     splits = [
-        dict(zip(operator.extents, data_parallel(operator, plan.num_devices), strict=True))
+        dict(zip(operator.extents, data_parallel(plan.graph, operator, plan.num_devices), strict=True))
         for operator in plan.graph.operators
     ]
     return strategy_memory(plan.graph, splits, optimiser=plan.optimiser).total_bytes

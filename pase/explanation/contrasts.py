@@ -61,13 +61,17 @@ class Contrasts:
         """Return a configuration in words."""
         return configuration_text(splits, self._plan.num_devices)
 
+    def _data_parallel(self, vertex: int) -> tuple[int, ...]:
+        graph = self._problem.graph
+        return data_parallel(graph, graph.operators[vertex], self._plan.num_devices)
+
     def _is_data_parallel(self, vertex: int, configuration: int) -> bool:
-        splits = data_parallel(self._problem.graph.operators[vertex], self._plan.num_devices)
+        splits = self._data_parallel(vertex)
         return self._problem.choice(vertex, splits) == configuration
 
     def _with_data_parallel(self, vertex: int) -> Contrast | None:
         """Return what splitting this layer's batch alone would cost it; None if it is split so, or nothing would."""
-        splits = data_parallel(self._problem.graph.operators[vertex], self._plan.num_devices)
+        splits = self._data_parallel(vertex)
         configuration = self._problem.choice(vertex, splits)
         if configuration is None or configuration == self._choice[vertex]:
             return None

@@ -63,10 +63,14 @@ def worthwhile_padding(plan: Plan, graph: Graph, *, time_limit_s: float) -> tupl
 
 def _candidates(graph: Graph, num_devices: int) -> Iterator[tuple[int, int]]:
     """Yield (extent, into how many parts it can be cut once padded), the largest extents first."""
-    batch = dict(graph.arguments).get("batch")
     fixed = {operator.extents[name] for operator in graph.operators for name in _fixed_dims(operator)}
-    free = {d.extent for op in graph.operators for d in op.dims if d.name not in op.unsplittable and d.name != "b"}
-    for extent in sorted(free - fixed - {batch}, reverse=True):
+    free = {
+        dim.extent
+        for op in graph.operators
+        for dim in op.dims
+        if dim.name not in op.unsplittable and dim.name not in graph.batch[op.name].dims
+    }
+    for extent in sorted(free - fixed, reverse=True):
         ways = max(f for f in divisors(num_devices) if -(-extent // f) * f <= extent * (1 + MOST_PADDING))
         if ways > gcd(extent, num_devices):
             yield extent, ways

@@ -58,6 +58,8 @@ class Access:
     partial_over: iteration dims whose split leaves partial sums of this tensor (of its gradient, for a
     read), to be all-reduced; None means every dim that the access lacks, which is right for contractions.
     shared: for a parameter that several operators use, the name that they share.
+    batch: of data that the network is given: (blocks, examples), where the tensor is, row-major, so many blocks of
+    so many examples each; None where there are none, or it is not told (then the first dim is the batch).
     """
 
     tensor: str
@@ -66,6 +68,7 @@ class Access:
     role: Role = Role.ACTIVATION
     partial_over: tuple[str, ...] | None = None
     shared: str = ""
+    batch: tuple[int, int] | None = None
 
     @property
     def size(self) -> int:

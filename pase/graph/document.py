@@ -123,6 +123,8 @@ def _access_document(access: Access) -> dict[str, Any]:
         document["partial_over"] = list(access.partial_over)
     if access.shared:
         document["shared"] = access.shared
+    if access.batch is not None:
+        document["batch"] = list(access.batch)
     return document
 
 
@@ -130,7 +132,7 @@ def _access(document: Field) -> Access:
     role = document["role"]
     if role.value not in list(Role):
         raise role.fail(f"is {role.value!r}; expected one of {', '.join(Role)}")
-    partial, shared = document.get("partial_over"), document.get("shared")
+    partial, shared, batch = (document.get(key) for key in ("partial_over", "shared", "batch"))
     return Access(
         tensor=document["tensor"].text(),
         shape=_extents(document["shape"]),
@@ -138,7 +140,15 @@ def _access(document: Field) -> Access:
         role=Role(role.text()),
         partial_over=_names(partial) if partial else None,
         shared=shared.text() if shared else "",
+        batch=_batch(batch) if batch else None,
     )
+
+
+def _batch(document: Field) -> tuple[int, int]:
+    found = document.integers(1)
+    if len(found) != 2:
+        raise document.fail(f"has {len(found)} entries; expected blocks and examples")
+    return found[0], found[1]
 
 
 def _exchange_document(exchange: Exchange) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def test_work_takes_the_longer_of_computing_and_touching() -> None:
 
 def test_p_devices_compute_a_p_th_each() -> None:
     graph = build("alexnet", batch=128)
-    split = {o.name: dict(zip(o.extents, data_parallel(o, 16), strict=True)) for o in graph.operators}
+    split = {o.name: dict(zip(o.extents, data_parallel(graph, o, 16), strict=True)) for o in graph.operators}
     assert _free(graph, 16, **split) == pytest.approx(_free(graph, 1) / 16)
 
 
@@ -98,7 +98,7 @@ def test_p_devices_compute_a_p_th_each() -> None:
 @pytest.mark.parametrize("p", [2, 8, 32])
 def test_data_parallelism_all_reduces_every_gradient_over_all_levels(p: int) -> None:
     graph = build("alexnet", batch=128)
-    split = {o.name: dict(zip(o.extents, data_parallel(o, p), strict=True)) for o in graph.operators}
+    split = {o.name: dict(zip(o.extents, data_parallel(graph, o, p), strict=True)) for o in graph.operators}
     inner, outer = min(p, 8), max(p // 8, 1)
     expected = _free(graph, p, **split)
     for parameter in (4 * a.size for o in graph.operators for a in o.parameters):

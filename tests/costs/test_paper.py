@@ -31,7 +31,7 @@ def _data_parallel(graph: Graph, num_devices: int, model: PaperCostModel = MODEL
     return _cost(
         graph,
         num_devices,
-        {o.name: dict(zip(o.extents, data_parallel(o, num_devices), strict=True)) for o in graph.operators},
+        {o.name: dict(zip(o.extents, data_parallel(graph, o, num_devices), strict=True)) for o in graph.operators},
         model,
     )
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from math import prod
 
 from pase.errors import ModelError
 from pase.graph import Access, Edge, Graph, Operator, Part, Role, Scalar, verify
+from pase.graph.batch import Span, given_spans
 from pase.importers.ir import (
     Attention,
     Broadcast,
@@ -114,7 +116,8 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, word_b
 
     Parts that share no tensor (two towers whose results are returned side by side) are joined by a vertex "outputs".
     """
-    builder = _Builder(trace)
+    batch = (arguments or {}).get("batch")
+    builder = _Builder(trace, batch if isinstance(batch, int) else None)
     for node in trace.nodes:
         builder.add(node)
     if not builder.operators:
@@ -141,8 +144,11 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, word_b
 class _Builder:
     """Vertices and edges while they are made."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, batch: int | None) -> None:
         self.trace = trace
+        given = [leaf.value for leaf in trace.leaves if leaf.role == "input"]
+        spans = given_spans([value.shape for value in given], batch)
+        self._batch = {value.name: span for value, span in zip(given, spans, strict=True) if span is not None}
         self.operators: list[Operator] = []
         self.edges: list[Edge] = []
         self.weights: list[WeightSource] = []
@@ -262,8 +268,24 @@ class _Builder:
             is_float = value is None or value.is_float
             if use.seen_as is not None and value is not None:
                 access = replace(access, shape=value.shape, axes=(None,) * len(value.shape), partial_over=None)
-            reads.append(replace(access, role=Role.ACTIVATION if is_float else Role.INDEX))
+            span = self._batch_of(use)
+            role = Role.ACTIVATION if is_float else Role.INDEX
+            reads.append(replace(access, role=role, batch=span and span[:2]))
         return replace(operator, reads=tuple(reads))
+
+    def _batch_of(self, use: Use) -> Span | None:
+        """Return where the batch lies in data as a use reads them: a tensor in its own order, or a piece of it."""
+        span, piece = self._batch.get(use.value), use.piece
+        if span is None or use.seen_as is not None:
+            return None
+        if piece is None:
+            return span
+        shape = self.trace.values[use.value].shape
+        blocks, examples, _ = span
+        outside = prod(shape[: piece.dim])
+        if outside >= blocks * examples:
+            return span
+        return Span(blocks // shape[piece.dim] * piece.size, examples) if outside * shape[piece.dim] <= blocks else None
 
 
 _HELD_WHOLE = "a weight is read in part, or as something computed of it: every device holds all of it"

@@ -1,0 +1,131 @@
+"""The batch, followed through imported models: what grows where a model is imported with twice as many examples.
+
+The oracle knows nothing of views or names: a dim carries the batch if, and only if, its extent doubles with it.
+"""
+
+from collections.abc import Callable
+from inspect import signature
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pase
+from pase.configurations import data_parallel
+from pase.graph import Graph
+from tests.importers import torch_zoo
+
+torch = pytest.importorskip("torch")
+
+BATCH = 4
+
+
+def check_data_parallelism(load: Callable[[int], Graph]) -> Graph:
+    """Assert that data parallelism splits just what grows with the batch, in every layer, and return the graph.
+
+    load: returns the graph of a model with so many examples.
+    """
+    graph, wider = load(BATCH), load(2 * BATCH)
+    assert [op.name for op in graph.operators] == [op.name for op in wider.operators]
+    for operator, other in zip(graph.operators, wider.operators, strict=True):
+        growing = {dim for dim, extent in operator.extents.items() if other.extents[dim] == 2 * extent}
+        splits = dict(zip(operator.extents, data_parallel(graph, operator, BATCH), strict=True))
+        ways = BATCH if growing - set(operator.unsplittable) else 1
+        assert prod(splits.values()) == ways, (operator.name, operator.extents, splits, growing)
+        assert {dim for dim, k in splits.items() if k > 1} <= growing, (operator.name, splits, growing)
+    return graph
+
+
+SIZED = [name for name, make in torch_zoo.OWN.items() if "batch" in signature(make).parameters]
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_networks_of_pytorch(name: str) -> None:
+    check_data_parallelism(lambda batch: pase.load(torch_zoo.OWN[name](batch=batch)))
+
+
+@pytest.mark.parametrize("kind", sorted(torch_zoo.TRANSFORMERS))
+def test_networks_of_transformers(kind: str) -> None:
+    check_data_parallelism(lambda batch: pase.load(torch_zoo.transformers_model(kind, batch=batch)))
+
+
+@pytest.mark.parametrize("name", ["cnn", "sequences", "recurrent", "transformer", "merges"])
+def test_networks_of_keras(name: str) -> None:
+    pytest.importorskip("keras")
+    from tests.importers import keras_zoo
+
+    model = getattr(keras_zoo, name)()
+    check_data_parallelism(lambda batch: pase.load(model, batch=batch))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_functions_of_jax(name: str) -> None:
+    pytest.importorskip("jax")
+    from tests.importers import jax_zoo
+
+    apply, params = getattr(jax_zoo, name)(layers=1)
+    check_data_parallelism(lambda batch: pase.load((apply, params, jax_zoo.tokens(batch, 16))))
+
+
+def test_a_network_in_onnx(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    from tests.importers import onnx_models
+
+    def load(batch: int) -> Graph:
+        path = tmp_path / f"net{batch}.onnx"
+        onnx.save(onnx_models.convolutional(17, batch), path)
+        return pase.load(str(path))
+
+    check_data_parallelism(load)
+
+
+class _StepsFirst(torch.nn.Module):  # type: ignore[misc]
+    """Attention over [steps, batch, width], as nn.MultiheadAttention has it by default."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.out = torch.nn.MultiheadAttention(16, 2), torch.nn.Linear(16, 5)
+
+    def forward(self, x: Any) -> Any:
+        y = x.transpose(0, 1)
+        y, _ = self.attention(y, y, y, need_weights=False)
+        return self.out(y.transpose(0, 1))
+
+
+def test_a_batch_that_an_attention_reads_as_its_second_dim() -> None:
+    graph = check_data_parallelism(lambda batch: pase.load((_StepsFirst().eval(), (torch.zeros(batch, 6, 16),))))
+    # The projection's dim that is named b counts the steps.
+    assert graph["attention"].extents["b"] == 6
+    assert dict(graph.batch["attention"].dims) == {"s": BATCH}
+
+
+def test_sequences_of_two_lengths_have_the_batch_in_common() -> None:
+    """Nobody says which dim of [steps, batch, width] is the batch: it is the one in which both inputs agree."""
+    layer = torch.nn.TransformerDecoderLayer(16, 2, 32)
+
+    def load(batch: int) -> Graph:
+        return pase.load((layer.eval(), (torch.zeros(6, batch, 16), torch.zeros(5, batch, 16))))
+
+    check_data_parallelism(load)
+
+
+def test_data_parallelism_costs_what_the_batch_split_in_every_layer_costs() -> None:
+    """An imported network against the same one built by hand, whose batch is called b everywhere."""
+    from pase.graph import Builder
+    from pase.graph.operators import dense
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(64, 96), torch.nn.Linear(96, 32)
+
+        def forward(self, x: Any) -> Any:
+            return self.second(self.first(x))
+
+    imported = pase.load((Net(), (torch.zeros(64, 64),)))
+    net = Builder("net")
+    x = net.add(dense, "first", net.input((64, 64)), out=(("n", 96),))
+    net.add(dense, "second", x, out=(("n", 32),))
+    ours, theirs = (pase.search(graph, 8).baselines["data_parallel"] for graph in (imported, net.build()))
+    assert ours == theirs
