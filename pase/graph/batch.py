@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pase.graph.access import Access, Part, Role, Window, access_dims
-from pase.graph.graph import Graph
 from pase.graph.operator import Operator
 
 
@@ -41,22 +40,27 @@ class Batch:
     examples: int
 
 
-def batches(graph: Graph) -> dict[str, Batch]:
-    """Return where the batch lies in each layer, by its name.
+def batches(operators: Sequence[Operator], producers: Mapping[tuple[str, int], tuple[str, int]]) -> dict[str, Batch]:
+    """Return where the batch lies in each layer of a graph, by its name.
 
     Layers that read nothing of the data have no such dim, unless what they make is read along with it (an initial state
     of zeros for each example). A dim that the batch is an inner part of (steps · batch) cannot be cut between examples,
     and is none of them.
+
+    Args:
+        operators: in topological order.
+        producers: of each read that a layer feeds, (layer, position in its reads): the producer, and which of its writes.
     """
-    is_marked = any(read.batch for operator in graph.operators for read in operator.reads)
+    layers = {operator.name: operator for operator in operators}
+    is_marked = any(read.batch for operator in operators for read in operator.reads)
     spans: dict[tuple[str, int], list[Span]] = {}
     found: dict[str, Batch] = {}
-    for operator in graph.operators:
+    for operator in operators:
         reads: list[tuple[Access, list[Span]]] = []
         for position, read in enumerate(operator.reads):
-            edge = graph.incoming.get((operator.name, position))
-            if edge is not None:
-                reads.append((read, spans[edge.producer, edge.output]))
+            producer = producers.get((operator.name, position))
+            if producer is not None:
+                reads.append((read, spans[producer]))
             elif read.batch:
                 reads.append((read, [Span(*read.batch)]))
             elif read.role is not Role.PARAMETER and not is_marked and read.shape:
@@ -65,11 +69,10 @@ def batches(graph: Graph) -> dict[str, Batch]:
         found[operator.name], rows = _carried(operator, reads)
         for output, write in enumerate(operator.writes):
             spans[operator.name, output] = list(_written(operator, write, found[operator.name].dims, rows))
-    for edge in reversed(graph.edges):
-        producer, consumer = graph[edge.producer], graph[edge.consumer]
-        if not found[producer.name].dims and found[consumer.name].dims:
-            along = list(_written(consumer, consumer.reads[edge.input], found[consumer.name].dims, frozenset()))
-            found[producer.name], _ = _carried(producer, [(producer.writes[edge.output], along)])
+    for (reader, position), (writer, output) in reversed(producers.items()):
+        if not found[writer].dims and found[reader].dims:
+            along = list(_written(layers[reader], layers[reader].reads[position], found[reader].dims, frozenset()))
+            found[writer], _ = _carried(layers[writer], [(layers[writer].writes[output], along)])
     return found
 
 

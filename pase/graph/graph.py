@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from pase.graph.access import Role
+from pase.graph.batch import Batch, batches
 from pase.graph.names import short
 from pase.graph.operator import Operator, Scalar
 from pase.quantities import quantity
-
-if TYPE_CHECKING:
-    from pase.graph.batch import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +102,9 @@ class Graph:
         return frozenset(name for name, _ in self._gradients)
 
     @cached_property
-    def batch(self) -> "dict[str, Batch]":
+    def batch(self) -> dict[str, Batch]:
         """Where the batch lies in the iteration space of each layer, by its name."""
-        from pase.graph.batch import batches  # which reads graphs
-
-        return batches(self)
+        return batches(self.operators, {read: (edge.producer, edge.output) for read, edge in self.incoming.items()})
 
     def __repr__(self) -> str:
         return f"<Graph {short(self.name)}: {len(self.operators):,} operators, {len(self.edges):,} edges>"
