@@ -49,7 +49,7 @@ def batches(operators: Sequence[Operator], producers: Mapping[tuple[str, int], t
 
     Args:
         operators: in topological order.
-        producers: of each read that a layer feeds, (layer, position in its reads): the producer, and which of its writes.
+        producers: of each read that a layer feeds, (layer, position in its reads): the producer, which of its writes.
     """
     layers = {operator.name: operator for operator in operators}
     is_marked = any(read.batch for operator in operators for read in operator.reads)
