@@ -69,7 +69,7 @@ def batches(operators: Sequence[Operator], producers: Mapping[tuple[str, int], t
         found[operator.name], rows = _carried(operator, reads)
         for output, write in enumerate(operator.writes):
             spans[operator.name, output] = list(_written(operator, write, found[operator.name].dims, rows))
-    for (reader, position), (writer, output) in reversed(producers.items()):
+    for (reader, position), (writer, output) in reversed(list(producers.items())):
         if not found[writer].dims and found[reader].dims:
             along = list(_written(layers[reader], layers[reader].reads[position], found[reader].dims, frozenset()))
             found[writer], _ = _carried(layers[writer], [(layers[writer].writes[output], along)])
