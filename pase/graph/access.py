@@ -18,7 +18,8 @@ class Window:
     """A tensor dim read through a sliding window: output o and kernel point k read ``o·stride + k·dilation - pad``.
 
     out, kernel: iteration dims. pad: zeros before the first element; those after the last one follow from
-    the extents. A split of `out` exchanges halos.
+    the extents. beyond: of these, how many a window may begin at (where there are as many as the kernel reaches over).
+    A split of `out` exchanges halos.
     """
 
     out: str
@@ -26,6 +27,7 @@ class Window:
     stride: int = 1
     dilation: int = 1
     pad: int = 0
+    beyond: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,7 +200,8 @@ def _edge(document: Field) -> Edge:
 def _axis_document(axis: Axis) -> Any:
     match axis:
         case Window():
-            return {"window": {field.name: getattr(axis, field.name) for field in fields(axis)}}
+            window = {field.name: getattr(axis, field.name) for field in fields(axis)}
+            return {"window": {name: value for name, value in window.items() if name != "beyond" or value}}
         case Part():
             return {"part": {field.name: getattr(axis, field.name) for field in fields(axis)}}
         case tuple():
@@ -229,6 +230,7 @@ def _axis(document: Field) -> Axis:
                 stride=window["stride"].integer(1),
                 dilation=window["dilation"].integer(1),
                 pad=window["pad"].integer(),
+                beyond=beyond.integer() if (beyond := window.get("beyond")) else 0,
             )
         case {"part": _}:
             part = document["part"]

@@ -101,10 +101,11 @@ def _extent_problem(operator: Operator, axis: Axis, extent: int) -> str:
         case None:
             return "" if extent >= 1 else "it must be at least 1"
         case Window():
-            if axis.stride < 1 or axis.dilation < 1 or axis.pad < 0:
-                return f"its window has stride {axis.stride}, dilation {axis.dilation}, pad {axis.pad}"
+            if axis.stride < 1 or axis.dilation < 1 or axis.pad < 0 or axis.beyond < 0:
+                zeros = f"pad {axis.pad}, zeros beyond {axis.beyond}" if axis.beyond else f"pad {axis.pad}"
+                return f"its window has stride {axis.stride}, dilation {axis.dilation}, {zeros}"
             last = (extents[axis.out] - 1) * axis.stride - axis.pad
-            return "" if last < extent else f"window {extents[axis.out]} starts at {last}, beyond its end"
+            return "" if last < extent + axis.beyond else f"window {extents[axis.out]} starts at {last}, beyond its end"
         case Part():
             inside = axis.offset >= 0 and axis.offset + axis.extent <= extents[axis.dim]
             if not inside:

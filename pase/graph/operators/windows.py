@@ -91,8 +91,12 @@ def sliding(
         positions=tuple(Dim(n, e) for n, e in zip(positions, counts, strict=True)),
         kernels=tuple(Dim(n, e) for n, e in zip(names, kernels, strict=True)),
         axes=tuple(
-            Window(out=out, kernel=k, stride=s, dilation=d, pad=pad[0])
-            for out, k, s, d, pad in zip(positions, names, strides, dilations, pads, strict=True)
+            Window(
+                out=out, kernel=k, stride=s, dilation=d, pad=pad[0], beyond=max(0, (n - 1) * s - pad[0] - extent + 1)
+            )
+            for out, k, s, d, pad, n, extent in zip(
+                positions, names, strides, dilations, pads, counts, extents, strict=True
+            )
         ),
     )
 
