@@ -174,6 +174,61 @@ def test_frameworks_are_imported_where_they_are_needed(framework: str) -> None:
                 assert module.startswith(FRAMEWORKS[framework] or ("nowhere",)), f"{module}:{line} imports {name}"
 
 
+# -- text of programs and formats
+
+WRITERS = {"code", "dot", "mermaid", "toml", "xml"}
+"""`Grammar.write` of each language, as modules name it."""
+
+
+def _calls(module: str) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(_tree(module)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id, node
+
+
+def _is_literal(node: ast.expr, constants: set[str]) -> bool:
+    """Return whether a template is text of PaSE's own source, one of two such texts, or a name that was given one."""
+    if isinstance(node, ast.IfExp):
+        return _is_literal(node.body, constants) and _is_literal(node.orelse, constants)
+    return (isinstance(node, ast.Constant) and isinstance(node.value, str)) or (
+        isinstance(node, ast.Name) and node.id in constants
+    )
+
+
+def test_text_of_programs_is_made_in_one_module() -> None:
+    """Nobody else makes a `Text`, and whoever writes one has `Grammar.write` by a name of `WRITERS`."""
+    home, makers = "pase.emitter.text", 0
+    for module in MODULES:
+        imported = {name for name, _ in _imports(module) if name == home}
+        for name, call in _calls(module):
+            assert name != "Text" or module == home or not imported, f"{module}:{call.lineno} makes text of its own"
+            makers += name == "Grammar"
+    written = [
+        node
+        for module in MODULES
+        for node in _tree(module).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Grammar(")
+    ]
+    assert len(written) == makers == len(WRITERS)
+    assert all(ast.unparse(node.value).endswith(").write") for node in written)
+    assert {ast.unparse(node.targets[0]) for node in written} == WRITERS
+
+
+def test_templates_stand_in_the_source() -> None:
+    found = 0
+    for module in MODULES:
+        assigned: dict[str, list[ast.expr]] = {}
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                assigned.setdefault(node.targets[0].id, []).append(node.value)
+        constants = {name for name, values in assigned.items() if all(_is_literal(v, set()) for v in values)}
+        for name, call in _calls(module):
+            if name in WRITERS:
+                found += 1
+                assert _is_literal(call.args[0], constants), f"{module}:{call.lineno}: a template that is made of text"
+    assert found > 150
+
+
 # -- state
 
 

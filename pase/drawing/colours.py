@@ -31,6 +31,9 @@ PALETTE = (
 UNSPLIT = ("#eceff1", "#626a77")
 """Of layers that are not split."""
 
+FILLS = tuple(colour for pair in (*PALETTE, UNSPLIT) for colour in pair)
+"""All of these."""
+
 PATTERNS = ("plain", "stripes", "dots", "grid", "waves")
 """What is drawn over a colour that stands for a second, third, … class."""
 

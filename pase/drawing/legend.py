@@ -4,8 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pase.drawing.colours import PATTERNS, SplitClass
-from pase.drawing.lettering import shortened, text_width, xml_text
+from pase.drawing.lettering import shortened, text_width, xml
 from pase.drawing.strokes import THINNEST, WIDEST, number, stroke_width
+from pase.emitter.text import Text, joined
 from pase.graph.names import visible
 from pase.quantities import quantity
 
@@ -23,7 +24,7 @@ _SIZE = 11.0
 class Entry:
     """A sign and what it stands for; mark: SVG, within 26 x 14 from (0, 0)."""
 
-    mark: str
+    mark: Text
     text: str
 
 
@@ -32,34 +33,35 @@ def class_entries(classes: Sequence[SplitClass]) -> Iterator[Entry]:
     left."""
     for i, of in enumerate(classes[:_MOST_CLASSES]):
         layers = f"{of.num_layers} layer{'s' * (of.num_layers != 1)}"
-        mark = f'<rect class="box c{i}" x="1" y="1" width="22" height="12" rx="3"/>'
+        mark = xml('<rect class="box c{}" x="1" y="1" width="22" height="12" rx="3"/>', i)
         if of.pattern != PATTERNS[0]:
-            mark += f'<rect class="overlay p{i}" x="1" y="1" width="22" height="12" rx="3"/>'
+            mark = xml('{}<rect class="overlay p{}" x="1" y="1" width="22" height="12" rx="3"/>', mark, i)
         split = f"split in {visible(of.label)}" if of.dims else of.label
         yield Entry(mark=mark, text=f"{split} ({layers})")
     if others := classes[_MOST_CLASSES:]:
-        yield Entry(mark="", text=f"{len(others)} others ({sum(of.num_layers for of in others)} layers)")
+        yield Entry(mark=xml(""), text=f"{len(others)} others ({sum(of.num_layers for of in others)} layers)")
 
 
 def line_entries(most_bytes: float, *, has_blocks: bool, has_loops: bool) -> Iterator[Entry]:
     """Yield an entry for each kind of line that a picture has; most_bytes: that move along one edge."""
-    yield Entry(mark=_line(THINNEST, "still", "edge"), text="nothing moves")
+    yield Entry(mark=_line(THINNEST, "still"), text="nothing moves")
     if most_bytes:
         few = most_bytes / 16
-        yield Entry(mark=_line(stroke_width(few, most_bytes), "moving", "edge"), text=quantity(few, "B"))
-        yield Entry(mark=_line(WIDEST, "moving", "edge"), text=f"{quantity(most_bytes, 'B')} move between layouts")
+        yield Entry(mark=_line(stroke_width(few, most_bytes), "moving"), text=quantity(few, "B"))
+        yield Entry(mark=_line(WIDEST, "moving"), text=f"{quantity(most_bytes, 'B')} move between layouts")
     if has_blocks:
-        mark = '<rect class="frame" x="1" y="1" width="22" height="12" rx="3"/>'
+        mark = xml('<rect class="frame" x="1" y="1" width="22" height="12" rx="3"/>')
         yield Entry(mark=mark, text="comes ×n, shown once")
     if has_loops:
-        yield Entry(mark=_line(THINNEST, "still", "edge back"), text="to the next block")
+        yield Entry(mark=_line(THINNEST, "still", " back"), text="to the next block")
 
 
-def _line(width: float, kind: str, look: str) -> str:
-    return f'<g class="{kind}"><path class="{look}" stroke-width="{number(width)}" d="M1 7H23"/></g>'
+def _line(width: float, kind: str, look: str = "") -> Text:
+    form = '<g class="{}"><path class="edge{}" stroke-width="{}" d="M1 7H23"/></g>'
+    return xml(form, kind, look, number(width))
 
 
-def legend(groups: Sequence[Sequence[Entry]], width: float) -> tuple[str, float]:
+def legend(groups: Sequence[Sequence[Entry]], width: float) -> tuple[Text, float]:
     """Return groups of entries in rows no wider than that, as SVG from (0, 0) down, and how high they are."""
     found = []
     y = -_ROW
@@ -70,9 +72,7 @@ def legend(groups: Sequence[Sequence[Entry]], width: float) -> tuple[str, float]
             needed = _MARK + text_width(text, _SIZE)
             if x and x + needed > width:
                 x, y = 0.0, y + _ROW
-            found.append(
-                f'<g transform="translate({number(x)} {number(y)})">{entry.mark}'
-                f'<text x="{number(_MARK + 2)}" y="11">{xml_text(text)}</text></g>'
-            )
+            form = '<g transform="translate({} {})">{}<text x="{}" y="11">{}</text></g>'
+            found.append(xml(form, number(x), number(y), entry.mark, number(_MARK + 2), text))
             x += needed + _GAP
-    return "\n".join(found), y + _ROW
+    return joined(found), y + _ROW

@@ -3,6 +3,8 @@
 from html import escape
 from unicodedata import combining, east_asian_width
 
+from pase.emitter.text import Grammar
+
 ELLIPSIS = "…"
 
 _THIN = frozenset("ijl.,:'| ")
@@ -58,6 +60,10 @@ def xml_text(text: str) -> str:
     """
     allowed = "".join(c if _is_allowed(ord(c)) else "\ufffd" for c in text)
     return escape(allowed).translate({9: "&#9;", 10: "&#10;", 13: "&#13;"})
+
+
+xml = Grammar(xml_text, between="").write
+"""Returns text of XML. Text from outside stands in elements, and between the quotes of attributes."""
 
 
 def _is_allowed(code: int) -> bool:

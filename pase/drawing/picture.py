@@ -10,7 +10,7 @@ from pase.drawing.arrangement import Arrangement, Frame, arranged
 from pase.drawing.colours import PATTERNS, SplitClasses, split_classes
 from pase.drawing.folded import FoldedEdge, FoldedGraph
 from pase.drawing.legend import class_entries, legend, line_entries
-from pase.drawing.lettering import shortened, text_width, xml_text
+from pase.drawing.lettering import shortened, text_width, xml
 from pase.drawing.plans import certificate_text, edge_bytes, folded_plan
 from pase.drawing.strokes import (
     LabelPlace,
@@ -23,6 +23,7 @@ from pase.drawing.strokes import (
     towards,
 )
 from pase.drawing.style import patterns, style
+from pase.emitter.text import Text, joined
 from pase.explanation.reasons import configuration_text
 from pase.graph.names import visible
 from pase.plan import LayerPlan, Plan
@@ -78,29 +79,32 @@ def svg(plan: Plan, *, fold: bool = True) -> str:
     head = _HEADING + signs_height + MARGIN
     body = [
         *_heading(plan, width),
-        f'<g transform="translate({number(MARGIN)} {number(MARGIN + _HEADING)})">',
+        xml('<g transform="translate({} {})">', number(MARGIN), number(MARGIN + _HEADING)),
         signs,
-        f'</g>\n<g transform="translate({number(MARGIN + (width - drawing.width) / 2)} {number(MARGIN + head)})">',
+        xml("</g>"),
+        xml('<g transform="translate({} {})">', number(MARGIN + (width - drawing.width) / 2), number(MARGIN + head)),
         *(_frame(frame, plan) for frame in drawing.frames),
         *_edges(subject, drawing),
         *_vertices(subject, drawing, lines),
-        "</g>",
+        xml("</g>"),
     ]
-    return _document(subject, "\n".join(body), width + 2 * MARGIN, drawing.height + head + 2 * MARGIN)
+    return _document(subject, joined(body), width + 2 * MARGIN, drawing.height + head + 2 * MARGIN)
 
 
-def _document(subject: _Subject, body: str, width: float, height: float) -> str:
+def _document(subject: _Subject, body: Text, width: float, height: float) -> Text:
     classes = subject.classes.classes
-    own = f"pase-{sha256(body.encode()).hexdigest()[:10]}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" id="{own}" viewBox="0 0 {number(width)} {number(height)}" '
-        f'width="{number(width)}" height="{number(height)}" role="img" aria-labelledby="{own}-title {own}-desc">\n'
-        f'<title id="{own}-title">{xml_text(_title(subject.plan))}</title>\n'
-        f'<desc id="{own}-desc">{xml_text(_description(subject))}</desc>\n'
-        f"<style>\n{style(own, classes)}\n</style>\n"
-        f"<defs>{patterns(own, classes)}</defs>\n"
-        f'<rect class="paper" width="100%" height="100%"/>\n{body}\n</svg>\n'
-    )
+    own = xml("pase-{}", sha256(body.encode()).hexdigest()[:10])
+    size = number(width), number(height)
+    lines = [
+        xml('<svg xmlns="http://www.w3.org/2000/svg" id="{}" viewBox="0 0 {} {}" ', own, *size),
+        xml('width="{}" height="{}" role="img" aria-labelledby="{}-title {}-desc">\n', *size, own, own),
+        xml('<title id="{}-title">{}</title>\n', own, _title(subject.plan)),
+        xml('<desc id="{}-desc">{}</desc>\n', own, _description(subject)),
+        xml("<style>\n{}\n</style>\n", style(own, classes)),
+        xml("<defs>{}</defs>\n", patterns(own, classes)),
+        xml('<rect class="paper" width="100%" height="100%"/>\n{}\n</svg>\n', body),
+    ]
+    return xml("{}", lines)
 
 
 def _title(plan: Plan) -> str:
@@ -128,12 +132,12 @@ def _description(subject: _Subject) -> str:
     return f"{parts[0]}: {', '.join(split)}. {quantity(sum(subject.moved_bytes), 'B')} move between layouts in a step."
 
 
-def _heading(plan: Plan, width: float) -> Iterator[str]:
+def _heading(plan: Plan, width: float) -> Iterator[Text]:
     name = shortened(visible(plan.graph.name), _TITLE_SIZE, width / 2)
     title = shortened(f"{name} {_where(plan)}", _TITLE_SIZE, width)
-    yield f'<text class="title" x="{number(MARGIN)}" y="{number(MARGIN + 16)}">{xml_text(title)}</text>'
+    yield xml('<text class="title" x="{}" y="{}">{}</text>', number(MARGIN), number(MARGIN + 16), title)
     verdict = shortened(_verdict(plan), _NAME_SIZE, width)
-    yield f'<text class="muted verdict" x="{number(MARGIN)}" y="{number(MARGIN + 36)}">{xml_text(verdict)}</text>'
+    yield xml('<text class="muted verdict" x="{}" y="{}">{}</text>', number(MARGIN), number(MARGIN + 36), verdict)
 
 
 def _lines(plan: Plan, layer: LayerPlan) -> tuple[str, str]:
@@ -147,18 +151,19 @@ def _box_width(name: str, text: str) -> float:
     return max(_LEAST_BOX, text_width(name, _NAME_SIZE) + 2 * _BOX_PAD, text_width(text, _TEXT_SIZE) + 2 * _BOX_PAD)
 
 
-def _frame(frame: Frame, plan: Plan) -> str:
+def _frame(frame: Frame, plan: Plan) -> Text:
     repeat = frame.repeat
     ends = plan.layers[repeat.first].name, plan.layers[repeat.end - 1].name
-    return (
-        f"<g><title>{repeat.count} blocks of {repeat.period} layers: {xml_text(ends[0])} … {xml_text(ends[1])}</title>"
-        f'<rect class="frame" x="{number(frame.x)}" y="{number(frame.y)}" width="{number(frame.width)}" '
-        f'height="{number(frame.height)}" rx="8"/>'
-        f'<text class="times" x="{number(frame.x + 9)}" y="{number(frame.y + 18)}">×{repeat.count}</text></g>'
+    box = xml(
+        '<rect class="frame" x="{}" y="{}" width="{}" height="{}" rx="8"/>',
+        *map(number, (frame.x, frame.y, frame.width, frame.height)),
     )
+    times = xml('<text class="times" x="{}" y="{}">×{}</text>', number(frame.x + 9), number(frame.y + 18), repeat.count)
+    form = "<g><title>{} blocks of {} layers: {} … {}</title>{}{}</g>"
+    return xml(form, repeat.count, repeat.period, *ends, box, times)
 
 
-def _edges(subject: _Subject, drawing: Arrangement) -> Iterator[str]:
+def _edges(subject: _Subject, drawing: Arrangement) -> Iterator[Text]:
     """Yield edges with little on them before those with much, and the labels after all of them."""
     graph, plan = subject.graph, subject.plan
     num_out = Counter(edge.source for edge in graph.edges)
@@ -176,10 +181,15 @@ def _edges(subject: _Subject, drawing: Arrangement) -> Iterator[str]:
         if edge.is_loop_back:
             start, tip = longest_piece(route)
             heads.append(head_data(start, towards(start, tip, dist(start, tip) / 2), width)[0])
-        yield (
-            f'<g class="{"moving" if total else "still"}"><title>{xml_text(about)}</title>'
-            f'<path class="edge{" back" if edge.is_loop_back else ""}" d="{path_data([*route[:-1], end])}" '
-            f'stroke-width="{number(width)}"/><path class="head" d="{"".join(heads)}"/></g>'
+        yield xml(
+            '<g class="{}"><title>{}</title><path class="edge{}" d="{}" stroke-width="{}"/>'
+            '<path class="head" d="{}"/></g>',
+            "moving" if total else "still",
+            about,
+            " back" if edge.is_loop_back else "",
+            path_data([*route[:-1], end]),
+            number(width),
+            heads,
         )
         if total:
             amount = _amount(total, most, len(edge.edges))
@@ -201,37 +211,38 @@ def _amount(total: float, most: float, count: int) -> str:
     return f"{quantity(most, 'B')} ×{count}" if total > 0.999 * most * count else f"{quantity(total, 'B')} in {count}"
 
 
-def _label(place: LabelPlace, text: str, width: float) -> str:
+def _label(place: LabelPlace, text: str, width: float) -> Text:
     """Return the bytes beside an edge, within the picture's margins; width: of what is drawn."""
     x, is_left = place.x, place.is_left
     room = text_width(text, _BYTES_SIZE)
     x = max(x, room - MARGIN) if is_left else min(x, width + MARGIN - room)
     look = "bytes left" if is_left else "bytes"
-    return f'<text class="{look}" x="{number(x)}" y="{number(place.y)}">{text}</text>'
+    return xml('<text class="{}" x="{}" y="{}">{}</text>', look, number(x), number(place.y), text)
 
 
-def _vertices(subject: _Subject, drawing: Arrangement, lines: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _vertices(subject: _Subject, drawing: Arrangement, lines: Sequence[tuple[str, str]]) -> Iterator[Text]:
     for v, (x, y), (name, text) in zip(subject.graph.vertices, drawing.positions, lines, strict=True):
         layer, number_of_class = subject.plan.layers[v], subject.classes.of_layer[v]
         width = _box_width(name, text)
-        box = (
-            f'x="{number(x - width / 2)}" y="{number(y - _BOX_HEIGHT / 2)}" width="{number(width)}" '
-            f'height="{number(_BOX_HEIGHT)}" rx="5"'
+        left, top = x - width / 2, y - _BOX_HEIGHT / 2
+        box = xml(
+            '<rect class="box c{}" x="{}" y="{}" width="{}" height="{}" rx="5"/>',
+            number_of_class,
+            *map(number, (left, top, width, _BOX_HEIGHT)),
         )
-        overlay = ""
         if subject.classes.classes[number_of_class].pattern != PATTERNS[0]:
             # Beside the text, not behind it.
-            overlay = (
-                f'<rect class="overlay p{number_of_class}" x="{number(x - width / 2 + 1)}" '
-                f'y="{number(y - _BOX_HEIGHT / 2 + 1)}" width="{number(_BOX_PAD - 1)}" '
-                f'height="{number(_BOX_HEIGHT - 2)}" rx="4"/>'
+            box = xml(
+                '{}<rect class="overlay p{}" x="{}" y="{}" width="{}" height="{}" rx="4"/>',
+                box,
+                number_of_class,
+                *map(number, (left + 1, top + 1, _BOX_PAD - 1, _BOX_HEIGHT - 2)),
             )
-        yield (
-            f"<g><title>{xml_text(_about(subject, v, layer))}</title>"
-            f'<rect class="box c{number_of_class}" {box}/>{overlay}'
-            f'<text class="name" x="{number(x)}" y="{number(y - 3)}">{xml_text(name)}</text>'
-            f'<text class="text" x="{number(x)}" y="{number(y + 12)}">{xml_text(text)}</text></g>'
-        )
+        shown = [
+            xml('<text class="name" x="{}" y="{}">{}</text>', number(x), number(y - 3), name),
+            xml('<text class="text" x="{}" y="{}">{}</text>', number(x), number(y + 12), text),
+        ]
+        yield xml("<g><title>{}</title>{}{}</g>", _about(subject, v, layer), box, shown)
 
 
 def _about(subject: _Subject, v: int, layer: LayerPlan) -> str:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import dist, sqrt
 
+from pase.drawing.lettering import xml
 from pase.drawing.routes import Point
+from pase.emitter.text import Text
 
 THINNEST, WIDEST = 1.2, 7.0
 """Width of an edge over which nothing moves, and of the one over which most moves."""
@@ -24,18 +26,17 @@ def stroke_width(moved_bytes: float, most_bytes: float) -> float:
     return THINNEST + 0.6 + (WIDEST - THINNEST - 0.6) * sqrt(moved_bytes / most_bytes)
 
 
-def path_data(route: Sequence[Point]) -> str:
+def path_data(route: Sequence[Point]) -> Text:
     """Return a polyline with round corners, as the `d` of an SVG path."""
-    parts = [f"M{_pair(route[0])}"]
+    parts = [xml("M{}", _pair(route[0]))]
     for before, corner, after in zip(route, route[1:], route[2:], strict=False):
         radius = min(_RADIUS, dist(before, corner) / 2, dist(corner, after) / 2)
         start, end = towards(corner, before, radius), towards(corner, after, radius)
-        parts.append(f"L{_pair(start)}Q{_pair(corner)} {_pair(end)}")
-    parts.append(f"L{_pair(route[-1])}")
-    return "".join(parts)
+        parts.append(xml("L{}Q{} {}", _pair(start), _pair(corner), _pair(end)))
+    return xml("{}L{}", parts, _pair(route[-1]))
 
 
-def head_data(start: Point, tip: Point, width: float) -> tuple[str, Point]:
+def head_data(start: Point, tip: Point, width: float) -> tuple[Text, Point]:
     """Return an arrowhead for a line of that width, as the `d` of a path, and the point where the line ends behind
     it."""
     length = min(6.0 + 1.3 * width, 0.9 * dist(start, tip))
@@ -44,7 +45,7 @@ def head_data(start: Point, tip: Point, width: float) -> tuple[str, Point]:
     whole = dist(start, tip) or 1.0
     across = ((tip[1] - start[1]) / whole * half, (start[0] - tip[0]) / whole * half)
     left, right = (base[0] + across[0], base[1] + across[1]), (base[0] - across[0], base[1] - across[1])
-    return f"M{_pair(left)}L{_pair(tip)}L{_pair(right)}z", towards(tip, start, 0.8 * length)
+    return xml("M{}L{}L{}z", _pair(left), _pair(tip), _pair(right)), towards(tip, start, 0.8 * length)
 
 
 def longest_piece(route: Sequence[Point]) -> tuple[Point, Point]:
@@ -83,14 +84,14 @@ def _x_at(a: Point, b: Point, y: float) -> float:
     return a[0] + (b[0] - a[0]) * min(max(part, 0.0), 1.0)
 
 
-def number(value: float) -> str:
+def number(value: float) -> Text:
     """Return a coordinate in as few characters as a tenth of a unit needs."""
-    text = f"{value:.1f}"
-    return text.removesuffix(".0") if text not in ("-0.0", "0.0") else "0"
+    tenths = round(value, 1)
+    return xml("{}", int(tenths) if tenths == int(tenths) else tenths)
 
 
-def _pair(point: Point) -> str:
-    return f"{number(point[0])} {number(point[1])}"
+def _pair(point: Point) -> Text:
+    return xml("{} {}", number(point[0]), number(point[1]))
 
 
 def towards(start: Point, end: Point, length: float) -> Point:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from pase.emitter.text import Text, call, code, word
 from pase.errors import EmitError
-from pase.graph import Operator, Part
+from pase.graph import Access, Operator, Part
 from pase.graph.recipe import POINTWISE, Recipe, Step
 from pase.runtime.tensor_dims import WHOLE
 
@@ -125,6 +125,8 @@ def _product(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
 
 
 def _causal(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    if len(step.dims) != 2:
+        raise _unwritten(block, f"hides later keys along {len(step.dims)} dims; expected queries and keys")
     query, key = (block.dims[name] for name in step.dims)
     return _Call(code("without_later_keys"), (operands[0], query, key))
 
@@ -140,43 +142,57 @@ def _pool(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
 
 
 def _embedding(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    (table,) = (access for access in block.operator.reads if access.tensor == "table")
-    rows, columns = table.axes
-    if not isinstance(rows, str) or not isinstance(columns, str):
-        raise EmitError(f"layer {block.operator.name!r} looks up a table whose dims are put together of others")
-    return _Call(code("lookup"), (operands[0], operands[1], block.dims[rows], block.dims[columns]))
+    axes = next((access.axes for access in block.operator.reads if access.tensor == "table"), ())
+    names = [axis for axis in axes if isinstance(axis, str)]
+    if len(names) != 2 or len(axes) != 2:
+        raise _unwritten(block, "looks up a table whose dims are put together of others")
+    return _Call(code("lookup"), (operands[0], operands[1], *(block.dims[name] for name in names)))
 
 
 def _concat(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    along = code("along={}", block.dims[block.operator.attribute("along", "")])
+    dim = block.operator.attribute("along", "")
+    if dim not in block.dims:
+        raise _unwritten(block, f"joins tensors along {dim!r}, which is none of its dims")
+    along = code("along={}", block.dims[dim])
     return _Call(code("concat"), (code("[{}]", operands), code("mesh"), block.result_dims, along))
 
 
 def _padded(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    (read,) = block.operator.reads
+    read = _read(block)
     before = code("before=[{}]", [axis.offset if isinstance(axis, Part) else 0 for axis in read.axes])
     shape = code("shape=[{}]", read.shape)
     return _Call(code("padded"), (operands[0], code("mesh"), block.result_dims, before, shape))
 
 
 def _piece(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    (read,) = block.operator.reads
+    read = _read(block)
     names = [axis for axis in read.axes if isinstance(axis, str)]
     parts = [axis for axis in block.operator.writes[0].axes if isinstance(axis, Part)]
     if len(parts) != 1 or len(names) != len(read.axes):
-        raise EmitError(f"layer {block.operator.name!r} takes a box of a tensor, which cannot be written yet")
+        raise _unwritten(block, "takes a box of a tensor, which cannot be written yet")
     whole = _brought(operands[0], block.listed(names)).text
     return _Call(code("piece"), (whole, code("{}, {}, {}", parts[0].dim, parts[0].offset, parts[0].extent)))
 
 
 def _copy(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    (read,) = block.operator.reads
+    read = _read(block)
     names: list[str] = []
     for axis in read.axes:
         names += [axis] if isinstance(axis, str) else list(axis) if isinstance(axis, tuple) else [WHOLE]
     if block.operator.kind != "reorder":
         return _brought(operands[0], block.result_dims)
     return _Call(code("arrange"), (_brought(operands[0], block.listed(names)).text, block.result_dims))
+
+
+def _read(block: Written) -> Access:
+    """Return the one tensor that a layer reads which moves data."""
+    if len(block.operator.reads) != 1:
+        raise _unwritten(block, f"moves {len(block.operator.reads)} tensors as if they were one")
+    return block.operator.reads[0]
+
+
+def _unwritten(block: Written, problem: str) -> EmitError:
+    return EmitError(f"layer {block.operator.name!r} {problem}")
 
 
 def _brought(operand: Text, dims: Text) -> _Call:

@@ -29,14 +29,18 @@ class Text(str):
 
 
 Part = Text | str | float | Sequence["Part"]
-"""What is written into a template: text as it is, other text quoted, a number, or a list of these, with commas."""
+"""What is written into a template: text as it is, other text quoted, a number, or a list of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A language that text is written in; quoted: how any text stands in it, so that it is text and no more."""
+    """A language that text is written in.
+
+    quoted: how any text stands in it, so that it is text and no more. between: what stands between the parts of a list.
+    """
 
     quoted: Callable[[str], str]
+    between: str = ", "
 
     def write(self, template: str, *parts: Part) -> Text:
         """Return a template with parts at its places, each marked {}; the template is a literal at every call."""
@@ -56,7 +60,7 @@ class Grammar:
             case float():
                 return repr(part) if isfinite(part) else f'float("{part}")'
             case _:
-                return ", ".join(map(self._written, part))
+                return self.between.join(map(self._written, part))
 
 
 def word(name: str, vocabulary: Iterable[str], what: str = "word") -> Text:

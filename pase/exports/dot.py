@@ -2,22 +2,16 @@
 
 from collections.abc import Iterator
 
+from pase.emitter.text import Grammar, Text, figure, joined
 from pase.exports.drawn import DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
 from pase.exports.registry import Exported, ExportOptions
 from pase.graph.names import visible
 from pase.plan import Plan
 
-_INDENT = "    "
-
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
     """Return a directed graph: layers are nodes n0, n1, …, and their names are labels."""
-    return Exported(text="\n".join(_lines(drawn_plan(plan, is_folded=options.fold))) + "\n")
-
-
-def quoted(*lines: str) -> str:
-    """Return a quoted string of DOT that shows lines of text as they are: no escapes, no entities, no markup."""
-    return '"' + "\\n".join(map(_escaped, lines)) + '"'
+    return Exported(text=joined([*_lines(drawn_plan(plan, is_folded=options.fold)), dot("")]))
 
 
 def _escaped(line: str) -> str:
@@ -25,34 +19,34 @@ def _escaped(line: str) -> str:
     return visible(line).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
 
 
-def _lines(drawn: DrawnPlan) -> Iterator[str]:
-    yield "digraph plan {"
-    yield f"{_INDENT}graph [label={quoted(*drawn.title)}, labelloc=t, fontname=Helvetica];"
-    yield f'{_INDENT}node [shape=box, style="filled,rounded", fontname=Helvetica, fontcolor=black];'
-    yield f"{_INDENT}edge [fontname=Helvetica, fontsize=10, arrowsize=0.7];"
+dot = Grammar(_escaped, between="\\n").write
+"""Returns text of DOT. Text from outside stands between quotes, and shows as it is: no escapes, entities, markup."""
+
+
+def _lines(drawn: DrawnPlan) -> Iterator[Text]:
+    yield dot("digraph plan {")
+    yield dot('    graph [label="{}", labelloc=t, fontname=Helvetica];', drawn.title)
+    yield dot('    node [shape=box, style="filled,rounded", fontname=Helvetica, fontcolor=black];')
+    yield dot("    edge [fontname=Helvetica, fontsize=10, arrowsize=0.7];")
     for vertex in drawn.vertices:
-        yield f"{_INDENT}{_node(drawn, vertex)}"
+        yield _node(drawn, vertex)
     for number, block in enumerate(drawn.blocks):
-        yield f"{_INDENT}subgraph cluster_{number} {{"
-        yield f"{_INDENT * 2}label={quoted(f'×{block.count}')}; labeljust=r; style=dashed;"
-        yield from (f"{_INDENT * 2}n{vertex};" for vertex in block.vertices)
-        yield f"{_INDENT}}}"
-    for edge in drawn.edges:
-        yield f"{_INDENT}{_arc(edge)}"
-    yield "}"
+        yield dot("    subgraph cluster_{} {", number)
+        yield dot('        label="×{}"; labeljust=r; style=dashed;', block.count)
+        yield from (dot("        n{};", vertex) for vertex in block.vertices)
+        yield dot("    }")
+    yield from map(_arc, drawn.edges)
+    yield dot("}")
 
 
-def _node(drawn: DrawnPlan, vertex: DrawnVertex) -> str:
-    split_class = drawn.classes[vertex.split_class]
-    return (
-        f"n{vertex.number} [label={quoted(*vertex.lines)}, "
-        f"fillcolor={quoted(split_class.light)}, tooltip={quoted(vertex.about)}];"
-    )
+def _node(drawn: DrawnPlan, vertex: DrawnVertex) -> Text:
+    fill = drawn.classes[vertex.split_class].light
+    form = '    n{} [label="{}", fillcolor="{}", tooltip="{}"];'
+    return dot(form, vertex.number, vertex.lines, fill, vertex.about)
 
 
-def _arc(edge: DrawnEdge) -> str:
-    attributes = [f"penwidth={edge.width:.2f}"]
-    attributes += [f"label={quoted(f'  {edge.label}')}"] if edge.label else []
+def _arc(edge: DrawnEdge) -> Text:
+    label = dot(', label="  {}"', edge.label) if edge.label else dot("")
     # Back to a block that stands for the next one, too: it must not turn the drawing over.
-    attributes += ["style=dashed", "constraint=false"] if edge.is_back else []
-    return f"n{edge.source} -> n{edge.target} [{', '.join(attributes)}];"
+    back = dot(", style=dashed, constraint=false") if edge.is_back else dot("")
+    return dot("    n{} -> n{} [penwidth={}{}{}];", edge.source, edge.target, figure(edge.width, ".2f"), label, back)

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from pase.drawing.colours import FILLS
+from pase.emitter.text import Grammar, Text, figure, joined, word
 from pase.exports.drawn import DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
 from pase.exports.registry import Exported, ExportOptions
 from pase.graph.names import visible
@@ -12,20 +14,13 @@ MOST_CHARACTERS = 50_000
 MOST_EDGES = 500
 """What Mermaid draws unless its configuration (maxTextSize, maxEdges) says otherwise."""
 
-_INDENT = "    "
-
 
 def write(plan: Plan, options: ExportOptions) -> Exported:
     """Return a flowchart: layers are nodes n0, n1, …, and their names are labels; notes tell where it is too large."""
     drawn = drawn_plan(plan, is_folded=options.fold)
-    text = "\n".join(_lines(drawn)) + "\n"
+    text = joined([*_lines(drawn), mermaid("")])
     is_too_large = len(text) > MOST_CHARACTERS or len(drawn.edges) > MOST_EDGES
     return Exported(text=text, notes=(_size_note(text, drawn, options),) if is_too_large else ())
-
-
-def quoted(*lines: str) -> str:
-    """Return a label that shows lines of text as they are, without markup or entities of its own."""
-    return '"' + "<br>".join(_MARKS.sub(_entity, visible(line)) for line in lines) + '"'
 
 
 def _size_note(text: str, drawn: DrawnPlan, options: ExportOptions) -> str:
@@ -44,31 +39,38 @@ def _entity(found: re.Match[str]) -> str:
     return f"#{ord(found[0])};"
 
 
-def _lines(drawn: DrawnPlan) -> Iterator[str]:
-    yield "flowchart TD"
+def _escaped(line: str) -> str:
+    return _MARKS.sub(_entity, visible(line))
+
+
+mermaid = Grammar(_escaped, between="<br>").write
+"""Returns text of Mermaid. Text from outside stands between quotes, and shows as it is: no markup, no entities."""
+
+
+def _lines(drawn: DrawnPlan) -> Iterator[Text]:
+    yield mermaid("flowchart TD")
     vertices = {vertex.number: vertex for vertex in drawn.vertices}
     in_block = {number for block in drawn.blocks for number in block.vertices}
     for vertex in drawn.vertices:
         if vertex.number not in in_block:
-            yield f"{_INDENT}{_node(vertex)}"
+            yield mermaid("    {}", _node(vertex))
     for number, block in enumerate(drawn.blocks):
-        yield f"{_INDENT}subgraph block{number}[{quoted(f'×{block.count}')}]"
-        yield from (f"{_INDENT * 2}{_node(vertices[vertex])}" for vertex in block.vertices)
-        yield f"{_INDENT}end"
-    for edge in drawn.edges:
-        yield f"{_INDENT}{_link(edge)}"
+        yield mermaid('    subgraph block{}["{}"]', number, f"×{block.count}")
+        yield from (mermaid("        {}", _node(vertices[vertex])) for vertex in block.vertices)
+        yield mermaid("    end")
+    yield from map(_link, drawn.edges)
     for i, edge in enumerate(drawn.edges):
         if edge.width > 1:
-            yield f"{_INDENT}linkStyle {i} stroke-width:{edge.width:.1f}px"
+            yield mermaid("    linkStyle {} stroke-width:{}px", i, figure(edge.width, ".1f"))
     for i, split_class in enumerate(drawn.classes):
-        yield f"{_INDENT}classDef split{i} fill:{split_class.light},stroke:#333333,color:#000000"
+        yield mermaid("    classDef split{} fill:{},stroke:#333333,color:#000000", i, word(split_class.light, FILLS))
 
 
-def _node(vertex: DrawnVertex) -> str:
-    return f"n{vertex.number}[{quoted(*vertex.lines)}]:::split{vertex.split_class}"
+def _node(vertex: DrawnVertex) -> Text:
+    return mermaid('n{}["{}"]:::split{}', vertex.number, vertex.lines, vertex.split_class)
 
 
-def _link(edge: DrawnEdge) -> str:
-    arrow = "-.->" if edge.is_back else "-->"
-    label = f"|{quoted(edge.label)}|" if edge.label else ""
-    return f"n{edge.source} {arrow}{label} n{edge.target}"
+def _link(edge: DrawnEdge) -> Text:
+    arrow = mermaid("-.->") if edge.is_back else mermaid("-->")
+    label = mermaid('|"{}"|', edge.label) if edge.label else mermaid("")
+    return mermaid("    n{} {}{} n{}", edge.source, arrow, label, edge.target)

@@ -7,6 +7,7 @@ split a dim of one name differently in different layers: those need several layo
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from pase.emitter.text import Grammar, Text, joined
 from pase.exports.registry import Exported, ExportOptions
 from pase.exports.shared_meshes import SharedMesh, different_splits, shared_meshes
 from pase.graph.names import listed, short, visible
@@ -22,31 +23,44 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     meshes = shared_meshes(layers, plan.num_devices)
     written = _written_dims({dim for splits in layers for dim in splits})
     lines = [
-        "# Mesh shapes and layout rules of Mesh-TensorFlow, for the layers that share them.",
-        "# Dims that a layout does not name are not split. Axes that split no dim of a layer hold replicas of it.",
-        f"model = {_toml(plan.graph.name)}",
-        f"tool_version = {_toml(plan.tool_version)}",
-        f"num_devices = {plan.num_devices}",
+        toml("# Mesh shapes and layout rules of Mesh-TensorFlow, for the layers that share them."),
+        toml(
+            "# Dims that a layout does not name are not split. Axes that split no dim of a layer hold replicas of it."
+        ),
+        toml("model = {}", plan.graph.name),
+        toml("tool_version = {}", plan.tool_version),
+        toml("num_devices = {}", plan.num_devices),
     ]
     for mesh in meshes:
-        lines += ["", *_table(plan, mesh, written)]
-    return Exported(text="\n".join(lines) + "\n", notes=tuple(_notes(plan, meshes, different_splits(layers), written)))
+        lines += [toml(""), *_table(plan, mesh, written)]
+    notes = _notes(plan, meshes, different_splits(layers), written)
+    return Exported(text=joined([*lines, toml("")]), notes=tuple(notes))
 
 
-def _table(plan: Plan, mesh: SharedMesh, written: Mapping[str, str]) -> Iterator[str]:
+def _quoted(text: str) -> str:
+    """Return a basic string of TOML; what does not show stands in it as backslash and code."""
+    shown = visible(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{shown}"'
+
+
+toml = Grammar(_quoted).write
+"""Returns text of TOML."""
+
+
+def _table(plan: Plan, mesh: SharedMesh, written: Mapping[str, str]) -> Iterator[Text]:
     axes = _axis_names(mesh, written)
     shape = ";".join(f"{axis}:{size}" for axis, size in zip(axes, mesh.sizes, strict=True))
     layout = ";".join(f"{written[dim]}:{axes[i]}" for dim, i in mesh.axis_of.items())
-    yield "[[layouts]]"
-    yield f"mesh_shape = {_toml(shape)}"
-    yield f"layout = {_toml(layout)}"
-    yield "layers = ["
-    yield from (f"    {_toml(plan.layers[i].name)}," for i in mesh.layers)
-    yield "]"
+    yield toml("[[layouts]]")
+    yield toml("mesh_shape = {}", shape)
+    yield toml("layout = {}", layout)
+    yield toml("layers = [")
+    yield from (toml("    {},", plan.layers[i].name) for i in mesh.layers)
+    yield toml("]")
     renamed = {written[dim]: dim for dim in mesh.axis_of if written[dim] != dim}
     if renamed:
-        yield "[layouts.dims]  # as the plan calls them"
-        yield from (f"{_toml(name)} = {_toml(dim)}" for name, dim in renamed.items())
+        yield toml("[layouts.dims]  # as the plan calls them")
+        yield from (toml("{} = {}", name, dim) for name, dim in renamed.items())
 
 
 def _axis_names(mesh: SharedMesh, written: Mapping[str, str]) -> list[str]:
@@ -107,9 +121,3 @@ def _ways(parts: int) -> str:
 
 def _layers(plan: Plan, positions: Sequence[int], *, most: int = 8) -> str:
     return listed([plan.layers[i].name for i in positions], most=most)
-
-
-def _toml(text: str) -> str:
-    """Return a basic string of TOML; what does not show stands in it as backslash and code."""
-    shown = visible(text).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{shown}"'

@@ -25,7 +25,6 @@ _IMPORTS = code(
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
-
 """
 )
 

@@ -5,12 +5,14 @@ a dim is the same for all of its points.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from pase.errors import GraphError
+from pase.errors import GraphError, unknown_name
+from pase.graph.names import short
 from pase.graph.operator import Operator
 
 Operand = str | float
@@ -37,6 +39,22 @@ POINTWISE: Mapping[str, tuple[int, int]] = MappingProxyType(
 
 REDUCTIONS = ("mean", "sum", "max", "min")
 """Functions that bring a tensor together over some of its dims."""
+
+FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    dict(POINTWISE)
+    | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
+    | dict.fromkeys(("einsum", "convolve", "embedding"), (2, 2))
+    | {"concat": (1, 1 << 20)}
+)
+"""All functions of steps, and how few and how many operands they take."""
+
+EPILOGUE = "epilogue"
+"""The attribute of an operator of an imported model that names the functions which are applied to what it computes."""
+
+
+def functions_text(functions: Sequence[str]) -> str:
+    """Return names of functions of any framework as an attribute holds them."""
+    return ",".join(re.sub(r"[^a-z0-9_]", "_", function.lower())[:60] or "_" for function in functions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +180,7 @@ def _check(operator: Operator, recipe: Recipe) -> None:
     known = {access.tensor for access in operator.reads} | {constant.name for constant in recipe.constants}
     dims = {dim for constant in recipe.constants for dim in constant.dims}
     for step in recipe.steps:
+        _check_step(operator, step)
         for operand in step.of:
             if isinstance(operand, str) and operand not in known:
                 raise GraphError(
@@ -173,3 +192,13 @@ def _check(operator: Operator, recipe: Recipe) -> None:
     unknown = sorted(dims - set(operator.extents))
     if unknown or any(not 0 <= fed.read < len(operator.reads) for fed in recipe.inputs):
         raise GraphError(f"layer {operator.name!r}: its recipe names dims or inputs that it has not: {unknown}")
+
+
+def _check_step(operator: Operator, step: Step) -> None:
+    where = f"layer {short(operator.name)!r}: a step of its recipe"
+    if step.function not in FUNCTIONS:
+        near = unknown_name("function", short(step.function), FUNCTIONS)
+        raise GraphError(f"{where} is not known: {near}; search the model again")
+    fewest, most = FUNCTIONS[step.function]
+    if not fewest <= len(step.of) <= most:
+        raise GraphError(f"{where}, {step.function!r}, has {len(step.of)} operands; expected {fewest} to {most}")

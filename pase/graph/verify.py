@@ -7,6 +7,7 @@ from math import prod
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Part, Role, Window, axis_dims, named_dims
+from pase.graph.attributes import check_attributes
 from pase.graph.graph import Graph
 from pase.graph.operator import AllReduce, Handoff, Operator, Relayout
 
@@ -28,7 +29,7 @@ def verify(graph: Graph) -> Graph:
 
 
 def verify_operator(operator: Operator) -> None:
-    """Raise GraphError where an operator's accesses do not fit its iteration space."""
+    """Raise GraphError where an operator's accesses do not fit its iteration space, or its attributes its kind."""
     where = f"layer {operator.name!r} ({operator.kind})"
     if not operator.dims:
         raise GraphError(f"{where} has no iteration dims; at least one is needed")
@@ -65,6 +66,7 @@ def verify_operator(operator: Operator) -> None:
     _verify_known(operator, operator.unsplittable, f"{where}: unsplittable")
     if operator.pipeline:
         _verify_known(operator, (operator.pipeline.stage, operator.pipeline.sequence), f"{where}: pipeline")
+    check_attributes(operator)
 
 
 def _verify_known(operator: Operator, dims: tuple[str, ...], where: str) -> None:

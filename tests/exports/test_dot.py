@@ -10,7 +10,7 @@ from pase import Plan
 from pase.drawing import split_classes
 from pase.explanation.reasons import configuration_text
 from pase.exports import ExportOptions, export
-from pase.exports.dot import quoted
+from pase.exports.dot import dot
 from pase.graph.names import short, visible
 from tests.exports.dot_grammar import Read, read_dot, shown
 from tests.hostile import HOSTILE_NAMES, hostile_plan
@@ -81,7 +81,7 @@ def test_hostile_names_stay_in_their_labels(everywhere: bool) -> None:
 
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES[:-1], "\\n", "\\", '\\"', '"', "&quot;", "\\\\N"])
 def test_a_label_shows_a_name_as_it_is(name: str) -> None:
-    found = read_dot(f"digraph plan {{ n0 [label={quoted(name)}]; }}")
+    found = read_dot(dot('digraph plan { n0 [label="{}"]; }', name))
     (line,) = shown(found.nodes["n0"]["label"])
     assert line == visible(name)
 

@@ -7,7 +7,7 @@ import pytest
 from pase import Builder, Plan
 from pase.explanation.reasons import configuration_text
 from pase.exports import ExportOptions, export
-from pase.exports.mermaid import MOST_CHARACTERS, MOST_EDGES, quoted
+from pase.exports.mermaid import MOST_CHARACTERS, MOST_EDGES, mermaid
 from pase.graph.names import short, visible
 from pase.graph.operators import dense
 from tests.hostile import HOSTILE_NAMES, hostile_plan
@@ -77,7 +77,7 @@ def test_hostile_names_stay_in_their_labels(everywhere: bool) -> None:
 
 @pytest.mark.parametrize("name", [*HOSTILE_NAMES[:-1], "a_b_c", "_a_", "a__b", "1. one", "- one", "`x`", "fa:fa-ban"])
 def test_a_label_shows_a_name_as_it_is(name: str) -> None:
-    label = quoted(name)
+    label = mermaid('"{}"', name)
     assert re.fullmatch(LABEL, label)
     assert shown(label[1:-1]) == [visible(name)]
 

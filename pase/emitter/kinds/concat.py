@@ -15,4 +15,9 @@ def _result(block: Block) -> Text:
     return code("concat([{}], mesh, {}, along={})", block.reads, block.result_dims, along)
 
 
-CONCAT = Kind(formula=_formula, result=_result, joins=True)
+def _problem(operator: Operator) -> str:
+    along = operator.attribute("along", "c")
+    return "" if along in operator.extents else f"it joins tensors along {along!r}, which is none of its dims"
+
+
+CONCAT = Kind(formula=_formula, result=_result, problem=_problem, joins=True)

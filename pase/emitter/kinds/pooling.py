@@ -3,8 +3,9 @@
 from pase.emitter.kinds.kind import Block, Kind, indexed
 from pase.emitter.text import Text, code, word
 from pase.graph import Operator, Window
+from pase.graph.operators.pooling import REDUCTIONS
 
-_FUNCTIONS = tuple(f"{reduction}_pool{rank}d" for reduction in ("max", "mean") for rank in (1, 2, 3))
+_FUNCTIONS = tuple(f"{reduction}_pool{rank}d" for reduction in REDUCTIONS for rank in (1, 2, 3))
 
 
 def _reduction(operator: Operator) -> str:

@@ -5,6 +5,8 @@ from pase.graph.access import Access, Dim
 from pase.graph.operator import Operator, Work
 from pase.graph.operators.windows import Each, Padding, position_names, refuse_empty_windows, sliding
 
+REDUCTIONS = ("max", "mean")
+
 
 def pool1d(
     name: str,
@@ -63,7 +65,7 @@ def _pooling(
     reduction: str,
     count_padding: bool,
 ) -> Operator:
-    if reduction not in {"max", "mean"}:
+    if reduction not in REDUCTIONS:
         raise GraphError(f"layer {name!r}: unknown reduction {reduction!r}; expected 'max' or 'mean'")
     windows = sliding(name, x, rank, kernel=kernel, stride=stride, padding=padding)
     refuse_empty_windows(name, padding, windows)

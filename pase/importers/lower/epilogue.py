@@ -6,6 +6,7 @@ from math import prod
 
 from pase.graph import Access, Part, Role, Work
 from pase.graph.access import Axis
+from pase.graph.recipe import EPILOGUE, functions_text
 from pase.importers.ir import Folded, Node, Trace
 from pase.importers.lower.draft import Draft, is_parameter
 
@@ -36,8 +37,7 @@ def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
         sources.append(use)
     attributes = operator.attributes
     if node.epilogue:
-        attributes = tuple(pair for pair in attributes if pair[0] != "activation")
-        attributes = (*attributes, ("activation", ",".join(node.epilogue)))
+        attributes = (*attributes, (EPILOGUE, functions_text(node.epilogue)))
     held = dict.fromkeys(dim for i, j in node.whole for dim in _names(operator.reads[i].axes[j]))
     operator = replace(
         operator,

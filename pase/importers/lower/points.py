@@ -4,10 +4,12 @@ from dataclasses import replace
 from math import prod
 
 from pase.graph import Access, AllReduce, Dim, Operator, Role
+from pase.graph.names import short
 from pase.graph.operators.normalisation import batch_norm, layer_norm, normalising
 from pase.graph.operators.opaque import opaque
 from pase.graph.operators.pointwise import pointwise
 from pase.graph.operators.reduction import reduction, softmax
+from pase.graph.recipe import functions_text
 from pase.importers.ir import Generic, Node, Normalise, Pointwise, Reduce, Softmax, Trace, Use
 from pase.importers.lower.draft import Draft, is_parameter, reordered, shaped, shapes, spare
 from pase.importers.passes.regions import is_activation
@@ -31,7 +33,7 @@ def lower_pointwise(trace: Trace, node: Node, name: str) -> Draft:
     names = dim_names(len(out))
     uses = [use for use in node.inputs if is_activation(trace, use) or is_parameter(trace, use)]
     fits = [_can_be_broadcast(trace.shape(use), out) for use in uses]
-    function = ",".join(op.functions)
+    function = functions_text(op.functions)
     operator = pointwise(
         name,
         *(trace.shape(use) if fit else () for use, fit in zip(uses, fits, strict=True)),
@@ -55,9 +57,11 @@ def lower_reduce(trace: Trace, node: Node, name: str) -> Draft:
     (shape, *_) = shapes(trace, node)
     names = dim_names(len(shape))
     if not shape:
-        operator = pointwise(name, (), dims=("b",), out=(1,), function=op.function)
+        operator = pointwise(name, (), dims=("b",), out=(1,), function=functions_text([op.function]))
         return Draft(operator=operator, sources=node.inputs[:1])
-    operator = reduction(name, shape, dims=names, over=tuple(names[i] for i in op.over), function=op.function)
+    operator = reduction(
+        name, shape, dims=names, over=tuple(names[i] for i in op.over), function=functions_text([op.function])
+    )
     (write,) = operator.writes
     if op.keeps_dims and write.shape != node.outputs[0].shape:
         axes = tuple(None if i in op.over else dim for i, dim in enumerate(names))
@@ -124,7 +128,7 @@ def lower_generic(trace: Trace, node: Node, name: str) -> Draft:
         passes=passes,
         flop=flop * prod(outputs[0].shape),
         product_flop=op.product_flop if isinstance(op, Generic) else 0.0,
-        function=node.origin.operator,
+        function=short(node.origin.operator),
         num_weights=len(weights),
     )
     others = [dim for dim in operator.unsplittable if operator.extents[dim] > 1]
@@ -172,7 +176,7 @@ def _normalisation(trace: Trace, name: str, op: Normalise, uses: tuple[Use, ...]
         work=normalising(names, flop_per_point=flop, scale=1 if op.has_scale else None, has_shift=op.has_shift),
         exchanges=(moments,) if over else (),
         unsplittable=tuple(names[i] for i in op.mixes),
-        attributes=(("epsilon", op.epsilon), ("groups", op.groups)),
+        attributes=(("epsilon", float(op.epsilon)), ("groups", op.groups)),
     )
 
 
