@@ -20,7 +20,7 @@ from pase.emitter.text import (
 from pase.emitter.traffic import edge_bytes
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Operator, Role
-from pase.graph.recipe import ATTRIBUTE, EPILOGUE
+from pase.graph.recipe import ATTRIBUTE
 from pase.plan import LayerPlan, Plan
 from pase.runtime.data import data_inputs
 from pase.runtime.initial import initial_deviation, parameter_name, shared_order
@@ -112,8 +112,7 @@ def _leading_to_loss(plan: Plan) -> set[str]:
 
 def _check(plan: Plan, layer: LayerPlan) -> None:
     operator = plan.graph[layer.name]
-    epilogue = operator.attribute(EPILOGUE, "")
-    problem = f"it applies {epilogue} to its result" if epilogue else KINDS[operator.kind].problem(operator)
+    problem = KINDS[operator.kind].why_not(operator)
     if problem:
         raise EmitError(f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: {problem}")
     whole = [access.tensor for access in (*operator.reads, *operator.writes) if None in access.axes]

@@ -16,4 +16,9 @@ def _result(block: Block) -> Text:
     return code("attention({})", [*block.reads, *causal])
 
 
-ATTENTION = Kind(formula=_formula, result=_result, variables=(("q", "queries"), ("k", "keys"), ("v", "values")))
+ATTENTION = Kind(
+    formula=_formula,
+    result=_result,
+    tensors=("q", "k", "v"),
+    variables=(("q", "queries"), ("k", "keys"), ("v", "values")),
+)

@@ -27,4 +27,6 @@ def _result(block: Block) -> Text:
     return activated(block.operator, plus_bias(block, product))
 
 
-CONVOLUTION = Kind(formula=_formula, result=_result, variables=(("w", "filters"),))
+CONVOLUTION = Kind(
+    formula=_formula, result=_result, tensors=("x", "w"), optional=("bias",), variables=(("w", "filters"),)
+)

@@ -17,4 +17,4 @@ def _result(block: Block) -> Text:
     return activated(block.operator, plus_bias(block, product))
 
 
-DENSE = Kind(formula=_formula, result=_result, variables=(("w", "weights"),))
+DENSE = Kind(formula=_formula, result=_result, tensors=("x", "w"), optional=("bias",), variables=(("w", "weights"),))

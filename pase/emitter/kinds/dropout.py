@@ -23,4 +23,4 @@ def _problem(operator: Operator) -> str:
     return "" if 0 <= rate < 1 else f"it drops a fraction of {rate}; expected a rate from 0 to below 1"
 
 
-DROPOUT = Kind(formula=_formula, result=_result, problem=_problem)
+DROPOUT = Kind(formula=_formula, result=_result, problem=_problem, tensors=("x",))

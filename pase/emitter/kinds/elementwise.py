@@ -40,5 +40,6 @@ ADD_PARAMETER = Kind(
         f"{indexed(operator, operator.writes[0])} = {' + '.join(indexed(operator, read) for read in operator.reads)}"
     ),
     result=lambda block: joined(block.reads, _INFIX["add"]),
+    tensors=("x", "p"),
     variables=(("p", "parameter"),),
 )

@@ -9,4 +9,6 @@ EMBEDDING = Kind(
         f"{operator.dims[-2].name}]"
     ),
     result=lambda block: code("embedding({}, {}, {})", block.read("table"), block.read("x"), block.result_dims),
+    problem=lambda operator: "" if len(operator.dims) > 1 else "it has no dim of its rows besides their width",
+    tensors=("x", "table"),
 )

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from pase.emitter.text import Text, code, word
 from pase.graph import Access, Operator
+from pase.graph.names import listed
 from pase.graph.operators.activations import ACTIVATIONS
+from pase.graph.recipe import EPILOGUE
 from pase.runtime.layouts import PlainDim
 from pase.runtime.tensor_dims import tensor_dims
 
@@ -24,7 +26,7 @@ class Block:
     windows: tuple[Text, ...]
 
     def read(self, tensor: str) -> Text:
-        """Return the variable of a read by the tensor's name, "" where the operator does not read it."""
+        """Return the variable of a read by the tensor's name, "" where the operator does not read that one."""
         names = [access.tensor for access in self.operator.reads]
         return self.reads[names.index(tensor)] if tensor in names else code("")
 
@@ -48,19 +50,32 @@ class Kind:
     """formula: what the layer computes, for its comment, any text. result: the expression of its output.
 
     fill: the value of a window's padding, "" for zero. problem: why an operator cannot be written, "" if it can.
-    variables: names for reads where the tensor's own would mislead. joins: whether the expression takes its inputs
-    from their own meshes. is_loss: whether the output is what is minimised. whole: the dim of a program that stands
-    for a tensor dim which no iteration dim indexes, "" where there is none.
+    tensors: that every operator of the kind reads, by name, and after them perhaps those in `optional`; none where it
+    reads any number of tensors. variables: names for reads where the tensor's own would mislead. joins: whether the
+    expression takes its inputs from their own meshes. is_loss: whether the output is what is minimised. whole: the dim
+    of a program that stands for a tensor dim which no iteration dim indexes, "" where there is none.
     """
 
     formula: Callable[[Operator], str]
     result: Callable[[Block], Text]
     fill: Callable[[Operator], Text] = _nothing
     problem: Callable[[Operator], str] = _nothing
+    tensors: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     joins: bool = False
     is_loss: bool = False
     whole: Text = code("")  # noqa: RUF009
+
+    def why_not(self, operator: Operator) -> str:
+        """Return why an operator cannot be written, "" if it can."""
+        epilogue = operator.attribute(EPILOGUE, "")
+        if epilogue:
+            return f"it applies {epilogue} to its result"
+        found = tuple(access.tensor for access in operator.reads)
+        if self.tensors and found not in (self.tensors, (*self.tensors, *self.optional)):
+            return f"it reads {listed(found)}; expected {', '.join((*self.tensors, *self.optional))}"
+        return self.problem(operator) if found else "it reads nothing"
 
 
 def activated(operator: Operator, expression: Text) -> Text:

@@ -14,4 +14,8 @@ def _result(block: Block) -> Text:
     return code("lstm({}, {})", block.reads, block.result_dims)
 
 
-LSTM = Kind(formula=_formula, result=_result, whole=code("GATES"))
+def _problem(operator: Operator) -> str:
+    return "" if "l" in operator.extents else "it has no dim l of its layers"
+
+
+LSTM = Kind(formula=_formula, result=_result, problem=_problem, tensors=("x", "w", "u", "bias"), whole=code("GATES"))

@@ -16,4 +16,4 @@ def _result(block: Block) -> Text:
     return activated(block.operator, code("{}({})", function, block.reads))
 
 
-BATCH_NORM = LAYER_NORM = Kind(formula=_formula, result=_result)
+BATCH_NORM = LAYER_NORM = Kind(formula=_formula, result=_result, tensors=("x", "scale", "shift"))

@@ -29,11 +29,12 @@ def _fill(operator: Operator) -> Text:
     return code("{}", float("-inf")) if _reduction(operator) == "max" else code("")
 
 
-POOLING = Kind(formula=_formula, result=_result, fill=_fill)
+POOLING = Kind(formula=_formula, result=_result, fill=_fill, tensors=("x",))
 
 GLOBAL_POOL = Kind(
     formula=lambda operator: (
         f"{indexed(operator, operator.writes[0])} = mean of {indexed(operator, operator.reads[0])}"
     ),
     result=lambda block: code("global_pool({}, {})", block.read("x"), block.result_dims),
+    tensors=("x",),
 )

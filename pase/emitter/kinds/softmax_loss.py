@@ -15,4 +15,6 @@ def _result(block: Block) -> Text:
     return code("softmax_loss({}, {}, {})", logits, labels, block.dims[block.operator.dims[-1].name])
 
 
-SOFTMAX_LOSS = Kind(formula=_formula, result=_result, variables=(("labels", "targets"),), is_loss=True)
+SOFTMAX_LOSS = Kind(
+    formula=_formula, result=_result, tensors=("x", "labels"), variables=(("labels", "targets"),), is_loss=True
+)
