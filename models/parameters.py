@@ -7,11 +7,17 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Annotated, ParamSpec, get_args, get_origin, get_type_hints
 
-from pase.errors import ModelError
+from pase.errors import GraphError, ModelError
 from pase.graph import Graph
 from pase.graph.operator import Scalar
 
 P = ParamSpec("P")
+
+IMAGE = "image"
+"""The parameter that says how many points images have a side."""
+
+LARGEST_TRIED = 512
+"""Images up to this size are tried, to say which ones a network takes."""
 
 LARGEST_EXTENT = 2**31 - 1
 LARGEST_DEPTH = 10_000
@@ -59,10 +65,33 @@ def network(build: Callable[P, Graph]) -> Callable[P, Graph]:
         for parameter in parameters_of(build):
             given = bound.arguments[parameter.name]
             bound.arguments[parameter.name] = _CONVERTERS[parameter.kind](parameter, given, build.__name__)
-        graph = build(*bound.args, **bound.kwargs)
+        try:
+            graph = build(*bound.args, **bound.kwargs)
+        except GraphError as error:
+            if IMAGE not in bound.arguments:
+                raise
+            raise GraphError(f"{error}; {_other_images(build, bound)}") from None
         return replace(graph, arguments=tuple((name, as_scalar(value)) for name, value in bound.arguments.items()))
 
     return checked
+
+
+def _other_images(build: Callable[P, Graph], bound: inspect.BoundArguments) -> str:
+    """Say which sizes of images near the one that was given a network takes."""
+    given = bound.arguments[IMAGE]
+
+    def works(size: int) -> bool:
+        bound.arguments[IMAGE] = size
+        try:
+            build(*bound.args, **bound.kwargs)
+        except GraphError:
+            return False
+        return True
+
+    larger = next(filter(works, range(given + 1, max(given, LARGEST_TRIED) + 1)), None)
+    if larger is None:
+        return f"no image of up to {LARGEST_TRIED} points a side works with these arguments"
+    return f"images of {given} points a side are too small for it, those of {larger} are not: --arg {IMAGE}={larger}"
 
 
 def parameters_of(builder: Callable[..., Graph]) -> tuple[Parameter, ...]:

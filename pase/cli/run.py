@@ -1,19 +1,25 @@
 """`pase run`: train with a plan on virtual devices, beside the single-device program."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
 
 import click
+import numpy as np
 
 from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, device_options, json_option, model_options, training_flags
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import Progress, progress
+from pase.datasets import SOURCES, Part, fit_to, load_dataset
 from pase.plan import Plan
 from pase.plan_file import read_plan
 from pase.planning import search
 from pase.runtime.boxes import whole
+from pase.runtime.data import data_inputs
 from pase.runtime.device_choice import DeviceChoice
 from pase.runtime.execute import RunResult, run_plan
 from pase.runtime.flags import training_options
@@ -51,10 +57,12 @@ def command(
     Emits the program, runs it on virtual CPUs or on GPUs, and runs the single-device program on the same weights and
     data: the losses are equal up to rounding (try --dtype float64).
     """
-    with progress() as on_progress:
+    with progress() as on_progress, TemporaryDirectory(prefix="pase-data-") as folder:
+        plan = _plan(plan_or_model, devices, others, on_progress)
+        for name, part in _PARTS.items():
+            others[name] = _as_file(others[name], part, plan, Path(folder))
         options = training_options(others)
         choice = DeviceChoice(kind=device, virtual=virtual, memory_mib=gpu_memory)
-        plan = _plan(plan_or_model, devices, others, on_progress)
         result = run_plan(
             plan,
             options,
@@ -110,6 +118,21 @@ def command(
     if result.edges or result.layers:
         say()
         _print_moved(result)
+
+
+_PARTS: Mapping[str, Part] = MappingProxyType({"data": "train", "test_data": "test"})
+"""The options that name data, and which part of a data set each of them means."""
+
+
+def _as_file(named: Any, part: Part, plan: Plan, folder: Path) -> Path | None:
+    """Return where a program finds the data that an option names: a data set by name is written there first."""
+    text = None if named is None else str(named)
+    if text is None or text.partition(":")[0] not in SOURCES or named.exists():
+        return named if named is None else Path(named)
+    found = fit_to(load_dataset(text, part=part), data_inputs(plan.graph).values())
+    path = folder / f"{part}.npz"
+    np.savez(path, **found.arrays)  # type: ignore[arg-type]
+    return path
 
 
 def _print_steps(result: RunResult) -> None:

@@ -129,3 +129,26 @@ def test_what_a_plan_names_cannot_be_changed_when_it_runs(tmp_path: Path) -> Non
     assert "a plan names its own model and devices" in finished.stderr
     assert "none.npz" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_run_takes_data_by_name_as_train_does(pase: Command) -> None:
+    pytest.importorskip("sklearn")
+    options = ("--steps", 2, "--dtype", "float64", "--data", "digits", "--test-data", "digits", "--json")
+    finished = pase("run", "lenet5", "-p", "2", "-b", "16", *options)
+    assert finished.status == 0, finished.err
+    document = json.loads(finished.out)
+    assert document["max_relative_difference"] < 1e-12
+    # 357 digits are kept to test with: 22 batches of 16.
+    assert [test["num_examples"] for test in document["tests"]] == [352]
+    assert pase("run", "lenet5", "-p", "2", "-b", "16", "--steps", 2, "--json").status == 0
+
+
+def test_data_that_are_none_are_named_before_anything_is_built(pase: Command, tmp_path: Path) -> None:
+    for given, message in {
+        "mnist": "data 'mnist': mnist needs a path; expected mnist:FOLDER",
+        f"mnist:{tmp_path / 'none'}": "does not exist; expected the folder of the MNIST files",
+        "cifar11:x": "expected an .npz file written by numpy.savez",
+    }.items():
+        finished = pase("run", "lenet5", "-p", "2", "--data", given)
+        assert (finished.status, finished.out) == (1, "")
+        assert message in finished.err.splitlines()[-1]

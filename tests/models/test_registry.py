@@ -254,7 +254,7 @@ def test_a_depth_is_bounded() -> None:
 def test_an_image_that_is_too_small_is_refused(name: str, image: int, message: str) -> None:
     # torchvision states the least sizes, as `min_size`, of the first four: 63, 75, 32 and 29.
     build(name, batch=1, arguments={"image": image + 1})
-    with pytest.raises(GraphError, match=message):
+    with pytest.raises(GraphError, match=rf"{message}.*, those of {image + 1} are not: --arg image={image + 1}$"):
         build(name, arguments={"image": image})
 
 
@@ -277,3 +277,8 @@ def test_the_networks_are_imported_when_they_are_asked_for() -> None:
     assert "pase.models.mlp" in after
     assert "pase.models.alexnet" not in after
     assert not {"tensorflow", "torch", "keras", "jax", "onnx"} & set(after)
+
+
+def test_an_image_that_is_much_too_small_is_answered_with_the_least_that_works() -> None:
+    with pytest.raises(GraphError, match=r"layer 'pool5': .*of 32 points .*, those of 63 are not: --arg image=63$"):
+        build("alexnet", arguments={"image": 32})
