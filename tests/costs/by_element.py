@@ -144,9 +144,9 @@ def _owned(layer: Layer, tensor: Tensor, splits: Mapping[str, int], own: Mapping
     ranges = []
     for extent, dim in zip(tensor.shape, tensor.parts, strict=True):
         if isinstance(dim, str):
-            ranges.append(np.array(even_part(extent, splits[dim], own[dim])))
+            ranges.append(np.array(even_part(extent, splits[dim], own[dim]), dtype=np.int64))
             continue
-        outer, inner = (np.array(even_part(layer.extents[d], splits[d], own[d])) for d in dim)
+        outer, inner = (np.array(even_part(layer.extents[d], splits[d], own[d]), dtype=np.int64) for d in dim)
         ranges.append((outer[:, None] * layer.extents[dim[1]] + inner).reshape(-1))
     grid = np.meshgrid(*ranges, indexing="ij")
     return frozenset(np.ravel_multi_index([axis.reshape(-1) for axis in grid], tensor.shape).tolist())
