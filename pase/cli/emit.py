@@ -8,7 +8,7 @@ from pase.cli.options import check_writable, json_option
 from pase.cli.output import print_json, warn
 from pase.cli.progress import progress
 from pase.documents import write_atomically
-from pase.emitter import emit, emit_forward
+from pase.emitter import emit, emit_forward, outputs_left_out
 from pase.errors import EmitError
 from pase.plan_file import read_plan
 
@@ -24,7 +24,11 @@ def command(plan: Path, output: Path | None, forward: bool, as_json: bool) -> No
         check_writable(output)
     with progress() as on_progress:
         on_progress("writing the program", 0.0)
-        source = emit_forward(read_plan(plan)) if forward else emit(read_plan(plan))
+        read = read_plan(plan)
+        source = emit_forward(read) if forward else emit(read)
+    left_out = outputs_left_out(read) if forward else ()
+    for text in left_out:
+        warn(text)
     if output:
         try:
             write_atomically(output, source)
@@ -33,6 +37,6 @@ def command(plan: Path, output: Path | None, forward: bool, as_json: bool) -> No
         how = "--weights weights.npz --data inputs.npz" if forward else "--steps 10"
         warn(f"program written to {output}; try: python {output} {how}")
     if as_json:
-        print_json({"source": source, "output": str(output) if output else None})
+        print_json({"source": source, "output": str(output) if output else None, "left_out": list(left_out)})
     elif not output:
         click.echo(source, nl=False)

@@ -12,8 +12,9 @@ from pase.cli.output import duration, print_json, print_table, quantity, say, to
 from pase.cli.progress import READING, progress
 from pase.configurations import data_parallel, enumerate_configurations
 from pase.costs import COST_MODELS, DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
-from pase.explanation import worthwhile_padding
+from pase.explanation import Held, held_by_opaque_layers, worthwhile_padding
 from pase.graph import Graph
+from pase.graph.names import short
 from pase.memory_limit import size_text
 from pase.ordering import ORDERINGS, OrderingReport
 from pase.plan import LayerPlan, Plan
@@ -25,6 +26,9 @@ OF_MACHINE = "machine"
 
 _PADDING_TIME_S = 2.0
 """What a search took in more than this is not searched again for a hint; the hints take no longer."""
+
+_HELD_TIME_S = 60.0
+"""The same, for what layers cost of which nothing is known."""
 
 
 class DeviceMemorySize(ByteSize):
@@ -103,8 +107,15 @@ def command(
     if output:
         write_plan(plan, output)
     reports = _ordering_reports(graph, chosen.devices) if explain_ordering else []
+    held = _held(plan, time_limit_s)
+    if held is not None:
+        warn(_dearer(plan, held))
     if as_json:
-        print_json(plan_document(plan) | ({"orderings": orderings_document(reports)} if reports else {}))
+        document = plan_document(plan)
+        if held is not None:
+            layers = [{"name": name, "operator": function} for name, function in held.layers]
+            document |= {"opaque": {"layers": layers, "lower_bound_if_free": held.lower_bound}}
+        print_json(document | ({"orderings": orderings_document(reports)} if reports else {}))
     else:
         print_plan(plan)
         if reports:
@@ -114,6 +125,23 @@ def command(
         _warn_of_memory(plan)
         if output:
             warn(f"plan written to {output}")
+
+
+def _held(plan: Plan, time_limit_s: float | None) -> Held | None:
+    """Return what is known of too little, where it makes the plan dearer and there is time to tell."""
+    left_s = min(_HELD_TIME_S, time_limit_s or _HELD_TIME_S) - plan.search.time_s
+    return held_by_opaque_layers(plan, time_limit_s=left_s) if left_s > plan.search.time_s else None
+
+
+def _dearer(plan: Plan, held: Held) -> str:
+    """Say what layers cost of which nothing is known."""
+    (name, function), *others = held.layers
+    more = f" and {len(others)} more" if others else ""
+    return (
+        f"nothing is known of {function or 'the operator'} (layer {short(name)}{more}) but what passes through it, so "
+        f"that it is split no other way: this costs up to {1 - held.lower_bound / plan.total_cost:.1%} of the plan; "
+        f"split freely, the optimum would be {quantity(held.lower_bound, plan.cost_unit)} or more"
+    )
 
 
 def _ordering_reports(graph: Graph, num_devices: int) -> list[OrderingReport]:

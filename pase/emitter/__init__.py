@@ -4,6 +4,6 @@ No framework is loaded to write one.
 """
 
 from pase.emitter.emit import emit
-from pase.emitter.forward import emit_forward
+from pase.emitter.forward import emit_forward, outputs_left_out
 
-__all__ = ["emit", "emit_forward"]
+__all__ = ["emit", "emit_forward", "outputs_left_out"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from textwrap import wrap
 
 from pase.emitter.block import WINDOWS, block_dims, block_mesh, commented, declared_windows, window_variables
 from pase.emitter.program import assembled, check_splits, layers_import, leading_to
@@ -21,6 +22,7 @@ from pase.emitter.text import (
 from pase.emitter.traffic import edge_bytes
 from pase.errors import EmitError, GraphError, PaseError
 from pase.graph import Access, Edge, Operator, Part, Role
+from pase.graph.names import short
 from pase.graph.recipe import LAID_OUT, Recipe, Step, is_before_layout, recipe_of
 from pase.plan import LayerPlan, Plan
 from pase.runtime.data import index_bound
@@ -56,15 +58,41 @@ _WORDS = ("Program", "build", "main", "mesh", "outputs", "program", *WINDOWS, *_
 def emit_forward(plan: Plan) -> str:
     """Return a Python script that computes what the plan's model computes, one block for each layer.
 
-    Layers that lead to no output are left out. Raises EmitError for a layer of which the import could not tell how it
-    is computed, and for a network that was not imported.
+    Layers that lead to no output are left out, and so are outputs of which the import could not tell how they are
+    computed, as long as there is another one; the script says so. Raises EmitError where none is left, and for a
+    network that was not imported.
     """
     recipes = _recipes(plan)
-    wanted = leading_to(plan.graph, _ends(plan, recipes))
+    ends = _ends(plan, recipes)
+    lost = _problems(plan, recipes, ends)
+    kept = [name for name in ends if name not in lost] or ends
+    wanted = leading_to(plan.graph, kept)
     for name in sorted(wanted, key=plan.index.__getitem__):
         _check(plan[name], plan.graph[name], recipes[name])
-    body = list(_body(plan, recipes, wanted))
-    return assembled(_head(plan, body), body, plan.num_devices)
+    body = list(_body(plan, recipes, wanted, kept))
+    return assembled(_head(plan, body, outputs_left_out(plan)), body, plan.num_devices)
+
+
+def outputs_left_out(plan: Plan) -> tuple[str, ...]:
+    """Return, in words, which outputs of the model a program of its forward pass leaves out, and why."""
+    recipes = _recipes(plan)
+    lost = _problems(plan, recipes, _ends(plan, recipes))
+    return tuple(
+        f"output {short(output)} is left out, as layer {short(at)} cannot be written: {printable(reason, 200)}"
+        for end, (at, reason) in lost.items()
+        for output in ([item.name for item in recipes[end].outputs] or [end])
+    )
+
+
+def _problems(plan: Plan, recipes: dict[str, Recipe], ends: list[str]) -> dict[str, tuple[str, str]]:
+    """Return the ends that cannot be computed, with the first layer that they need and that is the reason."""
+    found: dict[str, tuple[str, str]] = {}
+    for end in ends:
+        needed = sorted(leading_to(plan.graph, [end]), key=plan.index.__getitem__)
+        first = next((name for name in needed if recipes[name].problem), None)
+        if first is not None:
+            found[end] = first, recipes[first].problem
+    return found
 
 
 def _recipes(plan: Plan) -> dict[str, Recipe]:
@@ -99,7 +127,7 @@ def _check(layer: LayerPlan, operator: Operator, recipe: Recipe) -> None:
     check_splits(layer, operator)
 
 
-def _head(plan: Plan, body: list[Text]) -> list[Text]:
+def _head(plan: Plan, body: list[Text], left_out: tuple[str, ...]) -> list[Text]:
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     built = [f"The network was imported with {printable(arguments, 90)}.", ""] if arguments else []
@@ -107,6 +135,8 @@ def _head(plan: Plan, body: list[Text]) -> list[Text]:
         f"{title}: its forward pass, a program for Mesh-TensorFlow.",
         "",
         *built,
+        *(line for text in left_out for line in wrap(f"Its {printable(text, 400)}.", 110)),
+        *([""] if left_out else []),
         "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
         "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
         "replicas. Edit the axes of a mesh and run again: the outputs stay the same. Bytes are those of float32.",
@@ -123,7 +153,7 @@ def _head(plan: Plan, body: list[Text]) -> list[Text]:
     ]
 
 
-def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str]) -> Iterator[Text]:
+def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str], ends: list[str]) -> Iterator[Text]:
     yield code("def build(program: Program) -> Outputs:")
     yield code('{}"""Declare the layers in order and return what the network computes."""', INDENT)
     graph = plan.graph
@@ -134,7 +164,6 @@ def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str]) -> Iterator[
     yield from lines
     results: dict[str, Text] = {}
     returned: list[tuple[str, Text, tuple[int, ...]]] = []
-    ends = _ends(plan, recipes)
     for layer in plan.layers:
         if layer.name not in wanted:
             continue

@@ -4,6 +4,7 @@ from pase.explanation.explain import ExplainOptions, explain
 from pase.explanation.findings import Explanation, Flip, LayerExplanation, MemoryBinding, RunnerUp
 from pase.explanation.flips import FARTHEST
 from pase.explanation.nearest import TIE
+from pase.explanation.opaque import Held, held_by_opaque_layers
 from pase.explanation.overview import BriefRunnerUp, LayerOverview, Overview, overview
 from pase.explanation.padding import Padding, worthwhile_padding
 from pase.explanation.parts import Part, PartKind, own_parts
@@ -17,6 +18,7 @@ __all__ = [
     "ExplainOptions",
     "Explanation",
     "Flip",
+    "Held",
     "LayerExplanation",
     "LayerOverview",
     "MemoryBinding",
@@ -28,6 +30,7 @@ __all__ = [
     "Sensitivity",
     "configuration_text",
     "explain",
+    "held_by_opaque_layers",
     "overview",
     "own_parts",
     "percent",

@@ -16,12 +16,14 @@ from pase.importers.factory import call_factory, is_factory
 from pase.importers.frameworks import FRONT_ENDS, import_model
 from pase.importers.front_end import framework
 from pase.importers.ir import Piece, Trace, Use, View
+from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.onnx import weights as onnx_weights
+from pase.importers.torch.module import values_of
 
 Array = np.ndarray[Any, Any]
 
-Values = Callable[[Any, Iterable[str], Trace], Mapping[str, Array]]
-"""Takes a model, names of values of its trace and the trace; returns those that it has, as arrays."""
+Values = Callable[[Any, Iterable[str], Trace, int | None], Mapping[str, Array]]
+"""Takes a model, names of values of its trace, the trace and its batch; returns those that it has, as arrays."""
 
 
 def read_weights(
@@ -42,7 +44,7 @@ def read_weights(
     model = import_model(source, batch=batch, arguments=given)
     uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
     uses |= model.execution.constants
-    values = _VALUES[kind](source, {use.value for use in uses.values()}, model.traces[0])
+    values = _VALUES[kind](source, {use.value for use in uses.values()}, model.traces[0], batch)
     found: dict[str, Array] = {}
     for (layer, tensor), use in uses.items():
         if use.value not in values:
@@ -52,7 +54,10 @@ def read_weights(
                     "make it a weight or a constant of the model"
                 )
             continue
-        found[f"{layer}/{tensor}"] = read_as(values[use.value], use)
+        array = values[use.value]
+        # Truth values are read as 0 and 1.
+        array = array.astype(np.float32) if array.dtype == np.bool_ else array
+        found[f"{layer}/{tensor}"] = read_as(array, use)
     return found
 
 
@@ -88,8 +93,17 @@ def _kind(source: object) -> str:
             return front_end.package
     raise ModelError(
         "weights are read of ONNX files, Keras models and torch modules (as a file, or made by "
-        f"package.module:function); {source!r} is none of them"
+        f"package.module:function); {_called(source)} is none of them"
     )
+
+
+def _called(source: object) -> str:
+    """Return what a source is called in a message: not its values."""
+    if isinstance(source, str):
+        return repr(source)
+    first = source[0] if isinstance(source, list | tuple) and source else source
+    kind = "a JAX function" if callable(first) and JaxFrontEnd().takes(source) else f"a {type(first).__name__}"
+    return f"{kind}, whose arguments hold them," if kind.startswith("a JAX") else kind
 
 
 def _as_it_is(source: Any) -> Any:
@@ -110,21 +124,12 @@ def _open_keras(source: Any) -> Any:
         raise ModelError(f"the weights of {source!r} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _torch_values(source: Any, names: Iterable[str], _trace: Trace) -> Mapping[str, Array]:
-    module = source[0] if isinstance(source, list | tuple) else source
-    held = {**dict(module.named_buffers()), **module.state_dict()}
-    found: dict[str, Array] = {}
-    for name in names:
-        if name in held:
-            tensor = held[name]
-            if tensor.is_meta:
-                raise ModelError(f"weight {name!r} was made without values (on the device 'meta')")
-            tensor = tensor.detach().cpu()
-            found[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-    return found
+def _torch_values(source: Any, names: Iterable[str], _trace: Trace, batch: int | None) -> Mapping[str, Array]:
+    tensors = values_of(source, sorted(names), batch=batch)
+    return {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
 
 
-def _keras_values(source: Any, names: Iterable[str], _trace: Trace) -> Mapping[str, Array]:
+def _keras_values(source: Any, names: Iterable[str], _trace: Trace, _batch: int | None) -> Mapping[str, Array]:
     model = source[0] if isinstance(source, tuple) else source
     by_path: dict[str, list[Any]] = {}
     seen: set[int] = set()
@@ -158,7 +163,7 @@ def _keras_statistics(model: Any, names: set[str]) -> Mapping[str, Array]:
     return found
 
 
-def _onnx_values(source: Any, names: Iterable[str], trace: Trace) -> Mapping[str, Array]:
+def _onnx_values(source: Any, names: Iterable[str], trace: Trace, _batch: int | None) -> Mapping[str, Array]:
     """Return stored tensors, and what is computed of them alone: by running that part of the model."""
     onnx = framework("onnx", "onnx")
     wanted = set(names)

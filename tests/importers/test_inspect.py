@@ -42,6 +42,11 @@ def plain(layers=2):
         x = t.point("add", x, y, scope=f"h.{i}")
     return t.trace(x)
 
+def whole():
+    t = Tracer()
+    x = t.linear(t.leaf("x", (64, 256)), t.weight("w", 256, 256), scope="fc")
+    return t.trace(t.add(Generic(flop_per_point=7.0), x, shape=(256, 64), scope="odd"))
+
 def strange():
     t = Tracer()
     x = t.linear(t.leaf("x", (8, 16)), t.weight("w", 16, 32), scope="fc")
@@ -117,6 +122,19 @@ def test_strict_refuses_what_is_not_known(command: Sequence[str], nets: str, pas
     assert (finished.status, finished.out) == (1, "")
     assert "operators that nothing is known of: Generic; without --strict they are split along the" in finished.err
     assert pase(*command, f"{nets}:plain", "--strict").status == 0
+
+
+def test_search_warns_of_what_costs_because_nothing_is_known_of_it(nets: str, pase: Command) -> None:
+    """A function that keeps everything whole makes the layer before it pay."""
+    finished = pase("search", f"{nets}:whole", "--devices", "4")
+    assert finished.status == 0
+    assert "nothing is known of Generic (layer odd) but what passes through it" in finished.err
+    found = json.loads(pase("search", f"{nets}:whole", "--devices", "4", "--json").out)
+    assert found["opaque"]["layers"] == [{"name": "odd", "operator": "Generic"}]
+    assert 0 < found["opaque"]["lower_bound_if_free"] < 0.9 * found["total_cost"]
+    finished = pase("search", f"{nets}:plain", "--devices", "4", "--json")
+    assert "opaque" not in json.loads(finished.out)
+    assert "nothing is known" not in finished.err
 
 
 def test_a_built_in_network_is_shown_too(pase: Command) -> None:

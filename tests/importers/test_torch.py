@@ -209,6 +209,25 @@ def test_weights_that_are_not_used_are_told() -> None:
     assert "1 weight takes no part in what the module returns: spare" in trace.notes
 
 
+def test_a_tied_weight_takes_part_by_any_of_its_names() -> None:
+    class Tied(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb, self.out = torch.nn.Embedding(16, 4), torch.nn.Linear(4, 16, bias=False)
+            self.out.weight = self.emb.weight
+            self.spare, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4, bias=False)
+            self.other.weight = self.spare.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.out(self.emb(x))
+
+    module, tokens = Tied(), torch.zeros(2, 3, dtype=torch.long)
+    found = "2 weights take no part in what the module returns: spare.weight, spare.bias"
+    assert trace_module(module, (tokens,), {}).notes == (found,)
+    del module.spare, module.other
+    assert trace_module(module, (tokens,), {}).notes == ()
+
+
 def test_a_wrapped_module_is_the_one_within() -> None:
     module = torch.nn.Linear(4, 4)
     names = [leaf.value.name for leaf in trace_module(torch.nn.DataParallel(module), (torch.zeros(2, 4),), {}).leaves]

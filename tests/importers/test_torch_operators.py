@@ -219,6 +219,11 @@ def _losses() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     found["nll of images"] = _F.nll_loss, (x, target)
     (x,) = _arrays((3, 5))
     found["gathered"] = lambda x, at: x.gather(1, at), (x, torch.tensor([[1, 4], [0, 0], [3, 2]]))
+    found["an element of each row"] = lambda x, at: x[torch.arange(3), at], (x, torch.tensor([4, 0, 3]))
+    found["a row of each"] = lambda x, at: x[range(3), at], (_arrays((3, 5, 2))[0], torch.tensor([4, 0, 3]))
+    found["the last but one"] = lambda x, at: x[:, [-2]] + at, (x, torch.tensor([4]))
+    found["rows that follow"] = lambda x, at: _F.embedding(torch.arange(1, 3), x) + at, (x, torch.tensor([4]))
+    found["columns that follow"] = lambda x, at: x.index_select(1, torch.arange(2, 5)) + at, (x, torch.tensor([4]))
     found["gathered of less"] = lambda x, at: x.gather(0, at), (x, torch.tensor([[1, 2, 0, 0]]))
     return found
 

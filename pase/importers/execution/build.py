@@ -14,6 +14,7 @@ from pase.importers.ir import (
     Broadcast,
     Concat,
     Convolve,
+    Gather,
     Generic,
     Lookup,
     Node,
@@ -63,8 +64,10 @@ def with_recipes(traces: Sequence[Trace], lowered: Lowered) -> Execution:
         try:
             recipe = _recipe(source, lowered, operator, sheet)
         except NoRecipeError as error:
-            where = source.described(lowered.nodes.get(operator.name, ""))
-            recipe = Recipe(problem=f"{where}{error}")
+            node = lowered.nodes.get(operator.name, "")
+            where = source.described(node)
+            outputs = tuple(Returned(name=n, dims=(), shape=s) for n, s in source.returned(node))
+            recipe = Recipe(problem=f"{where}{error}", outputs=outputs)
         recipe = replace(recipe, inputs=tuple(_fed(source, lowered, operator)))
         constants |= {(operator.name, name): use for name, use in sheet.sources.items()}
         pairs = tuple(pair for pair in operator.attributes if pair[0] != ATTRIBUTE)
@@ -135,9 +138,9 @@ class _Vertex:
             return self._moved(node)
         if isinstance(node.op, Generic):
             raise NoRecipeError("nothing is known of what it computes")
-        raise NoRecipeError(
-            "a recurrent layer of an imported model cannot be written yet" if kind is Recurrent else "?"
-        )
+        assert kind in (Gather, Recurrent), f"{kind} is not computed"
+        what = "a recurrent layer" if kind is Recurrent else "an element of each row"
+        raise NoRecipeError(f"{what} of an imported model cannot be written yet")
 
     def _laid(self, node: Node) -> Known:
         """A step of the operator's own kind, on its reads as they are laid out."""
@@ -210,11 +213,11 @@ class _Vertex:
             return seen(self._known[use.value], use)
         if use.value in self._entries:
             return self._entry(use)
-        constant = self._source.constant(node, position)
-        if constant is not None:
-            return constant
-        found = self._weight(use)
-        return Known(operand="", shape=self._source.shape(use), source=use) if found is None else found
+        known = self._source.constant(node, position) or self._weight(use)
+        known = known or Known(operand="", shape=self._source.shape(use), source=use)
+        if known.source is not None and self._source.is_of_input(known.source.value):
+            raise NoRecipeError("it is computed with what depends on an input of the model that no layer reads")
+        return replace(known, is_truth=self._source.is_truth(use.value))
 
     def _entry(self, use: Use) -> Known:
         """A tensor that an earlier vertex makes."""

@@ -16,13 +16,15 @@ class NoRecipeError(Exception):
 class Known:
     """A tensor, or a number: by what operand it is read, and the atoms of each of its dims.
 
-    source: of a constant, what it is of the source; its dims are not known before it meets a tensor.
+    source: of a constant, what it is of the source; its dims are not known before it meets a tensor. is_truth: it holds
+    truth values (a mask that says what is kept), not numbers.
     """
 
     operand: Operand
     shape: tuple[int, ...]
     axes: Axes | None = None
     source: Use | None = None
+    is_truth: bool = False
 
 
 @dataclass(slots=True)

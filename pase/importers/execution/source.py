@@ -8,6 +8,7 @@ from math import prod
 from pase.importers.execution.sheet import Known, NoRecipeError
 from pase.importers.ir import Broadcast, Identity, Node, Pointwise, Reduce, Reshape, Slice, Trace, Transpose, Use, View
 from pase.importers.passes import PASSES
+from pase.importers.passes.constants import Depends, dependencies
 from pase.importers.passes.regions import is_activation
 from pase.importers.passes.uses import composed
 from pase.importers.passes.views import seen_by
@@ -42,6 +43,10 @@ class Source:
     def _places(self) -> Mapping[str, int]:
         return {node.name: i for i, node in enumerate(self.spelt.nodes)}
 
+    @cached_property
+    def _depends(self) -> Mapping[str, Depends]:
+        return dependencies(self.before)
+
     def node(self, name: str) -> Node:
         """Return a node that was lowered."""
         return self._nodes[name]
@@ -62,6 +67,14 @@ class Source:
         """Whether floats that depend on the input are in a value, or it is an input of indices."""
         leaf = self.final.leaf.get(value)
         return leaf is None or leaf.role == "input"
+
+    def is_of_input(self, value: str) -> bool:
+        """Whether a value depends on an input of the model."""
+        return self._depends.get(value) in (Depends.INDEX, Depends.CHOICE, Depends.ACTIVATION)
+
+    def is_truth(self, value: str) -> bool:
+        """Whether a value holds truth values."""
+        return self.spelt.values[value].dtype == "bool"
 
     def held(self, value: str) -> str:
         """Return the value that is held in the end where another one was, for what was folded into its maker."""
@@ -153,6 +166,17 @@ class Source:
     def outputs(self, node: Node) -> Iterator[tuple[str, Use, tuple[int, ...]]]:
         """Yield what the model returns of a node: its name, how it is read of what the node holds, and its shape."""
         held = self.held(node.outputs[0].name)
+        for name, use in self._returned(held):
+            yield name, self._as_spelt(use, self.spelt.values[held].shape), self.before.values[name].shape
+
+    def returned(self, name: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and the shape of what the model returns of a node, by its name; nothing where it is none."""
+        node = self._nodes.get(name)
+        for output, _ in self._returned(self.held(node.outputs[0].name)) if node is not None else ():
+            yield output, self.before.values[output].shape
+
+    def _returned(self, held: str) -> Iterator[tuple[str, Use]]:
+        """Yield the outputs of the model that are a value, or a view of it, and how they are read of it."""
         for name in self.before.outputs:
             use: Use | None = Use(value=name)
             while use is not None and use.value != held and use.value in self.before.producer:
@@ -164,9 +188,7 @@ class Source:
                 shape = None if behind is None else self.before.values[behind.value].shape
                 use = None if behind is None or shape is None else composed(use, behind, shape)
             if use is not None and use.value == held:
-                shape = self.before.values[name].shape
-                own = self.spelt.values[held].shape
-                yield name, self._as_spelt(use, own), shape
+                yield name, use
 
     def _as_spelt(self, use: Use, shape: tuple[int, ...]) -> Use:
         """Return a use of a value whose merged dims may have been taken apart since."""

@@ -195,7 +195,8 @@ def attention(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
         own = sheet.constant(mask, scores.axes) if mask.source is not None else mask
         assert own.axes is not None
         broadcast_axes(scores.axes, own.shape)
-        name = sheet.step("add", [name, own.operand])
+        is_truth = own.is_truth
+        name = sheet.step("where", [own.operand, name, _MASKED]) if is_truth else sheet.step("add", [name, own.operand])
     if op.is_causal:
         queries, keys = _named(scores.axes[2]), _named(scores.axes[3])
         if len(queries) != 1 or len(keys) != 1:
@@ -204,6 +205,10 @@ def attention(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
     name = sheet.step("softmax", [name], _named(scores.axes[3]))
     weights = Known(operand=name, shape=scores.shape, axes=scores.axes)
     return _product(sheet, (weights, v), ("bhst", "bhte"), "bhse")
+
+
+_MASKED = -1e30
+"""A score that a softmax makes nothing of."""
 
 
 def _with_heads(known: Known, heads: Axis) -> Known:

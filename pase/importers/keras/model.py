@@ -1,7 +1,7 @@
 """Keras models, walked by their layers; `.keras` files, of which the configuration alone is read."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import PurePath
 from typing import Any
@@ -9,11 +9,11 @@ from typing import Any
 from pase.errors import missing_extra
 from pase.graph import Scalar
 from pase.importers.front_end import framework
-from pase.importers.ir import Trace, check_trace
+from pase.importers.ir import Trace, Value, check_trace
 from pase.importers.keras.file import read_model
 from pase.importers.keras.graph import Reader
 from pase.importers.keras.inputs import Specification, specifications
-from pase.importers.keras.layers.call import trained_of
+from pase.importers.keras.layers.call import UntranslatableError, trained_of
 
 _FILES = frozenset({".keras", ".h5", ".hdf5"})
 
@@ -63,10 +63,23 @@ def _without_weights(keras: Any) -> Iterator[None]:
     from keras.src.backend.common import global_state
 
     kept = list(global_state.get_global_attribute("uninitialized_variables") or [])
+    compiled = keras.Model.compile
+
+    def compile_with_values(model: Any, *arguments: Any, **keywords: Any) -> Any:
+        # An optimiser's own variables (its rate) need their values at once.
+        scope = global_state.get_global_attribute("stateless_scope")
+        global_state.set_global_attribute("stateless_scope", None)
+        try:
+            return compiled(model, *arguments, **keywords)
+        finally:
+            global_state.set_global_attribute("stateless_scope", scope)
+
+    keras.Model.compile = compile_with_values
     try:
         with keras.StatelessScope(initialize_variables=False):
             yield
     finally:
+        keras.Model.compile = compiled
         # Or the next scope of the user's own would make up for it.
         global_state.set_global_attribute("uninitialized_variables", kept)
 
@@ -96,6 +109,7 @@ def read_trace(
         return reader.writer.leaf(item.name, item.shape, item.dtype, "input")
 
     outputs = reader.model(model, keras.tree.map_structure(leaf, found))
+    outputs = [*outputs, *_losses(keras, reader, model, outputs)]
     trace = Trace(
         name=model.name,
         leaves=tuple(reader.writer.leaves),
@@ -105,6 +119,50 @@ def read_trace(
         num_source_operators=reader.num_operations,
     )
     return check_trace(trace), reader.writer.variables
+
+
+def _losses(keras: Any, reader: Reader, model: Any, outputs: list[Value]) -> Iterator[Value]:
+    """Yield the losses that a model was compiled with, one for each output that has one; targets are inputs."""
+    given = getattr(model, "loss", None) if getattr(model, "compiled", False) else None
+    names = list(getattr(model, "output_names", ()))
+    if len(names) != len(outputs):
+        names = [f"output_{i}" for i in range(len(outputs))]
+    if isinstance(given, Mapping):
+        losses = [given.get(name) for name in names]
+    else:
+        losses = list(given) if isinstance(given, list | tuple) else [given] * len(outputs)
+    for name, output, item in zip(names, outputs, losses, strict=False):
+        if item is None:
+            continue
+        function = keras.losses.get(item)
+        is_sparse = any(name in _name_of(function).lower().replace("_", "") for name in _OF_CLASSES)
+        shape, dtype = (output.shape[:-1], "int32") if is_sparse else (output.shape, output.dtype)
+        of = f" of {name}" if len(outputs) > 1 else ""
+        target = reader.writer.leaf(f"targets{of}", shape, dtype, "input")
+        try:
+            (found,) = reader.trace(_meaned(keras, function), [target, output], f"loss{of}")
+        except UntranslatableError:
+            reader.notes.append(f"the loss of {name!r} is left out")
+            continue
+        yield found
+
+
+_OF_CLASSES = ("sparsecategorical", "categoricalgeneralized")
+"""In names of losses whose targets are the classes' numbers."""
+
+
+def _name_of(function: Any) -> str:
+    return str(getattr(function, "__name__", getattr(function, "name", type(function).__name__)))
+
+
+def _meaned(keras: Any, function: Any) -> Callable[[Any, Any], Any]:
+    """Return a loss as one number."""
+
+    def computed(target: Any, output: Any) -> Any:
+        found = function(target, output)
+        return keras.ops.mean(found) if len(found.shape) else found
+
+    return computed
 
 
 def _notes(reader: Reader, model: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """PyTorch modules with example inputs; `torch.export` traces them on tensors without values."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,7 +10,7 @@ from pase.graph import Scalar
 from pase.importers.front_end import framework
 from pase.importers.ir import Trace, check_trace
 from pase.importers.torch.export import exported
-from pase.importers.torch.program import read_program
+from pase.importers.torch.program import constant_values, read_program
 from pase.importers.torch.tensors import with_batch, without_values
 
 
@@ -54,6 +54,30 @@ def trace_module(module: Any, arguments: tuple[Any, ...], keywords: Mapping[str,
     module = _unwrapped(torch, module)
     program, notes = exported(torch, module, tuple(arguments), dict(keywords))
     return check_trace(read_program(torch, module, program, name or type(module).__name__, notes))
+
+
+def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) -> dict[str, Any]:
+    """Return weights, buffers and what a module computes of these alone as tensors, by their names in its trace.
+
+    source, batch: those of the trace. Values that the module does not have, or computes of its inputs, are left out;
+    ModelError for a weight that was made without values.
+    """
+    torch = framework("torch", "torch")
+    module, *_ = source if isinstance(source, list | tuple) else (source,)
+    module = _unwrapped(torch, module)
+    held = {**dict(module.named_buffers()), **module.state_dict()}
+    found = {name: held[name].detach().cpu() for name in names if name in held}
+    for name, tensor in found.items():
+        if tensor.is_meta:
+            raise ModelError(f"weight {name!r} was made without values (on the device 'meta')")
+    rest = [name for name in names if name not in held]
+    if rest:
+        _, positional, keywords = _call(source)
+        if batch is not None:
+            positional, keywords = with_batch(torch, positional, keywords, batch)
+        program, _ = exported(torch, module, positional, keywords)
+        found |= constant_values(torch, module, program, rest)
+    return found
 
 
 def _unwrapped(torch: Any, module: Any) -> Any:

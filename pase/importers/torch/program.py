@@ -1,6 +1,7 @@
 """`read_program`: an exported program's graph as a trace."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any, Literal
 
 from pase.errors import ModelError
@@ -12,6 +13,14 @@ from pase.importers.torch.storage import Tied, tied_weights
 _MAX_SHOWN = 3
 """Names in a note."""
 
+_MAX_NUMBERS = 1 << 17
+"""Of indices whose values are asked for."""
+
+_BY_NUMBERS = frozenset({"embedding", "index", "index_select"})
+"""Operators of which more is known where their whole numbers are."""
+
+_WHOLE = frozenset({"int64", "int32", "int16", "int8", "uint8"})
+
 _CONTROL_FLOW = frozenset(
     {"cond", "while_loop", "scan", "map", "map_impl", "associative_scan", "while_loop_stack_output"}
 )
@@ -19,7 +28,7 @@ _CONTROL_FLOW = frozenset(
 
 def read_program(torch: Any, module: Any, program: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
     """Return the trace of an exported program; ModelError for control flow and for sizes that depend on values."""
-    reader = _Reader(program, tied_weights(torch, module))
+    reader = _Reader(torch, program, tied_weights(torch, module))
     reader.read()
     return Trace(
         name=name,
@@ -29,6 +38,71 @@ def read_program(torch: Any, module: Any, program: Any, name: str, notes: tuple[
         notes=(*notes, *_notes(module), *_unused(reader.unused)),
         num_source_operators=reader.count,
     )
+
+
+def constant_values(torch: Any, module: Any, program: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return tensors, by their names in the trace, that the program computes of weights and constants alone.
+
+    Those that depend on an input, on chance, or on weights without values are left out.
+    """
+    reader = _Reader(torch, program, tied_weights(torch, module))
+    reader.read()
+    wanted = set(names)
+    places = {
+        value.name: (node, i)
+        for node in program.graph.nodes
+        for i, value in enumerate(_flat([reader.made.get(node.name)]))
+        if isinstance(value, Value) and value.name in wanted
+    }
+    known = _evaluated(torch, program, [node for node, _ in places.values()])
+    found: dict[str, Any] = {}
+    for name, (node, i) in places.items():
+        items = _flat([known.get(node)])
+        if i < len(items) and isinstance(items[i], torch.Tensor):
+            found[name] = items[i]
+    return found
+
+
+def _evaluated(torch: Any, program: Any, nodes: Iterable[Any]) -> dict[Any, Any]:
+    """Return what nodes of a program give, and those that they read, as far as no input is needed for it."""
+    needed, frontier = set[Any](), list(nodes)
+    while frontier:
+        node = frontier.pop()
+        if node not in needed:
+            needed.add(node)
+            frontier += node.all_input_nodes
+    known: dict[Any, Any] = {}
+    with torch.no_grad():
+        for node in program.graph.nodes:
+            if node in needed:
+                _evaluate(torch, program, node, known)
+    return known
+
+
+def _evaluate(torch: Any, program: Any, node: Any, known: dict[Any, Any]) -> None:
+    """Compute what a node of a program gives, where everything that it reads is known."""
+    if node.op == "placeholder":
+        signature = program.graph_signature
+        target = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}.get(node.name)
+        lifted = signature.inputs_to_lifted_tensor_constants.get(node.name)
+        found = program.constants.get(lifted) if target is None else program.state_dict.get(target)
+        found = program.constants.get(target) if found is None else found
+        if found is not None and not found.is_meta and not hasattr(found, "fake_mode"):
+            known[node] = found.detach().cpu()
+        return
+    tags = getattr(node.target, "tags", ())
+    is_operator = isinstance(node.target, torch._ops.OpOverload)
+    is_by_chance = torch.Tag.nondeterministic_seeded in tags
+    is_known = all(source in known for source in node.all_input_nodes)
+    if node.op != "call_function" or is_by_chance or not is_known:
+        return
+    if not is_operator and getattr(node.target, "__name__", "") != "getitem":
+        return
+    arguments = torch.fx.map_arg(node.args, lambda source: known[source])
+    keywords = dict(torch.fx.map_arg(node.kwargs, lambda source: known[source]))
+    if keywords.get("device") is not None:
+        keywords["device"] = torch.device("cpu")
+    known[node] = node.target(*arguments, **keywords)
 
 
 def _notes(module: Any) -> list[str]:
@@ -47,17 +121,17 @@ def _unused(weights: list[str]) -> list[str]:
 
 
 class _Reader:
-    """Reads nodes one after the other. values: by the program's names, what they are in the trace."""
+    """Reads nodes one after the other. made: by the program's names, what they are in the trace."""
 
-    def __init__(self, program: Any, tied: Mapping[str, Tied]) -> None:
+    def __init__(self, torch: Any, program: Any, tied: Mapping[str, Tied]) -> None:
         self.leaves: list[Leaf] = []
         self.nodes: list[Node] = []
         self.outputs: list[str] = []
         self.unused: list[str] = []
         self.count = 0
-        self._program = program
+        self._torch, self._program = torch, program
         self._tied = tied
-        self._values: dict[str, Any] = {}
+        self.made: dict[str, Any] = {}
         self._taken: set[str] = set()
 
     def read(self) -> None:
@@ -67,29 +141,36 @@ class _Reader:
             if node.op == "call_function":
                 self.count += 1
                 self._call(node)
-        returned = (self._values.get(name) for name in self._program.graph_signature.user_outputs)
+        returned = (self.made.get(name) for name in self._program.graph_signature.user_outputs)
         self.outputs = [value.name for value in returned if isinstance(value, Value)]
 
     def _read_leaves(self) -> None:
         signature = self._program.graph_signature
         weights = dict(signature.inputs_to_parameters)
         buffers = {**signature.inputs_to_buffers, **signature.inputs_to_lifted_tensor_constants}
+        used: set[str] = set()
         for node in self._program.graph.nodes:
             if node.op not in ("placeholder", "get_attr"):
                 continue
             example = node.meta.get("val")
             if not hasattr(example, "shape"):
-                self._values[node.name] = example
+                self.made[node.name] = example
                 continue
             source = weights.get(node.name) or buffers.get(node.name)
             role: Literal["input", "parameter", "constant"] = (
                 "parameter" if node.name in weights else "constant" if source or node.op == "get_attr" else "input"
             )
             value = self._value(source or node.name, example, node)
-            self._values[node.name] = value
+            self.made[node.name] = value
             self._add_leaf(value, role)
-            if role == "parameter" and not node.users:
-                self.unused.append(value.name)
+            if role == "parameter" and node.users:
+                used.add(self._storage(value.name))
+        # A tied weight takes part by any of its names.
+        self.unused = [name for name in weights.values() if self._storage(name) == name not in used]
+
+    def _storage(self, name: str) -> str:
+        """Return what holds a weight's values."""
+        return self._tied[name].storage if name in self._tied else name
 
     def _add_leaf(self, value: Value, role: Literal["input", "parameter", "constant"]) -> None:
         tied = self._tied.get(value.name) if role == "parameter" else None
@@ -120,8 +201,8 @@ class _Reader:
     def _call(self, node: Any) -> None:
         if getattr(node.target, "__name__", "") == "getitem":
             source, at = node.args
-            found = self._values.get(source.name)
-            self._values[node.name] = found[at] if isinstance(found, list | tuple) and at < len(found) else None
+            found = self.made.get(source.name)
+            self.made[node.name] = found[at] if isinstance(found, list | tuple) and at < len(found) else None
             return
         function = _function(node)
         example = node.meta.get("val")
@@ -131,15 +212,25 @@ class _Reader:
             self._value(node.name if is_one else f"{node.name}:{i}", item, node) if hasattr(item, "shape") else None
             for i, item in enumerate(_flat(examples))
         ]
-        self._values[node.name] = results[0] if is_one and results else results
+        self.made[node.name] = results[0] if is_one and results else results
         if not any(results):
             return
-        call = Call(name=function, arguments=self._arguments(node), outputs=tuple(results))
+        numbers = self._numbers(node) if function in _BY_NUMBERS else {}
+        call = Call(name=function, arguments=self._arguments(node), outputs=tuple(results), numbers=numbers)
         origin = _origin(node)
         steps = translate(call)
         for i, step in enumerate(steps):
             name = node.name if i == len(steps) - 1 else f"{node.name}:{i}"
             self._add(name, step.op, step.inputs, step.outputs, origin)
+
+    def _numbers(self, node: Any) -> dict[str, tuple[int, ...]]:
+        """Return the whole numbers that a node reads and that depend on no input, by their values' names."""
+        read = {
+            source: value for source in node.all_input_nodes if isinstance(value := self.made.get(source.name), Value)
+        }
+        asked = [s for s, v in read.items() if v.dtype in _WHOLE and prod(v.shape) <= _MAX_NUMBERS]
+        known = _evaluated(self._torch, self._program, asked)
+        return {read[s].name: tuple(known[s].flatten().tolist()) for s in asked if s in known}
 
     def _add(self, name: str, op: Op, inputs: tuple[Use, ...], outputs: tuple[Value, ...], origin: Origin) -> None:
         self.nodes.append(Node(name=name, op=op, inputs=inputs, outputs=outputs, origin=origin))
@@ -158,7 +249,7 @@ class _Reader:
         if isinstance(argument, dict):
             return [self._argument(item) for item in argument.values()]
         if hasattr(argument, "op") and hasattr(argument, "name"):
-            return self._values.get(argument.name)
+            return self.made.get(argument.name)
         return argument
 
 

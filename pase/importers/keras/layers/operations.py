@@ -3,6 +3,7 @@
 from pase.importers.ir import Attention, Identity, Pointwise, Reduce, Softmax, Transpose
 from pase.importers.keras.layers.call import Call, Translation, UntranslatableError, Value, axes_of, generic
 from pase.importers.keras.layers.convolutions import convolution_operation, depthwise_operation
+from pase.importers.keras.layers.losses import LOSSES
 from pase.importers.keras.layers.normalisations import operation as normalisation
 from pase.importers.keras.layers.pooling import adaptive_pool, pool
 from pase.importers.keras.layers.products import dot_operation, einsum, matmul, tensordot
@@ -134,11 +135,12 @@ _REDUCTIONS = {
 _SAME = ("Cast", "SaturateCast", "StopGradient", "Copy", "ConvertToTensor")
 _ALONG = (
     *("Argsort", "Cumprod", "Cumsum", "Diff", "FFT", "Flip", "OneHot", "RFFT", "Roll", "Sort", "Sparsemax"),
-    *("TakeAlongAxis", "TopK"),
+    "TopK",
 )
 
 OPERATIONS: dict[str, Translation] = {
     **VIEWS,
+    **LOSSES,
     **dict.fromkeys(FUNCTIONS, pointwise),
     **dict.fromkeys(_REDUCTIONS, reduce),
     **dict.fromkeys(_SAME, identity),

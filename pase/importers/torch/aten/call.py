@@ -1,7 +1,8 @@
 """`Call` and `Step`: an operator as an exported program calls it, and the nodes that it is translated into."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from pase.importers.ir import Generic, Identity, Op, Reshape, Step, Use, Value
@@ -15,12 +16,13 @@ class Call:
 
     name: without its overload ("linear"). arguments: by the names of its schema ("input" for "self"), those that are
     not given left out; tensors are values, lists of tensors lists of them. results: what it returns; None for what is
-    no tensor.
+    no tensor. numbers: values, row-major, of whole numbers among the tensors, where they depend on no input.
     """
 
     name: str
     arguments: Mapping[str, Any]
     outputs: tuple[Value | None, ...]
+    numbers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def results(self) -> tuple[Value, ...]:
@@ -52,6 +54,13 @@ class Call:
         """Return an argument, or the default where it is not given."""
         found = self.arguments.get(name)
         return default if found is None else found
+
+    def first_of_run(self, value: Value, extent: int) -> int | None:
+        """Return the first of places in a dim that go up by one, all in the last dim; None where that is not known."""
+        found = [place % extent if extent else place for place in self.numbers.get(value.name, ())]
+        if not found or prod(value.shape[:-1]) != 1 or found[-1] >= extent:
+            return None
+        return found[0] if found == list(range(found[0], found[0] + len(found))) else None
 
     @property
     def tensors(self) -> tuple[Value, ...]:

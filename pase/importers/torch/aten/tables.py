@@ -1,12 +1,26 @@
 """Look-ups: rows of tables, elements at places."""
 
-from pase.importers.ir import Gather, Generic, Lookup, Reduce, Reshape, Slice, Step, Value
+from math import prod
+
+from pase.importers.ir import Broadcast, Gather, Generic, Lookup, Reduce, Reshape, Slice, Step, Value
 from pase.importers.torch.aten.call import Call, floats_first, generic, generic_along, inner, step, step_to, table
+from pase.importers.torch.aten.pieces import box
 
 
 def embedding(call: Call) -> list[Step]:
-    """Return rows of a table."""
-    return step(call, Lookup(), call.value("weight"), call.value("indices"))
+    """Return rows of a table: a piece of it where they are known and follow one another."""
+    return _piece(call, call.value("weight"), call.value("indices")) or step(
+        call, Lookup(), call.value("weight"), call.value("indices")
+    )
+
+
+def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> list[Step] | None:
+    """Return the piece of a tensor that known places in a dim read; None where they are not known, or are no run."""
+    first = call.first_of_run(indices, x.shape[dim])
+    if first is None or (dim and len(indices.shape) != 1):
+        return None
+    cut = inner(call, "piece", (*x.shape[:dim], prod(indices.shape), *x.shape[dim + 1 :]), x.dtype)
+    return [step_to(box(len(x.shape), dim, first), cut, x), *step(call, Reshape(), cut)]
 
 
 def embedding_bag(call: Call) -> list[Step]:
@@ -34,8 +48,8 @@ def index_select(call: Call) -> list[Step]:
     x = call.tensors[0]
     dim = call.get("dim", 0) % max(1, len(x.shape))
     if dim == 0 and len(call.tensors[1].shape) == 1:
-        return step(call, Lookup(), x, call.tensors[1])
-    return generic_along(call, [dim])
+        return _piece(call, x, call.tensors[1]) or step(call, Lookup(), x, call.tensors[1])
+    return _piece(call, x, call.tensors[1], dim) or generic_along(call, [dim])
 
 
 def gather(call: Call) -> list[Step]:
@@ -64,7 +78,14 @@ def index(call: Call) -> list[Step]:
     if any(value.dtype in ("bool", "uint8") for value in values):
         return generic(call)
     if given == [0]:
-        return step(call, Lookup(), x, *values)
+        return _piece(call, x, *values) or step(call, Lookup(), x, *values)
+    piece = _piece(call, x, values[0], given[0]) if len(given) == 1 else None
+    if piece is not None:
+        return piece
+    is_every = given == [0, 1] and values[0].shape == values[1].shape == x.shape[:1]
+    if is_every and call.first_of_run(values[0], x.shape[0]) == 0:
+        # x[range(n), places]: one element, or row, of each row.
+        return _taken(call, x, values[1])
     rank = max((len(value.shape) for value in values), default=0)
     is_together = given == list(range(given[0], given[-1] + 1)) if given else True
     start = given[0] if given and is_together else 0
@@ -78,6 +99,21 @@ def index(call: Call) -> list[Step]:
         at += 1
     floats = any(value.is_float for value in call.results)
     return step(call, Generic(passes=tuple(passes), is_index=not floats), *floats_first((x, *values)))
+
+
+def _taken(call: Call, x: Value, places: Value) -> list[Step]:
+    box_ = (*x.shape[:1], 1, *x.shape[2:])
+    at, wide, found = (
+        inner(call, "at", (*places.shape, *(1,) * (len(box_) - 1)), places.dtype),
+        inner(call, "wide", box_, places.dtype),
+        inner(call, "found", box_, x.dtype),
+    )
+    return [
+        step_to(Reshape(), at, places),
+        step_to(Broadcast(places=tuple(range(len(box_)))), wide, at),
+        step_to(Gather(dim=1), found, x, wide),
+        *step(call, Reshape(), found),
+    ]
 
 
 def index_put(call: Call) -> list[Step]:

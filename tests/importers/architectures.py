@@ -1,0 +1,424 @@
+"""Architectures of other packages with the loss that they are trained with, tiny, from configurations alone.
+
+`ARCHITECTURES` by package, then by name: functions without arguments that return a source, as `load` takes it. Nothing
+is downloaded. Packages are imported when one of their functions is called.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+Make = Callable[[], Any]
+
+BATCH, STEPS, TOKENS, WIDTH, HEADS, CLASSES = 4, 8, 64, 32, 4, 10
+
+ROUTED = frozenset({"mixtral", "qwen2_moe"})
+"""Networks that choose experts for each token: what chooses may be opaque."""
+
+RESIZED = frozenset({"segformer", "fcn_resnet50", "deeplabv3_resnet50", "upernet"})
+"""Networks that resize images."""
+
+
+# -- transformers
+
+
+def _tokens(last: int = TOKENS, steps: int = STEPS) -> Any:
+    import torch
+
+    return torch.arange(BATCH * steps).reshape(BATCH, steps) % (last - 4) + 4
+
+
+def _images(size: int = 32, channels: int = 3) -> Any:
+    import torch
+
+    return torch.zeros(BATCH, channels, size, size)
+
+
+def _classes(count: int = CLASSES) -> Any:
+    import torch
+
+    return torch.arange(BATCH) % count
+
+
+_DECODER = {
+    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
+    "num_attention_heads": HEADS, "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_ENCODER = {
+    "vocab_size": TOKENS, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
+    "num_attention_heads": HEADS, "max_position_embeddings": 32, "pad_token_id": 0,
+}  # fmt: skip
+_GPT = {"vocab_size": TOKENS, "n_positions": 32, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS, "bos_token_id": 1,
+        "eos_token_id": 2}  # fmt: skip
+_VISION = {
+    "image_size": 32, "patch_size": 8, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 2,
+    "num_attention_heads": HEADS, "num_labels": CLASSES,
+}  # fmt: skip
+_SEQ2SEQ = {
+    "vocab_size": TOKENS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "max_position_embeddings": 32,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+}  # fmt: skip
+
+
+def _of_transformers(config: str, model: str, sizes: Mapping[str, object], *kinds: str) -> Make:
+    """Return what makes a network with its own loss; kinds: of its inputs, "tokens" and the like."""
+
+    def make() -> Any:
+        import transformers
+
+        made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+        inputs: dict[str, Any] = {}
+        for kind in kinds:
+            inputs |= _INPUTS[kind]()
+        more = {"use_cache": False} if hasattr(made.config, "use_cache") and "tokens" in kinds else {}
+        return made, inputs, more
+
+    return make
+
+
+def _speech() -> dict[str, Any]:
+    import torch
+
+    return {"input_features": torch.zeros(BATCH, 8, 32), "labels": _tokens(steps=6)}
+
+
+def _waves() -> dict[str, Any]:
+    import torch
+
+    return {"input_values": torch.zeros(BATCH, 400), "labels": _classes(2)}
+
+
+_INPUTS: Mapping[str, Callable[[], dict[str, Any]]] = {
+    "tokens": lambda: {"input_ids": _tokens()},
+    "next": lambda: {"labels": _tokens()},
+    "targets": lambda: {"labels": _tokens(steps=6)},
+    "class": lambda: {"labels": _classes()},
+    "image": lambda: {"pixel_values": _images()},
+    "large image": lambda: {"pixel_values": _images(64)},
+    "speech": _speech,
+    "waves": _waves,
+}
+
+_TRANSFORMERS: dict[str, Make] = {
+    "gpt2": _of_transformers("GPT2Config", "GPT2LMHeadModel", _GPT, "tokens", "next"),
+    "gpt_neo": _of_transformers(
+        "GPTNeoConfig",
+        "GPTNeoForCausalLM",
+        {"vocab_size": TOKENS, "hidden_size": WIDTH, "num_layers": 2, "num_heads": HEADS, "window_size": 4,
+         "max_position_embeddings": 32, "attention_types": [[["global", "local"], 1]], "bos_token_id": 1,
+         "eos_token_id": 2},
+        "tokens", "next",
+    ),
+    "gptj": _of_transformers("GPTJConfig", "GPTJForCausalLM", {**_GPT, "rotary_dim": 4}, "tokens", "next"),
+    "gpt_neox": _of_transformers("GPTNeoXConfig", "GPTNeoXForCausalLM", _DECODER, "tokens", "next"),
+    "llama": _of_transformers("LlamaConfig", "LlamaForCausalLM", _DECODER, "tokens", "next"),
+    "mistral": _of_transformers("MistralConfig", "MistralForCausalLM", _DECODER, "tokens", "next"),
+    "qwen2": _of_transformers("Qwen2Config", "Qwen2ForCausalLM", _DECODER, "tokens", "next"),
+    "gemma": _of_transformers("GemmaConfig", "GemmaForCausalLM", {**_DECODER, "head_dim": 8}, "tokens", "next"),
+    "phi": _of_transformers("PhiConfig", "PhiForCausalLM", _DECODER, "tokens", "next"),
+    "olmo": _of_transformers("OlmoConfig", "OlmoForCausalLM", _DECODER, "tokens", "next"),
+    "falcon": _of_transformers(
+        "FalconConfig", "FalconForCausalLM", {**_DECODER, "new_decoder_architecture": False}, "tokens", "next"
+    ),
+    "opt": _of_transformers(
+        "OPTConfig", "OPTForCausalLM", {**_DECODER, "ffn_dim": 64, "word_embed_proj_dim": WIDTH}, "tokens", "next"
+    ),
+    "bloom": _of_transformers(
+        "BloomConfig",
+        "BloomForCausalLM",
+        {"vocab_size": TOKENS, "hidden_size": WIDTH, "n_layer": 2, "n_head": HEADS, "bos_token_id": 1,
+         "eos_token_id": 2},
+        "tokens", "next",
+    ),
+    "mixtral": _of_transformers(
+        "MixtralConfig", "MixtralForCausalLM", {**_DECODER, "num_local_experts": 4}, "tokens", "next"
+    ),
+    "bert": _of_transformers("BertConfig", "BertForMaskedLM", _ENCODER, "tokens", "next"),
+    "roberta": _of_transformers("RobertaConfig", "RobertaForMaskedLM", _ENCODER, "tokens", "next"),
+    "albert": _of_transformers(
+        "AlbertConfig", "AlbertForMaskedLM", {**_ENCODER, "embedding_size": 16}, "tokens", "next"
+    ),
+    "electra": _of_transformers(
+        "ElectraConfig", "ElectraForMaskedLM", {**_ENCODER, "embedding_size": 16}, "tokens", "next"
+    ),
+    "distilbert": _of_transformers(
+        "DistilBertConfig",
+        "DistilBertForMaskedLM",
+        {"vocab_size": TOKENS, "dim": WIDTH, "hidden_dim": 64, "n_layers": 2, "n_heads": HEADS,
+         "max_position_embeddings": 32},
+        "tokens", "next",
+    ),
+    "bert of sentences": _of_transformers(
+        "BertConfig", "BertForSequenceClassification", {**_ENCODER, "num_labels": CLASSES}, "tokens", "class"
+    ),
+    "t5": _of_transformers(
+        "T5Config",
+        "T5ForConditionalGeneration",
+        {"vocab_size": TOKENS, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": HEADS,
+         "decoder_start_token_id": 0},
+        "tokens", "targets",
+    ),
+    "bart": _of_transformers("BartConfig", "BartForConditionalGeneration", _SEQ2SEQ, "tokens", "targets"),
+    "marian": _of_transformers("MarianConfig", "MarianMTModel", _SEQ2SEQ, "tokens", "targets"),
+    "whisper": _of_transformers(
+        "WhisperConfig",
+        "WhisperForConditionalGeneration",
+        {**_SEQ2SEQ, "num_mel_bins": 8, "max_source_positions": 16, "max_target_positions": 16},
+        "speech",
+    ),
+    "vit": _of_transformers("ViTConfig", "ViTForImageClassification", _VISION, "image", "class"),
+    "deit": _of_transformers("DeiTConfig", "DeiTForImageClassification", _VISION, "image", "class"),
+    "beit": _of_transformers("BeitConfig", "BeitForImageClassification", _VISION, "image", "class"),
+    "swin": _of_transformers(
+        "SwinConfig",
+        "SwinForImageClassification",
+        {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4,
+         "num_labels": CLASSES},
+        "image", "class",
+    ),
+    "convnext": _of_transformers(
+        "ConvNextConfig",
+        "ConvNextForImageClassification",
+        {"image_size": 32, "hidden_sizes": [8, 16, 32, 64], "depths": [1, 1, 2, 1], "num_labels": CLASSES},
+        "image", "class",
+    ),
+    "segformer": _of_transformers(
+        "SegformerConfig",
+        "SegformerForImageClassification",
+        {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1], "decoder_hidden_size": 16, "num_labels": CLASSES},
+        "large image", "class",
+    ),
+    "wav2vec2": _of_transformers(
+        "Wav2Vec2Config",
+        "Wav2Vec2ForSequenceClassification",
+        {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+         "conv_dim": [8, 8], "conv_kernel": [4, 4], "conv_stride": [2, 2], "num_feat_extract_layers": 2,
+         "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "classifier_proj_size": 16},
+        "waves",
+    ),
+}  # fmt: skip
+
+
+# -- images, with a cross-entropy of ours
+
+
+def _with_loss(net: Any, images: Any, targets: Any, loss: str = "cross_entropy") -> Any:
+    import torch
+
+    class Training(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Any, *given: Any) -> Any:
+            *inputs, target = given
+            found = self.net(x, *inputs)
+            found = getattr(found, "sample", found)
+            found = found["out"] if isinstance(found, dict) else found
+            return getattr(torch.nn.functional, loss)(found, target)
+
+    return Training(), (*images, targets) if isinstance(images, tuple) else (images, targets)
+
+
+def _of_timm(name: str, size: int = 64, **options: Any) -> Make:
+    def make() -> Any:
+        _stand_in_for_torchvision()
+        import timm
+
+        net = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options)
+        return _with_loss(net, _images(size), _classes())
+
+    return make
+
+
+_TIMM: dict[str, Make] = {
+    "resnet18": _of_timm("resnet18"),
+    "resnext50": _of_timm("resnext50_32x4d"),
+    "regnety_002": _of_timm("regnety_002"),
+    "efficientnet_b0": _of_timm("efficientnet_b0"),
+    "mobilenetv3_small": _of_timm("mobilenetv3_small_050"),
+    "densenet121": _of_timm("densenet121"),
+    "convnext_atto": _of_timm("convnext_atto"),
+    "vit_tiny": _of_timm("vit_tiny_patch16_224", img_size=64, depth=2),
+    "deit3_small": _of_timm("deit3_small_patch16_224", img_size=64, depth=2),
+    "swin_tiny": _of_timm("swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(2, 2), num_heads=(3, 6)),
+    "mixer": _of_timm("mixer_s32_224", img_size=64),
+    "xception": _of_timm("legacy_xception"),
+}
+
+
+def _of_torchvision(name: str, size: int = 64, **options: Any) -> Make:
+    def make() -> Any:
+        _stand_in_for_torchvision()
+        import torchvision
+
+        given = {"weights": None, "num_classes": CLASSES, **options}
+        net = torchvision.models.get_model(name, **given)
+        return _with_loss(net, _images(size), _classes())
+
+    return make
+
+
+def _segmenting(name: str) -> Make:
+    def make() -> Any:
+        _stand_in_for_torchvision()
+        import torch
+        import torchvision
+
+        net = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=CLASSES)
+        return _with_loss(net, _images(64), torch.zeros(BATCH, 64, 64, dtype=torch.long))
+
+    return make
+
+
+_TORCHVISION: dict[str, Make] = {
+    "alexnet": _of_torchvision("alexnet", 224),
+    "vgg11": _of_torchvision("vgg11", 224),
+    "resnet18": _of_torchvision("resnet18"),
+    "densenet121": _of_torchvision("densenet121"),
+    "googlenet": _of_torchvision("googlenet", aux_logits=False, init_weights=False),
+    "inception_v3": _of_torchvision("inception_v3", 96, aux_logits=False, init_weights=False),
+    "mobilenet_v2": _of_torchvision("mobilenet_v2"),
+    "mobilenet_v3_small": _of_torchvision("mobilenet_v3_small"),
+    "shufflenet_v2": _of_torchvision("shufflenet_v2_x0_5"),
+    "squeezenet": _of_torchvision("squeezenet1_1"),
+    "mnasnet": _of_torchvision("mnasnet0_5"),
+    "efficientnet_b0": _of_torchvision("efficientnet_b0"),
+    "regnet": _of_torchvision("regnet_y_400mf"),
+    "convnext_tiny": _of_torchvision("convnext_tiny"),
+    "vit_b_16": _of_torchvision("vit_b_16", image_size=64),
+    "swin_t": _of_torchvision("swin_t"),
+    "fcn_resnet50": _segmenting("fcn_resnet50"),
+    "deeplabv3_resnet50": _segmenting("deeplabv3_resnet50"),
+}
+
+
+# -- diffusers, with the squares of what is left of the noise
+
+
+def _unet() -> Any:
+    import diffusers
+    import torch
+
+    net = diffusers.UNet2DModel(
+        sample_size=16,
+        in_channels=3,
+        out_channels=3,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    return _with_loss(net, (_images(16), torch.zeros(BATCH)), _images(16), "mse_loss")
+
+
+def _unet_of_texts() -> Any:
+    import diffusers
+    import torch
+
+    net = diffusers.UNet2DConditionModel(
+        sample_size=16,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        cross_attention_dim=16,
+        attention_head_dim=8,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+    )
+    given = (_images(16, 4), torch.zeros(BATCH), torch.zeros(BATCH, STEPS, 16))
+    return _with_loss(net, given, _images(16, 4), "mse_loss")
+
+
+def _dit() -> Any:
+    import diffusers
+    import torch
+
+    net = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, num_layers=2, sample_size=16, patch_size=2,
+        num_embeds_ada_norm=20,
+    )  # fmt: skip
+
+    class Training(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Any, steps: Any, labels: Any, noise: Any) -> Any:
+            found = self.net(x, timestep=steps, class_labels=labels).sample
+            return torch.nn.functional.mse_loss(found, noise)
+
+    return Training(), (_images(16, 4), torch.zeros(BATCH, dtype=torch.long), _classes(20), _images(16, 4))
+
+
+def _autoencoder() -> Any:
+    import diffusers
+
+    net = diffusers.AutoencoderKL(
+        block_out_channels=(32, 64),
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        latent_channels=4,
+        norm_num_groups=8,
+    )
+    return _with_loss(net, _images(32), _images(32), "mse_loss")
+
+
+_DIFFUSERS: dict[str, Make] = {
+    "unet": _unet,
+    "unet of texts": _unet_of_texts,
+    "dit": _dit,
+    "autoencoder": _autoencoder,
+}
+
+# -- keras.applications, with a cross-entropy of classes
+
+KERAS_APPLICATIONS: tuple[str, ...] = (
+    "Xception", "VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152", "ResNet50V2", "ResNet101V2", "ResNet152V2",
+    "InceptionV3", "InceptionResNetV2", "MobileNet", "MobileNetV2", "MobileNetV3Small", "MobileNetV3Large",
+    "DenseNet121", "DenseNet169", "DenseNet201", "NASNetMobile", "NASNetLarge",
+    *(f"EfficientNetB{i}" for i in range(8)), *(f"EfficientNetV2B{i}" for i in range(4)),
+    *(f"EfficientNetV2{size}" for size in "SML"),
+    *(f"ConvNeXt{size}" for size in ("Tiny", "Small", "Base", "Large", "XLarge")),
+)  # fmt: skip
+
+
+def _of_applications(name: str) -> Make:
+    def make() -> Any:
+        import keras
+
+        # The least that each of them takes.
+        size = 75 if name.startswith("Inception") else 71 if name == "Xception" else 32
+        net = getattr(keras.applications, name)(weights=None, classes=CLASSES, input_shape=(size, size, 3))
+        net.compile(loss="sparse_categorical_crossentropy")
+        return net
+
+    return make
+
+
+ARCHITECTURES: dict[str, dict[str, Make]] = {
+    "transformers": _TRANSFORMERS,
+    "timm": _TIMM,
+    "torchvision": _TORCHVISION,
+    "diffusers": _DIFFUSERS,
+    "keras": {name: _of_applications(name) for name in KERAS_APPLICATIONS},
+}
+
+
+def _stand_in_for_torchvision() -> None:
+    """Declare the operators that torchvision's own build lacks beside a torch for CPUs: it cannot be loaded else."""
+    import torch
+
+    with suppress(ImportError, RuntimeError):
+        import torchvision  # noqa: F401
+
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEPT.append(library)
+
+
+_KEPT: list[Any] = []
+"""Libraries: their operators go with them."""

@@ -1,0 +1,204 @@
+"""Programs of a torch module's forward pass compute what torch computes, with the weights that `pase weights` reads."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tensorflow")
+
+from pase import load  # noqa: E402
+from pase.emitter import emit_forward, outputs_left_out  # noqa: E402
+from pase.errors import EmitError, ModelError  # noqa: E402
+from pase.importers.weights import read_weights  # noqa: E402
+from pase.planning import search  # noqa: E402
+from pase.runtime.forward_pass import compute  # noqa: E402
+from tests.runtime.plans import random_plan  # noqa: E402
+
+TOKENS, BATCH, STEPS, WIDTH, HEADS = 48, 2, 16, 32, 4
+nn, F = torch.nn, torch.nn.functional
+Made = tuple[Any, dict[str, Any]]
+
+
+class Block(nn.Module):  # type: ignore[misc, name-defined]
+    """Attention that spells its mask out as a buffer of ones, and a layer of two products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.register_buffer("mask", torch.tril(torch.ones(2 * STEPS, 2 * STEPS)))
+
+    def forward(self, x: Any) -> Any:
+        b, s, width = x.shape
+        q, k, v = (
+            t.view(b, s, HEADS, width // HEADS).transpose(1, 2) for t in self.qkv(self.first(x)).split(width, dim=2)
+        )
+        scores = (q @ k.transpose(-2, -1)) / (width // HEADS) ** 0.5
+        scores = scores.masked_fill(self.mask[:s, :s] == 0, float("-inf")) if scores.shape[-1] > 2 * STEPS else scores
+        x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, s, width))
+        return x + self.narrow(F.gelu(self.wide(self.second(x))))
+
+
+class Language(nn.Module):  # type: ignore[misc, name-defined]
+    """As nanoGPT has it: positions are looked up by a range of its own, the output's table is that of the input."""
+
+    def __init__(self, positions: int = 2 * STEPS, *, returns_loss: bool = False) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(TOKENS, WIDTH), nn.Embedding(positions, WIDTH)
+        self.blocks, self.norm = nn.Sequential(Block(), Block()), nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, TOKENS, bias=False)
+        self.head.weight = self.wte.weight
+        self.returns_loss = returns_loss
+
+    def forward(self, tokens: Any, targets: Any = None) -> Any:
+        positions = torch.arange(0, tokens.shape[1], dtype=torch.long, device=tokens.device)
+        scores = self.head(self.norm(self.blocks(self.wte(tokens) + self.wpe(positions))))
+        if not self.returns_loss:
+            return scores
+        return {"scores": scores, "loss": F.cross_entropy(scores.view(-1, TOKENS), targets.view(-1))}
+
+
+class Computing(nn.Module):  # type: ignore[misc, name-defined]
+    """Its layer is multiplied with what it computes of constants, of a weight, and of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.rate = nn.Linear(STEPS, WIDTH), nn.Parameter(torch.rand(WIDTH))
+        self.register_buffer("table", torch.rand(5, WIDTH))
+
+    def forward(self, x: Any) -> Any:
+        angles = torch.outer(torch.arange(x.shape[0], dtype=torch.float32), 1.0 / 100 ** torch.linspace(0, 1, WIDTH))
+        scale = torch.exp(self.rate).cumsum(0) + self.table[torch.tensor([3])].squeeze(0)
+        return torch.tanh(self.layer(x)) * torch.sin(angles) * scale
+
+
+def _tokens(seed: int = 0, steps: int = STEPS) -> Any:
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, TOKENS, (BATCH, steps)))
+
+
+def _language(positions: int) -> Callable[[], Made]:
+    return lambda: (Language(positions), {"tokens": _tokens()})
+
+
+def _of_transformers(kind: str, sizes: dict[str, int], **inputs: Callable[[], Any]) -> Callable[[], Made]:
+    def made() -> Made:
+        transformers = pytest.importorskip("transformers")
+        config = getattr(transformers, f"{kind.partition('For')[0].removesuffix('LMHeadModel')}Config")(**sizes)
+        return getattr(transformers, kind)(config), {name: make() for name, make in inputs.items()}
+
+    return made
+
+
+MODELS: dict[str, Callable[[], Made]] = {
+    "nanoGPT": _language(2 * STEPS),
+    "nanoGPT of all positions": _language(STEPS),
+    "computed": lambda: (Computing(), {"x": torch.rand(BATCH, STEPS)}),
+}
+OF_TRANSFORMERS: dict[str, Callable[[], Made]] = {
+    "GPT-2": _of_transformers(
+        "GPT2LMHeadModel",
+        {"vocab_size": TOKENS, "n_positions": 32, "n_embd": WIDTH, "n_layer": 2, "n_head": HEADS,
+         "bos_token_id": 1, "eos_token_id": 2},
+        input_ids=_tokens,
+    ),
+    "BERT": _of_transformers(
+        "BertForMaskedLM",
+        {"vocab_size": TOKENS, "hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+         "intermediate_size": 64, "max_position_embeddings": 32},
+        input_ids=_tokens,
+    ),
+    "T5": _of_transformers(
+        "T5ForConditionalGeneration",
+        {"vocab_size": TOKENS, "d_model": WIDTH, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": HEADS},
+        input_ids=_tokens,
+        decoder_input_ids=lambda: _tokens(1, 6),
+    ),
+    "Whisper": _of_transformers(
+        "WhisperForConditionalGeneration",
+        {"vocab_size": TOKENS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 8,
+         "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "encoder_ffn_dim": 64,
+         "decoder_ffn_dim": 64, "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0,
+         "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
+        input_features=lambda: torch.randn(BATCH, 8, 32),
+        decoder_input_ids=lambda: _tokens(1, 6),
+    ),
+}  # fmt: skip
+
+
+def _check(made: Made, num_devices: int) -> None:
+    """Check that a program of a random strategy returns, first, what the module does."""
+    module, inputs = made
+    torch.manual_seed(0)
+    module.eval()
+    source = (module, inputs, {"use_cache": False} if hasattr(module, "config") else {})
+    plan = random_plan(load(source), num_devices, 0)
+    names: dict[str, Any] = {}
+    exec(compile(emit_forward(plan), "program", "exec"), names)
+    data = {name: tensor.numpy() for name, tensor in inputs.items()}
+    found = compute(names["build"], read_weights(source), data, num_devices=num_devices)
+    with torch.no_grad():
+        expected = module(**inputs)
+    expected = expected if isinstance(expected, torch.Tensor) else expected["logits"]
+    same = [array for array in found.outputs.values() if array.shape == tuple(expected.shape)]
+    assert same
+    scale = float(expected.abs().max())
+    assert min(float(np.abs(array - expected.numpy()).max()) for array in same) < 1e-4 * scale
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_whatever_emits_has_its_weights(name: str) -> None:
+    _check(MODELS[name](), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_networks_of_transformers_have_their_weights(name: str) -> None:
+    _check(OF_TRANSFORMERS[name](), 2)
+
+
+def test_positions_looked_up_by_a_range_are_rows_of_their_table() -> None:
+    """All of them: the weight lies along the steps, which can be split then. Some: it is read in part."""
+    for positions, axes in ((STEPS, ("s", "d")), (2 * STEPS, (None, None))):
+        graph = load((Language(positions), _tokens()))
+        reads = [a for op in graph.operators for a in op.parameters]
+        (read,) = (a for a in reads if a.shape == (positions, WIDTH) and a.tensor.startswith("e"))
+        assert read.axes == axes
+
+
+def test_what_depends_on_an_input_beside_the_layers_is_no_constant() -> None:
+    """A mask that is given: its zeros would have been kept as a weight, and nobody could give it."""
+
+    class Masked(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(STEPS, WIDTH)
+
+        def forward(self, x: Any, mask: Any) -> Any:
+            return self.layer(x) * (mask > 0).float()[:, None]
+
+    source = (Masked(), (torch.rand(BATCH, STEPS), torch.ones(BATCH, dtype=torch.long)))
+    with pytest.raises(EmitError, match=r"layer 'layer' .* depends on an input of the model that no layer reads"):
+        emit_forward(search(load(source), devices=1))
+    assert set(read_weights(source)) == {"layer/w", "layer/bias"}
+
+
+def test_a_loss_that_cannot_be_computed_is_left_out_and_told() -> None:
+    tokens = _tokens()
+    plan = search(load((Language(returns_loss=True), (tokens, tokens))), devices=2)
+    source = emit_forward(plan)
+    (told,) = outputs_left_out(plan)
+    assert told.startswith("output cross_entropy_loss is left out, as layer ")
+    assert "Its output cross_entropy_loss is left out, as layer " in source.replace("\n", " ")
+    assert outputs_left_out(search(load((Language(), tokens)), devices=2)) == ()
+
+
+def test_weights_of_a_jax_function_are_refused_in_a_line() -> None:
+    jax = pytest.importorskip("jax")
+    shapes = {f"w{i}": jax.ShapeDtypeStruct((64, 64), "float32") for i in range(200)}
+    with pytest.raises(ModelError, match=r"weights are read of .* a JAX function, whose arguments hold them") as caught:
+        read_weights((lambda p, x: x @ p["w0"], shapes, jax.ShapeDtypeStruct((8, 64), "float32")))
+    assert len(str(caught.value)) < 300
