@@ -139,9 +139,21 @@ class CostTables:
         for v, (c, size) in enumerate(zip(choice, self.domain_sizes, strict=True)):
             if not 0 <= c < size:
                 raise TablesError(f"vertex {self.vertex_names[v]!r} has configurations 0 to {size - 1}; found {c}")
-        layers = [float(self.layer_costs(v)[c]) for v, c in enumerate(choice)]
-        transfers = [self.edge(e).cost(choice[u], choice[v]) for e, (u, v) in enumerate(self.edges)]
-        return fsum(layers + transfers)
+        chosen = np.array(choice, dtype=np.intp)
+        costs: list[float] = []
+        for layers, vertices in zip(self.vertex_costs, self._users[0], strict=True):
+            costs += layers[chosen[vertices]].tolist()
+        for table, (us, vs) in zip(self.edge_tables, self._users[1], strict=True):
+            costs += table.values[table.row_class[chosen[us]], table.col_class[chosen[vs]]].tolist()
+        return fsum(costs)
+
+    @cached_property
+    def _users(self) -> tuple[list[IndexArray], list[tuple[IndexArray, IndexArray]]]:
+        """The vertices of each distinct vector of layer costs, and the ends of the edges of each distinct table."""
+        ends = np.array(self.edges, dtype=np.int32).reshape(-1, 2)
+        return _users(self.vertex_table, len(self.vertex_costs)), [
+            (ends[edges, 0], ends[edges, 1]) for edges in _users(self.edge_table, len(self.edge_tables))
+        ]
 
     @cached_property
     def _verified(self) -> bool:
@@ -183,6 +195,12 @@ def _verify(tables: CostTables) -> None:
             f"{tables.vertex_names[min(unreached)]!r} the first, cannot be reached from {tables.vertex_names[0]!r}; "
             "solve each component on its own"
         )
+
+
+def _users(references: Sequence[int], num_tables: int) -> list[IndexArray]:
+    """Return the numbers of those that refer to each table."""
+    order = np.argsort(references, kind="stable").astype(np.int32)
+    return np.split(order, np.cumsum(np.bincount(references, minlength=num_tables))[:-1]) if num_tables else []
 
 
 def _verify_references(references: Sequence[int], num_users: int, num_tables: int, what: str) -> None:

@@ -14,7 +14,7 @@ c is dropped.
 
 import numpy as np
 
-from pase.solver.classes import class_minima
+from pase.solver.classes import by_configuration, class_minima
 from pase.solver.effort import Check
 from pase.solver.network import Link, Network
 from pase.tables import FloatArray
@@ -31,25 +31,27 @@ def sweep(network: Network, limit: float, forward: bool, check: Check) -> float:
     order = network.live if forward else network.live[::-1]
     least = network.least or {v: float(np.minimum.reduce(network.reparametrised(v))) for v in order}
     bound = network.offset + sum(least.values())
+    incident, minimum = network.incident, np.minimum.reduce
     for v in order:
         check()
         total = network.reparametrised(v)
-        low = float(np.minimum.reduce(total))
+        low = float(minimum(total))
         bound += low - least[v]
         least[v] = low  # it stays below what is left of θ_v when this vertex has sent its surplus on
-        keep = total <= limit - (bound - low)
-        num_kept = np.count_nonzero(keep)
-        if num_kept <= WORTH_DROPPING * len(total):
-            if not num_kept:
-                return np.inf
-            network.restrict(v, keep)
-            total = total[keep]
-        links = network.incident[v]
-        ahead = [(k, s) for k, s in links if (k.ends[1 - s] > v) == forward]
+        if limit < np.inf:
+            keep = total <= limit - (bound - low)
+            num_kept = np.count_nonzero(keep)
+            if num_kept <= WORTH_DROPPING * len(total):
+                if not num_kept:
+                    return np.inf
+                network.restrict(v, keep)
+                total = total[keep]
+        ahead = [entry for entry in incident[v] if (entry[0].ends[1 - entry[1]] > v) == forward]
         if not ahead:
             continue
-        share = 1.0 / len(ahead)
-        surplus = (total - low) * share
+        surplus = total - low
+        if len(ahead) > 1:
+            surplus *= 1.0 / len(ahead)
         for link, side in ahead:
             send(link, side, class_minima(surplus, link.of[side], link.values.shape[side]))
     network.least = least
@@ -60,15 +62,17 @@ def send(link: Link, side: int, surplus: FloatArray) -> None:
     """Move `surplus`, over the classes of one end, into the link, and all that the link can give to its other end."""
     own = link.messages[side] - surplus
     link.messages[side] = own
-    residual = link.values - (own[:, None] if side == 0 else own)
-    link.messages[1 - side] = np.minimum.reduce(residual, axis=side)
+    if side == 0:
+        link.messages[1] = np.minimum.reduce(link.values - own[:, None])
+    else:
+        link.messages[0] = np.minimum.reduce(link.values - own, 1)
 
 
 def decode(network: Network, forward: bool) -> tuple[float, dict[int, int]]:
-    """Return a strategy and its cost: each vertex in turn takes the best configuration given the ones before it.
+    """Return a cost and a choice for the live vertices: each in turn takes what is best given the ones before it.
 
     What a vertex does not know yet is estimated by the message from there. Ties go to the lowest number. The
-    strategy is in the tables' numbers and has every vertex.
+    choice is in the tables' numbers.
     """
     chosen: dict[int, int] = {}
     cost = network.offset
@@ -80,9 +84,9 @@ def decode(network: Network, forward: bool) -> tuple[float, dict[int, int]]:
             if other in chosen:
                 paid = paid + link.seen_from(1 - side, chosen[other])
             else:
-                message = link.messages[side].take(link.of[side])
+                message = by_configuration(link.messages[side], link.of[side])
                 estimate = message if estimate is None else estimate + message
         c = int((paid if estimate is None else paid + estimate).argmin())
         chosen[v] = c
         cost += float(paid[c])
-    return cost, network.complete({v: int(network.origin[v][c]) for v, c in chosen.items()})
+    return cost, {v: int(network.origin[v][c]) for v, c in chosen.items()}

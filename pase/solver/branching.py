@@ -43,9 +43,9 @@ def branch(network: Network, ordered: Ordered, max_operations: int, effort: Effo
                 if best is None:
                     heappush(open_parts, (piece_bound, next(number), piece))
                 else:
-                    outcome.offer(*best)
+                    outcome.incumbent.offer(best[1])
         least = min((b for b, _, _ in open_parts), default=np.inf)
-        outcome.raise_bound(least - outcome.rounding)
+        outcome.raise_bound(least)
         effort.progress(f"branching: {len(open_parts)} parts open, gap {outcome.gap:.2%}", 1 - outcome.gap)
     outcome.prove()
 

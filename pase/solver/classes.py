@@ -19,7 +19,8 @@ ClassArray = NDArray[np.intp]
 class Partition:
     """One partition of K configurations.
 
-    of: [K] the class of each configuration, in 0 … num_classes - 1; every class occurs.
+    of: [K] the class of each configuration, in 0 … num_classes - 1; every class occurs. With K classes, class c is
+    configuration c.
     num_classes: L.
     """
 
@@ -95,6 +96,8 @@ def _product(a: Partition, b: Partition) -> Product:
         return Product(a, None, second)
     if len(pairs) == b.num_classes:
         return Product(b, _per_class(b, a), None)
+    if len(pairs) == len(of):
+        return Product(Partition(np.arange(len(of)), len(of)), a.of, b.of)
     return Product(Partition(of, len(pairs)), first, second)
 
 
@@ -105,12 +108,15 @@ def _per_class(fine: Partition, coarse: Partition) -> ClassArray:
     return result
 
 
+def by_configuration(values: FloatArray, of: ClassArray) -> FloatArray:
+    """Return the [K] value of each configuration's class; values: [L]."""
+    return values if len(values) == len(of) else values.take(of)
+
+
 def class_minima(costs: FloatArray, of: ClassArray, num_classes: int) -> FloatArray:
     """Return the [L] smallest cost in each class; costs, of: [K]."""
     if num_classes == len(of):
-        result = np.empty(num_classes)
-        result[of] = costs
-        return result
+        return costs
     result = np.full(num_classes, np.inf)
     np.minimum.at(result, of, costs)
     return result

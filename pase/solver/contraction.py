@@ -10,10 +10,10 @@ from math import prod
 
 import numpy as np
 
-from pase.solver.classes import ClassAlgebra, Partition
+from pase.solver.classes import ClassAlgebra, Partition, by_configuration
 from pase.solver.effort import Check
 from pase.solver.elimination import Factor, Kernel, Planner, Table, fill
-from pase.solver.network import Eliminated, Link, Network
+from pase.solver.network import Link, Network
 
 
 def contract(network: Network, max_operations: int, max_bytes: int, check: Check) -> int:
@@ -61,27 +61,21 @@ def contract(network: Network, max_operations: int, max_bytes: int, check: Check
 
 def _replace(network: Network, v: int, dependent: tuple[int, ...], kernel: Kernel) -> None:
     links = network.incident[v]
-    network.eliminated.append(
-        Eliminated(
-            v,
-            network.costs[v],
-            tuple((link.copy(), side) for link, side in links),
-            {w: network.origin[w] for w in (v, *dependent)},
-        )
-    )
+    network.eliminate(v)
     values = kernel.result.filled()
     if not dependent:
         network.offset += float(values)
     elif len(dependent) == 1:
         w = dependent[0]
-        network.costs[w] = network.costs[w] + values.take(kernel.partitions[0].of)
+        costs, of = network.costs[w], kernel.partitions[0].of
+        network.costs[w] = network.made(lambda: costs + by_configuration(values, of), costs, values, of)
     else:
         messages = []
         for w, partition in zip(dependent, kernel.partitions, strict=True):
             moved = np.zeros(len(network.costs[w]))
             for link, side in links:
                 if link.ends[1 - side] == w:
-                    moved = moved + link.messages[1 - side].take(link.of[1 - side])
+                    moved = moved + by_configuration(link.messages[1 - side], link.of[1 - side])
             message = np.empty(partition.num_classes)
             message[partition.of] = moved
             messages.append(message)
@@ -89,4 +83,3 @@ def _replace(network: Network, v: int, dependent: tuple[int, ...], kernel: Kerne
         new = Link((a, b), [p.of for p in kernel.partitions], values, messages)
         network.incident[a] = [*network.incident[a], (new, 0)]
         network.incident[b] = [*network.incident[b], (new, 1)]
-    network.detach(v)

@@ -14,18 +14,11 @@ Check = Callable[[], None]
 RELATIVE_TOLERANCE = 1e-9
 """Rounding allowance, relative to the incumbent's cost: nothing is dropped for being dearer by less."""
 
-LOOSE = 32
-"""How many times the cost of the best strategy a ceiling may be: what is rounded away is relative to the ceiling."""
-
 PROGRESS_INTERVAL_S = 0.1
 
 
 class OutOfTimeError(Exception):
     """The time limit was reached; the search ends with what it has."""
-
-
-class LooseCeilingError(Exception):
-    """A strategy was found that is so cheap that far lower costs than before need not be told apart."""
 
 
 class Incumbent:
@@ -110,33 +103,15 @@ class Effort:
 class Outcome:
     """What is known so far: the best strategy, a bound below every strategy, and how much was left to decide.
 
-    ordering: the name of the ordering by which that was, or is to be, eliminated. ceiling: the cost that stands for
-    every higher one in the problem that is searched; +inf if none does.
+    ordering: the name of the ordering by which that was, or is to be, eliminated.
     """
 
     incumbent: Incumbent
     ordering: str
-    ceiling: float = np.inf
     lower_bound: float = 0.0
     exact: bool = False
     num_configurations_left: int = 0
     num_vertices_left: int = 0
-
-    def offer(self, cost: float, choice: Mapping[int, int]) -> None:
-        """Take a strategy over if it is cheaper; LooseCeilingError where it is so by far.
-
-        cost: its cost in the problem that is searched, which is no higher than its own.
-        """
-        if cost < self.incumbent.cost:
-            self.incumbent.offer(choice)
-            if self.incumbent.cost < self.ceiling / LOOSE < np.inf:
-                raise LooseCeilingError
-
-    @property
-    def rounding(self) -> float:
-        """By how much rounding may have raised a bound on the problem that is searched."""
-        scale = min(self.incumbent.cost, self.ceiling)
-        return RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
 
     def raise_bound(self, bound: float) -> None:
         """Take a proven lower bound over if it is higher."""

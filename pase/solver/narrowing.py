@@ -6,13 +6,15 @@ import numpy as np
 
 from pase.solver.bounds import decode, sweep
 from pase.solver.classes import ClassAlgebra
-from pase.solver.effort import Effort, Outcome
+from pase.solver.effort import RELATIVE_TOLERANCE, Effort, Outcome
 from pase.solver.elimination import Plan, plan_elimination, run_plan
 from pase.solver.network import Network
 
 Ordered = Callable[[Network], Sequence[int]]
 
 MAX_SWEEPS = 60
+LOOSE = 32
+"""How many times the cost of the best strategy the ceiling may be."""
 LITTLE_LEFT = 4  # configurations for each live vertex: then elimination is as good as free
 
 
@@ -22,28 +24,41 @@ def narrow(
     """Bound, decode and drop configurations until little is left or a pass changes little; return the lower bound.
 
     whole: the network is the whole problem, so that its bound holds for every strategy.
+
+    What is rounded away is relative to the largest cost: a ceiling follows the best strategy down.
     """
-    best, forward, first = -np.inf, True, max(network.num_configurations(), 1)
+    first = max(network.num_configurations(), 1)
+    bounds = [-np.inf, -np.inf]
     for number in range(max_sweeps):
+        if LOOSE * outcome.incumbent.cost < network.ceiling < np.inf:
+            network.lower_ceiling(2 * outcome.incumbent.cost)
+            bounds = [-np.inf, -np.inf]
         before = network.num_configurations()
         effort.progress(f"bounding: {before} configurations of {len(network.live)} layers left", 1 - before / first)
+        forward = number % 2 == 0
         bound = sweep(network, outcome.incumbent.limit, forward, effort.check)
+        scale = min(outcome.incumbent.cost, network.ceiling)
+        bound -= RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
         effort.sweeps += 1
         if whole:
-            outcome.raise_bound(bound - outcome.rounding)
+            outcome.raise_bound(bound)
         if bound > outcome.incumbent.limit:
             return bound
         network.fix_singles()
-        outcome.offer(*decode(network, not forward))
-        effort.holds(network.own_bytes())
         after = network.num_configurations()
-        if after <= LITTLE_LEFT * len(network.live):
-            return max(best, bound)
-        gap = outcome.incumbent.cost - bound
-        if number >= 3 and after > 0.95 * before and bound - best < 0.02 * gap:
-            return max(best, bound)
-        best, forward = max(best, bound), not forward
-    return best
+        gained = bound - bounds[-2]  # by a pass each way
+        bounds.append(max(bound, bounds[-1]))
+        is_little = after <= LITTLE_LEFT * len(network.live)
+        is_slow = number >= 3 and after > 0.95 * before and gained < 0.02 * (outcome.incumbent.cost - bound)
+        # Every second pass is decoded, and the last.
+        if number == 0 or not forward or is_little or is_slow:
+            cost, chosen = decode(network, not forward)
+            if cost < outcome.incumbent.cost:  # it is no higher here than in the tables
+                outcome.incumbent.offer(network.complete(chosen))
+            effort.holds(network.own_bytes())
+        if is_little or (is_slow and gained < 0.02 * (outcome.incumbent.cost - bound)):
+            break
+    return bounds[-1]
 
 
 def finish(network: Network, ordered: Ordered, max_operations: int, effort: Effort, outcome: Outcome) -> bool:

@@ -6,15 +6,19 @@ reparametrisation): with messages m, vertex v has the costs θ_v(c) = cost_v(c) 
 keeps residual(i, j) = values(i, j) - m_a(i) - m_b(j).
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.solver.classes import ClassArray, Partition
+from pase.solver.classes import ClassArray, Partition, by_configuration
 from pase.solver.elimination import Factor, Table
 from pase.tables import CostTables, EdgeTable, FloatArray
+
+Made = TypeVar("Made")
 
 
 class Link:
@@ -38,25 +42,40 @@ class Link:
     def seen_from(self, side: int, configuration: int) -> FloatArray:
         """Return the edge's costs over the other end's live configurations, for one configuration of this end."""
         row = self.of[side][configuration]
-        return (self.values[row] if side == 0 else self.values[:, row]).take(self.of[1 - side])
+        return by_configuration(self.values[row] if side == 0 else self.values[:, row], self.of[1 - side])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Eliminated:
-    """An eliminated vertex: its costs and links as they were, and its and its neighbours' live configurations then."""
+class Elimination:
+    """What taking out a vertex leaves to decide, the same for vertices that repeat.
+
+    costs: its layer costs. links: of each link, the side on which the vertex is, classes on both, and values. origin:
+    its live configurations then; others: those of the other end of each link. known: what was decided already.
+    """
+
+    costs: FloatArray
+    links: tuple[tuple[int, tuple[ClassArray, ClassArray], FloatArray], ...]
+    origin: ClassArray
+    others: tuple[ClassArray, ...]
+    known: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def best(self, around: tuple[int, ...]) -> int:
+        """Return the cheapest configuration given that of each link's other end; all are numbers in the tables."""
+        if around not in self.known:
+            total = self.costs
+            for (side, of, values), origin, chosen in zip(self.links, self.others, around, strict=True):
+                c = of[1 - side][np.searchsorted(origin, chosen)]
+                total = total + by_configuration(values[:, c] if side == 0 else values[c], of[side])
+            self.known[around] = int(self.origin[total.argmin()])
+        return self.known[around]
+
+
+class Eliminated(NamedTuple):
+    """An eliminated vertex, and the other end of each of its links."""
 
     vertex: int
-    costs: FloatArray
-    links: tuple[tuple[Link, int], ...]
-    origin: dict[int, ClassArray]
-
-    def best(self, choice: Mapping[int, int]) -> int:
-        """Return the cheapest configuration given the neighbours' choices; all are numbers in the tables."""
-        total = self.costs
-        for link, side in self.links:
-            w = link.ends[1 - side]
-            total = total + link.seen_from(1 - side, int(np.searchsorted(self.origin[w], choice[w])))
-        return int(self.origin[self.vertex][total.argmin()])
+    others: tuple[int, ...]
+    elimination: Elimination
 
 
 class Network:
@@ -69,11 +88,25 @@ class Network:
     fixed: the configuration (its number in the tables) of each vertex that only has one left.
     eliminated: the vertices that were taken out, in that order, to be decided in the reverse order.
     offset: the cost of what was fixed or eliminated.
+    ceiling: the cost that stands for every higher one; +inf if none does.
     given: the identities of the arrays that belong to the cost tables.
     least: a lower bound of min θ_v for each live vertex, as the last pass left it; None once vertices are taken out.
+    repeats: what was made of which arrays, while repeated parts of the problem are to stay the same arrays; or None.
     """
 
-    __slots__ = ("costs", "eliminated", "fixed", "given", "incident", "least", "live", "offset", "origin")
+    __slots__ = (
+        "ceiling",
+        "costs",
+        "eliminated",
+        "fixed",
+        "given",
+        "incident",
+        "least",
+        "live",
+        "offset",
+        "origin",
+        "repeats",
+    )
 
     def __init__(
         self,
@@ -84,6 +117,7 @@ class Network:
         fixed: dict[int, int],
         eliminated: list[Eliminated],
         offset: float,
+        ceiling: float,
         given: frozenset[int],
     ) -> None:
         """Take the parts as they are."""
@@ -94,8 +128,10 @@ class Network:
         self.fixed = fixed
         self.eliminated = eliminated
         self.offset = offset
+        self.ceiling = ceiling
         self.given = given
         self.least: dict[int, float] | None = None
+        self.repeats: dict[tuple[int, ...], tuple[object, Any]] | None = None
 
     @classmethod
     def of_tables(cls, tables: CostTables, ceiling: float) -> "Network":
@@ -105,8 +141,8 @@ class Network:
             return np.minimum(values, ceiling) if np.isfinite(ceiling) else values
 
         unary = [capped(c) for c in tables.vertex_costs]
-        distinct = [_occurring(t, capped(t.values)) for t in tables.edge_tables]
         number = {k: np.arange(k) for k in set(tables.domain_sizes)}
+        distinct = [_occurring(t, capped(t.values), number) for t in tables.edge_tables]
         incident: list[list[tuple[Link, int]]] = [[] for _ in tables.vertex_names]
         for (a, b), t in zip(tables.edges, tables.edge_table, strict=True):
             rows, cols, values = distinct[t]
@@ -121,6 +157,7 @@ class Network:
             {},
             [],
             0.0,
+            ceiling,
             frozenset(id(t.values) for t in tables.edge_tables),
         )
 
@@ -139,6 +176,7 @@ class Network:
             dict(self.fixed),
             list(self.eliminated),
             self.offset,
+            self.ceiling,
             self.given,
         )
 
@@ -158,25 +196,57 @@ class Network:
     def reparametrised(self, v: int) -> FloatArray:
         """Return θ_v, the costs of a vertex with the messages that it received."""
         total = self.costs[v]
+        size = len(total)
         for link, side in self.incident[v]:
-            total = total + link.messages[side].take(link.of[side])
+            message = link.messages[side]
+            total = total + (message if len(message) == size else message.take(link.of[side]))
         return total
 
     def restrict(self, v: int, keep: NDArray[np.bool_]) -> None:
         """Drop the configurations of a vertex where `keep` is False, and the classes that no live one is in."""
-        index = keep.nonzero()[0]
-        self.costs[v] = self.costs[v].take(index)
-        self.origin[v] = self.origin[v].take(index)
+        made = self.made
+        index = made(lambda: keep.nonzero()[0], keep)
+        number = made(lambda: np.arange(len(index)), index)
+        costs, origin = self.costs[v], self.origin[v]
+        self.costs[v] = made(lambda: costs.take(index), costs, index)
+        self.origin[v] = made(lambda: origin.take(index), origin, index)
         for link, side in self.incident[v]:
-            of = link.of[side].take(index)
-            present = np.zeros(link.values.shape[side], dtype=bool)
-            present[of] = True
-            if not present.all():
-                classes = present.nonzero()[0]
-                of = (present.cumsum() - 1).take(of)
-                link.values = link.values.take(classes, axis=side)
-                link.messages[side] = link.messages[side].take(classes)
+            of, classes = made(
+                partial(_left_of, link, side, index, number), link.of[side], index, link.values.shape[side]
+            )
             link.of[side] = of
+            if classes is not None:
+                link.values = made(partial(_classes_of, link.values, classes, side), link.values, classes, side)
+                link.messages[side] = link.messages[side].take(classes)
+
+    def lower_ceiling(self, ceiling: float) -> None:
+        """Lower every cost above `ceiling` to it, and move no cost any more; what was eliminated stays as it is."""
+        known: dict[int, tuple[FloatArray, FloatArray]] = {}
+
+        def capped(values: FloatArray) -> FloatArray:
+            if id(values) not in known:
+                known[id(values)] = (values, np.minimum(values, ceiling))
+            return known[id(values)][1]
+
+        self.ceiling, self.least = ceiling, None
+        for v in self.live:
+            self.costs[v] = capped(self.costs[v])
+        for link in self.links():
+            link.values = capped(link.values)
+            link.messages = [np.zeros(size) for size in link.values.shape]
+
+    def made(self, make: Callable[[], Made], *inputs: object) -> Made:
+        """Return what `make` makes of some arrays and numbers; the same for the same ones, while `repeats` are kept.
+
+        inputs: arrays are told apart by identity, and kept with what was made, so that their ids stay theirs.
+        """
+        if self.repeats is None:
+            return make()
+        key = tuple([x if isinstance(x, int) else id(x) for x in inputs])
+        if key not in self.repeats:
+            self.repeats[key] = (inputs, make())
+        result: Made = self.repeats[key][1]
+        return result
 
     def fix_singles(self) -> None:
         """Decide every vertex that has one configuration left.
@@ -189,7 +259,10 @@ class Network:
             self.offset += float(self.costs[v][0])
             for link, side in self.incident[v]:
                 w = link.ends[1 - side]
-                self.costs[w] = self.costs[w] + link.seen_from(side, 0)
+                costs, of = self.costs[w], link.of[1 - side]
+                self.costs[w] = self.made(
+                    partial(_plus_seen, costs, link, side), costs, link.values, int(link.of[side][0]), of, side
+                )
             self.detach(v)
         self.remove(singles)
 
@@ -207,11 +280,24 @@ class Network:
             self.live = [v for v in self.live if v not in gone]
             self.least = None
 
+    def eliminate(self, v: int) -> None:
+        """Take the links of a vertex out, and note how to decide it; the caller passes on what it costs."""
+        links, costs, origin = self.incident[v], self.costs[v], self.origin[v]
+        ends = tuple([link.ends[1 - side] for link, side in links])
+        others = tuple([self.origin[w] for w in ends])
+        parts = tuple([(side, (link.of[0], link.of[1]), link.values) for link, side in links])
+        elimination = self.made(
+            lambda: Elimination(costs, parts, origin, others),
+            *(costs, origin, *others, *(x for side, of, values in parts for x in (side, *of, values))),
+        )
+        self.eliminated.append(Eliminated(v, ends, elimination))
+        self.detach(v)
+
     def complete(self, choice: Mapping[int, int]) -> dict[int, int]:
         """Return a choice for the live vertices with all others' added; configurations are numbers in the tables."""
         whole = self.fixed | dict(choice)
         for step in reversed(self.eliminated):
-            whole[step.vertex] = step.best(whole)
+            whole[step.vertex] = step.elimination.best(tuple([whole[w] for w in step.others]))
         return whole
 
     def neighbours(self) -> tuple[list[frozenset[int]], list[int]]:
@@ -237,7 +323,33 @@ class Network:
         return factors
 
 
-def _occurring(table: EdgeTable, values: FloatArray) -> tuple[ClassArray, ClassArray, FloatArray]:
+def _plus_seen(costs: FloatArray, link: Link, side: int) -> FloatArray:
+    return costs + link.seen_from(side, 0)
+
+
+def _classes_of(values: FloatArray, classes: ClassArray, side: int) -> FloatArray:
+    return values.take(classes, axis=side)
+
+
+def _left_of(link: Link, side: int, index: ClassArray, number: ClassArray) -> tuple[ClassArray, ClassArray | None]:
+    """Return the classes of some configurations of an end of a link, and which classes are left; None for all."""
+    size, of = link.values.shape[side], link.of[side]
+    if size == len(of):  # each configuration is a class of its own
+        return number, index
+    of = of.take(index)
+    present = np.zeros(size, dtype=bool)
+    present[of] = True
+    count = np.count_nonzero(present)
+    if count == len(of):
+        return number, of
+    if count == size:
+        return of, None
+    return (present.cumsum() - 1).take(of), present.nonzero()[0]
+
+
+def _occurring(
+    table: EdgeTable, values: FloatArray, number: dict[int, ClassArray]
+) -> tuple[ClassArray, ClassArray, FloatArray]:
     """Return the classes of rows and columns and the values, without the classes that no configuration is in."""
     classes: list[ClassArray] = []
     for axis, of in enumerate((table.row_class.astype(np.intp), table.col_class.astype(np.intp))):
@@ -246,5 +358,9 @@ def _occurring(table: EdgeTable, values: FloatArray) -> tuple[ClassArray, ClassA
         if not present.all():
             of = (np.cumsum(present) - 1).take(of)
             values = values.compress(present, axis=axis)
+        if len(of) == values.shape[axis]:
+            if (of[:-1] >= of[1:]).any():
+                values = values.take(of, axis=axis)
+            of = number.setdefault(len(of), np.arange(len(of)))
         classes.append(of)
     return classes[0], classes[1], values

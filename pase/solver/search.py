@@ -22,13 +22,12 @@ from pase.solver.effort import (
     RELATIVE_TOLERANCE,
     Effort,
     Incumbent,
-    LooseCeilingError,
     Outcome,
     OutOfTimeError,
     Progress,
 )
 from pase.solver.merging import merge_alike
-from pase.solver.narrowing import Ordered, finish, narrow
+from pase.solver.narrowing import finish, narrow
 from pase.solver.network import Network
 from pase.solver.solution import Solution, Statistics
 from pase.solver.trees import eliminate_tree
@@ -40,6 +39,10 @@ QUICK_OPERATIONS = 500_000_000
 """An elimination that takes about a second; beyond it, reductions that take a while are tried first."""
 MAX_OPERATIONS = 20_000_000_000
 """An elimination of more combinations than this (tens of seconds) is left to branching."""
+
+
+PASSES = 4
+"""A problem of repeated parts is reduced before it is bounded where that looks at no more than so many passes do."""
 
 
 def solve(
@@ -86,7 +89,8 @@ def solve(
     report = report_ordering("generate_seq" if ordering == AUTO else ordering, tables.neighbours, tables.domain_sizes)
     outcome = Outcome(incumbent=Incumbent(tables), ordering=report.name)
     for strategy in known:
-        outcome.offer(tables.evaluate(strategy), dict(enumerate(strategy)))
+        tables.evaluate(strategy)  # it may be none
+        outcome.incumbent.offer(dict(enumerate(strategy)))
     try:
         _search(tables, report, ordering, effort, outcome)
     except (OutOfTimeError, KeyboardInterrupt):
@@ -123,28 +127,17 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, effort: E
         if finish(whole, lambda _: report.order, DIRECT_OPERATIONS * 1000, effort, outcome):
             return
     outcome.incumbent.offer(_greedy(tables))
-    while outcome.incumbent.cost > 0:
-        outcome.ceiling = cost_ceiling(tables, outcome.incumbent.cost)
-        try:
-            _bounded(tables, ordered, effort, outcome)
-        except LooseCeilingError:
-            effort.check()
-        else:
-            return
-    outcome.prove()
-
-
-def _bounded(tables: CostTables, ordered: Ordered, effort: Effort, outcome: Outcome) -> None:
-    """Search with bounds; LooseCeilingError where the ceiling turns out to be too high for them."""
-    network = Network.of_tables(tables, outcome.ceiling)
+    network = Network.of_tables(tables, cost_ceiling(tables, outcome.incumbent.cost))
+    if _repeats_much(tables):
+        network.repeats = {}
+        _reduce(network, effort)
+        network.repeats = None
     narrow(network, effort, outcome)
     if finish(network, ordered, QUICK_OPERATIONS, effort, outcome):
         return
     while True:
         before = network.num_configurations(), len(network.live)
-        merge_alike(network)
-        drop_dominated(network, effort.check)
-        contract(network, QUICK_OPERATIONS // 10, effort.memory_limit_bytes // 4, effort.check)
+        _reduce(network, effort)
         narrow(network, effort, outcome)
         if finish(network, ordered, QUICK_OPERATIONS, effort, outcome):
             return
@@ -155,6 +148,28 @@ def _bounded(tables: CostTables, ordered: Ordered, effort: Effort, outcome: Outc
     branch(network, ordered, QUICK_OPERATIONS, effort, outcome)
 
 
+def _repeats_much(tables: CostTables) -> bool:
+    """Return whether comparing the layouts of all vertices that differ is about as much work as a pass over all."""
+    kinds = {
+        (t, *(tables.edge_table[e] for e in edges)): v
+        for v, (t, edges) in enumerate(zip(tables.vertex_table, tables.incident, strict=True))
+    }
+    pairs = 0
+    for v in kinds.values():
+        for e in tables.incident[v]:
+            rows, cols = tables.edge(e).values.shape
+            pairs += rows * cols * (rows if tables.edges[e][0] == v else cols)
+    cells = [table.values.size for table in tables.edge_tables]
+    return pairs <= PASSES * sum(cells[t] for t in tables.edge_table)
+
+
+def _reduce(network: Network, effort: Effort) -> None:
+    """Drop and eliminate what takes no bound; repeated parts of the problem are reduced once."""
+    merge_alike(network)
+    drop_dominated(network, effort.check)
+    contract(network, QUICK_OPERATIONS // 10, effort.memory_limit_bytes // 4, effort.check)
+
+
 def _greedy(tables: CostTables) -> dict[int, int]:
     """Return a strategy in which each vertex has what is cheapest given the ones before it."""
     return decode(Network.of_tables(tables, np.inf), forward=True)[1]
@@ -163,7 +178,7 @@ def _greedy(tables: CostTables) -> dict[int, int]:
 def cost_ceiling(tables: CostTables, known: float) -> float:
     """Return a cost that may stand for every higher one: no cheapest strategy contains it; +inf if none is needed.
 
-    known: the cost of a strategy, above 0; +inf if none is known. Infinite costs cannot be moved between edges and
+    known: the cost of a strategy; +inf if none is known. Infinite costs cannot be moved between edges and
     vertices, and huge ones take the others' digits. Costs are not negative, so a cost above that of a known strategy is
     as good as any other above it.
     """
@@ -173,7 +188,7 @@ def cost_ceiling(tables: CostTables, known: float) -> float:
     if np.isfinite(largest) and largest <= 1e3 * sum(least[t] for t in tables.vertex_table):
         return np.inf
     if np.isfinite(known):
-        return 2 * known
+        return 2 * known or 1.0
     dearest = max(float(values[np.isfinite(values)].max()) for values in entries)
     return 1 + 2 * (tables.num_vertices + len(tables.edges)) * dearest
 

@@ -6,7 +6,7 @@ layout classes is min over c of [ cost_v(c) + transfer(c, x) ], and the neighbou
 
 from collections.abc import Sequence
 
-from pase.solver.classes import class_minima
+from pase.solver.classes import by_configuration, class_minima
 from pase.solver.effort import Check
 from pase.solver.network import Link, Network
 
@@ -34,7 +34,7 @@ def eliminate_tree(network: Network, order: Sequence[int], check: Check) -> tupl
         least = class_minima(costs, link.of[side], link.values.shape[side])
         sent = (link.values + (least[:, None] if side == 0 else least)).min(axis=side)
         w = link.ends[1 - side]
-        network.costs[w] = network.costs[w] + sent.take(link.of[1 - side])
+        network.costs[w] = network.costs[w] + by_configuration(sent, link.of[1 - side])
     chosen: dict[int, int] = {}
     for v in reversed(order):
         total = network.costs[v]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pase.solver import find_best_strategy, solve
 from pase.solver.bounds import decode, sweep
 from pase.solver.branching import branch
 from pase.solver.classes import ClassAlgebra, Partition
@@ -165,6 +166,7 @@ def test_decoded_strategies_cost_what_is_said(tables, num_passes, forward):
     for number in range(num_passes):
         sweep(network, np.inf, number % 2 == 0, no_check)
     cost, choice = decode(network, forward)
+    choice = network.complete(choice)
     assert total_cost(tables, [choice[v] for v in range(tables.num_vertices)]) == pytest.approx(cost, rel=1e-12)
 
 
@@ -312,3 +314,46 @@ def test_layouts_that_no_configuration_has_are_ignored():
     network = network_of(tables)
     assert network.links()[0].values.tolist() == [[3.0], [11.0]]
     assert cheapest_left(tables, network) == 6.0
+
+
+def test_what_repeats_is_reduced_once_and_stays_the_same_arrays():
+    def reduced(num_blocks: int) -> tuple[CostTables, Network]:
+        tables = ladder(num_blocks)
+        network = network_of(tables)
+        network.repeats = {}
+        merge_alike(network)
+        drop_dominated(network, no_check)
+        contract(network, 10**6, 1 << 30, no_check)
+        return tables, network
+
+    def distinct(network: Network) -> tuple[int, int]:
+        costs = {id(network.costs[v]) for v in network.live}
+        return len(costs), len({id(link.values) for link in network.links()})
+
+    (_, few), (tables, many) = reduced(20), reduced(40)
+    assert len(many.live) >= 1.8 * len(few.live) > 20
+    assert distinct(many) == distinct(few)
+    assert solve(tables).cost == pytest.approx(find_best_strategy(tables, range(tables.num_vertices)).cost, rel=1e-12)
+    _, choice = decode(many, True)
+    strategy = many.complete(choice)
+    assert sorted(strategy) == list(range(tables.num_vertices))
+    assert tables.evaluate([strategy[v] for v in range(tables.num_vertices)]) < np.inf
+
+
+def ladder(num_blocks: int) -> CostTables:
+    """Return three rails of layers with rungs, and a layer of one neighbour at each block; all blocks are the same."""
+    rng = np.random.default_rng(3)
+    edges, kinds = [], []
+    for v in range(0, 4 * num_blocks, 4):
+        own = [(v, v + 1), (v + 1, v + 2), (v + 1, v + 3)]
+        ahead = [(v, v + 4), (v + 1, v + 5), (v + 2, v + 6)] if v + 4 < 4 * num_blocks else []
+        edges += own + ahead
+        kinds += range(len(own + ahead))
+    return CostTables(
+        vertex_names=tuple(f"v{v}" for v in range(4 * num_blocks)),
+        vertex_costs=tuple(rng.random(6) for _ in range(4)),
+        vertex_table=(0, 1, 2, 3) * num_blocks,
+        edges=tuple(edges),
+        edge_tables=tuple(EdgeTable.from_dense(rng.random((6, 6))) for _ in range(6)),
+        edge_table=tuple(kinds),
+    )
