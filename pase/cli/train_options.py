@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from pase.cli.names import complete_algorithms
-from pase.cli.options import ModelArguments
+from pase.cli.options import ModelArguments, check_writable
 from pase.cli.output import warn
 from pase.errors import TrainingError
 from pase.runtime.cluster import LOOPBACK
@@ -26,6 +26,7 @@ from pase.training.job_request import (
     make_job,
 )
 from pase.training.request import TrainingRequest
+from pase.training.samples import DataSplit
 
 _SAVE_EVERY = 100
 _KEEP = 3
@@ -97,6 +98,13 @@ _DATA_OPTIONS = (
         metavar="DATA",
         help="digits, mnist:FOLDER, cifar10:PATH, an .npz file or a folder of .npy files [made up].",
     ),
+    click.option(
+        "--data-split",
+        type=click.Choice([each.value for each in DataSplit]),
+        default=DataSplit.PARTITION.value,
+        show_default=True,
+        help="A part of the data for each worker, or all of them for each.",
+    ),
     click.option("--test-data", metavar="DATA", help="What to test on [the test part of --data, where it has one]."),
     click.option("--test-every", type=int, metavar="K", help="Steps of each worker [after the last one]."),
     click.option(
@@ -123,6 +131,12 @@ _KEPT_OPTIONS = (
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Append a line of JSON for each step that is shown, and each test.",
+    ),
+    click.option(
+        "--trace",
+        type=click.Path(path_type=Path),
+        metavar="FILE.npz",
+        help="Write weights, gradient and centre of every step, to check the rules by hand.",
     ),
     click.option(
         "--report-every",
@@ -167,12 +181,23 @@ def request_of(model: str, values: Mapping[str, Any]) -> TrainingRequest:
         dtype=values["dtype"],
         seed=values["seed"],
         data=values["data"],
+        data_split=DataSplit(values["data_split"]),
         test_data=values["test_data"],
         choice=DeviceChoice(kind=values["device"], virtual=values["virtual"], memory_mib=values["gpu_memory"]),
         checkpointing=_checkpointing(values),
         metrics_path=values["metrics"],
+        trace_path=_trace(values),
         **_source(model, values),
     )
+
+
+def _trace(values: Mapping[str, Any]) -> Path | None:
+    if values["trace"] is not None and (values["processes"] is not None or values["hosts"] is not None):
+        raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
+    path: Path | None = values["trace"]
+    if path is not None:
+        check_writable(path)
+    return path
 
 
 def _source(model: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pase.training.networks import load_build
 from pase.training.objective import Evaluator, Objective
 from pase.training.replica import Network
 from pase.training.request import TrainingRequest
-from pase.training.samples import batches_of_workers
+from pase.training.samples import DataSplit, batches_of_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,12 @@ class Prepared:
         """Return the replicas of some workers."""
         seed = self.origin.seed
         batches = batches_of_workers(
-            self.arrays, self.network.inputs, workers=workers, num_workers=self.job.num_workers, seed=seed
+            self.arrays,
+            self.network.inputs,
+            workers=workers,
+            num_workers=self.job.num_workers,
+            seed=seed,
+            split=self.request.data_split,
         )
         return {worker: self.network.replica(own, seed=seed, worker=worker) for worker, own in batches.items()}
 
@@ -93,7 +98,7 @@ def prepare(
     ) as network:
         job = request.whole_job
         seed = found.seed if found else request.seed or 0
-        origin = Origin(packing=network.packing, seed=seed, data=_description(data, network.inputs))
+        origin = Origin(packing=network.packing, seed=seed, data=_description(data, request.data_split, network.inputs))
         start, resumed = begun(job, network.initial(seed)), None
         if found and checkpointing:
             check_fits(found, checkpointing, job, origin, seed=request.seed)
@@ -117,7 +122,11 @@ def prepare(
         )
 
 
-def _description(data: Dataset | None, inputs: tuple[DataInput, ...]) -> dict[str, Any]:
+def _description(data: Dataset | None, split: DataSplit, inputs: tuple[DataInput, ...]) -> dict[str, Any]:
     """Return what tells the data of a training from others, as JSON has it."""
     batch = {item.name: list(item.shape) for item in inputs}
-    return {"source": "made up", "batch": batch} if data is None else {**data.description, "batch": batch}
+    if data is None:
+        return {"source": "made up", "batch": batch}
+    # Not told where it is as it always was: checkpoints of before can be resumed.
+    own = {} if split is DataSplit.PARTITION else {"split": split.value}
+    return {**data.description, "batch": batch, **own}

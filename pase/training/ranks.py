@@ -12,7 +12,7 @@ from pase.training.master import MASTERS
 from pase.training.messages import Endpoint, Inbox, Kind, Transport
 from pase.training.objective import Evaluator, Objective
 from pase.training.synchronous import Keeper, keeper_of
-from pase.training.worker import StopAskedError, Worker
+from pase.training.worker import StopAskedError, Trace, Worker
 
 _END_S = 5.0
 """How long ranks have to end when the training has failed; they may be in the middle of a computation."""
@@ -31,11 +31,12 @@ def run_ranks(
     evaluator: Evaluator | None = None,
     report: Report | None = None,
     save: Save | None = None,
+    trace: Trace | None = None,
 ) -> Outcome | None:
     """Run some ranks until they end: workers and the master in threads, the coordinator in this one.
 
     layout: how exchanged vectors are cut into messages, [(begin, end)]. objectives: by worker, of those that are here.
-    batch_size: examples of a worker's step. evaluator, report, save: the coordinator's.
+    batch_size: examples of a worker's step. evaluator, report, save: the coordinator's. trace: the workers'.
 
     Returns None where the coordinator is not among the ranks. Raises TrainingError where a synchronous method cannot go
     on, or nobody is left of an asynchronous one.
@@ -45,7 +46,7 @@ def run_ranks(
     for rank, endpoint in endpoints.items():
         if rank == job.coordinator:
             continue
-        part = _Part(job=job, start=start, rank=rank, endpoint=endpoint, objective=objectives.get(rank))
+        part = _Part(job=job, start=start, rank=rank, endpoint=endpoint, objective=objectives.get(rank), trace=trace)
         threads.append(threading.Thread(target=part.run, name=f"rank {rank}", daemon=True))
     for thread in threads:
         thread.start()
@@ -79,6 +80,7 @@ class _Part:
     rank: int
     endpoint: Endpoint
     objective: Objective | None
+    trace: Trace | None
 
     def run(self) -> None:
         """Do it; what goes wrong is told to the master and the coordinator."""
@@ -110,6 +112,7 @@ class _Part:
             objective=self.objective,
             endpoint=self.endpoint,
             progress=self.start.workers[self.rank],
+            trace=self.trace,
         )
         if not self.job.algorithm.is_synchronous:
             asynchronous.run_worker(worker)

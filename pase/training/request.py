@@ -13,6 +13,7 @@ from pase.runtime.device_choice import DeviceChoice
 from pase.runtime.options import WORD_BYTES
 from pase.runtime.resume import Checkpointing
 from pase.training.job import Job
+from pase.training.samples import DataSplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +23,9 @@ class TrainingRequest:
     source: a model, a plan or an emitted program, and devices, batch, arguments, machine: as `load_build` has them.
     packed: one message for all weights, not one for each weight array. seed: of weights, samples and made-up data; None
     for 0, or the checkpoint's. data, test_data: as `load_dataset` has them; data None for made-up numbers, test_data
-    None for the test part of the data, where these have one. choice: of each replica's devices. metrics_path: of a file
-    with a line of JSON for each event that is one of a step. Raises PaseError for what cannot be.
+    None for the test part of the data, where these have one. data_split: of the data among the workers. choice: of each
+    replica's devices. metrics_path: of a file with a line of JSON for each event that is one of a step. trace_path: of
+    a file with the arrays of every step, of a training in one process. Raises PaseError for what cannot be.
     """
 
     job: Job
@@ -36,10 +38,12 @@ class TrainingRequest:
     dtype: str = "float32"
     seed: int | None = None
     data: str | None = None
+    data_split: DataSplit = DataSplit.PARTITION
     test_data: str | None = None
     choice: DeviceChoice = field(default_factory=DeviceChoice)
     checkpointing: Checkpointing | None = None
     metrics_path: Path | None = None
+    trace_path: Path | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in WORD_BYTES:

@@ -1,12 +1,21 @@
-"""Which examples a worker sees when: the data are partitioned, and each part has a random order for each epoch."""
+"""Which examples a worker sees when: of its part of the data, or of all of them, in a random order for each epoch."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 
 import numpy as np
 
 from pase.errors import TrainingError
 from pase.runtime.data import Array, Batches, DataInput
+
+
+class DataSplit(StrEnum):
+    """Whether each worker has a part of the data of its own (Section 2.3), or all of them (Algorithms 1 to 4)."""
+
+    PARTITION = "partition"
+    REPLICATE = "replicate"
+
 
 Sampler = Callable[[int], dict[str, Array]]
 """Returns the batch of a step, counted from 0."""
@@ -39,10 +48,12 @@ def batches_of_workers(
     workers: Iterable[int],
     num_workers: int,
     seed: int,
+    split: DataSplit = DataSplit.PARTITION,
 ) -> dict[int, Sampler]:
     """Return the batches of some workers, each a function of seed, worker and step alone.
 
-    A part is gone through again and again, each time in another random order; a batch may end one and begin the next.
+    A part (or all rows, where these are not partitioned) is gone through again and again, each time in another random
+    order; a batch may end one and begin the next.
     Without arrays: made-up numbers, one batch for all steps of a worker. Raises RuntimeFailure where arrays do not fit
     the inputs, TrainingError where there are fewer rows than workers.
     """
@@ -52,6 +63,10 @@ def batches_of_workers(
     # It checks the arrays: once, whoever reads them.
     Batches(items, seed=seed, arrays=arrays)
     num_rows = min(len(arrays[item.name]) for item in items)
+    if split is DataSplit.REPLICATE:
+        # Each in an order of its own: one worker's is that of a training without workers, whatever the split.
+        every = part_of(num_rows, worker=0, num_workers=1, seed=seed)
+        return {worker: _Shuffled(arrays, items, every, worker_seed(seed, worker)) for worker in workers}
     if num_rows < num_workers:
         raise TrainingError(
             f"the data have {num_rows} examples for {num_workers} workers; each needs one of its own, use fewer workers"

@@ -3,16 +3,21 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
+
+import numpy as np
 
 from pase.errors import PaseError, TrainingError
 from pase.planning import Progress
 from pase.runtime.cluster import Cluster, kept_text
 from pase.training.coordinator import Outcome, Report
 from pase.training.events import done_event, reporting
+from pase.training.packing import Packing
 from pase.training.preparing import prepare
 from pase.training.processes import Parts, run_task
 from pase.training.request import TrainingRequest
 from pase.training.threads import train_in_threads
+from pase.training.worker import Trace
 
 
 def train(request: TrainingRequest, *, report: Report | None = None, on_progress: Progress | None = None) -> Outcome:
@@ -26,6 +31,7 @@ def train(request: TrainingRequest, *, report: Report | None = None, on_progress
         reporting(prepared, report) as shown,
         _told_of_the_checkpoint(last_checkpoint(request)),
     ):
+        trace: Trace | None = None if request.trace_path is None else {}
         outcome = train_in_threads(
             prepared.job,
             prepared.start,
@@ -34,9 +40,24 @@ def train(request: TrainingRequest, *, report: Report | None = None, on_progress
             evaluator=prepared.evaluator,
             report=shown,
             save=prepared.save,
+            trace=trace,
         )
+        if request.trace_path is not None and trace is not None:
+            _write_trace(request.trace_path, trace, prepared.network.packing)
         shown(done_event(prepared, outcome))
     return outcome
+
+
+def _write_trace(path: Path, trace: Trace, packing: Packing) -> None:
+    """Write the arrays of all steps, and where in them each weight lies; whole or not at all."""
+    ends = np.cumsum(packing.sizes)
+    places = {
+        f"weight {name}": np.array([end - size, end])
+        for name, size, end in zip(packing.names, packing.sizes, ends.tolist(), strict=True)
+    }
+    new = path.with_name(f".{path.name}.new.npz")
+    np.savez(new, **trace, **places)  # type: ignore[arg-type]
+    new.replace(path)
 
 
 def train_task(

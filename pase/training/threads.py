@@ -8,6 +8,7 @@ from pase.training.job import Job, Snapshot
 from pase.training.messages import Inbox, Piece
 from pase.training.objective import Evaluator, Objective
 from pase.training.ranks import run_ranks
+from pase.training.worker import Trace
 
 
 class LocalTransport:
@@ -30,6 +31,7 @@ def train_in_threads(
     evaluator: Evaluator | None = None,
     report: Report | None = None,
     save: Save | None = None,
+    trace: Trace | None = None,
 ) -> Outcome:
     """Train with every worker in a thread of this process.
 
@@ -52,6 +54,7 @@ def train_in_threads(
         evaluator=evaluator,
         report=report,
         save=save,
+        trace=trace,
     )
     assert outcome is not None
     return outcome

@@ -11,6 +11,7 @@ from pase.training.equations import Array
 from pase.training.job import Job, WorkerProgress
 from pase.training.messages import Endpoint, Kind
 from pase.training.objective import Gradient, Objective
+from pase.training.states import WorkerState
 from pase.training.telling import joined
 
 MOST_REFUSED = 3
@@ -37,15 +38,20 @@ class WorkerOutcome:
         return self.communication_s / max(self.time_s, 1e-9)
 
 
+Trace = dict[str, Array]
+"""Arrays [n] by name, ``worker 0, step 1: gradient``: what each step had, and what it made of it."""
+
+
 @dataclass(slots=True)
 class Worker:
-    """A worker that takes steps. progress: after the last one."""
+    """A worker that takes steps. progress: after the last one. trace: what the arrays of its steps are added to."""
 
     job: Job
     number: int
     objective: Objective
     endpoint: Endpoint
     progress: WorkerProgress
+    trace: Trace | None = None
     clock: Clock = field(default_factory=Clock)
     _first_step: int = 0
     _last: Gradient | None = None
@@ -114,6 +120,7 @@ class Worker:
                     "was not taken, nothing of it is kept"
                 )
             self._last = found
+            self._keep(found.vector, centre, state)
         self.progress = WorkerProgress(state=state, num_steps=self.progress.num_steps + 1)
         if self._last is not None and self.progress.num_steps % self.job.report_every == 0:
             num_examples = (self.progress.num_steps - self._first_step) * self.objective.batch_size
@@ -128,6 +135,16 @@ class Worker:
                 "time_s": self.clock.time_s,
             }
             self.endpoint.send(self.job.coordinator, Kind.REPORT, text=json.dumps(event))
+
+    def _keep(self, gradient: Array, centre: Array, after: WorkerState) -> None:
+        """Add a step to the trace, where there is one; weights may be changed in place by then, so it has copies."""
+        if self.trace is None:
+            return
+        before = self.progress.state
+        arrays = {"weights": before.weights, "gradient": gradient, "centre": centre, "weights after": after.weights}
+        if after.velocity is not None:
+            arrays |= {"velocity": before.velocity, "velocity after": after.velocity}
+        self.trace |= {f"{self.called}: {name}": np.array(array) for name, array in arrays.items()}
 
     def tell_state(self, number: int) -> None:
         """Send the coordinator its state for the checkpoint of an event."""

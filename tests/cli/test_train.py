@@ -250,3 +250,37 @@ def test_processes_train_as_threads_do(pase: Command, data: list[str], tmp_path:
     events: list[dict[str, Any]] = [json.loads(line) for line in finished.stdout.splitlines()]
     assert events[-1]["event"] == "done"
     assert kept_bytes(tmp_path / "tasks") == kept_bytes(tmp_path / "threads")
+
+
+@pytest.mark.parametrize("split", ["partition", "replicate"])
+def test_a_step_can_be_checked_by_hand(split: str, pase: Command, data: list[str], tmp_path: Path) -> None:
+    """Eqs. 1 and 2 on the arrays of the trace: workers by their own gradient, the centre by all of them."""
+    path = tmp_path / "trace.npz"
+    options = ("--rho", "0.5", "--dtype", "float64", "--data-split", split)
+    finished = pase("train", *TINY, *data, *options, "--trace", path)
+    assert finished.status == 0, finished.err
+    with np.load(path) as trace:
+        arrays = dict(trace)
+    places = [name for name in arrays if name.startswith("weight ")]
+    assert [place for name in places for place in arrays[name].tolist()][-1] == 83
+    eta, rho = 0.1, 0.5
+    for step in range(1, 5):
+        own = [{n: arrays[f"worker {w}, step {step}: {n}"] for n in TRACED} for w in range(2)]
+        for each in own:
+            elastic = each["gradient"] + rho * (each["weights"] - each["centre"])
+            np.testing.assert_allclose(each["weights after"], each["weights"] - eta * elastic, rtol=1e-14)
+        if step < 4:
+            later = arrays[f"worker 0, step {step + 1}: centre"]
+            pulled = sum(rho * (each["weights"] - each["centre"]) for each in own)
+            np.testing.assert_allclose(later, own[0]["centre"] + eta * pulled, rtol=1e-13, atol=1e-16)
+            assert np.array_equal(arrays[f"worker 1, step {step + 1}: weights"], own[1]["weights after"])
+    assert not list(tmp_path.glob(".trace*"))
+
+
+TRACED = ("weights", "gradient", "centre", "weights after")
+
+
+def test_a_trace_is_of_one_process(pase: Command, tmp_path: Path) -> None:
+    finished = pase("train", *TINY, "--trace", tmp_path / "trace.npz", "--processes", "2")
+    assert (finished.status, finished.out) == (1, "")
+    assert finished.err == "pase: --trace is of a training in one process: leave out --processes and --hosts\n"

@@ -7,7 +7,7 @@ import pytest
 
 from pase.errors import RuntimeFailure, TrainingError
 from pase.runtime.data import DataInput
-from pase.training.samples import Sampler, part_of, worker_batches, worker_seed
+from pase.training.samples import DataSplit, Sampler, batches_of_workers, part_of, worker_batches, worker_seed
 
 INPUTS = (DataInput(name="inputs", shape=(4, 2)), DataInput(name="labels", shape=(4,), below=1000))
 NUM_ROWS = 46
@@ -87,3 +87,21 @@ def test_what_does_not_fit_is_said() -> None:
         sampler(0, num_workers=6, num_rows=5)
     with pytest.raises(RuntimeFailure, match="no array 'labels'"):
         worker_batches({"inputs": rows()["inputs"]}, INPUTS, worker=0, num_workers=2, seed=0)
+
+
+def test_replicated_data_are_gone_through_whole_by_every_worker_in_its_own_order() -> None:
+    """Algorithms 1 to 4: each worker picks its samples from all of them."""
+    found = batches_of_workers(rows(), INPUTS, workers=range(3), num_workers=3, seed=5, split=DataSplit.REPLICATE)
+    # 23 batches of 4 are two epochs.
+    seen = {worker: labels(batches, 23) for worker, batches in found.items()}
+    for worker in range(3):
+        assert Counter(seen[worker]) == Counter(2 * list(range(NUM_ROWS)))
+    assert len({tuple(order) for order in seen.values()}) == 3
+    # With one worker there is nothing to divide: both are the same.
+    alone = batches_of_workers(rows(), INPUTS, workers=[0], num_workers=1, seed=5, split=DataSplit.REPLICATE)[0]
+    assert labels(alone, 23) == labels(sampler(0, num_workers=1), 23) == seen[0]
+
+
+def test_replicated_data_may_have_fewer_rows_than_workers() -> None:
+    found = batches_of_workers(rows(5), INPUTS, workers=[6], num_workers=7, seed=5, split=DataSplit.REPLICATE)
+    assert sorted(labels(found[6], 5)) == sorted(4 * list(range(5)))
