@@ -87,9 +87,7 @@ def _finite(_ctx: click.Context, _param: click.Parameter, value: float | None) -
 @click.option("--iterations", type=WholeNumber(min=1), help="Batches of each worker [the paper's, or 1].")
 @batch_option
 @arguments_option
-@click.option(
-    "--paper", "of_paper", is_flag=True, help="Show what the paper states of times, and which reproduce."
-)
+@click.option("--paper", "of_paper", is_flag=True, help="Show what the paper states of times, and which reproduce.")
 @json_option
 def command(
     network: str,

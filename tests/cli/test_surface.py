@@ -45,8 +45,8 @@ SURFACE = {
     "train": [
         *("model", "--algorithm", "--workers", "--steps", "--learning-rate", "--rho", "--momentum", "--average"),
         *("--arrivals", "--reduction", "--packed"),
-        *("--data", "--test-data", "--test-every", "--until-accuracy", "--seed", "--dtype"),
-        *("--checkpoint", "--save-every", "--keep", "--resume", "--metrics", "--report-every", "--json"),
+        *("--data", "--data-split", "--test-data", "--test-every", "--until-accuracy", "--seed", "--dtype"),
+        *("--checkpoint", "--save-every", "--keep", "--resume", "--metrics", "--trace", "--report-every", "--json"),
         *("--processes", "--hosts", "--task", "--bind", "--timeout"),
         *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL[1:]),
         *("--device", "--virtual", "--gpu-memory"),
