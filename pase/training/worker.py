@@ -142,7 +142,7 @@ class Worker:
             return
         before = self.progress.state
         arrays = {"weights": before.weights, "gradient": gradient, "centre": centre, "weights after": after.weights}
-        if after.velocity is not None:
+        if before.velocity is not None and after.velocity is not None:
             arrays |= {"velocity": before.velocity, "velocity after": after.velocity}
         self.trace |= {f"{self.called}: {name}": np.array(array) for name, array in arrays.items()}
 
