@@ -8,7 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.importers.ir import Contract, Convolve, Generic, Identity, Lookup, Node, Pointwise, Pool, Slice, Trace, Use
+from pase.importers.ir import (
+    Contract,
+    Convolve,
+    Gather,
+    Generic,
+    Identity,
+    Lookup,
+    Node,
+    Pointwise,
+    Pool,
+    Slice,
+    Trace,
+    Use,
+)
 from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.passes import PASSES, run_passes
 from tests.importers.traces import Array, evaluate
@@ -68,6 +81,10 @@ MOVES: dict[str, tuple[Function, tuple[Array, ...]]] = {
     "rows": (lambda x, i: x[i], (shaped(5, 3), shaped(2, 4, high=5))),
     "rows of tables": (lambda x, i: x[i], (shaped(5, 3, 2), shaped(4, high=5))),
     "columns": (lambda x, i: x[:, i], (shaped(5, 3, 2), shaped(2, 4, high=3))),
+    "take along": (lambda x, i: jnp.take_along_axis(x, i, axis=1), (shaped(3, 4, 5), shaped(3, 2, 5, high=4))),
+    "take one along": (lambda x, i: jnp.take_along_axis(x, i[..., None], axis=-1), (shaped(3, 4), shaped(3, high=4))),
+    "take along the first": (lambda x, i: jnp.take_along_axis(x, i, axis=0), (shaped(3, 4), shaped(2, 4, high=3))),
+    "one of every row": (lambda x, i: x[jnp.arange(5), i], (shaped(5, 3), shaped(5, high=3))),
     "take": (lambda x, i: jnp.take(x, i, axis=2), (shaped(5, 3, 4), shaped(6, high=4))),
 }
 
@@ -95,7 +112,7 @@ def _needed(trace: Trace) -> tuple[Node, ...]:
 
 def _plain_index(trace: Trace, node: Node) -> Node:
     """A look-up by the indices that are fed: JAX makes negative ones count from the end before it."""
-    if not isinstance(node.op, Lookup):
+    if not isinstance(node.op, Lookup | Gather):
         return node
     indices = next(leaf.value for leaf in trace.leaves if leaf.role == "input" and not leaf.value.is_float)
     return replace(node, inputs=(node.inputs[0], Use(value=indices.name)))
@@ -242,11 +259,6 @@ GENERIC: dict[str, tuple[Function, tuple[Array, ...], tuple[tuple[int, int], ...
     ),
     "slice at": (lambda x, i: lax.dynamic_slice(x, (0, i), (3, 2)), (shaped(3, 4), np.int32(1)), ((0, 0),)),
     "between": (lambda x: lax.pad(x, 0.0, ((0, 0, 0), (0, 0, 1))), (shaped(3, 4),), ((0, 0),)),
-    "take along": (
-        lambda x, i: jnp.take_along_axis(x, i, axis=1),
-        (shaped(3, 4, 5), shaped(3, 2, 5, high=4)),
-        ((0, 0), (2, 2)),
-    ),
 }
 
 

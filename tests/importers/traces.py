@@ -11,6 +11,7 @@ from pase.importers.ir import (
     Broadcast,
     Concat,
     Contract,
+    Gather,
     Identity,
     Leaf,
     Lookup,
@@ -213,6 +214,8 @@ def _applied(node: Node, inputs: Sequence[Array]) -> Array:
         case Contract(operands=operands, output=letters, has_bias=has_bias):
             found = np.einsum(f"{operands[0]},{operands[1]}->{letters}", *inputs[:2])
             return found + inputs[2] if has_bias else found
+        case Gather(dim=dim):
+            return np.take_along_axis(inputs[0], inputs[1].reshape(output), axis=dim)
         case Softmax(dim=dim):
             powers = np.exp(inputs[0] - inputs[0].max(axis=dim, keepdims=True))
             return powers / powers.sum(axis=dim, keepdims=True)

@@ -24,6 +24,7 @@ class Call:
 
     known: arrays of those inputs whose values are known without the model's weights or data: numbers in the program's
     text, and small whole numbers computed from them. makers: the operators that computed the inputs, by their names.
+    joined: whole numbers that were put end to end to give an input, by its name, each with its values where known.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Call:
     results: tuple[Value, ...]
     known: Mapping[str, Any] = field(default_factory=dict)
     makers: Mapping[str, Op] = field(default_factory=dict)
+    joined: Mapping[str, tuple[tuple[Value, Any], ...]] = field(default_factory=dict)
 
     def integers(self, position: int) -> tuple[int, ...] | None:
         """Return the whole numbers of an input, row-major; None where they are not known."""

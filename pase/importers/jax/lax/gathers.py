@@ -1,9 +1,10 @@
 """Gathers and scatters: look-ups of rows, pieces at known places, and what is left of them."""
 
 from itertools import pairwise
+from math import prod
 from typing import Any
 
-from pase.importers.ir import Lookup, Reshape, Value
+from pase.importers.ir import Gather, Lookup, Reshape, Value
 from pase.importers.jax.lax.call import Call, Step, Translation, cut, generic, reshaped, step, transposed
 
 
@@ -17,6 +18,9 @@ def gather(call: Call) -> list[Step]:
     axes = tuple(int(i) for i in numbers.start_index_map)
     if len(axes) == 1 and not numbers.operand_batching_dims and _is_row(call, numbers, axes[0]):
         return _piece(call, numbers, axes[0]) or _rows(call, numbers, axes[0])
+    found = _of_rows(call, numbers, axes) or _of_every_row(call, numbers, axes)
+    if found:
+        return found
     kept = [
         i
         for i in range(len(table.shape))
@@ -91,6 +95,47 @@ def _rows(call: Call, numbers: Any, axis: int) -> list[Step]:
     lead = iter(range(count))
     order = [count + offsets.index(i) if i in offsets else next(lead) for i in range(len(result.shape))]
     return _ended(steps, *transposed(call, found, order, "turned"), result)
+
+
+def _of_rows(call: Call, numbers: Any, axes: tuple[int, ...]) -> list[Step] | None:
+    """Return elements along one axis, at places that the other dims have each its own; None where it is none of that.
+
+    `jnp.take_along_axis` is that, and so are cross-entropies with the numbers of classes.
+    """
+    table, indices = call.inputs[:2]
+    (result,) = call.results
+    if len(axes) != 1 or tuple(numbers.collapsed_slice_dims) != axes or len(numbers.offset_dims):
+        return None
+    (axis,) = axes
+    others = tuple(i for i in range(len(table.shape)) if i != axis)
+    if tuple(numbers.operand_batching_dims) != others:
+        return None
+    places = tuple(int(i) for i in numbers.start_indices_batching_dims)
+    count = prod(result.shape) // max(1, prod(table.shape[i] for i in others))
+    if places not in (others, tuple(range(len(others)))) or (count > 1 and places != others):
+        return None
+    box = tuple(count if i == axis else extent for i, extent in enumerate(table.shape))
+    first, at = reshaped(call, indices, box, "places")
+    taken = call.inner("taken", box, table.dtype)
+    steps = [*first, Step(op=Gather(dim=axis), inputs=(table.name, at.name), outputs=(taken,))]
+    return _ended(steps, *reshaped(call, taken, result.shape, "seen"), result)
+
+
+def _of_every_row(call: Call, numbers: Any, axes: tuple[int, ...]) -> list[Step] | None:
+    """Return an element of each row of a table, ``x[arange(n), places]``; None where it is none of that."""
+    table, indices = call.inputs[:2]
+    (result,) = call.results
+    joined = call.joined.get(indices.name, ())
+    is_plain = axes == tuple(numbers.collapsed_slice_dims) == (0, 1) and not numbers.operand_batching_dims
+    if not is_plain or len(table.shape) != 2 or len(joined) != 2:
+        return None
+    (_, rows), (places, _) = joined
+    count = table.shape[0]
+    if rows is None or places.shape != (count, 1) or rows.reshape(-1).tolist() != list(range(count)):
+        return None
+    taken = call.inner("taken", (count, 1), table.dtype)
+    steps = [Step(op=Gather(dim=1), inputs=(table.name, places.name), outputs=(taken,))]
+    return _ended(steps, *reshaped(call, taken, result.shape, "seen"), result)
 
 
 def _ended(steps: list[Step], more: list[Step], last: Value, result: Value) -> list[Step]:

@@ -66,6 +66,7 @@ class Walk:
         # Arrays, operators and weights (by path) behind values, by name.
         self.known: dict[str, Any] = {}
         self.makers: dict[str, Op] = {}
+        self.joined: dict[str, tuple[tuple[Value, Any], ...]] = {}
         self.weights = {leaf.value.name: leaf.value.name for leaf in self.leaves if leaf.role == "parameter"}
         self._places = Places(program.entry)
         self._taken = {leaf.value.name for leaf in self.leaves}
@@ -125,7 +126,10 @@ class Walk:
             results=results,
             known={value.name: self.known[value.name] for value in inputs if value.name in self.known},
             makers={value.name: self.makers[value.name] for value in inputs if value.name in self.makers},
+            joined={value.name: self.joined[value.name] for value in inputs if value.name in self.joined},
         )
+        if name == "concatenate" and not results[0].is_float:
+            self.joined[results[0].name] = tuple((value, self.known.get(value.name)) for value in inputs)
         self._learn(call)
         self.steps(equation, name, translate(call), outer)
 
