@@ -2,11 +2,15 @@
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from pase.configurations import enumerate_configurations
-from pase.costs import Problem, layer_memory, memory_tables
+import numpy as np
+
+from pase.configurations import Configurations, enumerate_configurations
+from pase.costs import MemoryTables, Problem, memory_tables, shared_weights
+from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
-from pase.solver import LimitedSolution, Progress, Weighted, solve_limited
+from pase.solver import LimitedSolution, NothingFitsError, Progress, Weighted, lightest_strategy, solve_limited
+from pase.tables import CostTables, EdgeTable
 
 MAX_MORE_DEVICES = 64
 """How many times the devices are looked at for a number that would do."""
@@ -28,17 +32,28 @@ def search_within(
     optimiser: whose state counts. Raises MemoryLimitError where nothing fits: by how much, and which layer binds.
     Other arguments and errors as for `solve_limited`.
     """
-    weights = memory_tables(problem, optimiser=optimiser)
-    least_bytes = [int(table.min()) for table in weights]
-    if sum(least_bytes) > limit_bytes:
-        raise MemoryLimitError(_nothing_fits(problem, least_bytes, limit_bytes, optimiser))
-    return solve_limited(
-        Weighted(tables=problem.tables, weights=weights, limit=float(limit_bytes)),
-        ordering=ordering,
-        memory_limit_bytes=memory_limit_bytes,
-        time_limit_s=time_limit_s,
-        known=known,
-        on_progress=on_progress,
+    weighted = weighted_problem(problem.tables, memory_tables(problem, optimiser=optimiser), limit_bytes)
+    try:
+        return solve_limited(
+            weighted,
+            ordering=ordering,
+            memory_limit_bytes=memory_limit_bytes,
+            time_limit_s=time_limit_s,
+            known=known,
+            on_progress=on_progress,
+        )
+    except NothingFitsError:
+        raise MemoryLimitError(_nothing_fits(problem, weighted, limit_bytes, optimiser)) from None
+
+
+def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: float) -> Weighted:
+    """Return a problem with the bytes of every strategy, and a limit on them."""
+    return Weighted(
+        tables=tables,
+        weights=memory.weights,
+        edge_weights=memory.edges,
+        peaks=memory.peaks,
+        limit=float(limit_bytes),
     )
 
 
@@ -50,21 +65,26 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def _nothing_fits(problem: Problem, least_bytes: Sequence[int], limit_bytes: int, optimiser: str) -> str:
-    total, devices = sum(least_bytes), problem.num_devices
-    binding = max(range(len(least_bytes)), key=lambda v: (least_bytes[v], -v))
-    _, kept = _least_bytes(problem.graph, devices, optimiser)
-    enough = _enough_devices(problem.graph, devices, limit_bytes, optimiser)
+def _nothing_fits(problem: Problem, weighted: Weighted, limit_bytes: int, optimiser: str) -> str:
+    graph, devices = problem.graph, problem.num_devices
+    choice = lightest_strategy(weighted)
+    total = int(weighted.weight(choice))
+    kept = [float(weights[c]) for weights, c in zip(weighted.weights, choice, strict=True)]
+    for e in weighted.weighing_edges:
+        kept[weighted.tables.edges[e][1]] += weighted.edge_weight(e, choice)
+    binding = max(range(len(kept)), key=lambda v: (kept[v], -v))
+    enough = _enough_devices(graph, devices, limit_bytes, optimiser)
     advice = f"{enough} devices would do" if enough else "use more devices"
-    if kept <= limit_bytes:
+    state = _least_state_bytes(problem, optimiser)
+    if state <= limit_bytes:
         advice += ", or try a smaller batch"
     else:
-        advice += f" (no smaller batch does: weights with their gradients and state take {size_text(kept)})"
+        advice += f" (no smaller batch does: weights with their gradients and state take {size_text(state)})"
     return (
-        f"no strategy of {problem.graph.name!r} fits {size_text(limit_bytes)} on each of {devices} devices: the "
+        f"no strategy of {graph.name!r} fits {size_text(limit_bytes)} on each of {devices} devices: the "
         f"least that one takes is {size_text(total)}, {size_text(total - limit_bytes)} too much; layer "
-        f"{problem.graph.operators[binding].name!r} binds with {size_text(least_bytes[binding])} of it "
-        f"({least_bytes[binding] / total:.0%}); {advice}"
+        f"{graph.operators[binding].name!r} binds with {size_text(kept[binding])} of it "
+        f"({kept[binding] / total:.0%}); {advice}"
     )
 
 
@@ -73,10 +93,13 @@ def _enough_devices(graph: Graph, num_devices: int, limit_bytes: int, optimiser:
     factor, before = 2, float("inf")
     while factor <= MAX_MORE_DEVICES:
         try:
-            least, _ = _least_bytes(graph, factor * num_devices, optimiser)
+            problem = _without_costs(graph, factor * num_devices)
         except ConfigurationError:
             return None
-        if least <= limit_bytes:
+        memory = memory_tables(problem, optimiser=optimiser)
+        weighted = weighted_problem(problem.tables, memory, limit_bytes)
+        least = weighted.least_weight + sum(max(float(p.min()) for p in group) for group in weighted.peaks)
+        if least <= limit_bytes and weighted.fits(lightest_strategy(weighted)):
             return factor * num_devices
         if least >= before:
             return None
@@ -84,19 +107,52 @@ def _enough_devices(graph: Graph, num_devices: int, limit_bytes: int, optimiser:
     return None
 
 
-def _least_bytes(graph: Graph, num_devices: int, optimiser: str) -> tuple[int, int]:
-    """Return the least that a strategy takes on each device, and the least of what does not grow with the batch."""
-    known: dict[Hashable, tuple[int, int]] = {}
-    found = []
+def _without_costs(graph: Graph, num_devices: int) -> Problem:
+    """Return a problem in which nothing costs anything: memory depends on configurations alone."""
+    numbers: dict[Hashable, int] = {}
+    found: list[Configurations] = []
+    references = []
     for operator in graph.operators:
-        # Where a gradient flows back, and who owns a shared weight, may tell repeated layers apart.
-        back = graph.read_gradients(operator)
-        owns = tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
-        key = operator.unnamed, back, owns
+        if operator.unnamed not in numbers:
+            numbers[operator.unnamed] = len(found)
+            found.append(enumerate_configurations(operator, num_devices))
+        references.append(numbers[operator.unnamed])
+    ends = [(edge.producer, edge.consumer) for edge in graph.edges]
+    ends += [(weight.owner, weight.user) for weight in shared_weights(graph)]
+    edges = [(graph.index[u], graph.index[v]) for u, v in ends]
+    kinds = list(dict.fromkeys((references[u], references[v]) for u, v in edges))
+    nothing = [np.zeros(len(configurations.splits)) for configurations in found]
+    return Problem(
+        graph=graph,
+        num_devices=num_devices,
+        tables=CostTables(
+            vertex_names=tuple(graph.index),
+            vertex_costs=tuple(nothing),
+            vertex_table=tuple(references),
+            edges=tuple(edges),
+            edge_tables=tuple(
+                EdgeTable(
+                    row_class=nothing[u].astype(np.int32),
+                    col_class=nothing[v].astype(np.int32),
+                    values=np.zeros((1, 1)),
+                )
+                for u, v in kinds
+            ),
+            edge_table=tuple(kinds.index((references[u], references[v])) for u, v in edges),
+        ),
+        configurations=tuple(found[number] for number in references),
+    )
+
+
+def _least_state_bytes(problem: Problem, optimiser: str) -> int:
+    """Return the least that weights, their gradients and their state take on each device, whatever the batch."""
+    graph, keeps = problem.graph, keeping(problem.graph)
+    known: dict[Hashable, int] = {}
+    total = 0
+    for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
+        key = operator.unnamed, tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
         if key not in known:
-            splits = enumerate_configurations(operator, num_devices).splits
-            memory = layer_memory(graph, operator, splits, optimiser=optimiser)
-            kept = memory.weights + memory.gradients + memory.optimiser
-            known[key] = int(memory.total.min()), int(kept.min())
-        found.append(known[key])
-    return sum(total for total, _ in found), sum(kept for _, kept in found)
+            memory = layer_memory(graph, operator, configurations.splits, keeps, optimiser=optimiser)
+            known[key] = int((memory.weights + memory.gradients + memory.optimiser).min())
+        total += known[key]
+    return total

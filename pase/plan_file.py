@@ -127,10 +127,10 @@ def plan_from_document(document: Field) -> Plan:
         optimiser=_optimiser(document),
         memory_limit_bytes_per_device=limit.integer(1) if (limit := document.get(_LIMIT)) else None,
     )
+    _verify_memory(plan, document)
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
     with np.errstate(over="ignore", invalid="ignore"):
         _verify_costs(plan, document)
-    _verify_memory(plan, document)
     return plan
 
 
@@ -260,7 +260,8 @@ def _verify_costs(plan: Plan, document: Field) -> None:
         raise document["cost_unit"].fail(f"is {plan.cost_unit!r}; cost model {plan.cost_model!r} gives {model.unit!r}")
     # Any permutation of the devices is a placement: costs do not depend on it, so that a person may choose another.
     devices = [layer.devices for layer in plan.layers]
-    expected = plan_layers(plan.graph, plan.num_devices, model, [layer.splits for layer in plan.layers], devices)
+    chosen = [layer.splits for layer in plan.layers]
+    expected = plan_layers(plan.graph, plan.num_devices, model, chosen, devices, optimiser=plan.optimiser)
     for field, layer, right in zip(document["layers"].items(), plan.layers, expected, strict=True):
         for key in ("layer_cost", "compute_cost", "communication_cost", "memory_bytes"):
             _same(field[key], getattr(layer, key), getattr(right, key))

@@ -78,8 +78,8 @@ def search(
             known=known,
             on_progress=on_progress,
         )
-        plan = plan_of(problem, solution, machine, options.cost_model, time_s=perf_counter() - start_s)
-        return replace(plan, optimiser=options.optimiser)
+        time_s = perf_counter() - start_s
+        return plan_of(problem, solution, machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
     limited = search_within(
         problem,
         limit,
@@ -90,12 +90,12 @@ def search(
         known=known,
         on_progress=on_progress,
     )
-    plan = plan_of(problem, limited.solution, machine, options.cost_model, time_s=perf_counter() - start_s)
+    time_s = perf_counter() - start_s
+    plan = plan_of(problem, limited.solution, machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
     # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
     free = min(limited.unlimited.cost, plan.total_cost)
     return replace(
         plan,
-        optimiser=options.optimiser,
         memory_limit_bytes_per_device=limit,
         baselines=plan.baselines | {WITHOUT_LIMIT: free},
     )
@@ -134,13 +134,21 @@ def problem_of(
         return build_problem(graph, devices, cost_model(model, machine, devices), on_progress)
 
 
-def plan_of(problem: Problem, solution: Solution, machine: Machine, model: str, *, time_s: float) -> Plan:
-    """Return the placed plan of a solution."""
+def plan_of(
+    problem: Problem,
+    solution: Solution,
+    machine: Machine,
+    model: str,
+    *,
+    time_s: float,
+    optimiser: str = DEFAULT_OPTIMISER,
+) -> Plan:
+    """Return the placed plan of a solution; optimiser: whose state counts as memory."""
     graph, devices = problem.graph, problem.num_devices
     costs = cost_model(model, machine, devices)
     splits = [problem.splits(vertex, choice) for vertex, choice in enumerate(solution.choice)]
     sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
-    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes)
+    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, optimiser=optimiser)
     total = total_cost(layers)
     assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
     return Plan(
@@ -161,6 +169,7 @@ def plan_of(problem: Problem, solution: Solution, machine: Machine, model: str, 
             peak_memory_bytes=solution.peak_memory_bytes,
         ),
         tool_version=__version__,
+        optimiser=optimiser,
     )
 
 

@@ -6,20 +6,21 @@ from dataclasses import replace
 import numpy as np
 
 from pase.costs import (
+    DEFAULT_OPTIMISER,
     CostModel,
     LayerTraffic,
     SharedWeight,
     edge_cost,
     edge_layouts,
+    kept_by_layer,
     layer_cost,
-    memory_bytes,
     shared_cost,
     shared_weights,
     signature,
     traffic_of,
     transfer_bytes,
 )
-from pase.graph import Edge, Graph, Operator
+from pase.graph import Edge, Graph
 from pase.placement import place
 from pase.plan import LayerPlan, Transfer
 
@@ -32,11 +33,12 @@ def plan_layers(
     devices: Sequence[tuple[int, ...]] | None = None,
     *,
     group_sizes: Sequence[int] = (),
+    optimiser: str = DEFAULT_OPTIMISER,
 ) -> tuple[LayerPlan, ...]:
     """Return the placed plan of every layer; splits: for each layer, a factor for each iteration dim.
 
     devices: for each layer, the device of each part; placed anew where they are not given, so that groups of so many
-    consecutive devices (those of a node) have the least to exchange.
+    consecutive devices (those of a node) have the least to exchange. optimiser: whose state counts as memory.
     """
     if devices is None:
         devices = place(graph, num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
@@ -64,14 +66,15 @@ def plan_layers(
         if kind not in distinct:
             distinct[kind] = traffic_of(graph, operator, rows[operator.name])
         does[operator.name] = distinct[kind]
-    costs: dict[Hashable, tuple[float, float, float]] = {}
+    costs: dict[Hashable, tuple[float, float]] = {}
     traffic: dict[Hashable, Transfer] = {}
     layers = []
-    for operator, split, where in zip(graph.operators, splits, devices, strict=True):
+    memory = kept_by_layer(graph, splits, optimiser=optimiser)
+    for operator, split, where, kept_bytes in zip(graph.operators, splits, devices, memory, strict=True):
         kind = kinds[operator.name]
         if kind not in costs:
-            costs[kind] = _layer_costs(graph, operator, does[operator.name], model)
-        compute, communication, memory = costs[kind]
+            costs[kind] = _layer_costs(does[operator.name], model)
+        compute, communication = costs[kind]
         transfers = []
         for edge in into[operator.name]:
             key = kinds[edge.producer], edge.output, kind, edge.input
@@ -89,7 +92,7 @@ def plan_layers(
                 layer_cost=compute + communication,
                 compute_cost=compute,
                 communication_cost=communication,
-                memory_bytes=memory,
+                memory_bytes=kept_bytes,
                 transfers=tuple(transfers),
             )
         )
@@ -101,13 +104,10 @@ def total_cost(layers: Sequence[LayerPlan]) -> float:
     return sum(layer.layer_cost + sum(transfer.cost for transfer in layer.transfers) for layer in layers)
 
 
-def _layer_costs(
-    graph: Graph, operator: Operator, traffic: LayerTraffic, model: CostModel
-) -> tuple[float, float, float]:
-    """Return (compute cost, communication cost, bytes of memory) of one configuration."""
+def _layer_costs(traffic: LayerTraffic, model: CostModel) -> tuple[float, float]:
+    """Return (compute cost, communication cost) of one configuration."""
     cost = layer_cost(traffic, model)
-    memory = memory_bytes(operator, traffic.splits.values, word_bytes=graph.word_bytes)
-    return float(cost.compute[0]), float(cost.communication[0]), float(memory[0])
+    return float(cost.compute[0]), float(cost.communication[0])
 
 
 def _transfer(graph: Graph, edge: Edge, traffic: Mapping[str, LayerTraffic], model: CostModel) -> Transfer:

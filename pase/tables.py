@@ -61,6 +61,16 @@ class EdgeTable:
         """Return the [K_u, K_v] matrix of costs."""
         return self.values[self.row_class[:, None], self.col_class[None, :]]
 
+    def row(self, row: int) -> FloatArray:
+        """Return the [K_v] costs for one configuration of the producer."""
+        costs: FloatArray = self.values[self.row_class[row]].take(self.col_class)
+        return costs
+
+    def column(self, col: int) -> FloatArray:
+        """Return the [K_u] costs for one configuration of the consumer."""
+        costs: FloatArray = self.values[:, self.col_class[col]].take(self.row_class)
+        return costs
+
     def cost(self, row: int, col: int) -> float:
         """Return the cost for one configuration of the producer and one of the consumer."""
         return float(self.values[self.row_class[row], self.col_class[col]])

@@ -134,8 +134,7 @@ def _data_parallel_bytes(graph: Graph, num_devices: int) -> int:
 
 def test_a_search_that_is_cut_short_returns_what_fits_and_no_data_parallelism_that_does_not() -> None:
     graph = load("rnnlm")
-    limit = 5_200_000_000
-    assert _data_parallel_bytes(graph, 8) > limit
+    limit = _data_parallel_bytes(graph, 8) - 1
     options = SearchOptions(memory_per_device_bytes=limit, optimiser="adam", time_limit_s=1e-9)
     plan = search(graph, 8, options=options)
     assert not plan.exact
@@ -148,13 +147,16 @@ def test_a_search_that_is_cut_short_returns_what_fits_and_no_data_parallelism_th
 
 
 def test_nothing_fits_says_by_how_much_and_which_layer_binds_and_what_would_do() -> None:
-    """Weights [1024, 2048] and [2048, 16] and their biases, with gradients: halves of them take 8.53 MB."""
+    """Weights [1024, 2048] and [2048, 16] and their biases, with gradients: halves of them take 8.53 MB.
+
+    fc1 keeps half of its own, 8.40 MB, the data and half of its result, 32.8 kB each.
+    """
     graph = load("mlp", arguments={"layers": 2, "batch": 8, "inputs": 1024, "hidden": 2048, "classes": 16})
     with pytest.raises(MemoryLimitError) as raised:
         search(graph, 2, options=SearchOptions(memory_per_device_bytes=5_000_000))
     text = str(raised.value)
     assert text.startswith("no strategy of 'mlp' fits 5 MB on each of 2 devices: the least that one takes is 8.6")
-    assert "MB too much; layer 'fc1' binds with 8.5 MB of it (98%)" in text
+    assert "MB too much; layer 'fc1' binds with 8.46 MB of it (97%)" in text
     assert "; 4 devices would do (no smaller batch does: weights with their gradients and state take 8.53 MB)" in text
     plan = search(graph, 4, options=SearchOptions(memory_per_device_bytes=5_000_000))
     assert plan.memory.total_bytes <= 5_000_000

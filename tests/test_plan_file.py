@@ -205,7 +205,16 @@ def _verifiable_paths() -> list[Where]:
 
 def test_every_field_that_is_missing_is_named() -> None:
     document = _tiny()
-    optional = {"work", "unsplittable", "exchanges", "pipeline", "attributes", "partial_over", "shared"}
+    optional = {
+        "work",
+        "unsplittable",
+        "exchanges",
+        "pipeline",
+        "intermediates",
+        "attributes",
+        "partial_over",
+        "shared",
+    }
     optional |= {"memory", "memory_bandwidth_bytes_per_s"}
     checked = 0
     for path in _paths(document):

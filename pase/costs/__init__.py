@@ -18,8 +18,8 @@ from pase.costs.memory import (
     DEFAULT_OPTIMISER,
     OPTIMISER_STATE,
     DeviceMemory,
-    LayerMemory,
-    layer_memory,
+    MemoryTables,
+    kept_by_layer,
     memory_tables,
     strategy_memory,
 )
@@ -27,7 +27,7 @@ from pase.costs.model import COST_MODELS, CostModel, cost_model
 from pase.costs.movement import Fetch
 from pase.costs.paper import PaperCostModel
 from pase.costs.sharing import SharedTraffic, SharedWeight, shared_traffic, shared_weights
-from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern, ReadTraits, layer_traffic, memory_bytes
+from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [
     "COST_MODELS",
@@ -38,8 +38,8 @@ __all__ = [
     "DeviceMemory",
     "Fetch",
     "LayerCost",
-    "LayerMemory",
     "LayerTraffic",
+    "MemoryTables",
     "Message",
     "PaperCostModel",
     "PassWork",
@@ -53,10 +53,9 @@ __all__ = [
     "cost_model",
     "edge_cost",
     "edge_layouts",
+    "kept_by_layer",
     "layer_cost",
-    "layer_memory",
     "layer_traffic",
-    "memory_bytes",
     "memory_tables",
     "shared_cost",
     "shared_traffic",

@@ -1,27 +1,44 @@
-"""Memory that a layer takes on each device in a training step, as arrays over its configurations.
+"""Memory that a training step takes on each device: what is kept to the backward pass, and what comes and goes.
 
-It adds up over layers, and each layer's depends on its own configuration alone, so that a limit on it is one linear
-constraint on a strategy. Sizes are those of what a program holds: windows with their halos and padding.
+Kept adds up: weights, their gradients and the optimiser's state; of what layers write and read, each tensor that the
+backward pass needs, once in each layout in which it lies. What the backward pass needs follows from the kind of
+operator (`saved`). A layer's part depends on its own configuration, and where a reader has a copy in a layout of its
+own, on the two at the ends of the edge.
+
+The rest is freed: what a layer works with, forward and backward, as its turn comes, and gradients that wait for the
+layer that wrote the tensor because others come before it. Of these the greatest counts: of all layers' work, and of
+each *lane* of gradients, no two of which wait at the same time.
+
+Sizes are those of what a program holds: windows with their halos and padding.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from pase.costs.build import Problem
-from pase.costs.layouts import FloatArray, IndexArray, IntArray, Splits, splits_of
+from pase.costs.layouts import FloatArray, IndexArray, IntArray, Splits, components, distinct_rows, splits_of
+from pase.costs.sharing import SharedWeight, matching_order, shared_weights
 from pase.errors import CostError, unknown_name
-from pase.graph import Access, Graph, Operator, Part, Role, Window
+from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Role, Window
+from pase.graph.access import named_dims
+from pase.tables import EdgeTable
 
 LOSS_KINDS = frozenset({"softmax_loss"})
 """Kinds whose output is one number: the loss is all that a program keeps of it."""
 
+VIEWS = frozenset({"fan_out"})
+"""Kinds that write what they read: where the layout is the producer's, too, it is the same tensor."""
+
+MAX_LANES = 4
+"""Of gradients that wait: those of further lanes count as kept, as if each waited through the whole step."""
+
 DEFAULT_OPTIMISER = "sgd"
 
 Parts = Sequence[tuple[int, IntArray]]
-"""For each dim of a weight: its extent, and the [K] extents of a device's part of it."""
+"""For each dim of a tensor: its extent, and the [K] extents of a device's part of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +46,7 @@ class DeviceMemory:
     """Bytes on each device (parts are of one size, so that all devices need the same).
 
     weights_bytes: parts of weights. gradients_bytes: theirs. optimiser_bytes: what the optimiser keeps for them.
-    activations_bytes: outputs of layers and their gradients. buffers_bytes: what layers read as they need it, halos
-    and data included, and its gradients. Their sum is an upper bound where every tensor is kept to the end of the step.
+    activations_bytes: what else is kept for the backward pass. buffers_bytes: the most that comes and goes.
     """
 
     weights_bytes: int
@@ -48,62 +64,264 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerMemory:
-    """The same of one layer, [K] bytes each: an entry for each configuration."""
+    """The same of one layer, [K] bytes each: an entry for each configuration; what edges add is left out.
+
+    peaks: [1 + lanes] what it works with, and its gradient that waits in a lane.
+    """
 
     weights: IntArray
     gradients: IntArray
     optimiser: IntArray
     activations: IntArray
-    buffers: IntArray
+    peaks: tuple[IntArray, ...]
 
     @property
-    def total(self) -> IntArray:
-        """[K] all of it."""
-        return self.weights + self.gradients + self.optimiser + self.activations + self.buffers
+    def kept(self) -> IntArray:
+        """[K] all that is kept."""
+        return self.weights + self.gradients + self.optimiser + self.activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryTables:
+    """The bytes of every strategy on each device, as the solver takes them.
+
+    weights: [V] the [K] bytes that a layer keeps. edges: [E] those of copies, for each edge of the problem's tables;
+    None where there are none. peaks: [1 + lanes, V] the [K] bytes of each layer of which the greatest counts.
+    """
+
+    weights: tuple[FloatArray, ...]
+    edges: tuple[EdgeTable | None, ...]
+    peaks: tuple[tuple[FloatArray, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What the backward pass of an operator needs: positions of reads and of writes, and how many more tensors it made.
+
+    results: of the shape of its first write, beside it: what activations were applied to.
+    """
+
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    results: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """Which tensors of a graph are kept, each once in a layout, and which gradients wait, by layer and position.
+
+    writes: those of which the writer's part is kept. reads: those of which the reader's part is. copies: of which it is
+    where it has a layout of its own. lanes: of what is written, the lane in which its gradient waits, from 1; 0: none.
+    """
+
+    writes: frozenset[tuple[str, int]]
+    reads: frozenset[tuple[str, int]]
+    copies: frozenset[tuple[str, int]]
+    lanes: Mapping[tuple[str, int], int]
+    saved: Mapping[str, Saved]
+
+
+_LINEAR = frozenset({"", "add", "subtract", "negate", "identity", "average", "cast", "copy"})
+"""Functions whose gradient needs none of what they read or write."""
+
+_BY_RESULT = frozenset({"relu", "relu6", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "reciprocal", "selu"})
+"""Functions whose gradient follows from their result."""
+
+_MOVES = (
+    frozenset({"add_parameter", "concat", "dropout", "global_pool", "outputs", "padded", "piece", "reorder"}) | VIEWS
+)
+"""Kinds whose gradient needs nothing that they read or write: sums, moves, and masks that are drawn again."""
+
+
+def saved(graph: Graph, operator: Operator) -> Saved:
+    """Return what the backward pass of an operator needs of the forward pass; what nothing is known of needs all."""
+    if operator.name not in graph.trained:
+        return Saved()
+    inputs = [i for i, read in enumerate(operator.reads) if read.role is not Role.PARAMETER]
+    applied = [f for f in operator.attribute("activation", "").split(",") if f not in _LINEAR]
+    by_result = bool(applied) and applied[-1] in _BY_RESULT
+    results, reads, writes = len(applied) - by_result, set[int](), {0} if by_result else set[int]()
+    kind = operator.kind
+    if kind in ("elementwise", "pointwise"):
+        factors = [(i,) for i in range(len(operator.reads))]
+        functions = [f for f in operator.attribute("function", "").split(",") if f not in _LINEAR]
+        is_product = functions[:1] == ["multiply"]
+        if functions[:1] and functions[0] in _BY_RESULT and len(inputs) == 1 and len(functions) == 1 and not applied:
+            writes.add(0)
+        elif functions:
+            reads.update(i for i in inputs if not is_product or _partner_has_gradient(graph, operator, (i,), factors))
+            # What each function but the last made for the next.
+            results += len(functions) - 1 + bool(applied) * (functions[-1] in _BY_RESULT)
+    elif kind.startswith("pool"):
+        is_maximum = operator.attribute("reduction", "max") == "max"
+        reads, writes = (reads | {0}, writes | {0}) if is_maximum else (reads, writes)
+    elif kind == "reduction":
+        is_sum = operator.attribute("function", "") in ("sum", "mean")
+        reads, writes = (reads, writes) if is_sum else (reads | {0}, writes | {0})
+    elif kind == "softmax":
+        writes.add(0)
+    elif kind == "lstm" or kind in _MOVES:
+        pass  # an LSTM's own input is one of its intermediates
+    elif kind == "gather":
+        reads.update(i for i in inputs if operator.reads[i].role is Role.INDEX)
+    elif kind == "embedding" or kind == "statistics" or kind.endswith("_norm"):
+        reads.add(0)
+    elif kind != "opaque" and any(work.contraction for work in operator.work):
+        products = [work.origins for work in operator.work if work.contraction]
+        reads.update(i for at in products for i in inputs if _partner_has_gradient(graph, operator, (i,), at))
+        # Attention without its softmax computes that again, from its result among others.
+        if kind == "attention" and all(tensor.tensor != "softmax" for tensor in operator.intermediates):
+            writes.add(0)
+    else:
+        reads.update(inputs)
+        if kind not in LOSS_KINDS:
+            writes.update(range(len(operator.writes)))
+    return Saved(reads=frozenset(reads), writes=frozenset(writes), results=results)
+
+
+def _partner_has_gradient(
+    graph: Graph, operator: Operator, factor: tuple[int, ...], factors: Sequence[tuple[int, ...]]
+) -> bool:
+    """Return whether a product needs a factor for another's gradient; factors: the reads that each comes of."""
+    if factor not in factors:
+        return False
+    rest = [*factors]
+    rest.remove(factor)
+    return any(graph.has_gradient(operator, read) for other in rest for read in other)
+
+
+def keeping(graph: Graph) -> Keeping:
+    """Return which tensors of a graph are kept to the backward pass."""
+    saved_of = {operator.name: saved(graph, operator) for operator in graph.operators}
+    readers: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for edge in graph.edges:
+        readers.setdefault((edge.producer, edge.output), []).append((edge.consumer, edge.input))
+    writes, copies = set[tuple[str, int]](), set[tuple[str, int]]()
+    # What is read and comes from no layer is data: the reader's part of it is all that there is.
+    reads = {(name, i) for name, of in saved_of.items() for i in of.reads if (name, i) not in graph.incoming}
+    passed_on = set[str]()
+    for operator in reversed(graph.operators):
+        for output in range(len(operator.writes)):
+            tensor = operator.name, output
+            needing = [r for r in readers.get(tensor, ()) if r[1] in saved_of[r[0]].reads or r[0] in passed_on]
+            if operator.kind in VIEWS:
+                # Kept as what it reads; here are copies alone.
+                passed_on.update([operator.name] if needing else [])
+                copies.update(needing)
+            elif output in saved_of[operator.name].writes or len(needing) > 1:
+                writes.add(tensor)
+                copies.update(needing)
+            else:
+                reads.update(needing)
+    copies.update((weight.user, weight.user_read) for weight in shared_weights(graph))
+    return Keeping(
+        writes=frozenset(writes),
+        reads=frozenset(reads),
+        copies=frozenset(copies),
+        lanes=_lanes(graph, readers),
+        saved=saved_of,
+    )
+
+
+def _lanes(graph: Graph, readers: Mapping[tuple[str, int], Sequence[tuple[str, int]]]) -> dict[tuple[str, int], int]:
+    """Return the lane of each gradient that waits: from the last reader's turn to the writer's, others come between."""
+    lanes: dict[tuple[str, int], int] = {}
+    free_from: list[int] = []
+    for position, operator in enumerate(graph.operators):
+        for output in range(len(operator.writes)):
+            of_readers = readers.get((operator.name, output), ())
+            last = max((graph.index[n] for n, i in of_readers if graph.has_gradient(graph[n], i)), default=0)
+            if last <= position + 1:
+                continue
+            lane = next((lane for lane, free in enumerate(free_from) if free <= position), len(free_from))
+            free_from[lane:] = [last, *free_from[lane + 1 :]]
+            lanes[operator.name, output] = lane + 1
+    return lanes
 
 
 def layer_memory(
     graph: Graph,
     operator: Operator,
     splits: IndexArray,
+    keeps: Keeping,
     *,
     optimiser: str = DEFAULT_OPTIMISER,
     word_bytes: int | None = None,
 ) -> LayerMemory:
     """Return what a layer takes on each device under configurations [K, D].
 
-    optimiser: a name in `OPTIMISER_STATE`; CostError for another. word_bytes: of an element, by default the graph's.
-    A weight that several layers share is kept by the first; every other one has a copy of it, a buffer, and a gradient.
+    keeps: of the graph. optimiser: a name in `OPTIMISER_STATE`; CostError for another. word_bytes: of an element, by
+    default the graph's. A weight that several layers share is the first one's; the others have copies of it.
     """
     state, configurations = optimiser_state(optimiser), splits_of(operator, splits)
-    weights, gradients, kept, activations, buffers = (np.zeros(len(splits), dtype=np.int64) for _ in range(5))
-    has_gradient = bool(operator.parameters)
+    num = len(splits)
+    weights, state_points, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(4))
+    waiting = [np.zeros(num, dtype=np.int64) for _ in range(MAX_LANES)]
     for position, read in enumerate(operator.reads):
         parts = _parts(operator, read, configurations)
-        points = _points(parts, len(splits))
+        points = _points(parts, num)
         if read.role is Role.PARAMETER:
-            gradients += points
-            if read.shared and graph.owners[read.shared] != operator.name:
-                buffers += points
-            else:
-                weights += points
-                kept += state(parts, len(splits))
+            if not read.shared or graph.owners[read.shared] == operator.name:
+                weights = weights + points
+                state_points = state_points + state(parts, num)
+            # The part of a sum, and what the others send of theirs.
+            is_summed = configurations.product(operator.partial_dims(read)) > 1
+            work = work + points * is_summed * 2
             continue
-        flows_back = graph.has_gradient(operator, position)
-        has_gradient = has_gradient or flows_back
-        buffers += points * (2 if flows_back else 1)
-    if operator.kind not in LOSS_KINDS:
-        for write in operator.writes:
-            points = _points(_parts(operator, write, configurations), len(splits))
-            activations += points * (2 if has_gradient else 1)
+        # As it comes, and laid out as the kernel takes it; its gradient as the kernel leaves it, and as it goes back.
+        work = work + points * (2 if graph.has_gradient(operator, position) else 1)
+        kept = kept + points * ((operator.name, position) in keeps.reads)
+    is_trained = operator.name in graph.trained
+    for output, write in enumerate(operator.writes):
+        if operator.kind in LOSS_KINDS:
+            continue
+        points = _points(_parts(operator, write, configurations), num)
+        work = work + points * (1 + is_trained)
+        lane = keeps.lanes.get((operator.name, output), 0)
+        kept = kept + points * (((operator.name, output) in keeps.writes) + (lane > MAX_LANES))
+        if 0 < lane <= MAX_LANES:
+            waiting[lane - 1] = waiting[lane - 1] + points
+    if is_trained:
+        results = keeps.saved[operator.name].results
+        kept = kept + _points(_parts(operator, operator.writes[0], configurations), num) * results
+    for tensor in operator.intermediates:
+        access = Access(tensor=tensor.tensor, shape=tensor.shape, axes=tensor.axes)
+        points = _points(_parts(operator, access, configurations), num)
+        kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
+    for exchange in operator.exchanges:
+        if isinstance(exchange, AllReduce):
+            # A part of the sum beside the whole of it.
+            access = Access(tensor=exchange.tensor, shape=exchange.shape, axes=exchange.axes)
+            points = _points(_parts(operator, access, configurations), num)
+            work = work + points * (configurations.product(exchange.over) > 1)
     size = word_bytes or graph.word_bytes
     return LayerMemory(
         weights=weights * size,
-        gradients=gradients * size,
-        optimiser=kept * size,
-        activations=activations * size,
-        buffers=buffers * size,
+        gradients=weights * size,
+        optimiser=state_points * size,
+        activations=kept * size,
+        peaks=tuple(points * size for points in (work, *waiting)),
     )
+
+
+def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, *, word_bytes: int) -> EdgeTable:
+    """Return the bytes of a reader's copy, where it has a layout of its own.
+
+    us, vs: [K_u, D_u], [K_v, D_v] configurations of the writer and of the reader.
+    """
+    producer, consumer = graph[edge.producer], graph[edge.consumer]
+    return _copies_between(
+        (producer, producer.writes[edge.output], us), (consumer, consumer.reads[edge.input], vs), word_bytes
+    )
+
+
+def shared_memory(graph: Graph, weight: SharedWeight, us: IndexArray, vs: IndexArray, *, word_bytes: int) -> EdgeTable:
+    """Return what a user's copy of a shared weight takes, and the gradient of that; configurations as for an edge."""
+    owner, user = graph[weight.owner], graph[weight.user]
+    owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
+    order = matching_order(owned, used)
+    used = replace(used, shape=tuple(used.shape[i] for i in order), axes=tuple(used.axes[i] for i in order))
+    return _copies_between((owner, owned, us), (user, used, vs), 2 * word_bytes)
 
 
 def strategy_memory(
@@ -114,34 +332,180 @@ def strategy_memory(
     word_bytes: int | None = None,
 ) -> DeviceMemory:
     """Return what a whole strategy takes on each device; splits: for each layer, a factor for each iteration dim."""
-    total = np.zeros(5, dtype=np.int64)
-    for operator, split in zip(graph.operators, splits, strict=True):
-        row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-        found = layer_memory(graph, operator, row, optimiser=optimiser, word_bytes=word_bytes)
-        kinds = (found.weights, found.gradients, found.optimiser, found.activations, found.buffers)
-        total += np.concatenate(kinds)
-    weights, gradients, kept, activations, buffers = total.tolist()
+    layers, copies = _strategy(graph, splits, optimiser, word_bytes)
+    sums = (
+        sum(int(column[0]) for column in columns)
+        for columns in zip(
+            *((found.weights, found.gradients, found.optimiser, found.activations) for found in layers), strict=True
+        )
+    )
+    weights, gradients, kept, activations = sums
     return DeviceMemory(
         weights_bytes=weights,
         gradients_bytes=gradients,
         optimiser_bytes=kept,
-        activations_bytes=activations,
-        buffers_bytes=buffers,
+        activations_bytes=activations + sum(copies),
+        buffers_bytes=sum(
+            max(int(peak[0]) for peak in group) for group in zip(*(m.peaks for m in layers), strict=True)
+        ),
     )
 
 
-def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> tuple[FloatArray, ...]:
-    """Return, for each vertex, the [K] bytes that its layer takes on each device; repeated layers share an array."""
-    graph, known = problem.graph, dict[int, FloatArray]()
-    found = []
-    for operator, vertex_table, configurations in zip(
-        graph.operators, problem.tables.vertex_table, problem.configurations, strict=True
-    ):
-        if vertex_table not in known:
-            memory = layer_memory(graph, operator, configurations.splits, optimiser=optimiser)
-            known[vertex_table] = memory.total.astype(np.float64)
-        found.append(known[vertex_table])
-    return tuple(found)
+def kept_by_layer(
+    graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str = DEFAULT_OPTIMISER
+) -> tuple[int, ...]:
+    """Return [V] what each layer of a strategy keeps on each device, its copies of what it reads among it, in bytes."""
+    layers, copies = _strategy(graph, splits, optimiser, None)
+    return tuple(int(found.kept[0]) + own for found, own in zip(layers, copies, strict=True))
+
+
+def _strategy(
+    graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str, word_bytes: int | None
+) -> tuple[list[LayerMemory], list[int]]:
+    """Return [V] the memory of each layer, and [V] that of its copies."""
+    keeps, size = keeping(graph), word_bytes or graph.word_bytes
+    rows = [
+        np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
+        for operator, split in zip(graph.operators, splits, strict=True)
+    ]
+    known: dict[Hashable, LayerMemory] = {}
+    layers = []
+    for operator, row in zip(graph.operators, rows, strict=True):
+        key = _signature(graph, operator, keeps), row.tobytes()
+        if key not in known:
+            known[key] = layer_memory(graph, operator, row, keeps, optimiser=optimiser, word_bytes=size)
+        layers.append(known[key])
+    copies = [0] * len(rows)
+    for edge, is_copied in zip(_edges(graph), _are_copied(graph, keeps), strict=True):
+        u, v = _ends(graph, edge)
+        if is_copied:
+            copies[v] += int(_edge_memory(graph, edge, rows[u], rows[v], size).cost(0, 0))
+    return layers, copies
+
+
+def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> MemoryTables:
+    """Return the bytes that every strategy takes on each device; repeated layers and edges share their arrays."""
+    graph, tables = problem.graph, problem.tables
+    keeps, size = keeping(graph), graph.word_bytes
+    known: dict[Hashable, tuple[FloatArray, tuple[FloatArray, ...]]] = {}
+    layers = []
+    for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
+        key = _signature(graph, operator, keeps)
+        if key not in known:
+            found = layer_memory(graph, operator, configurations.splits, keeps, optimiser=optimiser)
+            known[key] = found.kept.astype(np.float64), tuple(peak.astype(np.float64) for peak in found.peaks)
+        layers.append(known[key])
+    of_kinds: dict[Hashable, EdgeTable] = {}
+    edges: list[EdgeTable | None] = []
+    for edge, is_copied in zip(_edges(graph), _are_copied(graph, keeps), strict=True):
+        if not is_copied:
+            edges.append(None)
+            continue
+        u, v = _ends(graph, edge)
+        kinds = type(edge), tables.vertex_table[u], tables.vertex_table[v], _positions(edge)
+        if kinds not in of_kinds:
+            us, vs = (problem.configurations[i].splits for i in (u, v))
+            of_kinds[kinds] = _edge_memory(graph, edge, us, vs, size)
+        edges.append(of_kinds[kinds])
+    groups = zip(*(peaks for _, peaks in layers), strict=True)
+    return MemoryTables(
+        weights=tuple(kept for kept, _ in layers),
+        edges=tuple(edges),
+        peaks=tuple(group for group in groups if any(peaks.any() for peaks in group)),
+    )
+
+
+def _edges(graph: Graph) -> tuple[Edge | SharedWeight, ...]:
+    """Return what the edges of a problem's tables are, in their order."""
+    return (*graph.edges, *shared_weights(graph))
+
+
+def _ends(graph: Graph, edge: Edge | SharedWeight) -> tuple[int, int]:
+    names = (edge.producer, edge.consumer) if isinstance(edge, Edge) else (edge.owner, edge.user)
+    return graph.index[names[0]], graph.index[names[1]]
+
+
+def _positions(edge: Edge | SharedWeight) -> tuple[int, int]:
+    return (edge.output, edge.input) if isinstance(edge, Edge) else (edge.owner_read, edge.user_read)
+
+
+def _are_copied(graph: Graph, keeps: Keeping) -> list[bool]:
+    reads = ((e.consumer, e.input) if isinstance(e, Edge) else (e.user, e.user_read) for e in _edges(graph))
+    return [read in keeps.copies for read in reads]
+
+
+def _edge_memory(graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray, word_bytes: int) -> EdgeTable:
+    if isinstance(edge, Edge):
+        return edge_memory(graph, edge, us, vs, word_bytes=word_bytes)
+    return shared_memory(graph, edge, us, vs, word_bytes=word_bytes)
+
+
+def _signature(graph: Graph, operator: Operator, keeps: Keeping) -> Hashable:
+    """Return what a layer's memory depends on besides its configuration: equal for repeated layers."""
+    name = operator.name
+    reads = tuple(
+        (graph.has_gradient(operator, i), (name, i) in keeps.reads, graph.owners.get(read.shared, name) == name)
+        for i, read in enumerate(operator.reads)
+    )
+    writes = tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
+    return operator.unnamed, reads, writes, name in graph.trained
+
+
+Side = tuple[Operator, Access, IndexArray]
+"""A layer, a tensor that it touches, and its configurations [K, D]."""
+
+
+def _copies_between(u: Side, v: Side, bytes_per_element: int) -> EdgeTable:
+    numbers: dict[Hashable, int] = {}
+    (row_class, us, _), (col_class, vs, points) = (_classes(*side, numbers) for side in (u, v))
+    differ = us[:, None] != vs[None, :]
+    return EdgeTable(
+        row_class=row_class, col_class=col_class, values=(differ * points * bytes_per_element).astype(np.float64)
+    )
+
+
+def _classes(
+    operator: Operator, access: Access, values: IndexArray, numbers: dict[Hashable, int]
+) -> tuple[IndexArray, IntArray, IntArray]:
+    """Return [K] the class of each configuration by what a tensor depends on; [L] its layout's number and points."""
+    dims = named_dims(access)
+    columns = [i for i, dim in enumerate(operator.extents) if dim in dims]
+    _, class_of = distinct_rows(values[:, columns])
+    _, first = np.unique(class_of, return_index=True)
+    splits = splits_of(operator, values[first])
+    layouts = [
+        numbers.setdefault(_layout(operator, access, dict(zip(operator.extents, row, strict=True))), len(numbers))
+        for row in splits.values.tolist()
+    ]
+    points = _points(_parts(operator, access, splits), len(first))
+    return class_of.astype(np.int32), np.array(layouts, dtype=np.int64), points
+
+
+def _layout(operator: Operator, access: Access, split: Mapping[str, int]) -> Hashable:
+    """Return how a tensor lies, whatever the shape in which it is seen: equal for equal parts of its elements.
+
+    Elements are numbered row by row. A split of a dim in even parts decides by some of the digits of that number, those
+    from its elements below a part to its own; splits of neighbouring dims that decide by all digits between are one.
+    """
+    cuts: list[tuple[int, int]] = []
+    below = 1
+    for part in reversed(components(access.shape, access.axes, operator.extents)):
+        axis = part.axis
+        if isinstance(axis, Window):
+            reach = (operator.extents[axis.out] - 1) * axis.stride + (part.kernel_extent - 1) * axis.dilation + 1
+            if axis.pad or reach != part.length or split[axis.out] > 1 or split[axis.kernel] > 1:
+                return operator.name, access.tensor, tuple(split.items())
+        elif axis is not None:
+            parts = split[axis.dim if isinstance(axis, Part) else axis]
+            if parts > 1 and (isinstance(axis, Part) or part.length % parts):
+                return operator.name, access.tensor, tuple(split.items())
+            if parts > 1:
+                low, high = below * part.length // parts, below * part.length
+                if cuts and cuts[-1][1] == low:
+                    low, _ = cuts.pop()
+                cuts.append((low, high))
+        below *= part.length
+    return tuple(cuts)
 
 
 def optimiser_state(name: str) -> "State":

@@ -80,7 +80,7 @@ def shared_traffic(
     """
     owner, user = graph[weight.owner], graph[weight.user]
     owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
-    order = _matching_order(owned, used)
+    order = matching_order(owned, used)
     u, v = _components(owner, owned), _components(user, used, order)
     u_group, v_group = _sum_group(owner, owned, us), _sum_group(user, used, vs)
     u_layouts, row_class = distinct_rows(np.column_stack([split_columns(u, splits_of(owner, us)), u_group]))
@@ -116,7 +116,7 @@ def _components(operator: Operator, access: Access, order: Sequence[int] | None 
     return components(shape, tuple(access.axes[i] for i in positions), operator.extents)
 
 
-def _matching_order(owned: Access, used: Access) -> Sequence[int]:
+def matching_order(owned: Access, used: Access) -> Sequence[int]:
     """Return the user's tensor dims in the owner's order: a table of [v, d] may be read as a weight of [d, v]."""
     # Two dims that are not indexed cannot be told apart by their axes.
     if set(owned.axes) == set(used.axes) and len(set(owned.axes)) == len(owned.axes):

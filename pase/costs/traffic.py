@@ -23,7 +23,7 @@ from pase.costs.layouts import (
     split_columns,
     splits_of,
 )
-from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Part, Pipeline, Relayout, Role, Window, Work
+from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Part, Pipeline, Relayout, Window, Work
 from pase.graph.access import axis_dims
 
 
@@ -130,20 +130,6 @@ def layer_traffic(
 def sum_name(tensor: str, *, is_gradient: bool) -> str:
     """Return the name of the message that adds up a tensor, or its gradient."""
     return f"gradient of {tensor}" if is_gradient else tensor
-
-
-def memory_bytes(operator: Operator, values: IndexArray, *, word_bytes: int) -> FloatArray:
-    """Return the [K] bytes that a layer keeps on each device during a step.
-
-    Weights and their gradients, outputs and theirs. Inputs are the producer's outputs; buffers and optimiser
-    state are left out.
-    """
-    splits = splits_of(operator, values)
-    kept = (*operator.writes, *(a for a in operator.reads if a.role is Role.PARAMETER))
-    total = np.zeros(len(values))
-    for access in kept:
-        total += 2 * word_bytes * shard_size(access.shape, access.axes, splits)
-    return total
 
 
 def _work(

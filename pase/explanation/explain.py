@@ -83,7 +83,7 @@ class Work:
         self.optimum = optimum
         self.search = search
         self.plan_cost = problem.tables.evaluate(choice)
-        self._free = optimum if search.limit_bytes is None else search.unlimited(problem.tables, [optimum.choice])
+        self._free = optimum if search.limited is None else search.unlimited(problem.tables, [optimum.choice])
         self.free = Alternatives(problem.tables, self._free, search)
         self._alternatives = Fitting(
             tables=problem.tables,
@@ -131,8 +131,8 @@ class Work:
         beside = costs_beside(self.problem.tables, vertex, self.choice)
         own = float(beside[self.choice[vertex]])
         beside[self.choice[vertex]] = np.inf
-        if self.search.limit_bytes is not None:
-            beside[self._alternatives.weights_beside(vertex, self.choice) > self.search.limit_bytes] = np.inf
+        if self.search.limited is not None:
+            beside[self._alternatives.weights_beside(vertex, self.choice) > self.search.limited.limit] = np.inf
         alone = int(beside.argmin()) if np.isfinite(beside).any() else None
         return RunnerUp(
             splits=self.problem.splits(vertex, other.choice[vertex]),
@@ -151,9 +151,10 @@ class Work:
 
     def _memory(self, vertex: int) -> MemoryBinding | None:
         """Return what the layer would have at a lower cost if it fitted; None where there is no such thing."""
-        limit = self.search.limit_bytes
-        if limit is None:
+        limited = self.search.limited
+        if limited is None:
             return None
+        limit = limited.limit
         beside = costs_beside(self.problem.tables, vertex, self.choice)
         beside -= beside[self.choice[vertex]]
         needed = self._alternatives.weights_beside(vertex, self.choice)
@@ -174,7 +175,7 @@ class Work:
             splits=self.problem.splits(vertex, free[vertex]),
             difference=self._free.cost - self.plan_cost,
             is_alone=False,
-            needed_bytes=self.search.weight(free),
+            needed_bytes=limited.weight(free),
             limit_bytes=limit,
         )
 

@@ -45,7 +45,7 @@ class Fitting:
         keep = np.zeros(self.tables.domain_sizes[vertex], dtype=bool)
         keep[rows] = True
         beside = costs_beside(self.tables, vertex, self.optimum.choice)
-        fitting = self.weights_beside(vertex) <= weighted.limit
+        fitting = weighted.weights_beside(vertex, self.optimum.choice) <= weighted.limit
         beside[~(keep & fitting)] = inf
         start = list(self.optimum.choice)
         start[vertex] = int(beside.argmin())
@@ -62,7 +62,5 @@ class Fitting:
 
     def weights_beside(self, vertex: int, choice: tuple[int, ...] | None = None) -> FloatArray:
         """Return the [K] bytes that a strategy, by default the optimum, takes with each configuration of a vertex."""
-        others = self.optimum.choice if choice is None else choice
-        weights = self.search.weights[vertex]
-        with_each: FloatArray = self.search.weight(others) - weights[others[vertex]] + weights
-        return with_each
+        assert self.search.limited is not None
+        return self.search.limited.weights_beside(vertex, self.optimum.choice if choice is None else choice)

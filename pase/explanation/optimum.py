@@ -34,7 +34,7 @@ def present_optimum(
 
     Under a memory limit it does: there a plan whose file says that it is proven is taken at its word.
     """
-    if search.limit_bytes is None or not plan.exact:
+    if search.limited is None or not plan.exact:
         return optimum_near(tables, choice, search, on_progress)
     return claimed_optimum(plan, tables, choice)
 

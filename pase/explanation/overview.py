@@ -108,7 +108,7 @@ def _work(
     plan: Plan, problem: Problem, choice: tuple[int, ...], search: Searching, on_progress: Progress | None
 ) -> Work:
     """Return what is known of a plan beside the cheapest strategy: itself where its proof holds, or another."""
-    if plan.exact and search.limit_bytes is None:
+    if plan.exact and search.limited is None:
         # What the file says is looked at again, by the min-marginals that are needed anyway.
         work = Work(plan, problem, choice, claimed_optimum(plan, problem.tables, choice), search)
         if work.free.confirms_optimum():
@@ -123,7 +123,7 @@ def _ends(work: Work, number: int) -> tuple[int, int]:
 
 def _brief(work: Work, vertex: int) -> BriefRunnerUp | None:
     """Return a layer's runner-up where min-marginals know it: without a limit on memory, for an optimal choice."""
-    if work.search.limit_bytes is not None or work.choice[vertex] != work.optimum.choice[vertex]:
+    if work.search.limited is not None or work.choice[vertex] != work.optimum.choice[vertex]:
         return None
     least = work.free.least_without(vertex, work.choice[vertex])
     if least is None:

@@ -110,6 +110,7 @@ def _padded_operator(operator: Operator, extent: int, padded: int) -> Operator:
             replace(x, shape=shape(x.shape, x.written if isinstance(x, Relayout) else x.axes))
             for x in operator.exchanges
         ),
+        intermediates=tuple(replace(x, shape=shape(x.shape, x.axes)) for x in operator.intermediates),
     )
 
 

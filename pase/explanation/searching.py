@@ -1,12 +1,13 @@
 """One way to search for all that an explanation looks at: with the plan's own limit on memory, where it has one."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pase.costs import Problem, memory_tables
+from pase.memory_limit import weighted_problem
 from pase.plan import Plan
 from pase.solver import Progress, Solution, Weighted, solve, solve_limited
-from pase.tables import CostTables, FloatArray
+from pase.tables import CostTables
 
 LIMITED_TIME_S = 0.5
 """Of one search under a memory limit, unless another is given: such a search may take long, and there are many."""
@@ -18,27 +19,20 @@ PATIENT_TIME_S = 10.0
 class Searching:
     """What every search of an explanation keeps to.
 
-    weights: [V] the [K] bytes that a layer takes on each device; limit_bytes: of all layers together; None: no limit.
+    limited: a problem with the bytes that its strategies take on each device, and the limit; None: no limit.
     time_limit_s: of one search.
     """
 
-    weights: tuple[FloatArray, ...] = ()
-    limit_bytes: float | None = None
+    limited: Weighted | None = None
     time_limit_s: float | None = None
-
-    def weight(self, choice: Sequence[int]) -> float:
-        """Return the bytes that a strategy takes on each device; 0 where there is no limit."""
-        return sum(float(weights[c]) for weights, c in zip(self.weights, choice, strict=False))
 
     def fits(self, choice: Sequence[int]) -> bool:
         """Return whether a strategy is within the limit."""
-        return self.limit_bytes is None or self.weight(choice) <= self.limit_bytes
+        return self.limited is None or self.limited.fits(choice)
 
     def weighted(self, tables: CostTables) -> Weighted | None:
-        """Return the problem with its weights; None where there is no limit."""
-        if self.limit_bytes is None:
-            return None
-        return Weighted(tables=tables, weights=self.weights, limit=self.limit_bytes)
+        """Return a problem of the same configurations with their weights; None where there is no limit."""
+        return self.limited and replace(self.limited, tables=tables)
 
     def cheapest(
         self, tables: CostTables, known: Iterable[Sequence[int]] = (), on_progress: Progress | None = None
@@ -68,5 +62,5 @@ def searching(plan: Plan, problem: Problem, time_limit_s: float | None = None) -
     limit = plan.memory_limit_bytes_per_device
     if limit is None:
         return Searching(time_limit_s=time_limit_s)
-    weights = memory_tables(problem, optimiser=plan.optimiser)
-    return Searching(weights=weights, limit_bytes=float(limit), time_limit_s=time_limit_s)
+    memory = memory_tables(problem, optimiser=plan.optimiser)
+    return Searching(limited=weighted_problem(problem.tables, memory, limit), time_limit_s=time_limit_s)

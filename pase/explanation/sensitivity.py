@@ -66,7 +66,9 @@ def sensitivity(
         other = figure.scaled(factor)
         tables = problem_of(plan.graph, plan.num_devices, other.machine, plan.cost_model).tables
         limit = other.memory_limit_bytes_per_device
-        there = replace(search, limit_bytes=limit)
+        there = search
+        if search.limited is not None and limit is not None:
+            there = replace(search, limited=replace(search.limited, limit=float(limit)))
         is_used = (
             limit != plan.memory_limit_bytes_per_device
             or not _are_same(problem.tables, tables)

@@ -4,7 +4,7 @@ from pase.graph.access import Access, Axis, Dim, Part, Role, Window
 from pase.graph.builder import Builder, Tensor
 from pase.graph.document import graph_document, graph_from_document
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Scalar, Work
+from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Scalar, Work
 from pase.graph.verify import verify, verify_operator
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Exchange",
     "Graph",
     "Handoff",
+    "Intermediate",
     "Operator",
     "Part",
     "Pipeline",

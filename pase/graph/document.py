@@ -7,7 +7,7 @@ from pase.documents import Field
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Dim, Part, Role, Window
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Work
+from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
 from pase.graph.verify import verify
 
 _EXCHANGES: dict[str, type[Exchange]] = {"all_reduce": AllReduce, "relayout": Relayout, "handoff": Handoff}
@@ -52,6 +52,7 @@ def _operator_document(operator: Operator) -> dict[str, Any]:
         "unsplittable": list(operator.unsplittable),
         "exchanges": [_exchange_document(exchange) for exchange in operator.exchanges],
         "pipeline": _plain(operator.pipeline) if operator.pipeline else None,
+        "intermediates": [_intermediate_document(tensor) for tensor in operator.intermediates],
         "attributes": dict(operator.attributes),
     }
     return document | {key: value for key, value in optional.items() if value}
@@ -74,6 +75,16 @@ def _operator(document: Field) -> Operator:
         unsplittable=tuple(field.text() for field in optional("unsplittable")),
         exchanges=tuple(_exchange(field) for field in optional("exchanges")),
         pipeline=Pipeline(stage=pipeline["stage"].text(), sequence=pipeline["sequence"].text()) if pipeline else None,
+        intermediates=tuple(
+            Intermediate(
+                tensor=field["tensor"].text(),
+                shape=_extents(field["shape"]),
+                axes=_axes(field["axes"]),
+                kept=field["kept"].integer(),
+                working=field["working"].integer(),
+            )
+            for field in optional("intermediates")
+        ),
         attributes=tuple((key, field.scalar()) for key, field in attributes.members()) if attributes else (),
     )
 
@@ -95,6 +106,16 @@ def _dim_or_part(document: Field) -> str | Part:
     if not isinstance(axis, str | Part):
         raise document.fail("is no dim of work; expected a dim, or an object with 'part'")
     return axis
+
+
+def _intermediate_document(tensor: Intermediate) -> dict[str, Any]:
+    return {
+        "tensor": tensor.tensor,
+        "shape": list(tensor.shape),
+        "axes": [_axis_document(axis) for axis in tensor.axes],
+        "kept": tensor.kept,
+        "working": tensor.working,
+    }
 
 
 def _plain(value: Pipeline) -> dict[str, Any]:

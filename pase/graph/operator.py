@@ -99,6 +99,21 @@ Exchange = AllReduce | Relayout | Handoff
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Intermediate:
+    """A tensor that an operator makes for itself: attention's probabilities, an LSTM's gates.
+
+    shape, axes: as in `Access`. kept: how many of it are kept for the backward pass. working: how many more there are
+    at once while the operator works, forward or backward.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    kept: int = 0
+    working: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     """Splits of `stage` and `sequence` run as a wavefront: a part waits for the one before it in both dims."""
 
@@ -112,7 +127,7 @@ class Operator:
 
     dims: the iteration space. reads, writes: tensors; the reads that are not parameters are the inputs, in
     the order of the edges that feed them. work: FLOP. unsplittable: dims that no configuration may split.
-    exchanges, pipeline: what the accesses alone do not say. attributes: what an executor needs besides.
+    exchanges, pipeline, intermediates: what the accesses alone do not say. attributes: what an executor needs besides.
     """
 
     name: str
@@ -124,6 +139,7 @@ class Operator:
     unsplittable: tuple[str, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     pipeline: Pipeline | None = None
+    intermediates: tuple[Intermediate, ...] = ()
     attributes: tuple[tuple[str, Scalar], ...] = ()
 
     def __hash__(self) -> int:

@@ -57,6 +57,12 @@ def verify_operator(operator: Operator) -> None:
                 f"{where}: exchange {exchange.tensor!r} takes place {exchange.times} times in a step, "
                 f"{exchange.backward_times} of them with the gradients of inputs {exchange.gradient_of}"
             )
+    for tensor in operator.intermediates:
+        _verify_access(operator, Access(tensor=tensor.tensor, shape=tensor.shape, axes=tensor.axes), where)
+        if min(tensor.kept, tensor.working) < 0:
+            raise GraphError(
+                f"{where} keeps {tensor.kept} and {tensor.working} of {tensor.tensor!r}; expected 0 or more"
+            )
     for work in operator.work:
         _verify_known(operator, tuple(d.dim if isinstance(d, Part) else d for d in work.dims), f"{where}: work")
         for part in work.dims:

@@ -92,13 +92,26 @@ class MeshImplementation(placement.PlacementMeshImpl):
             return tf.group(operations)
 
     def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
-        """Call a function of tensors, that returns one, for the slices of each position on its device."""
+        """Call a function of tensors, that returns one, for the slices of each position on its device.
+
+        Backward it begins when all of them are there: TensorFlow would compute what depends on the forward pass alone
+        as soon as it can, and hold it until the gradient arrives.
+        """
         columns = [self._slices_of(item) for item in inputs]
         results = []
         for position, device in enumerate(self.devices):
-            with tf.device(device):
-                results.append(fn(*(column[position] for column in columns)))
+            own = [column[position] for column in columns]
+            with tf.device(device), tf.control_dependencies(self._awaited(own, device)):
+                results.append(fn(*own))
         return self.LaidOutTensor(results)
+
+    def _awaited(self, slices: Sequence[Any], device: str) -> list[Any]:
+        """Return the tensors of one device that a gradient waits for."""
+        if self.traffic.traffic.phase is not Phase.BACKWARD:
+            return []
+        place = tf.DeviceSpec.from_string(device)
+        found = [x for x in slices if isinstance(x, tf.Tensor) and tf.DeviceSpec.from_string(x.device) == place]
+        return found if len(found) > 1 else []
 
     def _slices_of(self, item: Any) -> list[Any]:
         if hasattr(item, "to_laid_out_tensor"):

@@ -4,7 +4,7 @@ The solver knows no cost model, no graph and no framework.
 """
 
 from pase.solver.effort import Progress
-from pase.solver.limited import LimitedSolution, NothingFitsError, solve_limited
+from pase.solver.limited import LimitedSolution, NothingFitsError, lightest_strategy, solve_limited
 from pase.solver.marginals import Marginals, min_marginals
 from pase.solver.near_optimal import near_optimal
 from pase.solver.recurrences import find_best_strategy, naive_recurrence
@@ -21,6 +21,7 @@ __all__ = [
     "Statistics",
     "Weighted",
     "find_best_strategy",
+    "lightest_strategy",
     "min_marginals",
     "naive_recurrence",
     "near_optimal",

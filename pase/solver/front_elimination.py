@@ -113,15 +113,15 @@ def _weights_left(network: Network, problem: Weighted) -> tuple[dict[int, FloatA
     fixed, origin = network.fixed, network.origin
     weights = {v: problem.weights[v][origin[v]] for v in network.live}
     decided = sum(float(problem.weights[v][c]) for v, c in fixed.items())
-    for e in problem.weighing_edges:
-        (u, v), table, values = problem.tables.edges[e], problem.tables.edge(e), problem.edge_weights[e]
-        assert values is not None
+    for (u, v), table in zip(problem.tables.edges, problem.edge_weights, strict=False):
+        if table is None:
+            continue
         if u in fixed and v in fixed:
-            decided += float(values[table.row_class[fixed[u]], table.col_class[fixed[v]]])
+            decided += table.cost(fixed[u], fixed[v])
         elif u in fixed:
-            weights[v] = weights[v] + values[table.row_class[fixed[u]]].take(table.col_class[origin[v]])
+            weights[v] = weights[v] + table.row(fixed[u])[origin[v]]
         elif v in fixed:
-            weights[u] = weights[u] + values[:, table.col_class[fixed[v]]].take(table.row_class[origin[u]])
+            weights[u] = weights[u] + table.column(fixed[v])[origin[u]]
     return weights, decided
 
 
@@ -165,10 +165,9 @@ def _pair_weights(network: Network, vertices: dict[int, _Vertex], problem: Weigh
         first[vertex.state[::-1]] = vertex.configuration[::-1]
         member[v] = network.origin[v][first]
     pairs: dict[tuple[int, int], FloatArray] = {}
-    for e in problem.weighing_edges:
-        (u, v), table, values = problem.tables.edges[e], problem.tables.edge(e), problem.edge_weights[e]
-        if u in member and v in member and values is not None:
-            found = values[table.row_class[member[u]]][:, table.col_class[member[v]]]
+    for (u, v), table in zip(problem.tables.edges, problem.edge_weights, strict=False):
+        if u in member and v in member and table is not None:
+            found = table.values[table.row_class[member[u]]][:, table.col_class[member[v]]]
             pairs[u, v] = pairs[u, v] + found if (u, v) in pairs else found
             pairs[v, u] = pairs[u, v].T
     return pairs

@@ -7,16 +7,16 @@ strategy up to the target, or shows that there is none. Targets rise from the bo
 is the optimum. Where fronts grow too large, the problem is split over the vertex that weighs most differently in the
 two strategies between which the price cannot decide; each part has a better price of its own.
 
-Peaks, of which the greatest counts, make no sum. Whatever the greatest peak T of a strategy, it weighs at least its sum
-and a lower bound on T: with that bound taken off the limit, and configurations with higher peaks than an upper bound
-dropped, the problem without peaks bounds all strategies whose T is between the two. Where its optimum fits with its own
-peak, it is the optimum of these. Otherwise the range is split at that peak: strategies whose T is lower lose
-configurations, the others some of the limit. What the optimum was is then in neither.
+Peaks, of which the greatest of a group counts, make no sum. Whatever the greatest peak T of a strategy, it weighs at
+least its sum and a lower bound on T: with that bound taken off the limit, and configurations with higher peaks than an
+upper bound dropped, the problem without peaks bounds all strategies whose T is between the two. Where its optimum fits
+with its own peak, it is the optimum of these. Otherwise the range is split at that peak: strategies whose T is lower
+lose configurations, the others some of the limit. What the optimum was is then in neither.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -123,7 +123,7 @@ def _with_peaks(
     known: Iterable[Sequence[int]],
     on_progress: Progress | None,
 ) -> LimitedSolution:
-    """Return the cheapest strategy whose sum and greatest peak are within the limit, range of peaks by range."""
+    """Return the cheapest strategy whose sum and greatest peaks are within the limit, range of peaks by range."""
     started_s = perf_counter()
 
     def options() -> dict[str, Any]:
@@ -134,11 +134,12 @@ def _with_peaks(
         }  # fmt: skip
 
     fitting = [choice for choice in (*map(tuple, known), *_light(problem)) if problem.fits(choice)]
-    unlimited = solve(problem.tables, known=fitting, **options())
+    unlimited = solve(problem.tables, known=fitting, **(options() | {"time_limit_s": time_limit_s}))
     if problem.fits(unlimited.choice):
         fitting.append(unlimited.choice)
     number = count()
-    ranges = [(unlimited.lower_bound, next(number), max(float(peaks.min()) for peaks in problem.peaks), np.inf)]
+    least = tuple(max(float(peaks.min()) for peaks in group) for group in problem.peaks)
+    ranges = [(unlimited.lower_bound, next(number), least, (np.inf,) * len(least))]
     is_cut_short, operations = False, unlimited.statistics.operations
 
     def best() -> float:
@@ -164,10 +165,8 @@ def _with_peaks(
         if is_cut_short:
             heappush(ranges, (bound, next(number), low, high))
         elif not problem.fits(found.choice):
-            peak = problem.peak(found.choice)
-            heappush(ranges, (bound, next(number), peak, high))
-            below = max(float(peaks.max(initial=0.0, where=peaks < peak)) for peaks in problem.peaks)
-            heappush(ranges, (bound, next(number), low, below))
+            for part_of_range in _split_range(problem, found.choice, bound, number, low, high):
+                heappush(ranges, part_of_range)
     if not fitting and is_cut_short:
         raise _CutShortError(CUT_SHORT)
     if not np.isfinite(best()):
@@ -187,11 +186,60 @@ def _with_peaks(
     return LimitedSolution(solution=solution, unlimited=unlimited, weight=problem.weight(choice), limit=problem.limit)
 
 
+def lightest_strategy(problem: Weighted) -> Choice:
+    """Return a strategy of finite cost that weighs least, whatever the limit; SolverError where there is none."""
+    least = tuple(max(float(peaks.min()) for peaks in group) for group in problem.peaks)
+    number = count()
+    ranges = [(0.0, next(number), least, (np.inf,) * len(least))]
+    best: Choice | None = None
+    while ranges and (best is None or ranges[0][0] < problem.weight(best)):
+        _, _, low, high = heappop(ranges)
+        part = problem.without_peaks(low, high)
+        if part is None:
+            continue
+        try:
+            found = solve(part.weight_alone())
+        except SolverError:  # every strategy has an infinite cost
+            continue
+        best = found.choice if best is None else min(best, found.choice, key=problem.weight)
+        bound = found.lower_bound + sum(low)
+        ranges += _split_range(problem, found.choice, bound, number, low, high)
+        heapify(ranges)
+    if best is None:
+        raise SolverError("every strategy has an infinite cost; nothing can be weighed")
+    return best
+
+
+Range = tuple[float, int, tuple[float, ...], tuple[float, ...]]
+"""A bound on the strategies of a range, its number, and between what their greatest peaks lie, by group."""
+
+
+def _split_range(
+    problem: Weighted,
+    choice: Choice,
+    bound: float,
+    number: Iterator[int],
+    low: tuple[float, ...],
+    high: tuple[float, ...],
+) -> list[Range]:
+    """Return the two parts of a range of peaks, at the greatest peak of a strategy; none where it counts already."""
+    greatest = problem.greatest(choice)
+    g = max(range(len(low)), key=lambda g: greatest[g] - low[g], default=0)
+    if not low or greatest[g] <= low[g]:
+        return []
+    below = max(float(peaks.max(initial=0.0, where=peaks < greatest[g])) for peaks in problem.peaks[g])
+    return [
+        (bound, next(number), (*low[:g], greatest[g], *low[g + 1 :]), high),
+        (bound, next(number), low, (*high[:g], below, *high[g + 1 :])),
+    ]
+
+
 def _light(problem: Weighted) -> Iterator[Choice]:
     """Yield strategies that are likely to fit: each vertex's lightest, by sum, by peak, and by both."""
     for of_sum, of_peak in ((1, 0), (0, 1), (1, 1)):
         yield tuple(
-            int((of_sum * w + of_peak * p).argmin()) for w, p in zip(problem.weights, problem.peaks, strict=True)
+            int((of_sum * weights + of_peak * sum(group[v] for group in problem.peaks)).argmin())
+            for v, weights in enumerate(problem.weights)
         )
 
 

@@ -66,10 +66,7 @@ def _costs(
     total = problem.tables.layer_costs(v)
     for e, side, other in links[v]:
         table, c = problem.tables.edge(e), chosen[other]
-        if side == 0:
-            total = total + table.values[:, table.col_class[c]].take(table.row_class)
-        else:
-            total = total + table.values[table.row_class[c]].take(table.col_class)
+        total = total + (table.column(c) if side == 0 else table.row(c))
     return total
 
 
@@ -87,8 +84,8 @@ def _prefix_weights(problem: Weighted, first: Choice, second: Choice) -> FloatAr
     layers = [(float(w[a]), float(w[b])) for w, a, b in zip(problem.weights, first, second, strict=True)]
 
     def of_edge(e: int, a: int, b: int) -> float:
-        table, weights = problem.tables.edge(e), problem.edge_weights[e]
-        return 0.0 if weights is None else float(weights[table.row_class[a], table.col_class[b]])
+        weights = problem.edge_weights[e]
+        return 0.0 if weights is None else weights.cost(a, b)
 
     return _prefix_sums(problem, first, second, layers, problem.weighing_edges, of_edge)
 

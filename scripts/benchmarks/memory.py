@@ -1,17 +1,20 @@
 """What a limit on the memory of a device costs, and how long the search takes to prove it."""
 
+from dataclasses import replace
+
 from pase import load, load_machine
 from pase.costs import Problem, memory_tables
-from pase.memory_limit import size_text
+from pase.memory_limit import size_text, weighted_problem
 from pase.models import MODELS
 from pase.planning import problem_of
-from pase.solver import LimitedSolution, Weighted, solve_limited
+from pase.solver import LimitedSolution, lightest_strategy, solve_limited
 from scripts.benchmarks.tables import markdown, publish
 
 DEVICES = (8, 64)
 SHARES = (0.0, 0.1, 0.5, 0.9)
 """Limits, between what the lightest strategy needs (0) and what the cheapest one does (1)."""
 OPTIMISER = "adam"
+PLENTY = 1e15
 
 
 def main(*, write: bool) -> None:
@@ -29,13 +32,13 @@ def main(*, write: bool) -> None:
 
 
 def _row(name: str, problem: Problem) -> list[str]:
-    weights = memory_tables(problem, optimiser=OPTIMISER)
+    weighted = weighted_problem(problem.tables, memory_tables(problem, optimiser=OPTIMISER), PLENTY)
 
     def solved(limit: float) -> LimitedSolution:
-        return solve_limited(Weighted(tables=problem.tables, weights=weights, limit=limit))
+        return solve_limited(replace(weighted, limit=limit))
 
-    least = sum(float(table.min()) for table in weights)
-    free = solved(sum(float(table.max()) for table in weights))
+    least = weighted.weight(lightest_strategy(weighted))
+    free = solved(PLENTY)
     found = [solved(float(int(least + share * (free.weight - least)))).solution for share in SHARES]
     return [
         *(name, str(problem.num_devices), size_text(least), size_text(free.weight)),

@@ -40,7 +40,7 @@ def test_a_limit_has_its_price(pase: Command, tmp_path: Path) -> None:
     """Between what the least and the best strategy need; data parallelism needs more than is allowed."""
     options = SearchOptions(optimiser="adam")
     free = search(load("rnnlm"), 8, options=options)
-    limit = free.memory.total_bytes - 200_000_000
+    limit = free.memory.total_bytes - 100_000_000
     path = tmp_path / "plan.json"
     finished = pase("search", "rnnlm", "-p", 8, "--optimizer", "adam", "--memory-per-device", f"{limit}B", "-o", path)
     plan = read_plan(path)
@@ -49,7 +49,7 @@ def test_a_limit_has_its_price(pase: Command, tmp_path: Path) -> None:
     dearer = plan.total_cost / free.total_cost - 1
     assert 0 < dearer < 0.5
     for line in (
-        r"^  total cost +[\d.]+ TFLOP   \(proven optimal within the limit\)$",
+        r"^  total cost +[\d.]+ TFLOP.*   \(proven optimal within the limit\)$",
         rf"^  memory of a device +[\d.]+ GB, with adam   \([\d.]+% of the limit, {size_text(limit)}; \d+% of its",
         rf"^  without the limit +[\d.]+ TFLOP   \(the limit costs {dearer:.2%} more\)$",
         r"^  data parallelism +[\d.]+ TFLOP   \([\d.]+ × ours; needs [\d.]+ GB, too much\)$",
@@ -70,8 +70,9 @@ def test_nothing_fits(pase: Command) -> None:
     assert (finished.status, finished.out) == (1, "")
     (line,) = finished.err.splitlines()
     assert re.fullmatch(
-        r"pase: no strategy of 'gpt' fits 10 GB on each of 2 devices: the least that one takes is [\d.]+ GB, [\d.]+ GB "
-        r"too much; layer 'fc' binds with [\d.]+ GB of it \(\d+%\); (\d+) devices would do, or try a smaller batch",
+        r"pase: no strategy of 'gpt' fits 10 GB on each of 2 devices: the least that one takes is [\d.]+ GB, "
+        r"[\d.]+ GB too much; layer 'softmax' binds with [\d.]+ GB of it \(\d+%\); (\d+) devices would do, or try a "
+        r"smaller batch",
         line,
     )
 

@@ -5,7 +5,7 @@ from math import prod
 import numpy as np
 import pytest
 
-from pase.costs import Pattern, ReadTraits, layer_traffic, memory_bytes
+from pase.costs import Pattern, ReadTraits, layer_traffic
 from pase.graph import Operator
 from pase.graph.operators import (
     attention,
@@ -80,12 +80,6 @@ def test_fully_connected(split: dict[str, int], messages: Found) -> None:
 
 def test_words_of_another_size() -> None:
     assert _traffic(FC, word_bytes=2, b=4)[1] == {"gradient of w": (2 * C * N, 4, 1)}
-
-
-def test_memory_is_weights_and_outputs_and_the_gradients_of_both() -> None:
-    rows = np.array([[1, 1, 1], [2, 4, 8], [8, 1, 1]], dtype=np.int32)
-    expected = [2 * 4 * (N * C + B * N), 2 * 4 * (N * C / 32 + B * N / 8), 2 * 4 * (N * C + N)]
-    assert memory_bytes(FC, rows, word_bytes=4).tolist() == expected
 
 
 # -- convolution: y[b, n, h, w] = x[b, c, h + r, w + s] k[n, c, r, s]

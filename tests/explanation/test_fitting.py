@@ -9,7 +9,7 @@ from pase.explanation import searching
 from pase.explanation.alternatives import Alternatives
 from pase.explanation.fitting import Fitting
 from pase.explanation.searching import Searching
-from pase.solver import solve
+from pase.solver import Weighted, solve
 from pase.tables import CostTables
 from tests.explanation.brute import every_strategy, random_problem
 
@@ -25,11 +25,12 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
     tables = random_problem(seed)
     weights = weights_of(tables, seed)
     least, most = (sum(float(pick(w)) for w in weights) for pick in (np.min, np.max))
-    search = Searching(weights=weights, limit_bytes=round(least + part * (most - least)))
+    limit = round(least + part * (most - least))
+    search = Searching(limited=Weighted(tables=tables, weights=weights, limit=limit))
     fitting = [
         (choice, cost)
         for choice, cost in every_strategy(tables)
-        if sum(w[c] for w, c in zip(weights, choice, strict=True)) <= search.limit_bytes  # type: ignore[operator]
+        if sum(w[c] for w, c in zip(weights, choice, strict=True)) <= limit
     ]
     optimum = search.cheapest(tables)
     assert optimum.cost == pytest.approx(min(cost for _, cost in fitting))
@@ -49,7 +50,7 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
         beside = found.weights_beside(vertex)
         for configuration in range(size):
             choice = (*optimum.choice[:vertex], configuration, *optimum.choice[vertex + 1 :])
-            assert beside[configuration] == search.weight(choice)
+            assert beside[configuration] == sum(w[c] for w, c in zip(weights, choice, strict=True))
     assert num_limited > 0 or max(tables.domain_sizes) == 1 or part == 0.1
 
 

@@ -8,6 +8,7 @@ from math import prod
 from pase.graph import Graph, Operator
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
+from pase.placement import place
 from pase.plan import LayerPlan, Plan, SearchRecord
 
 MACHINE = Machine(
@@ -83,6 +84,15 @@ def random_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
         splits[operator.name] = numbers.choice(full if full and numbers.random() < 0.7 else choices)
         devices[operator.name] = tuple(numbers.sample(range(num_devices), num_devices))
     return make_plan(graph, num_devices, splits, devices)
+
+
+def placed_plan(graph: Graph, num_devices: int, seed: int) -> Plan:
+    """A random plan, placed as searched ones are."""
+    plan = random_plan(graph, num_devices, seed)
+    splits = [layer.splits for layer in plan.layers]
+    devices = place(graph, num_devices, splits)
+    names = [operator.name for operator in graph.operators]
+    return make_plan(graph, num_devices, dict(zip(names, splits, strict=True)), dict(zip(names, devices, strict=True)))
 
 
 def data_parallel_plan(graph: Graph, num_devices: int) -> Plan:

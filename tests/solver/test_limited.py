@@ -17,7 +17,7 @@ import pase.solver.limited
 from pase.errors import SolverError
 from pase.solver import NothingFitsError, Weighted, solve, solve_limited
 from pase.solver.fronts import front
-from pase.tables import CostTables
+from pase.tables import CostTables, EdgeTable
 from tests.solver.problems import complete, cycle, random_tables, repeated_blocks, small_problems, total_cost, tree
 
 
@@ -28,24 +28,33 @@ def weigh(tables: CostTables, rng: np.random.Generator, *, largest: int = 20) ->
 
 
 def weigh_more(problem: Weighted, rng: np.random.Generator, *, largest: int = 20) -> Weighted:
-    """Return the problem with random weights of some edges, and with peaks; each may be missing."""
+    """Return the problem with random weights of some edges, and with groups of peaks; each may be missing."""
     tables = problem.tables
-    distinct = [rng.integers(0, largest + 1, table.values.shape).astype(float) for table in tables.edge_tables]
-    edges = tuple(distinct[t] if rng.random() < 0.7 else None for t in tables.edge_table)
-    of_table = [rng.integers(0, 2 * largest + 1, len(costs)).astype(float) for costs in tables.vertex_costs]
-    peaks = tuple(of_table[t] for t in tables.vertex_table)
-    has_edges, has_peaks = rng.random() < 0.8, rng.random() < 0.8
-    return replace(problem, edge_weights=edges if has_edges else (), peaks=peaks if has_peaks else ())
+    edges: list[EdgeTable | None] = []
+    for e in range(len(tables.edges)):
+        rows, cols = tables.edge(e).shape
+        # Layouts of their own, or those of the costs.
+        row_class, col_class = (rng.integers(0, 3, size).astype(np.int32) for size in (rows, cols))
+        if rng.random() < 0.3:
+            row_class, col_class = tables.edge(e).row_class, tables.edge(e).col_class
+        shape = int(row_class.max()) + 1, int(col_class.max()) + 1
+        values = rng.integers(0, largest + 1, shape).astype(float)
+        found = EdgeTable(row_class=row_class, col_class=col_class, values=values)
+        edges.append(found if rng.random() < 0.7 else None)
+    peaks = []
+    for _ in range(rng.integers(0, 4)):
+        of_table = [rng.integers(0, 2 * largest + 1, len(costs)).astype(float) for costs in tables.vertex_costs]
+        peaks.append(tuple(of_table[t] for t in tables.vertex_table))
+    return replace(problem, edge_weights=tuple(edges) if rng.random() < 0.8 else (), peaks=tuple(peaks))
 
 
 def weight_of(problem: Weighted, choice: Sequence[int]) -> float:
     """Return what a strategy weighs, written from the definition."""
     total = sum(float(w[c]) for w, c in zip(problem.weights, choice, strict=True))
-    for number, weights in enumerate(problem.edge_weights):
-        if weights is not None:
-            (u, v), table = problem.tables.edges[number], problem.tables.edge(number)
-            total += float(weights[table.row_class[choice[u]]][table.col_class[choice[v]]])
-    return total + max([float(p[c]) for p, c in zip(problem.peaks, choice, strict=False)], default=0.0)
+    for (u, v), table in zip(problem.tables.edges, problem.edge_weights, strict=False):
+        if table is not None:
+            total += float(table.values[table.row_class[choice[u]], table.col_class[choice[v]]])
+    return total + sum(max(float(p[c]) for p, c in zip(group, choice, strict=True)) for group in problem.peaks)
 
 
 def every_strategy(tables: CostTables, weights: tuple[np.ndarray, ...]) -> list[tuple[float, float]]:
@@ -154,7 +163,10 @@ def test_weights_of_edges_alone_tell_strategies_apart(monkeypatch):
     for seed in range(6):
         rng = np.random.default_rng(seed)
         tables = random_tables(rng, 5, complete(5), largest_domain=3, smallest_domain=3)
-        edges = tuple(rng.integers(0, 50, tables.edge(e).values.shape).astype(float) for e in range(len(tables.edges)))
+        edges = tuple(
+            EdgeTable.from_dense(rng.integers(0, 50, tables.edge(e).shape).astype(float))
+            for e in range(len(tables.edges))
+        )
         nothing = tuple(np.zeros(k) for k in tables.domain_sizes)
         problem = Weighted(tables=tables, weights=nothing, edge_weights=edges, limit=0.0)
         every = {c: weight_of(problem, c) for c in product(*(range(k) for k in tables.domain_sizes))}

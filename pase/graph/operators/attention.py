@@ -2,20 +2,27 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
-from pase.graph.operator import AllReduce, Operator, Work
+from pase.graph.operator import AllReduce, Intermediate, Operator, Work
 
 _SOFTMAX_FLOP_PER_SCORE = 5
 """Scale, subtract the maximum, exponentiate, add up, divide."""
 
 
 def attention(
-    name: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], *, causal: bool = False
+    name: str,
+    q: tuple[int, ...],
+    k: tuple[int, ...],
+    v: tuple[int, ...],
+    *,
+    causal: bool = False,
+    is_fused: bool = False,
 ) -> Operator:
     """Return ``y[b,s,h,k] = Σ_t softmax_t(q[b,s,h,·] · k[b,t,h,·] / √k) v[b,t,h,k]``.
 
     q: shape [b, s, h, k]; k, v: [b, t, h, k]. Iteration space: b, h, s (queries), t (keys), k. A split of t
     exchanges the running maximum and sum of each query; a split of k the partial scores. causal: a query
-    attends to no later key (costed as the full square, as it is computed).
+    attends to no later key (costed as the full square, as it is computed). is_fused: the scores are never
+    whole in memory, and computed again backward: one number is kept for each query; otherwise their softmax is.
     """
     if len(q) != 4 or len(k) != 4 or k != v or (q[0], *q[2:]) != (k[0], *k[2:]):
         raise GraphError(f"layer {name!r} reads shapes {q}, {k}, {v}; expected [b, s, h, k] and twice [b, t, h, k]")
@@ -58,5 +65,11 @@ def attention(
             Work(dims=over_scores, flop_per_point=_SOFTMAX_FLOP_PER_SCORE, inputs=((0, 1),)),
         ),
         exchanges=(statistic, scores),
+        intermediates=(
+            Intermediate(tensor="log_sums", shape=statistic.shape, axes=statistic.axes, kept=1)
+            if is_fused
+            # Backward, its gradient, and that of the scores as it is and as a product takes it.
+            else Intermediate(tensor="softmax", shape=scores.shape, axes=over_scores, kept=1, working=3),
+        ),
         attributes=(("causal", causal),),
     )

@@ -2,7 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
-from pase.graph.operator import Operator, Work
+from pase.graph.operator import Intermediate, Operator, Work
 
 
 def dropout(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], rate: float) -> Operator:
@@ -24,5 +24,7 @@ def dropout(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], rate: float
         writes=(Access(tensor="y", shape=x, axes=dims),),
         # The product with the mask; what makes the mask is whole numbers.
         work=(Work(dims=dims, flop_per_point=1, inputs=(0,)),),
+        # The mask is drawn again backward, from whole numbers of 64 bits.
+        intermediates=(Intermediate(tensor="drawn", shape=x, axes=dims, working=6),),
         attributes=(("rate", float(rate)),),
     )

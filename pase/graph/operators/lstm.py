@@ -2,7 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Part, Role
-from pase.graph.operator import AllReduce, Handoff, Operator, Pipeline, Relayout, Work
+from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
 
 _GATES = 4
 _CELL_FLOP = 9
@@ -87,5 +87,16 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
             Handoff(tensor="cell", shape=(layers, batch, units), axes=("l", "b", "e"), across="s", times=2),
         ),
         pipeline=Pipeline(stage="l", sequence="s"),
+        intermediates=(
+            # The gates and the candidate, the cell before the step and the hyperbolic tangent of the one after it.
+            Intermediate(tensor="gates_and_cells", shape=hidden, axes=along_e, kept=_GATES + 2),
+            # Each layer's input of all steps, and the hidden state that each step reads.
+            Intermediate(tensor="inputs", shape=hidden, axes=along_d, kept=2),
+            # Of one layer: what the input adds to the gates, step by step; backward their gradients, step by step and
+            # as one tensor.
+            Intermediate(
+                tensor="gate_sums", shape=(batch, steps, _GATES, units), axes=("b", "s", None, "e"), working=3
+            ),
+        ),
         attributes=(("layers", layers), ("units", units)),
     )

@@ -2,7 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
-from pase.graph.operator import AllReduce, Operator, Work
+from pase.graph.operator import AllReduce, Intermediate, Operator, Work
 from pase.graph.operators.activations import check_activation, epilogue
 from pase.graph.operators.windows import position_names
 
@@ -68,6 +68,12 @@ def _normalisation(
             *epilogue(names, has_bias=False, activation=activation, num_reads=3),
         ),
         exchanges=(moments,),
+        intermediates=(
+            Intermediate(
+                tensor="moments", shape=(2, *(extents[n] for n in kept)), axes=(None, *kept), kept=1, working=1
+            ),
+            Intermediate(tensor="normalised", shape=x, axes=names, working=2),
+        ),
         attributes=(("activation", check_activation(name, activation)),),
     )
 

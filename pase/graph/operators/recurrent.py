@@ -5,7 +5,7 @@ from math import prod
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Dim, Role
-from pase.graph.operator import Operator, Relayout, Work
+from pase.graph.operator import Intermediate, Operator, Relayout, Work
 
 _CELL_FLOP_PER_GATE = 3
 """A sum, a function, a product."""
@@ -84,6 +84,8 @@ def recurrent(
                 gradient_of=every,
             ),
         ),
+        # Of every step: its gates, its cell and its hidden state.
+        intermediates=(Intermediate(tensor="states", shape=hidden, axes=written, kept=gates + 2, working=gates),),
         unsplittable=("s", "r", "g"),
         attributes=(("cell", cell), ("layers", layers), ("units", units), ("directions", directions)),
     )

@@ -2,7 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
-from pase.graph.operator import AllReduce, Operator, Work
+from pase.graph.operator import AllReduce, Intermediate, Operator, Work
 
 _FLOP_PER_POINT = 4
 """Subtract the maximum, exponentiate, add up, divide."""
@@ -27,5 +27,10 @@ def softmax_loss(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b",
         ),
         writes=(Access(tensor="y", shape=x, axes=dims),),
         work=(Work(dims=dims, flop_per_point=_FLOP_PER_POINT, inputs=(0,)),),
+        intermediates=(
+            Intermediate(tensor="log_sums", shape=x[:-1], axes=points, kept=1, working=3),
+            # The powers, forward; the softmax and the labels, one of their classes each, backward.
+            Intermediate(tensor="softmax", shape=x, axes=dims, working=2),
+        ),
         exchanges=(AllReduce(tensor="extremes", shape=x[:-1], axes=points, over=(classes,), times=3),),
     )

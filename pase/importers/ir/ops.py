@@ -166,10 +166,12 @@ class Softmax:
 class Attention:
     """softmax(q · kᵀ · scale) · v; inputs q [b, h, s, k], k [b, g, t, k], v [b, g, t, e], then masks of the scores.
 
-    h is a multiple of g: that many queries' heads share one of keys and values.
+    h is a multiple of g: that many queries' heads share one of keys and values. is_fused: one operator of its source,
+    which keeps no scores.
     """
 
     is_causal: bool = False
+    is_fused: bool = False
     scale: float | None = None
 
 

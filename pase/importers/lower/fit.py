@@ -121,6 +121,7 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
         work=tuple(replace(work, dims=points(work.dims)) for work in operator.work),
         unsplittable=expanded(operator.unsplittable),
         exchanges=tuple(new for new in exchanges if new is not None),
+        intermediates=tuple(replace(old, axes=axes(old.axes)) for old in operator.intermediates),
     )
 
 

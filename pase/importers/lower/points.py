@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import prod
 
-from pase.graph import Access, AllReduce, Dim, Operator, Role
+from pase.graph import Access, AllReduce, Dim, Intermediate, Operator, Role
 from pase.graph.names import short
 from pase.graph.operators.normalisation import batch_norm, layer_norm, normalising
 from pase.graph.operators.opaque import opaque
@@ -175,6 +175,10 @@ def _normalisation(trace: Trace, name: str, op: Normalise, uses: tuple[Use, ...]
         writes=(Access(tensor="y", shape=shape, axes=names),),
         work=normalising(names, flop_per_point=flop, scale=1 if op.has_scale else None, has_shift=op.has_shift),
         exchanges=(moments,) if over else (),
+        intermediates=(
+            Intermediate(tensor="moments", shape=moments.shape, axes=moments.axes, kept=1),
+            Intermediate(tensor="normalised", shape=shape, axes=names, working=1),
+        ),
         unsplittable=tuple(names[i] for i in op.mixes),
         attributes=(("epsilon", float(op.epsilon)), ("groups", op.groups)),
     )

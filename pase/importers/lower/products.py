@@ -59,7 +59,7 @@ def lower_attention(trace: Trace, node: Node, name: str) -> Draft:
         if shape[1] != q[1]:
             uses[i] = repeated(trace, uses[i], q[1])
     swapped = (q[0], q[2], q[1], q[3]), (k[0], k[2], q[1], k[3])
-    operator = attention(name, swapped[0], swapped[1], swapped[1], causal=op.is_causal)
+    operator = attention(name, swapped[0], swapped[1], swapped[1], causal=op.is_causal, is_fused=op.is_fused)
     # The kind's own order of dims is [b, s, h, k]; here heads come first.
     reads = [_heads_first(access) for access in operator.reads]
     writes = [_heads_first(operator.writes[0])]

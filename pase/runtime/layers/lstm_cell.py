@@ -33,11 +33,13 @@ def cell_step(gates: Any, read: Any, before: Any) -> tuple[Step, Any, Any]:
 
 def cell_gradient(kept: Step, d_hidden: Any, d_cell: Any) -> tuple[Any, Any]:
     """Return the gradients of the gates and of the cell before a step from those of what it left."""
-    d_cell = d_cell + d_hidden * kept.out * (1 - kept.activated * kept.activated)
-    d_gates = [
-        d_cell * kept.candidate * kept.into * (1 - kept.into),
-        d_cell * kept.before * kept.forget * (1 - kept.forget),
-        d_hidden * kept.activated * kept.out * (1 - kept.out),
-        d_cell * kept.into * (1 - kept.candidate * kept.candidate),
-    ]
-    return tf.concat(d_gates, axis=1), d_cell * kept.forget
+    # What depends on the forward pass alone is not to be computed, and held, before the gradient is there.
+    with tf.control_dependencies([d_hidden]):
+        d_cell = d_cell + d_hidden * kept.out * (1 - kept.activated * kept.activated)
+        d_gates = [
+            d_cell * kept.candidate * kept.into * (1 - kept.into),
+            d_cell * kept.before * kept.forget * (1 - kept.forget),
+            d_hidden * kept.activated * kept.out * (1 - kept.out),
+            d_cell * kept.into * (1 - kept.candidate * kept.candidate),
+        ]
+        return tf.concat(d_gates, axis=1), d_cell * kept.forget

@@ -13,7 +13,7 @@ def attention(call: Call) -> list[Step]:
     """
     q, k, v = (call.value(name) for name in ("query", "key", "value"))
     masks = (*call.maybe("attn_mask"), *call.maybe("attn_bias"))
-    op = Attention(is_causal=bool(call.get("is_causal", False)), scale=call.get("scale"))
+    op = Attention(is_causal=bool(call.get("is_causal", False)), is_fused=True, scale=call.get("scale"))
     rest = [Step(op=Generic(is_index=True), inputs=(), outputs=(value,)) for value in call.results[1:]]
     if all(len(value.shape) == 4 for value in (q, k, v)):
         return [step_to(op, call.result, q, k, v, *masks), *rest]
@@ -33,7 +33,7 @@ def flexible_attention(call: Call) -> list[Step]:
     if len(tensors) < 3 or any(len(value.shape) != 4 for value in tensors[:3]):
         return generic(call)
     rest = [Step(op=Generic(is_index=True), inputs=(), outputs=(value,)) for value in call.results[1:]]
-    return [step_to(Attention(), call.result, *tensors[:3]), *rest]
+    return [step_to(Attention(is_fused=True), call.result, *tensors[:3]), *rest]
 
 
 def attention_layer(call: Call) -> list[Step]:

@@ -1,0 +1,96 @@
+"""What is predicted of a device's memory against what TensorFlow's allocators gave out: above it, and not far."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from pase.device_memory import device_memory
+from pase.emitter import emit
+from pase.graph import Graph
+from pase.models import build
+from pase.plan import Plan
+from pase.runtime.compat import tf
+from pase.runtime.data import Batches
+from pase.runtime.devices import Devices, virtual_cpus
+from pase.runtime.memory import peak_bytes
+from pase.runtime.program import Program
+from pase.runtime.training import Training
+from tests.runtime.networks import small
+from tests.runtime.plans import data_parallel_plan, placed_plan
+from tests.runtime.training import builder_of
+
+
+class OneAtATime(Devices):
+    """Virtual CPUs that run one operation at a time, as accelerators do: what runs side by side is chance otherwise."""
+
+    def config(self) -> Any:
+        config = Devices.config(self)
+        config.inter_op_parallelism_threads = config.intra_op_parallelism_threads = 1
+        config.use_per_session_threads = True
+        return config
+
+
+def peak(plan: Plan) -> int:
+    """Return the most that any device held at a time in a step."""
+    usual = virtual_cpus(plan.num_devices)
+    devices = OneAtATime(**{field.name: getattr(usual, field.name) for field in fields(usual)})
+    with tf.Graph().as_default() as graph:
+        program = Program(num_devices=plan.num_devices, devices=devices)
+        training = Training.start(program, builder_of(emit(plan))(program), learning_rate=0.1, seed=0)
+        step = training.step(Batches(program.inputs, seed=0).batch(0), with_metadata=True)
+        found = max(peak_bytes(step.run_metadata, graph, virtual_cpus(plan.num_devices)))
+        training.close()
+    return found
+
+
+def gpt(steps: int) -> Graph:
+    return build(
+        "gpt", batch=4, arguments={"vocabulary": 24, "steps": steps, "layers": 2, "model_width": 8, "heads": 2}
+    )
+
+
+def lstm(steps: int) -> Graph:
+    return build("rnnlm", batch=8, arguments={"vocabulary": 24, "units": 12, "steps": steps, "layers": 2})
+
+
+def language(name: str) -> Graph:
+    """A built-in network of which most is activations: a sum of gradients is small."""
+    sizes = {"vocabulary": 24, "steps": 64, "layers": 1, "model_width": 8, "heads": 2, "hidden": 16}
+    return build(name, batch=4, arguments=sizes)
+
+
+NETWORKS = {
+    "alexnet": lambda: small("alexnet"),
+    "bert_large": lambda: language("bert_large"),
+    "densenet121": lambda: small("densenet121"),
+    "gpt": lambda: gpt(64),
+    "inception_v3": lambda: small("inception_v3"),
+    "lenet5": lambda: build("lenet5", batch=96, arguments={"classes": 12}),
+    "lstm": lambda: lstm(16),
+    "mlp": lambda: build("mlp", batch=480, arguments={"inputs": 12, "hidden": 24, "layers": 3, "classes": 12}),
+    "resnet101": lambda: small("resnet101"),
+    "transformer": lambda: language("transformer"),
+    "vgg16": lambda: build("vgg16", batch=16, arguments={"image": 64, "width": 16, "classes": 8}),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_program_takes_no_more_than_is_predicted(name: str) -> None:
+    graph = NETWORKS[name]()
+    for plan in (data_parallel_plan(graph, 4), placed_plan(graph, 4, 0), placed_plan(graph, 2, 1)):
+        measured, predicted = peak(plan), device_memory(plan).total_bytes
+        assert measured <= predicted < 2.5 * measured
+
+
+@pytest.mark.parametrize(("network", "few", "many"), [(gpt, 64, 256), (lstm, 8, 32)])
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_it_grows_as_the_program_does(network, few: int, many: int, seed: int | None) -> None:  # type: ignore[no-untyped-def]
+    """Attention's softmax and an LSTM's gates are tensors of no edge."""
+    plans = [
+        data_parallel_plan(network(steps), 2) if seed is None else placed_plan(network(steps), 2, seed)
+        for steps in (few, many)
+    ]
+    measured = peak(plans[1]) - peak(plans[0])
+    predicted = device_memory(plans[1]).total_bytes - device_memory(plans[0]).total_bytes
+    assert measured <= predicted < (1.5 if network is gpt else 2.0) * measured
