@@ -13,6 +13,7 @@ from pase.importers.ir import Leaf, Trace, Value, check_trace
 from pase.importers.jax.lax import Program, read_program
 from pase.importers.jax.lax.programs import dtype_name, shape_of
 from pase.importers.jax.lax.sources import Source, is_source, source_of
+from pase.importers.jax.training_steps import check_forward
 
 Role = Literal["input", "parameter", "constant"]
 
@@ -66,7 +67,11 @@ def trace_source(jax: Any, source: Source) -> Trace:
         for place, array in zip(places, arrays, strict=True):
             full[place] = array
         parameters, constants, *inputs = jax.tree_util.tree_unflatten(tree, full)
-        return source.function(parameters, constants, *inputs)
+        # What is no array, such as the functions within a model of equinox's, is nothing that a program returns.
+        return jax.tree_util.tree_map(
+            lambda leaf: leaf if _is_array(leaf) or isinstance(leaf, int | float | complex) else None,
+            source.function(parameters, constants, *inputs),
+        )
 
     shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for _, array in flat]
     try:
@@ -80,6 +85,8 @@ def trace_source(jax: Any, source: Source) -> Trace:
     roles += ["input"] * (len(flat) - num_held)
     inputs = _leaves(jax, flat, roles)
     captured, notes = _captured(jax, closed, has_parameters=num_parameters > 0)
+    taken = check_forward(jax, source.entry or source.name, closed, source.parameters, num_held, result)
+    notes += [taken] if taken else []
     kept = _kept(jax, result, source)
     if len(kept) < len(jax.tree_util.tree_leaves(result)):
         notes.append("the updated statistics that the function returns are not part of the graph")

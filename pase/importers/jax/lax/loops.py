@@ -60,7 +60,7 @@ def product_flop(jaxpr: Any) -> float:
     """Return the FLOP of all products and convolutions in a program, 2 for each multiplication."""
     total = 0.0
     for equation in jaxpr.eqns:
-        inner = [product_flop(getattr(p, "jaxpr", p)) for p in _programs(equation)]
+        inner = [product_flop(program) for program in programs(equation)]
         if equation.primitive.name == "scan":
             total += int(equation.params["length"]) * sum(inner)
         else:
@@ -202,16 +202,17 @@ def _num_equations(jaxpr: Any) -> int:
     total = 0
     for equation in jaxpr.eqns:
         times = int(equation.params["length"]) if equation.primitive.name == "scan" else 1
-        total += 1 + times * sum(_num_equations(getattr(p, "jaxpr", p)) for p in _programs(equation))
+        total += 1 + times * sum(_num_equations(program) for program in programs(equation))
     return total
 
 
-def _programs(equation: Any) -> list[Any]:
+def programs(equation: Any) -> list[Any]:
     """Return the programs that an equation runs."""
     found: list[Any] = []
     for parameter in equation.params.values():
         each = parameter if isinstance(parameter, tuple | list) else (parameter,)
-        found += [one for one in each if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns")]
+        own = [getattr(one, "jaxpr", one) for one in each]
+        found += [one for one in own if hasattr(one, "eqns")]
     return found
 
 
