@@ -69,6 +69,7 @@ class _State:
         self.trace = trace
         self.nodes = {node.name: node for node in trace.nodes}
         self.shapes = {name: value.shape for name, value in trace.values.items()}
+        self._roots: dict[str, Node | None] = {}
 
     def split(self, node: Node) -> None:
         """Take one product's merged dims apart, unless there are none, or a reader cannot follow."""
@@ -185,14 +186,22 @@ class _State:
 
         Probabilities then have the dims of their scores, by which attention is recognised.
         """
-        maker = None if use.view is not None else self.trace.producer.get(use.value)
-        while maker is not None and isinstance(maker.op, Pointwise | Softmax):
+        root = None if use.view is not None else self._root(self.trace.producer.get(use.value))
+        if root is None or not isinstance(root.op, Contract):
+            return False
+        return self.shapes[root.outputs[0].name] == root.outputs[0].shape
+
+    def _root(self, maker: Node | None) -> Node | None:
+        """Return the node that a chain of functions of points starts with; what chains share is read once."""
+        chain: list[str] = []
+        while maker is not None and maker.name not in self._roots and isinstance(maker.op, Pointwise | Softmax):
+            chain.append(maker.name)
             size = prod(maker.outputs[0].shape)
             above = [self.trace.producer.get(u.value) for u in maker.inputs if prod(self.shapes[u.value]) == size]
             maker = above[0] if above else None
-        if maker is None or not isinstance(maker.op, Contract):
-            return False
-        return self.shapes[maker.outputs[0].name] == maker.outputs[0].shape
+        root = None if maker is None else self._roots.get(maker.name, maker)
+        self._roots.update(dict.fromkeys(chain, root))
+        return root
 
     def _apart(self, use: Use, operand: str, parts: Parts) -> Use | None:
         if use.seen_as is not None:

@@ -78,16 +78,21 @@ def _has_unknown_sizes(program: Any) -> bool:
 
 def _plain(torch: Any, program: Any) -> Any:
     """Return the program with its regions in line, nothing written over, and unknown operators taken apart by torch."""
-    calls = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    # Assertions give nothing that anyone reads, and tracing a program again takes as long as at first.
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    calls = [node.target for node in nodes if node.users or _is_mutable(torch, node.target)]
     operators = {target for target in calls if isinstance(target, torch._ops.OpOverload)}
     unknown = {target for target in operators if not is_known(target._schema.name.rpartition("::")[2].rstrip("_"))}
-    writes = any(target._schema.is_mutable for target in operators)
+    writes = any(_is_mutable(torch, target) for target in operators)
     regions = any(str(getattr(target, "__name__", "")).startswith("wrap_with") for target in calls)
-    if not (unknown or writes or regions):
-        return program
     decompositions = torch.export.default_decompositions() if unknown else {}
     chosen = {target: decompositions[target] for target in unknown if target in decompositions}
-    return program.run_decompositions(chosen)
+    return program.run_decompositions(chosen) if chosen or writes or regions else program
+
+
+def _is_mutable(torch: Any, target: Any) -> bool:
+    """Whether an operator writes into what it reads."""
+    return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
 
 
 @contextmanager
