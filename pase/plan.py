@@ -1,6 +1,6 @@
 """`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, strategy_memory
+from pase.frozen import FrozenDict
 from pase.graph import Graph
 from pase.graph.names import short
 from pase.machine import Machine
@@ -42,14 +43,18 @@ class LayerPlan:
 
     name: str
     kind: str
-    dims: dict[str, int]
-    splits: dict[str, int]
+    dims: Mapping[str, int]
+    splits: Mapping[str, int]
     devices: tuple[int, ...]
     layer_cost: float
     compute_cost: float
     communication_cost: float
     memory_bytes: float
     transfers: tuple[Transfer, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", FrozenDict(self.dims))
+        object.__setattr__(self, "splits", FrozenDict(self.splits))
 
     @property
     def num_parts(self) -> int:
@@ -79,7 +84,7 @@ class Plan:
     total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
     baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
     memory_limit_bytes_per_device: what the strategy was to fit, or None; the certificate holds among those that fit.
-    Notebooks show a plan as a table of its layers.
+    Nothing in a plan can be changed: its certificate is of what it says. Notebooks show it as a table of its layers.
     """
 
     graph: Graph
@@ -91,17 +96,20 @@ class Plan:
     total_cost: float
     lower_bound: float
     exact: bool
-    baselines: dict[str, float]
+    baselines: Mapping[str, float]
     search: SearchRecord
     tool_version: str
     optimiser: str = DEFAULT_OPTIMISER
     memory_limit_bytes_per_device: int | None = None
     schema_version: int = SCHEMA_VERSION
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "baselines", FrozenDict(self.baselines))
+
     @cached_property
-    def index(self) -> dict[str, int]:
+    def index(self) -> Mapping[str, int]:
         """Position of each layer by name."""
-        return {layer.name: i for i, layer in enumerate(self.layers)}
+        return FrozenDict({layer.name: i for i, layer in enumerate(self.layers)})
 
     @cached_property
     def memory(self) -> DeviceMemory:

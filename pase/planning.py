@@ -97,7 +97,7 @@ def search(
     return replace(
         plan,
         memory_limit_bytes_per_device=limit,
-        baselines=plan.baselines | {WITHOUT_LIMIT: free},
+        baselines={**plan.baselines, WITHOUT_LIMIT: free},
     )
 
 

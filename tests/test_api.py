@@ -2,9 +2,13 @@
 
 import doctest
 import json
+import pickle
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError
+from collections.abc import Iterator, Mapping
+from copy import copy, deepcopy
+from dataclasses import FrozenInstanceError, asdict, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -97,6 +101,72 @@ def test_results_cannot_be_changed_by_accident() -> None:
     ):
         with pytest.raises(FrozenInstanceError, match=f"cannot assign to field '{field}'"):
             setattr(value, field, None)
+
+
+def _members(value: object, path: str) -> Iterator[tuple[str, object]]:
+    """Yield all that a value holds, at any depth: its fields, what it works out of them, and members of these."""
+    yield path, value
+    if is_dataclass(value):
+        kept = {name for name, found in vars(type(value)).items() if isinstance(found, cached_property)}
+        # An operator without its name is an operator again.
+        for name in (*(field.name for field in fields(value)), *sorted(kept - {"unnamed"})):
+            yield from _members(getattr(value, name), f"{path}.{name}")
+    elif isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from _members(member, f"{path}[{key!r}]")
+    elif isinstance(value, tuple):
+        for i, member in enumerate(value[:3]):
+            yield from _members(member, f"{path}[{i}]")
+
+
+PLAIN = str | int | float | bool | None | tuple | frozenset
+
+
+def test_nothing_in_a_plan_can_be_changed() -> None:
+    plan = small_plan("rnnlm", 4)
+    mappings = 0
+    for path, value in _members(plan, "plan"):
+        if is_dataclass(value) or isinstance(value, PLAIN):
+            continue
+        assert isinstance(value, Mapping), f"{path} is a {type(value).__name__}, which can be changed"
+        mappings += 1
+        before, key = dict(value), next(iter(value), "")
+        changes: list[tuple[str, tuple[object, ...]]] = [
+            ("update", ({key: 0},)),
+            ("__setitem__", (key, 0)),
+            ("__delitem__", (key,)),
+            ("__ior__", ({key: 0},)),
+            ("setdefault", ("new", 0)),
+            ("pop", (key,)),
+            ("popitem", ()),
+            ("clear", ()),
+        ]
+        for change, arguments in changes:
+            with pytest.raises(TypeError, match="part of a value that cannot be changed; make a dict of it"):
+                getattr(value, change)(*arguments)
+        assert dict(value) == before
+    assert mappings > 20
+    with pytest.raises(TypeError, match="cannot be changed"):
+        plan["embedding"].splits.update(b=2)  # type: ignore[attr-defined]
+
+
+def test_a_plan_is_copied_pickled_compared_and_written_as_ever(tmp_path: Path) -> None:
+    plan = small_plan("lenet5", 4)
+    splits = plan["fc1"].splits
+    for twin in (copy(plan), deepcopy(plan), pickle.loads(pickle.dumps(plan)), replace(plan)):
+        assert twin == plan
+        with pytest.raises(TypeError, match="cannot be changed"):
+            twin["fc1"].splits.clear()
+    assert splits == dict(splits)
+    assert splits | {"b": 4} == {**splits, "b": 4}
+    assert repr(splits) == repr(dict(splits))
+    assert json.dumps(splits) == json.dumps(dict(splits))
+    assert asdict(plan["fc1"])["splits"] == splits
+    # A dict that a plan is made of stays its owner's, and is not the plan's.
+    own = dict(splits)
+    layer = replace(plan["fc1"], splits=own)
+    own["b"] = 99
+    assert layer.splits == splits
 
 
 def _modules(code: str) -> set[str]:

@@ -18,6 +18,7 @@ ORDER = (
     "pase.errors",
     "pase.quantities",
     "pase.documents",
+    "pase.frozen",
     "pase.installation",
     "pase.graph",
     "pase.models",

@@ -1,5 +1,6 @@
 """What an explanation says: of every layer, and of the whole plan."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +17,7 @@ class RunnerUp:
     while all other layers stay as they are (None where none fits), and what that costs more than the plan.
     """
 
-    splits: dict[str, int]
+    splits: Mapping[str, int]
     total_cost: float
     difference: float
     is_tie: bool
@@ -31,7 +32,7 @@ class Flip:
     """scale: by how much slower the links are when the layer's choice changes; splits: what it becomes."""
 
     scale: float
-    splits: dict[str, int]
+    splits: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class MemoryBinding:
     cheapest strategy without a limit. needed_bytes, limit_bytes: on each device.
     """
 
-    splits: dict[str, int]
+    splits: Mapping[str, int]
     difference: float
     is_alone: bool
     needed_bytes: float
@@ -61,11 +62,11 @@ class LayerExplanation:
 
     name: str
     kind: str
-    splits: dict[str, int]
+    splits: Mapping[str, int]
     num_configurations: int
     parts: tuple[Part, ...]
     is_best: bool
-    best: dict[str, int]
+    best: Mapping[str, int]
     kept_total_cost: float
     runner_up: RunnerUp | None
     memory: MemoryBinding | None

@@ -3,7 +3,7 @@
 Repeated layers in equal surroundings have one reason: it is given for the first of them, to which the others refer.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -27,7 +27,7 @@ class BriefRunnerUp:
     num_changes: other layers that change with it; None where that was not looked at.
     """
 
-    splits: dict[str, int]
+    splits: Mapping[str, int]
     difference: float
     is_tie: bool
     is_exact: bool

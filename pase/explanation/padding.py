@@ -1,6 +1,6 @@
 """Which extents of a model are worth padding: a split must divide its dim, and 50,257 words divide by nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import gcd, prod
 
@@ -114,7 +114,7 @@ def _padded_operator(operator: Operator, extent: int, padded: int) -> Operator:
     )
 
 
-def _length(size: int, axis: Axis, extents: dict[str, int]) -> int:
+def _length(size: int, axis: Axis, extents: Mapping[str, int]) -> int:
     match axis:
         case str():
             return extents[axis]

@@ -1,5 +1,6 @@
 """The layers of a plan as rows of a table: the one source of CSV, data frames and what notebooks show."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pase.explanation.reasons import configuration_text
@@ -18,8 +19,8 @@ class Row:
     position: int
     layer: str
     kind: str
-    dims: dict[str, int]
-    splits: dict[str, int]
+    dims: Mapping[str, int]
+    splits: Mapping[str, int]
     configuration: str
     parts: int
     replicas: int

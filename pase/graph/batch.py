@@ -10,9 +10,9 @@ the examples in any order: whatever counts such rows, and no weight is indexed b
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
-from types import MappingProxyType
 from typing import NamedTuple
 
+from pase.frozen import FrozenDict
 from pase.graph.access import Access, Part, Role, Window, access_dims
 from pase.graph.operator import Operator
 
@@ -93,7 +93,7 @@ def _carried(operator: Operator, tensors: Iterable[tuple[Access, Sequence[Span]]
         of_tables = {dim for table in tables for dim in access_dims(table)}
         rows = frozenset(dim for dim in operator.extents if dim not in of_tables)
         dims = {dim: gcd(extent, examples) for dim, extent in operator.extents.items() if dim in rows}
-    return Batch(dims=MappingProxyType(dims), examples=examples), rows
+    return Batch(dims=FrozenDict(dims), examples=examples), rows
 
 
 def _factors(operator: Operator, access: Access) -> Iterator[tuple[str | None, int]]:

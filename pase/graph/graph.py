@@ -1,8 +1,10 @@
 """`Graph`: a frozen computation graph, and the counts that can be read off it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from pase.frozen import FrozenDict
 from pase.graph.access import Role
 from pase.graph.batch import Batch, batches
 from pase.graph.names import short
@@ -35,22 +37,22 @@ class Graph:
     word_bytes: int = 4
 
     @cached_property
-    def index(self) -> dict[str, int]:
+    def index(self) -> Mapping[str, int]:
         """Position of each operator by name."""
-        return {operator.name: i for i, operator in enumerate(self.operators)}
+        return FrozenDict({operator.name: i for i, operator in enumerate(self.operators)})
 
     @cached_property
-    def incoming(self) -> dict[tuple[str, int], Edge]:
+    def incoming(self) -> Mapping[tuple[str, int], Edge]:
         """The edge that feeds a read, by (consumer, input)."""
-        return {(edge.consumer, edge.input): edge for edge in self.edges}
+        return FrozenDict({(edge.consumer, edge.input): edge for edge in self.edges})
 
     @cached_property
-    def uses(self) -> dict[str, dict[int, int]]:
+    def uses(self) -> Mapping[str, Mapping[int, int]]:
         """How many reads each output of each operator feeds, by number; outputs that nothing reads are left out."""
         found: dict[str, dict[int, int]] = {operator.name: {} for operator in self.operators}
         for edge in self.edges:
             found[edge.producer][edge.output] = found[edge.producer].get(edge.output, 0) + 1
-        return found
+        return FrozenDict({name: FrozenDict(outputs) for name, outputs in found.items()})
 
     @cached_property
     def neighbours(self) -> tuple[frozenset[int], ...]:
@@ -63,24 +65,24 @@ class Graph:
         return tuple(frozenset(s) for s in sets)
 
     @cached_property
-    def owners(self) -> dict[str, str]:
+    def owners(self) -> Mapping[str, str]:
         """The first layer that uses each shared weight, by the weight's name."""
         owners: dict[str, str] = {}
         for operator in self.operators:
             for access in operator.parameters:
                 if access.shared:
                     owners.setdefault(access.shared, operator.name)
-        return owners
+        return FrozenDict(owners)
 
     @cached_property
-    def num_uses(self) -> dict[str, int]:
+    def num_uses(self) -> Mapping[str, int]:
         """How many reads there are of each shared weight, by its name."""
         found: dict[str, int] = {}
         for operator in self.operators:
             for access in operator.parameters:
                 if access.shared:
                     found[access.shared] = found.get(access.shared, 0) + 1
-        return found
+        return FrozenDict(found)
 
     @cached_property
     def _gradients(self) -> frozenset[tuple[str, int]]:
@@ -102,9 +104,10 @@ class Graph:
         return frozenset(name for name, _ in self._gradients)
 
     @cached_property
-    def batch(self) -> dict[str, Batch]:
+    def batch(self) -> Mapping[str, Batch]:
         """Where the batch lies in the iteration space of each layer, by its name."""
-        return batches(self.operators, {read: (edge.producer, edge.output) for read, edge in self.incoming.items()})
+        fed = {read: (edge.producer, edge.output) for read, edge in self.incoming.items()}
+        return FrozenDict(batches(self.operators, fed))
 
     def __repr__(self) -> str:
         return f"<Graph {short(self.name)}: {len(self.operators):,} operators, {len(self.edges):,} edges>"

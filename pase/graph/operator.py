@@ -1,11 +1,12 @@
 """`Operator`: a vertex of the computation graph, one layer of a network, as data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
 from typing import TypeVar
 
+from pase.frozen import FrozenDict
 from pase.graph.access import Access, Axis, Dim, Part, Role, access_dims
 
 Scalar = str | int | float | bool
@@ -156,9 +157,9 @@ class Operator:
         return replace(self, name="")
 
     @cached_property
-    def extents(self) -> dict[str, int]:
+    def extents(self) -> Mapping[str, int]:
         """Extent of each iteration dim, in order."""
-        return {dim.name: dim.extent for dim in self.dims}
+        return FrozenDict({dim.name: dim.extent for dim in self.dims})
 
     @property
     def parameters(self) -> tuple[Access, ...]:

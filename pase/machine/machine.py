@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pase.errors import MachineError
+from pase.frozen import FrozenDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,9 @@ class Origin:
     source: str
     path: str
     lines: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lines", FrozenDict(self.lines))
 
     def fail(self, path: str, problem: str) -> MachineError:
         """Return the error that says what is wrong with a field of the machine."""
@@ -34,10 +38,13 @@ class Device:
     """
 
     name: str
-    peak_flop_per_s: dict[str, float]
+    peak_flop_per_s: Mapping[str, float]
     memory_bytes: int
     source: str
     memory_bandwidth_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "peak_flop_per_s", FrozenDict(self.peak_flop_per_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

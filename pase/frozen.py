@@ -1,0 +1,33 @@
+"""`FrozenDict`: what is by name in a value that cannot be changed."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class FrozenDict(dict[K, V]):
+    """A dict that cannot be changed: what was proven of a plan stays true of it.
+
+    It is read, compared, copied, pickled and written as JSON as any other; `dict` and `|` make one that can be changed.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, items: Mapping[K, V] | Iterable[tuple[K, V]] = ()) -> None:
+        super().__init__(items)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("this is part of a value that cannot be changed; make a dict of it and change that: dict(…)")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (dict(self),)
+
+    def __copy__(self) -> "FrozenDict[K, V]":
+        return self
+
+    def __deepcopy__(self, _: object) -> "FrozenDict[K, V]":
+        return self
