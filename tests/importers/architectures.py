@@ -5,7 +5,7 @@ is downloaded. Packages are imported when one of their functions is called.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 Make = Callable[[], Any]
@@ -224,7 +224,6 @@ def _with_loss(net: Any, images: Any, targets: Any, loss: str = "cross_entropy")
 
 def _of_timm(name: str, size: int = 64, **options: Any) -> Make:
     def make() -> Any:
-        _stand_in_for_torchvision()
         import timm
 
         net = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options)
@@ -251,7 +250,6 @@ _TIMM: dict[str, Make] = {
 
 def _of_torchvision(name: str, size: int = 64, **options: Any) -> Make:
     def make() -> Any:
-        _stand_in_for_torchvision()
         import torchvision
 
         given = {"weights": None, "num_classes": CLASSES, **options}
@@ -263,7 +261,6 @@ def _of_torchvision(name: str, size: int = 64, **options: Any) -> Make:
 
 def _segmenting(name: str) -> Make:
     def make() -> Any:
-        _stand_in_for_torchvision()
         import torch
         import torchvision
 
@@ -406,18 +403,22 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
 }
 
 
-def _stand_in_for_torchvision() -> None:
-    """Declare the operators that torchvision's own build lacks beside a torch for CPUs: it cannot be loaded else."""
+def stand_in_for_torchvision() -> None:
+    """Declare the operators that torchvision's own build lacks beside a torch for CPUs: it cannot be loaded else.
+
+    Before any of the packages is imported: transformers and timm look for it.
+    """
+    if find_spec("torchvision") is None or _KEPT:
+        return
     import torch
 
-    with suppress(ImportError, RuntimeError):
+    try:
         import torchvision  # noqa: F401
-
-        return
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEPT.append(library)
+    except (ImportError, RuntimeError):
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _KEPT.append(library)
 
 
 _KEPT: list[Any] = []

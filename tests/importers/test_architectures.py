@@ -8,7 +8,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 
 from pase.importers.frameworks import FRONT_ENDS, import_model
 from pase.importers.model import ImportedModel
-from tests.importers.architectures import ARCHITECTURES, RESIZED, ROUTED
+from tests.importers.architectures import ARCHITECTURES, RESIZED, ROUTED, stand_in_for_torchvision
 
 QUICK = {
     "transformers": ("gpt2", "bert", "falcon", "vit"),
@@ -28,6 +28,9 @@ _ALL = [
 
 def imported(package: str, name: str) -> ImportedModel:
     """Return an architecture, made without weights; skips where its package is not installed."""
+    if package != "keras":
+        pytest.importorskip("torch")
+        stand_in_for_torchvision()
     pytest.importorskip(package)
     front_end = next(f for f in FRONT_ENDS if f.package == ("keras" if package == "keras" else "torch"))
     with front_end.without_weights():
