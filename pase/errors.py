@@ -6,11 +6,29 @@ line and exits with status 1. Violations of PaSE's own invariants are `assert`, 
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_MOST_CHARACTERS = 1000
+"""Of a message."""
+
+_MOST_OF_PART = 200
+"""Characters of what is quoted in a message, or has no space in it: a name, a path, a piece of a file."""
+
+_PARTS = re.compile(
+    r"""(?<![\w\\])(?:'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")|\S{%d,}""" % (_MOST_OF_PART + 1), re.DOTALL
+)
 
 
 class PaseError(Exception):
-    """Base of every error that PaSE raises on purpose."""
+    """Base of every error that PaSE raises on purpose.
+
+    Its message is one line of printable characters, at most 1,000 of them: names come from anywhere and are put into
+    messages whole, so that what shortens them stands here and cannot be forgotten.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
 
 
 class GraphError(PaseError):
@@ -112,3 +130,19 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}? " if near else ""
     return f"unknown {what} {name!r}: {hint}known {what}s are {', '.join(names)}"
+
+
+def _one_line(text: str) -> str:
+    """Return a message as one line, what is too long in it shortened in its middle."""
+    text = _PARTS.sub(lambda found: _shortened(found[0], _MOST_OF_PART), text)
+    text = " ".join(text.splitlines())
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return _shortened(text, _MOST_CHARACTERS)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = most // 3
+    return f"{text[: most - end - 1]}…{text[-end:]}"

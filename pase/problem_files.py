@@ -15,27 +15,23 @@ The `.npz` format, V vertices, E edges, T distinct tables, K_v configurations of
 A file is not trusted: its headers are checked before anything is allocated, and nothing in it is executed.
 """
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from math import ceil, isfinite, log10
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pase.array_files import Array, ArrayArchive, opened_archive, reading
 from pase.documents import write_atomically
 from pase.errors import TablesError
 from pase.tables import CostTables, EdgeTable, FloatArray, verify_tables
 
 MAX_FILE_BYTES = 2 << 30
 """A file whose arrays take more memory than this is refused."""
-
-Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,60 +152,27 @@ def export_cfn(tables: CostTables, path: str | Path) -> None:
 
 
 def _read_arrays(path: Path) -> dict[str, Array]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-            missing = [name for name in _ARRAYS if f"{name}.npy" not in names]
-            if missing:
-                raise TablesError(
-                    f"{path}: the array {missing[0]!r} is missing; a problem file has {', '.join(_ARRAYS)}"
-                )
-            expected = _ARRAYS | {name: e for name, e in _OPTIONAL.items() if f"{name}.npy" in names}
-            total = sum(archive.getinfo(f"{name}.npy").file_size for name in expected)
-            if total > MAX_FILE_BYTES:
-                raise TablesError(f"{path}: its arrays take {total:,} bytes; at most {MAX_FILE_BYTES:,} are read")
-            return {name: _read_array(archive, path, name, e) for name, e in expected.items()}
-    except FileNotFoundError:
-        raise TablesError(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise TablesError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise TablesError(f"{path}: not a complete .npz file ({error}); write it again") from None
-
-
-def _read_array(archive: zipfile.ZipFile, path: Path, name: str, expected: _Expected) -> Array:
-    info = archive.getinfo(f"{name}.npy")
-    with archive.open(info) as stream:
-        try:
-            shape, fortran, dtype = _header(stream)
-        except (ValueError, EOFError, OverflowError, SyntaxError, TypeError) as error:
-            raise TablesError(f"{path}: the array {name!r} has no readable header ({error})") from None
-        if dtype.kind not in expected.kinds or dtype.hasobject:
-            raise TablesError(f"{path}: the array {name!r} has the type {dtype}; expected {_kinds(expected.kinds)}")
-        if len(shape) != expected.num_axes:
-            raise TablesError(f"{path}: the array {name!r} has the shape {shape}; expected {expected.num_axes} axes")
-        num_values = 1
-        for extent in shape:
-            num_values *= extent
-        if any(extent < 0 for extent in shape) or num_values * dtype.itemsize > info.file_size:
+    expected = "expected a complete .npz file of cost tables"
+    with reading(TablesError, f"{path}: cannot be read", expected), opened_archive(path) as found:
+        missing = [name for name in _ARRAYS if name not in found.names]
+        if missing:
+            raise TablesError(f"{path}: the array {missing[0]!r} is missing; a problem file has {', '.join(_ARRAYS)}")
+        if found.claimed_bytes > MAX_FILE_BYTES:
             raise TablesError(
-                f"{path}: the array {name!r} claims the shape {shape}, more than the {info.file_size} bytes in the file"
+                f"{path}: its arrays take {found.claimed_bytes:,} bytes; at most {MAX_FILE_BYTES:,} are read"
             )
-        raw = stream.read(num_values * dtype.itemsize + 1)
-    if len(raw) != num_values * dtype.itemsize:
-        raise TablesError(f"{path}: the array {name!r} has {len(raw)} bytes; its shape {shape} needs another number")
-    if dtype.itemsize == 0:
-        return np.zeros(shape, dtype=dtype)
-    return np.frombuffer(raw, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+        described = _ARRAYS | {name: e for name, e in _OPTIONAL.items() if name in found.names}
+        return {name: _read_array(found, path, name, e) for name, e in described.items()}
 
 
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        return np.lib.format.read_array_header_1_0(stream)
-    if version == (2, 0):
-        return np.lib.format.read_array_header_2_0(stream)
-    raise ValueError(f"format version {version[0]}.{version[1]}")
+def _read_array(archive: ArrayArchive, path: Path, name: str, expected: _Expected) -> Array:
+    called = f"{path}: the array {name!r}"
+    header = archive.header(name)
+    if header.dtype.kind not in expected.kinds:
+        raise TablesError(f"{called} has the type {header.dtype}; expected {_kinds(expected.kinds)}")
+    if len(header.shape) != expected.num_axes:
+        raise TablesError(f"{called} has the shape {header.shape}; expected {expected.num_axes} axes")
+    return archive.array(name)
 
 
 def _kinds(letters: str) -> str:

@@ -19,6 +19,7 @@ ORDER = (
     "pase.quantities",
     "pase.documents",
     "pase.frozen",
+    "pase.array_files",
     "pase.installation",
     "pase.graph",
     "pase.models",

@@ -176,17 +176,17 @@ def test_objects_in_a_file_are_never_loaded(tmp_path):
     path = tmp_path / "problem.npz"
     names = np.array(["a", "b", "c"], dtype=object)
     np.savez(path, allow_pickle=True, **{**example(), "vertex_names": names})
-    with pytest.raises(TablesError, match="'vertex_names' has the type object; expected text"):
+    with pytest.raises(TablesError, match=r"'vertex_names' has the type '\|O', Python objects"):
         read_problem(path)
 
 
 def test_a_missing_file_a_folder_and_a_text_file(tmp_path):
-    with pytest.raises(TablesError, match="no such file"):
+    with pytest.raises(TablesError, match="No such file"):
         read_problem(tmp_path / "none.npz")
     with pytest.raises(TablesError, match="cannot be read"):
         read_problem(tmp_path)
     (tmp_path / "text.npz").write_text("not a zip file")
-    with pytest.raises(TablesError, match=r"not a complete \.npz file"):
+    with pytest.raises(TablesError, match=r"not a zip file; expected a complete \.npz file"):
         read_problem(tmp_path / "text.npz")
 
 
@@ -233,9 +233,9 @@ def with_header(folder: Path, name: str, header: str, data: bytes = b"") -> Path
     ("header", "message"),
     [
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000,), }\n", "more than the"),
-        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }\n", "more than the"),
-        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }\n", "needs another number"),
-        ("{'descr': '|O', 'fortran_order': False, 'shape': (6,), }\n", "type object"),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-1,), }\n", "no readable header"),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }\n", "ends after 0 of 8"),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (6,), }\n", r"type '\|O', Python objects"),
         ("{'descr': '<f8', 'shape': (6,), }\n", "no readable header"),
         ("__import__('os').system('true')\n", "no readable header"),
     ],
@@ -247,7 +247,7 @@ def test_a_crafted_header_is_refused_before_anything_is_allocated(tmp_path, head
 
 def test_no_more_is_read_than_the_shape_says(tmp_path):
     header = "{'descr': '<f8', 'fortran_order': False, 'shape': (6,), }\n"
-    with pytest.raises(TablesError, match="needs another number"):
+    with pytest.raises(TablesError, match="has more bytes than the 48"):
         read_problem(with_header(tmp_path, "vertex_costs", header, bytes(56)))
 
 

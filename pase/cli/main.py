@@ -156,7 +156,7 @@ def _install_and_repeat(extra: str, arguments: list[str] | None) -> None:
 
 
 def _failed(text: str) -> int:
-    click.echo(f"pase: {printable(text.replace(chr(10), ' '))}", err=True)
+    click.echo(f"pase: {printable(text)}", err=True)
     return EXIT_INPUT
 
 

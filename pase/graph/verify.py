@@ -94,6 +94,8 @@ def _verify_access(operator: Operator, access: Access, where: str) -> None:
         )
     _verify_known(operator, tuple(sorted(named_dims(access))), where)
     _verify_known(operator, access.partial_over or (), where)
+    if access.shared and access.role is not Role.PARAMETER:
+        raise GraphError(f"{where} is shared as {access.shared!r}; only a parameter can be shared")
     used = [dim for axis in access.axes for dim in axis_dims(axis)]
     if len(set(used)) != len(used):
         raise GraphError(f"{where} indexes two dims by the same iteration dim: {', '.join(used)}")

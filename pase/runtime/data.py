@@ -1,24 +1,21 @@
 """Training data: what a network reads besides its weights, made up from a seed or taken from files of arrays."""
 
-import struct
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pase.array_files import Array, mapped_array, opened_archive, reading
 from pase.errors import RuntimeFailure
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
 from pase.runtime.initial import generator
 
-Array = np.ndarray[Any, Any]
-
-_UNREADABLE = (OSError, ValueError, EOFError, KeyError, NotImplementedError, MemoryError, OverflowError)
-"""What numpy and zipfile raise for files that are damaged or were written by something else."""
+_PIECE_ELEMENTS = 1 << 20
+"""Of an array whose values are checked: it may be larger than the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,29 +144,17 @@ def read_arrays(path: Path) -> dict[str, Array]:
 
 
 def _read_archive(path: Path) -> dict[str, Array]:
-    try:
-        # Opened here: numpy leaves a file open that turns out to be none of its own.
-        with path.open("rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if isinstance(archive, np.ndarray):
-                raise RuntimeFailure(f"{path} holds a single array; expected an .npz file with an array for each input")
-            return {name: archive[name] for name in archive.files}
-    except (*_UNREADABLE, zipfile.BadZipFile, zlib.error, struct.error) as error:
-        raise RuntimeFailure(
-            f"cannot read data from {path}: {error}; expected an .npz file written by numpy.savez"
-        ) from None
+    expected = "expected an .npz file written by numpy.savez"
+    with reading(RuntimeFailure, f"cannot read data from {path}", expected), opened_archive(path) as archive:
+        return {name: archive.array(name) for name in archive.names}
 
 
 def _read_directory(path: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for file in sorted(path.rglob("*.npy")):
-        try:
-            array = np.load(file, mmap_mode="r", allow_pickle=False)
-        except _UNREADABLE as error:
-            raise RuntimeFailure(
-                f"cannot read data from {file}: {error}; expected an .npy file written by numpy.save"
-            ) from None
-        arrays[file.relative_to(path).with_suffix("").as_posix()] = array
+        expected = "expected an .npy file written by numpy.save"
+        with reading(RuntimeFailure, f"cannot read data from {file}", expected):
+            arrays[file.relative_to(path).with_suffix("").as_posix()] = mapped_array(file)
     if not arrays:
         raise RuntimeFailure(f"directory {path} holds no .npy files; expected one for each input, such as inputs.npy")
     return arrays
@@ -189,9 +174,9 @@ def _check(item: DataInput, arrays: Mapping[str, Array], called: str) -> None:
             f"{where} has shape {list(array.shape)}; expected [N{', ' + row if row else ''}] with N at least "
             f"{item.shape[0]}, the batch"
         )
-    # A piece at a time: the array may be larger than the memory.
-    for first in range(0, len(array), item.shape[0]):
-        check_values(item, array[first : first + item.shape[0]], where)
+    num_rows = max(1, _PIECE_ELEMENTS // max(1, prod(item.shape[1:])))
+    for first in range(0, len(array), num_rows):
+        check_values(item, array[first : first + num_rows], where)
 
 
 def _check_rows(num_rows: Mapping[str, int], called: str) -> None:

@@ -63,7 +63,7 @@ def _kept_lines(path: Path, text: str, num_steps: int | Mapping[int | None, int]
         try:
             values = json.loads(line)
             step, worker = values["step"], values.get("worker")
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             step = worker = None
         if not isinstance(step, int) or not isinstance(worker, int | None) or worker not in done:
             raise RuntimeFailure(f"{path}, line {number}, is no line of metrics of this training; name another file")

@@ -194,6 +194,13 @@ class Training:
             raise RuntimeFailure(
                 f"the state to go on from {how} {slot!r} of weight {weight!r}; it is of another optimiser"
             )
+        for (weight, slot), master in {(n, s): m for n, own in slots.items() for s, m in own.items()}.items():
+            shape, kept = tuple(master.shape.as_list()), state.slots[weight][slot].shape
+            if shape != kept:
+                raise RuntimeFailure(
+                    f"the state to go on from has {slot!r} of weight {weight!r} in shape {list(kept)}, not "
+                    f"{list(shape)}; it is of another optimiser or was changed"
+                )
         self._assign(
             [*(state.weights[name] for name in weights), *(state.slots[n][s] for n, own in slots.items() for s in own)]
         )

@@ -1,0 +1,97 @@
+"""`scripts/fuzz`: has every reader read inputs that were changed, as long as one likes."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.fuzz.harness import Outcome, Target, generator, run
+from tests.fuzz.targets import TARGETS
+
+_PIECE = 2_000
+"""Inputs of one target at a time."""
+
+
+def main() -> None:
+    """Run what the command line says; end with status 1 where an input failed."""
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Have readers of files read what was changed.")
+    parser.add_argument("--minutes", type=float, metavar="M", help="how long, over all targets")
+    parser.add_argument("--inputs", type=int, metavar="N", help="how many, over all targets")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs [0]")
+    parser.add_argument("--target", action="append", choices=[t.name for t in TARGETS], help="may be repeated [all]")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="read one input of one target, without a fork")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    arguments = parser.parse_args()
+    targets = [target for target in TARGETS if arguments.target is None or target.name in arguments.target]
+    if arguments.only is not None:
+        with TemporaryDirectory(prefix="pase-fuzz-") as folder:
+            targets[0].prepare()(generator(targets[0].name, arguments.seed, arguments.only), Path(folder))
+        print("accepted")
+        return
+    if (arguments.minutes is None) == (arguments.inputs is None):
+        parser.error("give either --minutes or --inputs")
+    outcomes = {target.name: Outcome() for target in targets}
+    for target, outcome in _runs(targets, arguments.seed, arguments.minutes, arguments.inputs):
+        outcomes[target.name].add(outcome)
+        for failure in outcome.failures:
+            print(f"{failure.target} --seed {failure.seed} --only {failure.number}: {failure.what}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps({name: _counts(outcome) for name, outcome in outcomes.items()}))
+    else:
+        _print(outcomes)
+    sys.exit(any(outcome.failures for outcome in outcomes.values()))
+
+
+def _runs(
+    targets: list[Target], seed: int, minutes: float | None, inputs: int | None
+) -> Iterator[tuple[Target, Outcome]]:
+    """Yield what came of pieces of inputs of each target: so many of each, or pieces of each in turn for so long."""
+    whole = sum(target.share for target in targets)
+    if inputs is not None:
+        for target in targets:
+            yield target, run(target, target.prepare(), seed=seed, first=0, count=round(inputs * target.share / whole))
+        return
+    end_s = time.monotonic() + 60 * (minutes or 0)
+    readers = {target.name: target.prepare() for target in targets}
+    done = dict.fromkeys(readers, 0)
+    while time.monotonic() < end_s:
+        for target in targets:
+            outcome = run(
+                target, readers[target.name], seed=seed, first=done[target.name], count=_PIECE, until_s=_until(end_s, target, whole)
+            )
+            done[target.name] += outcome.total
+            yield target, outcome
+
+
+def _until(end_s: float, target: Target, whole: float) -> float:
+    """Return when a piece of a target's inputs is to end: each has its share of a round's time."""
+    return min(end_s, time.monotonic() + 120 * target.share / whole)
+
+
+def _counts(outcome: Outcome) -> dict[str, object]:
+    return {
+        "inputs": outcome.total,
+        "accepted": outcome.accepted,
+        "refused": outcome.refused,
+        "failures": [{"number": f.number, "seed": f.seed, "what": f.what} for f in outcome.failures],
+    }
+
+
+def _print(outcomes: dict[str, Outcome]) -> None:
+    print(f"{'target':12} {'inputs':>10} {'accepted':>10} {'refused':>10} {'failed':>8}")
+    total = Outcome()
+    for name, outcome in outcomes.items():
+        total.add(outcome)
+        _row(name, outcome)
+    _row("all", total)
+
+
+def _row(name: str, outcome: Outcome) -> None:
+    print(f"{name:12} {outcome.total:>10,} {outcome.accepted:>10,} {outcome.refused:>10,} {len(outcome.failures):>8,}")
+
+
+if __name__ == "__main__":
+    main()
