@@ -12,6 +12,7 @@ from pase.importers.ir import Leaf, Node, Origin, Trace, Value, check_trace
 from pase.importers.ir.names import Names
 from pase.importers.onnx.inputs import InputShapes, input_shapes
 from pase.importers.onnx.model import OnnxModel, open_model
+from pase.importers.onnx.native import Native, native
 from pase.importers.onnx.operators import translate
 from pase.importers.onnx.roles import trained
 from pase.importers.onnx.shapes import walk
@@ -52,7 +53,8 @@ def trace_onnx(model: OnnxModel, *, batch: int | None = None, arguments: Mapping
     """
     shapes = input_shapes(model, batch=batch, arguments=arguments or {})
     weights = trained(model.graph)
-    walked = _walked(model, shapes, weights)
+    with native() as process:
+        walked = _walked(model, shapes, weights, process)
     notes = [*shapes.notes, *_told(walked.changes)]
     newest = framework("onnx.defs", "onnx").onnx_opset_version()
     if model.opsets.get("", 0) > newest:
@@ -63,16 +65,16 @@ def trace_onnx(model: OnnxModel, *, batch: int | None = None, arguments: Mapping
     return check_trace(reader.read(tuple(notes)))
 
 
-def _walked(model: OnnxModel, shapes: InputShapes, weights: frozenset[str]) -> Walked:
+def _walked(model: OnnxModel, shapes: InputShapes, weights: frozenset[str], process: Native) -> Walked:
     if shapes.reference is None:
-        return walk(model, shapes.shapes, weights)
+        return walk(model, shapes.shapes, weights, process)
     try:
-        reference = walk(model, shapes.reference, weights)
+        reference = walk(model, shapes.reference, weights, process)
     except ModelError:
         # With a batch left open, the one that was exported is not known; one example may be too few for the model.
-        return walk(model, shapes.shapes, weights)
+        return walk(model, shapes.shapes, weights, process)
     rebatch = Rebatch(reference=reference, old=shapes.old_batch, new=shapes.batch)
-    return walk(model, shapes.shapes, weights, rebatch=rebatch)
+    return walk(model, shapes.shapes, weights, process, rebatch=rebatch)
 
 
 def _told(changes: tuple[str, ...]) -> list[str]:

@@ -45,8 +45,7 @@ def fold(call: Folding) -> tuple[Array, ...] | None:
         arrays = [array for array in call.inputs if array is not None]
         if prod(np.broadcast_shapes(*(array.shape for array in arrays))) > MAX_ELEMENTS:
             return None
-        with np.errstate(all="ignore"):
-            result = _PLAIN[call.operator](*arrays)
+        result = _PLAIN[call.operator](*arrays)
         keeps = call.operator not in _TRUTHS and first is not None
         found = (np.asarray(result, dtype=first.dtype if keeps and first is not None else None),)
     else:
@@ -79,8 +78,7 @@ def _constant(call: Folding) -> tuple[Array, ...] | None:
 
 
 def _constant_of_shape(call: Folding) -> tuple[Array, ...] | None:
-    (shape,) = call.inputs
-    assert shape is not None
+    (shape,) = _present(call, 1)
     extents = tuple(int(extent) for extent in shape.ravel())
     if prod(extents) > MAX_ELEMENTS:
         return None
@@ -93,8 +91,7 @@ def _cast(call: Folding) -> tuple[Array, ...] | None:
     dtype = _CAST.get(call.attributes.get("to", 0))
     if dtype is None or call.inputs[0] is None:
         return None
-    with np.errstate(all="ignore"):
-        return (call.inputs[0].astype(dtype),)
+    return (call.inputs[0].astype(dtype),)
 
 
 def _range(call: Folding) -> tuple[Array, ...] | None:

@@ -9,6 +9,7 @@ from pase.errors import ModelError
 from pase.importers.front_end import framework
 from pase.importers.ir import Value
 from pase.importers.onnx.model import OnnxModel, declared, dtype_name, dtype_number
+from pase.importers.onnx.native import Native, NativeError
 from pase.importers.onnx.operators.results import WHOLE_RESULTS, shape_of_result
 from pase.importers.onnx.tensors import Rebatch, Tensors
 
@@ -37,15 +38,15 @@ class Request:
 class Inference:
     """Infers results while operators are walked."""
 
-    def __init__(self, model: OnnxModel, tensors: Tensors, rebatch: Rebatch | None) -> None:
+    def __init__(self, model: OnnxModel, tensors: Tensors, native: Native, rebatch: Rebatch | None) -> None:
         self._model = model
+        self._native = native
         self._tensors = tensors
         self._rebatch = rebatch
         self._declared = {str(i.name): i for i in (*model.graph.value_info, *model.graph.output)}
-        self._schemas: dict[tuple[str, str], Any] = {}
-        self._types: dict[str, Any] = {}
+        self._types: dict[str, bytes] = {}
         self._onnx = framework("onnx", "onnx")
-        self._infer = framework("onnx.shape_inference", "onnx").infer_node_outputs
+        self._newest = framework("onnx.defs", "onnx").onnx_opset_version()
 
     def results(self, request: Request, read: frozenset[str]) -> list[Value | None]:
         """Return an operator's results; ModelError where their shapes do not follow from those of its inputs.
@@ -73,50 +74,39 @@ class Inference:
 
     def _inferred(self, request: Request) -> Mapping[str, Any]:
         """Return the types of an operator's results as ONNX's own shape inference has them, by name."""
-        schema = self._schema(request.operator, request.domain)
-        if schema is None:
-            return {}
         own = self._onnx.NodeProto()
         own.CopyFrom(request.node)
         own.input[:], own.output[:] = request.inputs, request.outputs
         given = [name for name in request.inputs if name]
         constants = self._tensors.constants
+        newest = self._newest if not request.domain else 1 << 30
         try:
-            found: Mapping[str, Any] = self._infer(
-                schema,
-                own,
+            found = self._native.infer(
+                (request.operator, min(self._model.opsets.get(request.domain, 1), newest), request.domain),
+                own.SerializeToString(),
                 {name: self._type(self._tensors.values[name]) for name in given},
                 {name: self._data(name) for name in given if name in constants and constants[name].size <= _MAX_DATA},
-                opset_imports=list(self._model.proto.opset_import),
-                ir_version=int(self._model.proto.ir_version),
+                {str(entry.domain): int(entry.version) for entry in self._model.proto.opset_import},
+                int(self._model.proto.ir_version),
             )
-        except Exception as error:  # of C++, of several classes
+        except NativeError as error:
             shapes = ", ".join(str(list(self._tensors.values[name].shape)) for name in given)
-            text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
             hint = "; the batch may be written into the model: export it with one left open" if self._rebatch else ""
             raise ModelError(f"{request.where} cannot take tensors of shapes {shapes}: {text}{hint}") from error
-        return found
+        return {name: self._onnx.TypeProto.FromString(text) for name, text in (found or {}).items()}
 
-    def _schema(self, operator: str, domain: str) -> Any:
-        """Return what ONNX knows of an operator; None for nothing."""
-        key = operator, domain
-        if key not in self._schemas:
-            defs = framework("onnx.defs", "onnx")
-            version = min(self._model.opsets.get(domain, 1), defs.onnx_opset_version() if not domain else 1 << 30)
-            try:
-                self._schemas[key] = defs.get_schema(operator, version, domain)
-            except Exception:  # noqa: BLE001 a SchemaError of C++
-                self._schemas[key] = None
-        return self._schemas[key]
-
-    def _type(self, value: Value) -> Any:
+    def _type(self, value: Value) -> bytes:
         if value.name not in self._types:
             helper = framework("onnx.helper", "onnx")
-            self._types[value.name] = helper.make_tensor_type_proto(dtype_number(value.dtype), list(value.shape))
+            made = helper.make_tensor_type_proto(dtype_number(value.dtype), list(value.shape))
+            self._types[value.name] = made.SerializeToString()
         return self._types[value.name]
 
-    def _data(self, name: str) -> Any:
-        return framework("onnx.numpy_helper", "onnx").from_array(self._tensors.constants[name], name)
+    def _data(self, name: str) -> bytes:
+        made = framework("onnx.numpy_helper", "onnx").from_array(self._tensors.constants[name], name)
+        data: bytes = made.SerializeToString()
+        return data
 
     def _result(self, request: Request, position: int, inferred: Any) -> Value:
         """Return a result, as inferred, as declared in the file, or as what is known of the operator has it."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from pase.errors import ModelError
 from pase.importers.front_end import framework
+from pase.importers.onnx.native import NativeError, native
 from pase.importers.onnx.wire import mark_of, stripped, stripped_file
 
 MIN_OPSET = 7
@@ -209,11 +210,12 @@ def _with_functions_written_out(proto: Any, name: str) -> Any:
     total = _written_out(proto.graph.node, lambda key: size(key, ()), functions)
     if total > _MAX_NODES:
         raise ModelError(f"{name!r} has {total:,} operators when its functions are written out; expected a model")
-    inliner = framework("onnx.inliner", "onnx")
     try:
-        return inliner.inline_local_functions(proto)
-    except Exception as error:  # of C++
+        with native() as process:
+            data = process.inline(proto.SerializeToString())
+    except NativeError as error:
         raise _damaged(name, f"its functions cannot be written out ({str(error).strip()})") from error
+    return _parsed(framework("onnx", "onnx"), data, name)
 
 
 def _written_out(nodes: Any, size: Callable[[tuple[str, str]], int], functions: Mapping[tuple[str, str], Any]) -> int:

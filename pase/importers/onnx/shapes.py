@@ -13,7 +13,8 @@ from pase.importers.ir import Value
 from pase.importers.onnx.folding import Array, Folding, fold
 from pase.importers.onnx.inference import Inference, Request
 from pase.importers.onnx.model import OnnxModel, dtype_name, graphs_within, plain_domain, values_of
-from pase.importers.onnx.operators.call import Call
+from pase.importers.onnx.native import Native
+from pase.importers.onnx.operators.call import UNFIT, Call
 from pase.importers.onnx.rebatch import Rebatching
 from pase.importers.onnx.tensors import Placed, Rebatch, Shape, Stored, Tensors, Walked
 
@@ -41,16 +42,21 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
 
 
 def walk(
-    model: OnnxModel, shapes: Mapping[str, Shape], trained: frozenset[str], *, rebatch: Rebatch | None = None
+    model: OnnxModel,
+    shapes: Mapping[str, Shape],
+    trained: frozenset[str],
+    native: Native,
+    *,
+    rebatch: Rebatch | None = None,
 ) -> Walked:
-    """Return a model's operators with the shapes that follow from those of its inputs.
+    """Return a model's operators with the shapes that follow from those of its inputs; native: infers them.
 
     Raises ModelError for control flow, for quantised models and where a shape depends on values.
     """
     tensors = Tensors(trained=trained)
     for given in model.inputs:
         tensors.feed(given, shapes[given.name])
-    walker = _Walker(model, tensors, rebatch)
+    walker = _Walker(model, tensors, native, rebatch)
     walker.graph(model.graph, {})
     outputs = tuple(dict.fromkeys(str(info.name) for info in model.graph.output))
     for name in outputs:
@@ -68,10 +74,10 @@ def walk(
 class _Walker:
     """Walks operators, in order."""
 
-    def __init__(self, model: OnnxModel, tensors: Tensors, rebatch: Rebatch | None) -> None:
+    def __init__(self, model: OnnxModel, tensors: Tensors, native: Native, rebatch: Rebatch | None) -> None:
         self._model = model
         self._tensors = tensors
-        self._inference = Inference(model, tensors, rebatch)
+        self._inference = Inference(model, tensors, native, rebatch)
         self._rebatching = Rebatching(tensors, rebatch, self._add) if rebatch is not None else None
         self._read = frozenset(_names_read(model.graph))
         self._count = 0
@@ -107,6 +113,18 @@ class _Walker:
         if operator == "If":
             self._if(node, name, inputs, outputs, scope)
             return
+        try:
+            with np.errstate(all="ignore"):
+                self._follow(node, operator, domain, name, inputs, outputs)
+        except UNFIT as error:
+            raise ModelError(
+                f"operator {operator} {name!r} cannot be worked out: {error}; check the file with onnx.checker"
+            ) from error
+
+    def _follow(
+        self, node: Any, operator: str, domain: str, name: str, inputs: list[str], outputs: list[str]
+    ) -> None:
+        """Work an operator out, or add it with the shapes of its results."""
         attributes = _attributes(node, name)
         if not domain and self._is_worked_out(operator, name, inputs, outputs, attributes):
             return
@@ -174,10 +192,7 @@ class _Walker:
                 num_outputs=len(outputs),
                 opset=self._model.opsets.get("", 1),
             )
-            try:
-                found = fold(folding)
-            except (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, OverflowError) as error:
-                raise ModelError(f"operator {operator} {name!r} cannot be worked out: {error}") from error
+            found = fold(folding)
         for output, array in zip(outputs, found or (), strict=False):
             if output:
                 self._tensors.know(output, array)

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from pase.errors import ModelError
 from pase.importers.ir import Step
-from pase.importers.onnx.operators.call import Call, Translation, generic
+from pase.importers.onnx.operators.call import UNFIT, Call, Translation, generic
 from pase.importers.onnx.operators.lookups import LOOKUPS, embed_and_normalise
 from pase.importers.onnx.operators.moves import MOVES
 from pase.importers.onnx.operators.normalisations import NORMALISATIONS
@@ -57,7 +57,7 @@ def translate(call: Call, domain: str) -> list[Step]:
     translation = _DOMAINS.get(domain, {}).get(call.operator, generic)
     try:
         return translation(call)
-    except (ValueError, TypeError, IndexError, KeyError, ZeroDivisionError, OverflowError) as error:
+    except UNFIT as error:
         raise ModelError(
             f"operator {call.operator} {call.name!r} is not well formed: {error}; check the file with onnx.checker"
         ) from error

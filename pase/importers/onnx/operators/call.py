@@ -108,6 +108,9 @@ class Call:
 
 Translation = Callable[[Call], list[Step]]
 
+UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
+"""What is raised where attributes, inputs and shapes do not fit together, or stand for more than there is memory for."""
+
 
 def place(axis: int, rank: int) -> int:
     """Return an axis counted from 0; ValueError where it lies outside of the rank."""

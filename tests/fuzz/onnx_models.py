@@ -1,0 +1,283 @@
+"""The reader of ONNX files: models that stand for common ones with attributes, shapes and operators changed."""
+
+import ast
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pase import search
+from pase.emitter import emit_forward
+from pase.errors import PaseError
+from pase.graph import graph_document, verify
+from pase.importers.onnx.native import Native, native
+from tests.fuzz.harness import Reader, Target
+from tests.fuzz.mutations import change_bytes, word
+
+_SMALL = (0, 1, 1, 2, 2, 3, -1, -1, -2, 4)
+_EXTENTS = (0, 1, 1, 2, 2, 3, 4, 5, 7, 16, -1, -2, 1000, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63))
+_FLOATS = (0.0, 1.0, -1.0, 0.5, 1e-5, 1e38, float("inf"), float("nan"))
+
+
+def _onnx_files() -> Reader:
+    import onnx
+    from onnx import AttributeProto, helper
+
+    from pase.importers.frameworks import import_model
+    from pase.importers.onnx import file
+    from pase.importers.weights import read_weights
+    from tests.importers import onnx_models as small
+
+    bases = [small.convolutional(17).SerializeToString(), small.convolutional(9).SerializeToString()]
+    bases += [small.transformer(2).SerializeToString(), _various(helper).SerializeToString()]
+    file.native = _shared_process  # type: ignore[assignment]
+    schemas = [schema for schema in onnx.defs.get_all_schemas() if schema.domain in ("", "ai.onnx.ml")]
+
+    def read(rng: Random, folder: Path) -> None:
+        if rng.random() < 0.35:
+            proto = _single(helper, AttributeProto, rng.choice(schemas), rng)
+        else:
+            proto = onnx.ModelProto.FromString(rng.choice(bases))
+            for _ in range(rng.choice((0, 1, 1, 2, 3))):
+                _change(helper, AttributeProto, proto, schemas, rng)
+        data = proto.SerializeToString()
+        if rng.random() < 0.1:
+            data = change_bytes(data, rng)
+        path = folder / "model.onnx"
+        path.write_bytes(data)
+        batch = rng.choice((None, None, None, 1, 4, 2**31 - 1))
+        model = import_model(str(path), batch=batch)
+        graph_document(verify(model.graph))
+        if rng.random() < 0.3:
+            with suppress(PaseError):
+                ast.parse(emit_forward(search(model.graph, 2)))
+        if rng.random() < 0.3:
+            for name, array in read_weights(str(path), batch=batch).items():
+                assert array.shape is not None, name
+
+    return read
+
+
+class _Shared(Native):
+    """A process for many models: that they are read one after the other makes no difference."""
+
+    def close(self) -> None:
+        pass
+
+
+_processes: dict[int, _Shared] = {}
+"""By the process that started it."""
+
+
+def _shared_process() -> Native:
+    found = _processes.get(os.getpid())
+    if found is None or found._process.poll() is not None:
+        _processes.clear()
+        started = native()
+        started.close()
+        found = _processes[os.getpid()] = _Shared(str(started._process.args[-1]))  # type: ignore[index]
+    return found
+
+
+def _various(helper: Any) -> Any:
+    """Return a model of pieces, lookups, recurrences, reductions and windows."""
+    from tests.importers.onnx_models import INT64, feed, model, node, number, weight, whole
+
+    nodes = [
+        node("Gather", ["table", "ids"], ["e"], name="embedding"),
+        node("LSTM", ["e_t", "lw", "lr", "lb"], ["h", "hn", "cn"], name="lstm", hidden_size=4),
+        node("Squeeze", ["h", "one"], ["hs"], name="squeeze"),
+        node("Transpose", ["hs"], ["ht"], name="back", perm=[1, 0, 2]),
+        node("Split", ["ht"], ["s1", "s2"], name="split", axis=2, num_outputs=2),
+        node("Concat", ["s1", "s2"], ["c"], name="concat", axis=-1),
+        node("LayerNormalization", ["c", "scale", "shift"], ["n"], name="norm", axis=-1),
+        node("Slice", ["n", "starts", "ends", "axes"], ["sl"], name="slice"),
+        node("ReduceMean", ["sl", "one"], ["m"], name="mean", keepdims=0),
+        node("Pad", ["m", "pads"], ["p"], name="pad"),
+        node("Pow", ["p", "two"], ["q"], name="pow"),
+        node("Einsum", ["q", "ew"], ["z"], name="einsum", equation="bk,kn->bn"),
+        node("Shape", ["z"], ["zs"], name="shape"),
+        node("Reshape", ["z", "zs"], ["y"], name="reshape"),
+    ]
+    nodes.insert(1, node("Transpose", ["e"], ["e_t"], name="turn", perm=[1, 0, 2]))
+    weights = [
+        weight("table", 9, 3), weight("lw", 1, 16, 3), weight("lr", 1, 16, 4), weight("lb", 1, 32), whole("one", 1), weight("scale", 4),
+        weight("shift", 4), whole("starts", 0), whole("ends", 3), whole("axes", 1), whole("pads", 0, 1, 0, 1), number("two", 2.0),
+        weight("ew", 6, 5),
+    ]  # fmt: skip
+    return model(nodes, [feed("ids", (2, 5), INT64)], ["y"], weights, opset=18)
+
+
+def _whole(rng: Random) -> int:
+    return rng.choice(_SMALL if rng.random() < 0.8 else _EXTENTS)
+
+
+def _attribute(helper: Any, kinds: Any, name: str, rng: Random, kind: int | None = None) -> Any:
+    """Return an attribute of a type, or of any."""
+    kind = kind if kind is not None and rng.random() < 0.8 else rng.choice((1, 2, 3, 4, 6, 7, 8, 5))
+    values: dict[int, Any] = {
+        kinds.FLOAT: lambda: rng.choice(_FLOATS),
+        kinds.INT: lambda: _whole(rng),
+        kinds.STRING: lambda: rng.choice(("", "SAME_UPPER", "SAME_LOWER", "VALID", "linear", "bk,kn", "->", "...ij,...jk->...ik", "x" * 5000, word(rng))),
+        kinds.FLOATS: lambda: [rng.choice(_FLOATS) for _ in range(rng.randrange(1, 4))],
+        kinds.INTS: lambda: [_whole(rng) for _ in range(rng.choice((1, 2, 2, 3, 4, 4, 6)))],
+        kinds.STRINGS: lambda: [word(rng) for _ in range(rng.randrange(1, 3))],
+        kinds.TENSOR: lambda: _tensor(helper, "t", rng),
+    }
+    made = kinds()
+    made.name = name
+    made.type = kind if kind in values else kinds.INT
+    value = values[made.type]()
+    match made.type:
+        case kinds.FLOAT:
+            made.f = value
+        case kinds.INT:
+            made.i = value
+        case kinds.STRING:
+            made.s = value.encode("utf-8", "surrogatepass")
+        case kinds.FLOATS:
+            made.floats.extend(value)
+        case kinds.INTS:
+            made.ints.extend(value)
+        case kinds.STRINGS:
+            made.strings.extend(text.encode("utf-8", "surrogatepass") for text in value)
+        case _:
+            made.t.CopyFrom(value)
+    return made
+
+
+def _tensor(helper: Any, name: str, rng: Random) -> Any:
+    """Return a stored tensor that may not hold what it says."""
+    from onnx import TensorProto
+
+    made = TensorProto()
+    made.name = name
+    made.data_type = rng.choice((1, 1, 1, 7, 7, 6, 9, 10, 11, 8, 0, 14, 16, 17, 21, 22, 99))
+    made.dims.extend(rng.choice(_EXTENTS[:14]) for _ in range(rng.choice((0, 1, 1, 2, 3))))
+    kind = rng.random()
+    if kind < 0.4:
+        made.raw_data = bytes(rng.randrange(256) for _ in range(rng.choice((0, 1, 4, 8, 16, 24))))
+    elif kind < 0.6:
+        made.int64_data.extend(rng.choice(_EXTENTS) for _ in range(rng.randrange(5)))
+    elif kind < 0.8:
+        made.float_data.extend(rng.choice(_FLOATS) for _ in range(rng.randrange(5)))
+    elif kind < 0.9:
+        made.string_data.extend(word(rng).encode("utf-8", "surrogatepass") for _ in range(2))
+    else:
+        made.data_location = 1
+        for key, value in (("location", rng.choice(("x.bin", "../../etc/passwd", "/etc/passwd", "", "model.onnx", "a\x00b"))), ("offset", rng.choice(("0", "-1", "x", "9" * 30))), ("length", rng.choice(("4", "", "-4", "9" * 5000)))):
+            entry = made.external_data.add()
+            entry.key, entry.value = key, value
+    return made
+
+
+def _single(helper: Any, kinds: Any, schema: Any, rng: Random) -> Any:
+    """Return a model of one operator of any kind, and a product after it."""
+    from tests.importers.onnx_models import feed, model, weight
+
+    count = rng.choice((schema.min_input, max(schema.min_input, min(schema.max_input, 6)), rng.randrange(5)))
+    inputs, initialisers = [], []
+    names = []
+    rank = rng.choice((0, 1, 2, 3, 4, 4, 4, 5))
+    extents = [rng.choice((1, 2, 3, 4, 6, 8)) for _ in range(5)]
+    if rng.random() < 0.5:
+        extents = [4] * 5
+    for i in range(min(count, 8)):
+        name = f"x{i}"
+        if rng.random() < 0.1:
+            names.append("")
+            continue
+        names.append(name)
+        if rng.random() < 0.6:
+            shape = extents[: rank if rng.random() < 0.85 else rng.randrange(5)]
+            inputs.append(feed(name, shape, rng.choice((1, 1, 1, 1, 7, 9, 6))))
+        else:
+            initialisers.append(_tensor(helper, name, rng) if rng.random() < 0.5 else weight(name, *extents[: rank if rng.random() < 0.6 else 1]))
+    if not inputs:
+        inputs.append(feed("x", [2, 3]))
+    outputs = [f"y{i}" for i in range(rng.choice((1, 1, 1, 2, 3, max(1, min(5, schema.max_output)))))]
+    node = helper.make_node(schema.name, names, outputs, name=rng.choice(("op", "op", word(rng).replace("\ud800", ""))), domain=schema.domain)
+    for name, described in schema.attributes.items():
+        if described.required or rng.random() < 0.4:
+            node.attribute.append(_attribute(helper, kinds, name, rng, int(getattr(described.type, "value", described.type))))
+    nodes = [node, helper.make_node("MatMul", [outputs[0], "w"], ["z"], name="product")]
+    opset = rng.choice((7, 9, 11, 12, 13, 16, 18, 21, 23, 99))
+    more = [helper.make_opsetid("ai.onnx.ml", rng.choice((1, 3, 5)))]
+    return model(nodes, inputs, ["z" if rng.random() < 0.7 else outputs[0]], [*initialisers, weight("w", rng.choice((2, 3, 4)), 5)], opset=opset, more=more)
+
+
+def _change(helper: Any, kinds: Any, proto: Any, schemas: Sequence[Any], rng: Random) -> None:
+    graph = proto.graph
+    kind = rng.random()
+    node = rng.choice(graph.node) if graph.node else None
+    if node is None:
+        return
+    if kind < 0.35:
+        names = [a.name for a in node.attribute] + ["axis", "axes", "perm", "kernel_shape", "pads", "strides", "group", "num_outputs", "to", "value"]
+        name = rng.choice(names)
+        old = next((a for a in node.attribute if a.name == name), None)
+        made = _attribute(helper, kinds, name, rng, old.type if old is not None else None)
+        if old is not None:
+            old.CopyFrom(made)
+        else:
+            node.attribute.append(made)
+    elif kind < 0.45:
+        node.op_type = rng.choice(schemas).name if rng.random() < 0.9 else word(rng).replace("\ud800", "")
+    elif kind < 0.55:
+        where = node.input if rng.random() < 0.6 else node.output
+        names = [o for n in graph.node for o in (*n.output, *n.input)] + ["", "nothing", word(rng).replace("\ud800", "")]
+        if where and rng.random() < 0.7:
+            where[rng.randrange(len(where))] = rng.choice(names)
+        elif where and rng.random() < 0.5:
+            del where[rng.randrange(len(where))]
+        else:
+            where.append(rng.choice(names))
+    elif kind < 0.7 and graph.initializer:
+        tensor = rng.choice(graph.initializer)
+        choice = rng.random()
+        if choice < 0.5 and tensor.dims:
+            tensor.dims[rng.randrange(len(tensor.dims))] = rng.choice(_EXTENTS)
+        elif choice < 0.6:
+            tensor.dims.append(rng.choice(_EXTENTS))
+        elif choice < 0.8:
+            tensor.data_type = rng.choice((0, 1, 6, 7, 9, 10, 11, 16, 8, 99))
+        else:
+            tensor.CopyFrom(_tensor(helper, tensor.name, rng))
+    elif kind < 0.8:
+        info = rng.choice([*graph.input, *graph.output])
+        shape = info.type.tensor_type.shape
+        if shape.dim and rng.random() < 0.7:
+            dim = rng.choice(shape.dim)
+            if rng.random() < 0.7:
+                dim.dim_value = rng.choice(_EXTENTS)
+            else:
+                dim.dim_param = word(rng).replace("\ud800", "")
+        elif rng.random() < 0.5:
+            info.type.tensor_type.elem_type = rng.choice((0, 1, 7, 8, 9, 16, 99))
+        else:
+            info.type.sequence_type.elem_type.tensor_type.elem_type = 1
+    elif kind < 0.85:
+        for entry in proto.opset_import:
+            entry.version = rng.choice((0, 1, 6, 7, 8, 10, 11, 13, 17, 18, 19, 22, 25, 1000, -1, 2**62))
+    elif kind < 0.9:
+        nodes = list(graph.node)
+        rng.shuffle(nodes)
+        del graph.node[:]
+        graph.node.extend(nodes)
+    elif kind < 0.95:
+        graph.node.append(node)
+    else:
+        function = proto.functions.add()
+        function.name, function.domain = node.op_type, node.domain or rng.choice(("", "own"))
+        function.input.extend(["a"])
+        function.output.extend(["b"])
+        function.node.append(helper.make_node(rng.choice(("Relu", node.op_type)), ["a"], [rng.choice(("b", "c"))]))
+        function.opset_import.extend(proto.opset_import)
+        if rng.random() < 0.5:
+            node.domain = function.domain
+            proto.opset_import.append(helper.make_opsetid("own", 1))
+
+
+TARGETS = (Target(name="onnx", prepare=_onnx_files, share=2),)
