@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
@@ -122,7 +122,7 @@ def reading(error: type[PaseError], what: str, expected: str) -> Iterator[None]:
     except OSError as found:
         raise error(f"{what}: {found.strerror or found}; {expected}") from None
     # zipfile, zlib and struct raise errors of many classes for damaged archives.
-    except Exception as found:
+    except Exception as found:  # noqa: BLE001
         raise error(f"{what}: {found}; {expected}") from None
 
 
@@ -145,9 +145,9 @@ def mapped_array(path: Path) -> Array:
             raise _UnreadableError(
                 f"has {size_bytes - start} bytes; its shape {header.shape} of {header.dtype} needs {header.size_bytes}"
             )
-        order = "F" if header.is_fortran else "C"
         if not header.size_bytes:
-            return np.zeros(header.shape, header.dtype, order)
+            return np.zeros(header.shape, header.dtype)
+    order: Literal["C", "F"] = "F" if header.is_fortran else "C"
     return np.memmap(path, header.dtype, "r", start, header.shape, order)
 
 

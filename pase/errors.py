@@ -16,7 +16,8 @@ _MOST_OF_PART = 200
 """Characters of what is quoted in a message, or has no space in it: a name, a path, a piece of a file."""
 
 _PARTS = re.compile(
-    r"""(?<![\w\\])(?:'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")|\S{%d,}""" % (_MOST_OF_PART + 1), re.DOTALL
+    r"""(?<![\w\\])(?:'[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")|\S{200,}""",
+    re.DOTALL,
 )
 
 

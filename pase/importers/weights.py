@@ -111,17 +111,17 @@ def _as_it_is(source: Any) -> Any:
 
 
 def _open_keras(source: Any) -> Any:
-    """Return the model of a `.keras` file with its weights: checked first, as files are whose weights are not read."""
+    """Return the model of a `.keras` file with its weights, of a copy of what was checked."""
     if not isinstance(source, str):
         return source
-    from pase.importers.keras.file import read_model
+    from pase.importers.keras.file import clean_copy
 
     keras = framework("keras", "keras")
-    read_model(keras, source)
-    try:
-        return keras.models.load_model(source, compile=False, safe_mode=True)
-    except Exception as error:
-        raise ModelError(f"the weights of {source!r} cannot be read: {type(error).__name__}: {error}") from error
+    with clean_copy(keras, source) as path:
+        try:
+            return keras.models.load_model(path, compile=False, safe_mode=True)
+        except Exception as error:
+            raise ModelError(f"the weights in {source!r} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _torch_values(source: Any, names: Iterable[str], _trace: Trace, batch: int | None) -> Mapping[str, Array]:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pase.array_files import Array, mapped_array, opened_archive, reading
+from pase.array_files import mapped_array, opened_archive, reading
 from pase.errors import RuntimeFailure
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
 from pase.runtime.initial import generator
+
+Array = np.ndarray[Any, Any]
 
 _PIECE_ELEMENTS = 1 << 20
 """Of an array whose values are checked: it may be larger than the memory."""

@@ -60,7 +60,12 @@ def _runs(
     while time.monotonic() < end_s:
         for target in targets:
             outcome = run(
-                target, readers[target.name], seed=seed, first=done[target.name], count=_PIECE, until_s=_until(end_s, target, whole)
+                target,
+                readers[target.name],
+                seed=seed,
+                first=done[target.name],
+                count=_PIECE,
+                until_s=_until(end_s, target, whole),
             )
             done[target.name] += outcome.total
             yield target, outcome

@@ -54,19 +54,23 @@ def _npy(array: Array, rng: Random | None) -> bytes:
 
 _HEADERS: Mapping[str, tuple[Any, ...]] = {
     "descr": (
-        "<f8", ">f8", "<i8", ">i4", "<f4", "|b1", "|O", "<U8", "|S4", "<c16", "|V8", "<M8[D]", "<m8[s]", "<f2", "<U0", "|V0", "|u1", "x",
-        "", 7, None, [("a", "<f8")], [("a", "|O")], [("a", "<f8", (2**40,))], "<U2000000000", "<f16", ("<f8", (3,)), "<U1000000",
+        "<f8", ">f8", "<i8", ">i4", "<f4", "|b1", "|O", "<U8", "|S4", "<c16", "|V8", "<M8[D]", "<m8[s]", "<f2",
+        "<U0", "|V0", "|u1", "x",
+        "", 7, None, [("a", "<f8")], [("a", "|O")], [("a", "<f8", (2**40,))], "<U2000000000", "<f16", ("<f8",
+        (3,)), "<U1000000",
     ),
     "fortran_order": (True, False, None, 1, "no"),
     "shape": (
-        (), (0,), (1,), (3, 2), (2, 3), (-1,), (-1, -1), (2**31,), (2**62, 4), (2**64,), (10**30,), (1,) * 40, (0, 2**63), (True,), ("a",),
+        (), (0,), (1,), (3, 2), (2, 3), (-1,), (-1, -1), (2**31,), (2**62, 4), (2**64,), (10**30,), (1,) * 40, (0,
+        2**63), (True,), ("a",),
         (1.5,), [2], 3, None, (2**40, 0), (-(2**63), 0),
     ),
     "more": (1, "x" * 9000, [[]]),
 }  # fmt: skip
 
 _TEXTS = (
-    "{", "[1]", "__import__('os')", "{'descr': '<f8', 'fortran_order': False, 'shape': (1,)", "(" * 3000, "{}", "", "-" * 20000, "\x00" * 50, "{1: 2}",
+    "{", "[1]", "__import__('os')", "{'descr': '<f8', 'fortran_order': False, 'shape': (1,)", "(" * 3000, "{}", "",
+    "-" * 20000, "\x00" * 50, "{1: 2}",
     "{'descr': '<f8', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",)}", "'" * 200, "{[]: 1}", "\ud800",
 )  # fmt: skip
 
@@ -74,7 +78,9 @@ _TEXTS = (
 def _archive(members: Mapping[str, bytes], rng: Random) -> bytes:
     """Return a zip file of members, compressed or not, some of its own fields changed now and then."""
     stream = io.BytesIO()
-    method = rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    method = rng.choice(
+        (zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    )
     with zipfile.ZipFile(stream, "w", method) as archive:
         for name, data in members.items():
             archive.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), data, method)
@@ -104,10 +110,14 @@ def _values(array: Array, rng: Random) -> Array:
         if kind < 0.4 and flat.size and flat.dtype.kind in "if":
             value = rng.choice((-1, 0, 1, 2, 3, 7, 1000, -(2**31), 2**31 - 1, 1e300, float("nan"), float("inf"), -0.5))
             at = rng.randrange(flat.size)
-            flat.reshape(-1)[at] = value if flat.dtype.kind == "f" else int(np.clip(np.nan_to_num(value), -(2**31), 2**31 - 1))
+            flat.reshape(-1)[at] = (
+                value if flat.dtype.kind == "f" else int(np.clip(np.nan_to_num(value), -(2**31), 2**31 - 1))
+            )
             return flat
         if kind < 0.6:
-            dtype = rng.choice(("f8", "f4", "f2", "i8", "i4", "u1", "u8", "?", "U3", "S3", "c16", "O", "M8[D]", ">i8", ">f8"))
+            dtype = rng.choice(
+                ("f8", "f4", "f2", "i8", "i4", "u1", "u8", "?", "U3", "S3", "c16", "O", "M8[D]", ">i8", ">f8")
+            )
             with warnings.catch_warnings(), suppress(TypeError, ValueError, RuntimeError):
                 warnings.simplefilter("ignore")
                 return flat.astype(dtype)
@@ -170,7 +180,10 @@ def _problems() -> Reader:
         tables = read_problem(path)
         sizes = tables.domain_sizes
         solution = solve(tables, ordering=rng.choice(("auto", *ORDERINGS)))
-        if all(len(tables.layer_costs(v)) for v in range(tables.num_vertices)) and np.prod([float(s) for s in sizes]) < 3000:
+        if (
+            all(len(tables.layer_costs(v)) for v in range(tables.num_vertices))
+            and np.prod([float(s) for s in sizes]) < 3000
+        ):
             best = min(_cost(tables, choice) for choice in product(*map(range, sizes)))
             assert solution.cost == best or abs(solution.cost - best) <= 1e-9 * abs(best), (solution.cost, best)
         write_problem(tables, folder / "again.npz")
@@ -307,10 +320,14 @@ def _cifar() -> Reader:
             for name in NAMES:
                 if rng.random() < 0.03:
                     continue
-                info = tarfile.TarInfo(rng.choice((f"cifar-10-batches-bin/{name}",) * 9 + (word(rng)[:90].replace("\ud800", ""),)))
+                info = tarfile.TarInfo(
+                    rng.choice((f"cifar-10-batches-bin/{name}",) * 9 + (word(rng)[:90].replace("\ud800", ""),))
+                )
                 info.size = len(records)
                 if rng.random() < 0.05:
-                    info.type = rng.choice((tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE))
+                    info.type = rng.choice(
+                        (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE)
+                    )
                     info.linkname = "/etc/passwd"
                 archive.addfile(info, io.BytesIO(records))
         data = stream.getvalue()

@@ -124,7 +124,16 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
         elif kind < 0.75:
             access = rng.choice([*operator["reads"], *operator["writes"]])
             access[rng.choice(("tensor", "role", "shared", "axes", "shape", "partial_over"))] = rng.choice(
-                (word(rng), "parameter", "activation", "index", [], [None], near(access["shape"], rng), near(access["axes"], rng))
+                (
+                    word(rng),
+                    "parameter",
+                    "activation",
+                    "index",
+                    [],
+                    [None],
+                    near(access["shape"], rng),
+                    near(access["axes"], rng),
+                )
             )
         elif kind < 0.85:
             graph["name"] = word(rng)
@@ -142,12 +151,15 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
 
 
 _KINDS = (
-    "dense", "conv2d", "conv1d", "conv3d", "max_pool2d", "mean_pool2d", "global_pool", "softmax_loss", "embedding", "lstm", "attention",
-    "layer_norm", "batch_norm", "concat", "dropout", "elementwise", "add", "opaque", "softmax", "view", "transposed_conv2d",
+    "dense", "conv2d", "conv1d", "conv3d", "max_pool2d", "mean_pool2d", "global_pool", "softmax_loss", "embedding",
+    "lstm", "attention",
+    "layer_norm", "batch_norm", "concat", "dropout", "elementwise", "add", "opaque", "softmax", "view",
+    "transposed_conv2d",
 )  # fmt: skip
 
 _ATTRIBUTES = (
-    "activation", "bias", "reduction", "forward", "rate", "stride", "padding", "groups", "function", "epsilon", "causal", "layers",
+    "activation", "bias", "reduction", "forward", "rate", "stride", "padding", "groups", "function", "epsilon",
+    "causal", "layers",
     "momentum", "counts_padding", "scale", "axis", "function_1", "operands",
 )  # fmt: skip
 
@@ -237,7 +249,9 @@ def _machines() -> Reader:
                     del lines[at]
                     lines = lines or [""]
                 else:
-                    lines.insert(at, f"{rng.choice(('a', 'name', 'x.y', '[levels]', '[[levels]]', word(rng)))} = {_toml(rng)}")
+                    lines.insert(
+                        at, f"{rng.choice(('a', 'name', 'x.y', '[levels]', '[[levels]]', word(rng)))} = {_toml(rng)}"
+                    )
             data = "\n".join(lines).encode("utf-8", "surrogatepass")
         else:
             data = change_text(text, rng)
@@ -258,7 +272,22 @@ def _toml(rng: Random) -> str:
     if kind < 0.7:
         return json.dumps(word(rng))
     return rng.choice(
-        ("true", "[]", "{}", "[1, 2", "[[1]]", "{a = 1}", "1979-05-27", "07:32:00", "0x_1", "'''", '"""', "[" * 3000, "{a = " * 500, "")
+        (
+            "true",
+            "[]",
+            "{}",
+            "[1, 2",
+            "[[1]]",
+            "{a = 1}",
+            "1979-05-27",
+            "07:32:00",
+            "0x_1",
+            "'''",
+            '"""',
+            "[" * 3000,
+            "{a = " * 500,
+            "",
+        )
     )
 
 
@@ -267,7 +296,14 @@ def _toml(rng: Random) -> str:
 
 def _texts() -> Reader:
     cluster = json.dumps(
-        {"schema_version": 1, "tasks": ["127.0.0.1:4000"], "task": 0, "bind": "127.0.0.1", "local_task": 0, "step_timeout_s": None}
+        {
+            "schema_version": 1,
+            "tasks": ["127.0.0.1:4000"],
+            "task": 0,
+            "bind": "127.0.0.1",
+            "local_task": 0,
+            "step_timeout_s": None,
+        }
     )
     hosts = "node1:4000\n# a comment\nnode2:4001\n[::1]:4002\n"
     metrics = '{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 2.25, "worker": 0}\n'
@@ -284,7 +320,9 @@ def _texts() -> Reader:
         elif kind == 1:
             lines = hosts.split("\n")
             lines[rng.randrange(len(lines))] = rng.choice((word(rng), f"{word(rng)}:1", f"a:{rng.choice(NUMBERS)}"))
-            path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass") if rng.random() < 0.7 else change_text(hosts, rng))
+            path.write_bytes(
+                "\n".join(lines).encode("utf-8", "surrogatepass") if rng.random() < 0.7 else change_text(hosts, rng)
+            )
             read_hosts(str(path) if rng.random() < 0.8 else word(rng))
         elif kind == 2:
             lines = metrics.split("\n")
@@ -293,7 +331,11 @@ def _texts() -> Reader:
             with MetricsFile(path, num_steps=rng.choice((1, {None: 1, 0: 2})), resume=True):
                 pass
         else:
-            device_numbers(rng.choice((f"{rng.choice(NUMBERS)}..{rng.choice(NUMBERS)}", word(rng), "1..", f"{rng.choice(NUMBERS)}")))
+            device_numbers(
+                rng.choice(
+                    (f"{rng.choice(NUMBERS)}..{rng.choice(NUMBERS)}", word(rng), "1..", f"{rng.choice(NUMBERS)}")
+                )
+            )
 
     return read
 

@@ -204,7 +204,9 @@ def _work(
             break
         shared[:] = _COUNTS.pack(number, accepted, refused, now)
         used = resource.getrusage(resource.RUSAGE_SELF)
-        resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_S + 1, resource.RLIM_INFINITY))
+        resource.setrlimit(
+            resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_S + 1, resource.RLIM_INFINITY)
+        )
         problem, refusal = outcome_of(reader, generator(target.name, seed, number), folder)
         if problem:
             failure = {"target": target.name, "seed": seed, "number": number, "what": problem}

@@ -7,15 +7,18 @@ from random import Random
 from typing import Any
 
 WORDS = (
-    "", " ", "x", "b", "n", "c", "h", "dense", "relu", "conv2d", "paper", "alpha_beta", "fc1", "__class__", "../../etc/passwd",
-    "(__import__('os').system('touch PWNED'), relu)[1]", "'\"\\", "a\nb\r\nc", "\x00\x07\x1b[31m\x7f", "\ud800", "\u202e\u2028",
+    "", " ", "x", "b", "n", "c", "h", "dense", "relu", "conv2d", "paper", "alpha_beta", "fc1", "__class__",
+    "../../etc/passwd",
+    "(__import__('os').system('touch PWNED'), relu)[1]", "'\"\\", "a\nb\r\nc", "\x00\x07\x1b[31m\x7f", "\ud800",
+    "\u202e\u2028",
     "None", "nan", "1e999", "{0}{name}%s", "<script>alert(1)</script>", "\"]; x [", "=1+1", "слой 层 😀",
 )  # fmt: skip
 
 _LONG = ("x" * 100_000, "long " * 20_000, "a'b\"" * 25_000)
 
 NUMBERS: tuple[int | float, ...] = (
-    0, 1, 2, 3, 4, 7, 8, 16, 64, 1000, -1, -2, -(10**9), 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63, 2**64, 10**30,
+    0, 1, 2, 3, 4, 7, 8, 16, 64, 1000, -1, -2, -(10**9), 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1,
+    2**63, 2**64, 10**30,
     10**400, -(10**400), 0.0, -0.0, 0.5, 1.5, -1.5, 1e-320, 1e-9, 1e12, 1e300, 1.7e308, math.inf, -math.inf, math.nan,
 )  # fmt: skip
 
@@ -136,7 +139,9 @@ def change_text(text: str, rng: Random) -> bytes:
     if kind < 0.8:
         return b"[" * rng.choice((10, 900, 5000, 200_000)) + data
     at = rng.randrange(len(data) + 1)
-    more = rng.choice((b"1e999", b"9" * 5000, b"-", b"NaN", b"Infinity", b'"', b"\\u0000", b"{", b"\xff\xfe", b"\x00", b",,"))
+    more = rng.choice(
+        (b"1e999", b"9" * 5000, b"-", b"NaN", b"Infinity", b'"', b"\\u0000", b"{", b"\xff\xfe", b"\x00", b",,")
+    )
     return data[:at] + more + data[at + rng.randrange(3) :]
 
 

@@ -103,8 +103,10 @@ def _various(helper: Any) -> Any:
     ]
     nodes.insert(1, node("Transpose", ["e"], ["e_t"], name="turn", perm=[1, 0, 2]))
     weights = [
-        weight("table", 9, 3), weight("lw", 1, 16, 3), weight("lr", 1, 16, 4), weight("lb", 1, 32), whole("one", 1), weight("scale", 4),
-        weight("shift", 4), whole("starts", 0), whole("ends", 3), whole("axes", 1), whole("pads", 0, 1, 0, 1), number("two", 2.0),
+        weight("table", 9, 3), weight("lw", 1, 16, 3), weight("lr", 1, 16, 4), weight("lb", 1, 32), whole("one",
+        1), weight("scale", 4),
+        weight("shift", 4), whole("starts", 0), whole("ends", 3), whole("axes", 1), whole("pads", 0, 1, 0, 1),
+        number("two", 2.0),
         weight("ew", 6, 5),
     ]  # fmt: skip
     return model(nodes, [feed("ids", (2, 5), INT64)], ["y"], weights, opset=18)
@@ -120,7 +122,20 @@ def _attribute(helper: Any, kinds: Any, name: str, rng: Random, kind: int | None
     values: dict[int, Any] = {
         kinds.FLOAT: lambda: rng.choice(_FLOATS),
         kinds.INT: lambda: _whole(rng),
-        kinds.STRING: lambda: rng.choice(("", "SAME_UPPER", "SAME_LOWER", "VALID", "linear", "bk,kn", "->", "...ij,...jk->...ik", "x" * 5000, word(rng))),
+        kinds.STRING: lambda: rng.choice(
+            (
+                "",
+                "SAME_UPPER",
+                "SAME_LOWER",
+                "VALID",
+                "linear",
+                "bk,kn",
+                "->",
+                "...ij,...jk->...ik",
+                "x" * 5000,
+                word(rng),
+            )
+        ),
         kinds.FLOATS: lambda: [rng.choice(_FLOATS) for _ in range(rng.randrange(1, 4))],
         kinds.INTS: lambda: [_whole(rng) for _ in range(rng.choice((1, 2, 2, 3, 4, 4, 6)))],
         kinds.STRINGS: lambda: [word(rng) for _ in range(rng.randrange(1, 3))],
@@ -167,7 +182,11 @@ def _tensor(helper: Any, name: str, rng: Random) -> Any:
         made.string_data.extend(word(rng).encode("utf-8", "surrogatepass") for _ in range(2))
     else:
         made.data_location = 1
-        for key, value in (("location", rng.choice(("x.bin", "../../etc/passwd", "/etc/passwd", "", "model.onnx", "a\x00b"))), ("offset", rng.choice(("0", "-1", "x", "9" * 30))), ("length", rng.choice(("4", "", "-4", "9" * 5000)))):
+        for key, value in (
+            ("location", rng.choice(("x.bin", "../../etc/passwd", "/etc/passwd", "", "model.onnx", "a\x00b"))),
+            ("offset", rng.choice(("0", "-1", "x", "9" * 30))),
+            ("length", rng.choice(("4", "", "-4", "9" * 5000))),
+        ):
             entry = made.external_data.add()
             entry.key, entry.value = key, value
     return made
@@ -194,18 +213,37 @@ def _single(helper: Any, kinds: Any, schema: Any, rng: Random) -> Any:
             shape = extents[: rank if rng.random() < 0.85 else rng.randrange(5)]
             inputs.append(feed(name, shape, rng.choice((1, 1, 1, 1, 7, 9, 6))))
         else:
-            initialisers.append(_tensor(helper, name, rng) if rng.random() < 0.5 else weight(name, *extents[: rank if rng.random() < 0.6 else 1]))
+            initialisers.append(
+                _tensor(helper, name, rng)
+                if rng.random() < 0.5
+                else weight(name, *extents[: rank if rng.random() < 0.6 else 1])
+            )
     if not inputs:
         inputs.append(feed("x", [2, 3]))
     outputs = [f"y{i}" for i in range(rng.choice((1, 1, 1, 2, 3, max(1, min(5, schema.max_output)))))]
-    node = helper.make_node(schema.name, names, outputs, name=rng.choice(("op", "op", word(rng).replace("\ud800", ""))), domain=schema.domain)
+    node = helper.make_node(
+        schema.name,
+        names,
+        outputs,
+        name=rng.choice(("op", "op", word(rng).replace("\ud800", ""))),
+        domain=schema.domain,
+    )
     for name, described in schema.attributes.items():
         if described.required or rng.random() < 0.4:
-            node.attribute.append(_attribute(helper, kinds, name, rng, int(getattr(described.type, "value", described.type))))
+            node.attribute.append(
+                _attribute(helper, kinds, name, rng, int(getattr(described.type, "value", described.type)))
+            )
     nodes = [node, helper.make_node("MatMul", [outputs[0], "w"], ["z"], name="product")]
     opset = rng.choice((7, 9, 11, 12, 13, 16, 18, 21, 23, 99))
     more = [helper.make_opsetid("ai.onnx.ml", rng.choice((1, 3, 5)))]
-    return model(nodes, inputs, ["z" if rng.random() < 0.7 else outputs[0]], [*initialisers, weight("w", rng.choice((2, 3, 4)), 5)], opset=opset, more=more)
+    return model(
+        nodes,
+        inputs,
+        ["z" if rng.random() < 0.7 else outputs[0]],
+        [*initialisers, weight("w", rng.choice((2, 3, 4)), 5)],
+        opset=opset,
+        more=more,
+    )
 
 
 def _change(helper: Any, kinds: Any, proto: Any, schemas: Sequence[Any], rng: Random) -> None:
@@ -215,7 +253,18 @@ def _change(helper: Any, kinds: Any, proto: Any, schemas: Sequence[Any], rng: Ra
     if node is None:
         return
     if kind < 0.35:
-        names = [a.name for a in node.attribute] + ["axis", "axes", "perm", "kernel_shape", "pads", "strides", "group", "num_outputs", "to", "value"]
+        names = [a.name for a in node.attribute] + [
+            "axis",
+            "axes",
+            "perm",
+            "kernel_shape",
+            "pads",
+            "strides",
+            "group",
+            "num_outputs",
+            "to",
+            "value",
+        ]
         name = rng.choice(names)
         old = next((a for a in node.attribute if a.name == name), None)
         made = _attribute(helper, kinds, name, rng, old.type if old is not None else None)
@@ -227,7 +276,11 @@ def _change(helper: Any, kinds: Any, proto: Any, schemas: Sequence[Any], rng: Ra
         node.op_type = rng.choice(schemas).name if rng.random() < 0.9 else word(rng).replace("\ud800", "")
     elif kind < 0.55:
         where = node.input if rng.random() < 0.6 else node.output
-        names = [o for n in graph.node for o in (*n.output, *n.input)] + ["", "nothing", word(rng).replace("\ud800", "")]
+        names = [o for n in graph.node for o in (*n.output, *n.input)] + [
+            "",
+            "nothing",
+            word(rng).replace("\ud800", ""),
+        ]
         if where and rng.random() < 0.7:
             where[rng.randrange(len(where))] = rng.choice(names)
         elif where and rng.random() < 0.5:

@@ -1,6 +1,7 @@
 """`.keras` files: the same trace as the model's that was saved, its weights by name, and what is refused."""
 
 import json
+import os
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from pase import load
 from pase.errors import MissingExtraError, ModelError
+from pase.importers.keras import file as keras_file
 from pase.importers.keras import model as keras_model
 from pase.importers.keras.model import KerasFrontEnd
 from pase.importers.keras.weights import read_weights
@@ -21,6 +23,7 @@ with warnings.catch_warnings():
     # TensorFlow's own, when it is first imported.
     warnings.simplefilter("ignore")
     keras = pytest.importorskip("keras")
+    h5py = pytest.importorskip("h5py")
 
 layers = keras.layers
 # Of Keras itself, with NumPy 2.
@@ -199,3 +202,124 @@ def test_damaged_weights_are_told(small: Path, tmp_path: Path) -> None:
     assert load(path, batch=1).num_parameters == 10
     with pytest.raises(ModelError, match=r"the weights in '.*' cannot be read"):
         read_weights(str(path))
+
+
+# -- what hides in a file
+
+
+def _lookup(vocabulary: Path) -> dict[str, Any]:
+    config = {"name": "lookup", "vocabulary": str(vocabulary)}
+    return {"class_name": "StringLookup", "module": "keras.layers", "config": config, "registered_name": None}
+
+
+HIDDEN: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "beside a nested layer": lambda lookup: {
+        "class_name": "Bidirectional", "config": {"name": "both", "layer": {"compile_config": lookup}}
+    },
+    "in a nested layer": lambda lookup: {
+        "class_name": "Bidirectional",
+        "config": {"layer": {"class_name": "LSTM", "config": {"units": 2, "name": "inner", "compile_config": lookup}}},
+    },
+    "in a pipeline": lambda lookup: {"class_name": "Pipeline", "config": {"layers": [{"compile_config": lookup}]}},
+    "in a space of features": lambda lookup: {
+        "class_name": "FeatureSpace", "module": "keras.utils", "config": {"features": {"compile_config": {"a": lookup}}}
+    },
+    "how it was built": lambda lookup: {
+        "class_name": "Dense", "config": {"units": 2, "name": "out"}, "build_config": {"input_shape": [lookup]}
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hide", HIDDEN.values(), ids=HIDDEN)
+def test_a_file_that_a_configuration_names_is_not_read(
+    small: Path, tmp_path: Path, hide: Callable[[dict[str, Any]], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = tmp_path / "vocabulary.txt"
+    vocabulary.write_text("secret\n", encoding="utf-8")
+    made = []
+    init = keras.layers.StringLookup.__init__
+    monkeypatch.setattr(
+        keras.layers.StringLookup, "__init__", lambda self, *a, **k: made.append(k) or init(self, *a, **k)
+    )
+    plain = {"module": "keras.layers", "registered_name": None}
+    path = _changed(small, lambda layer: layer.update(plain | hide(_lookup(vocabulary))), tmp_path / "hidden.keras")
+    os.utime(vocabulary, (1, 1))
+    for read in (load, read_weights):
+        with pytest.raises(
+            ModelError, match=r"StringLookup: it looks up text by files|FeatureSpace', which is not Keras'"
+        ):
+            read(path)
+    assert made == []
+    assert vocabulary.stat().st_atime == 1
+
+
+@pytest.mark.parametrize("dtype", ["object", "S1000000000", "V999999999"])
+def test_literals_are_numbers(small: Path, tmp_path: Path, dtype: str) -> None:
+    literal = {"class_name": "__numpy__", "config": {"value": [1, 2], "dtype": dtype}}
+    path = _changed(small, lambda layer: layer["config"].update(units=literal), tmp_path / "literal.keras")
+    with pytest.raises(ModelError, match=rf"a literal has the type '{dtype}'; expected one of numbers"):
+        load(path)
+
+
+def test_a_class_is_no_function(small: Path, tmp_path: Path) -> None:
+    path = _changed(
+        small, lambda layer: layer["config"].update(activation=_function("keras.layers", "Dense")), tmp_path / "x.keras"
+    )
+    with pytest.raises(ModelError, match="is of 'Dense', which is not Keras' own"):
+        load(path)
+
+
+def _with_weights(source: Path, target: Path, change: Callable[[Any], None]) -> str:
+    """Write a file with an HDF5 file of weights that was changed."""
+    stored = target.with_suffix(".h5")
+    with zipfile.ZipFile(source) as archive:
+        stored.write_bytes(archive.read("model.weights.h5"))
+        with h5py.File(stored, "a") as file:
+            change(file)
+        with zipfile.ZipFile(target, "w") as changed:
+            for name in archive.namelist():
+                changed.writestr(name, stored.read_bytes() if name.endswith(".h5") else archive.read(name))
+    return str(target)
+
+
+def _claims_too_much(file: Any) -> None:
+    del file["layers/dense/vars/0"]
+    file.create_dataset("layers/dense/vars/0", (10**6, 10**4), "f4", chunks=(1, 1))
+
+
+def _lies_elsewhere(file: Any) -> None:
+    del file["layers/dense/vars/0"]
+    file.create_dataset("layers/dense/vars/0", (4, 2), "f4", external=[("/etc/passwd", 0, 32)])
+
+
+def _links(file: Any) -> None:
+    file["layers/other"] = h5py.ExternalLink("/etc/passwd", "/")
+
+
+def _goes_round(file: Any) -> None:
+    file["layers/dense/again"] = file["layers"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_claims_too_much, "claims the shape|lies in another file"),
+        (_lies_elsewhere, "'0' lies in another file"),
+        (_links, "'other' is a link"),
+        (_goes_round, "lies within itself"),
+    ],
+)
+def test_weights_that_are_more_than_arrays_are_refused(
+    small: Path, tmp_path: Path, change: Callable[[Any], None], message: str
+) -> None:
+    path = _with_weights(small, tmp_path / "weights.keras", change)
+    with pytest.raises(ModelError, match=rf"^the weights in '.*' cannot be read: .*({message})"):
+        read_weights(path)
+
+
+def test_weights_that_end_their_reader_are_told(small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "h5_copy.py"
+    program.write_text("import os; os.abort()", encoding="utf-8")
+    monkeypatch.setattr(keras_file, "__file__", str(tmp_path / "file.py"))
+    with pytest.raises(ModelError, match=r"the weights in '.*' cannot be read: reading them ended in signal 6"):
+        read_weights(str(small))

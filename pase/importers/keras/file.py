@@ -1,12 +1,18 @@
 """`.keras` files: their configuration, checked name by name and then made into a model without weights.
 
-Nothing that a file names is imported, and none of its code is run: every class has to be one of Keras' own that
-computes with tensors and does nothing else.
+Nothing that a file names is imported, and none of its code is run: every class, wherever in the configuration it
+stands, has to be one that is listed here. Keras never sees the file: it is given a copy of what was checked.
 """
 
 import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +40,35 @@ _REFUSED: Mapping[str, str] = {
 }
 """Classes of Keras' own that a file may not name, and why."""
 
+_LAYERS = frozenset(
+    """
+    Activation ActivityRegularization AdaptiveAveragePooling1D AdaptiveAveragePooling2D AdaptiveAveragePooling3D
+    AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D Add AdditiveAttention AlphaDropout Attention AugMix
+    AutoContrast Average AveragePooling1D AveragePooling2D AveragePooling3D AvgPool1D AvgPool2D AvgPool3D
+    BatchNormalization Bidirectional CategoryEncoding CenterCrop Concatenate Conv1D Conv1DTranspose Conv2D
+    Conv2DTranspose Conv3D Conv3DTranspose ConvLSTM1D ConvLSTM2D ConvLSTM3D Convolution1D Convolution1DTranspose
+    Convolution2D Convolution2DTranspose Convolution3D Convolution3DTranspose Cropping1D Cropping2D Cropping3D CutMix
+    Dense DepthwiseConv1D DepthwiseConv2D Discretization Dot Dropout ELU EinsumDense Embedding Equalization Flatten GRU
+    GRUCell GaussianDropout GaussianNoise GlobalAveragePooling1D GlobalAveragePooling2D GlobalAveragePooling3D
+    GlobalAvgPool1D GlobalAvgPool2D GlobalAvgPool3D GlobalMaxPool1D GlobalMaxPool2D GlobalMaxPool3D GlobalMaxPooling1D
+    GlobalMaxPooling2D GlobalMaxPooling3D GroupNormalization GroupQueryAttention GroupedQueryAttention Identity
+    InputLayer LSTM LSTMCell LayerNormalization LeakyReLU Masking MaxNumBoundingBoxes MaxPool1D MaxPool2D MaxPool3D
+    MaxPooling1D MaxPooling2D MaxPooling3D Maximum Minimum MixUp MultiHeadAttention Multiply Normalization PReLU Permute
+    Pipeline RMSNormalization RNN RandAugment RandomBrightness RandomColorDegeneration RandomColorJitter RandomContrast
+    RandomCrop RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur RandomGrayscale RandomHue RandomInvert
+    RandomPerspective RandomPosterization RandomRotation RandomSaturation RandomSharpness RandomShear RandomTranslation
+    RandomZoom ReLU RepeatVector Rescaling Reshape Resizing ReversibleEmbedding SeparableConv1D SeparableConv2D
+    SeparableConvolution1D SeparableConvolution2D SimpleRNN SimpleRNNCell Softmax Solarization SpatialDropout1D
+    SpatialDropout2D SpatialDropout3D SpectralNormalization StackedRNNCells Subtract TimeDistributed UnitNormalization
+    UpSampling1D UpSampling2D UpSampling3D ZeroPadding1D ZeroPadding2D ZeroPadding3D
+""".split()
+)
+"""Layers that a file may name: they compute with tensors, and making one reads and allocates nothing."""
+
+_MODELS = ("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential")
+_NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|b?float(16|32|64)")
+_MAX_DEPTH = 200
+
 _WITHOUT_MODULE = ("layers", "initializers", "regularizers", "constraints", "dtype_policies", "models", "activations")
 """Where a class is looked for whose module older files leave out."""
 
@@ -43,16 +78,79 @@ def read_model(keras: Any, path: str) -> Any:
 
     Raises ModelError where the file is no such file, is damaged, or names a class that is not Keras' own.
     """
-    config = read_config(path)
-    for item, name in _objects(config):
-        _check(keras, item, name, path)
+    config = checked_config(keras, path)
     try:
-        model = keras.saving.deserialize_keras_object(_without(config), safe_mode=True)
+        model = keras.saving.deserialize_keras_object(_without(config, "build_config"), safe_mode=True)
     except Exception as error:
         raise ModelError(f"{path!r} cannot be made into a model: {type(error).__name__}: {_cause(error)}") from error
     if not isinstance(model, keras.Model):
         raise ModelError(f"{path!r} holds a {type(model).__name__}; expected a model")
     return model
+
+
+def checked_config(keras: Any, path: str) -> dict[str, Any]:
+    """Return the configuration in a file without what the model was compiled with; ModelError where it is not safe."""
+    try:
+        config: dict[str, Any] = _without(read_config(path), "compile_config")
+    except RecursionError:
+        raise ModelError(f"{path!r}: its config.json lies more than {_MAX_DEPTH} deep in itself") from None
+    for item, name in _objects(config, path):
+        _check(keras, item, name, path)
+    return config
+
+
+@contextmanager
+def clean_copy(keras: Any, path: str) -> Iterator[str]:
+    """Yield the path of a copy of a file: the configuration that was checked, and the arrays of its weights.
+
+    The weights are read by a process of their own, whose death is an error as any other. Raises ModelError.
+    """
+    config = checked_config(keras, path)
+    with tempfile.TemporaryDirectory(prefix="pase-keras-") as folder:
+        stored, copied, clean = (Path(folder) / name for name in ("stored.h5", "copied.h5", "model.keras"))
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open(_WEIGHTS) as stream, stored.open("wb") as target:
+                _copy_bytes(stream, target, Path(path).stat().st_size)
+        except Exception as error:
+            # Damaged data make the decompressors raise errors of their own.
+            raise ModelError(f"the weights in {path!r} cannot be read: {error}") from error
+        size_bytes = stored.stat().st_size
+        command = [sys.executable, "-P", str(Path(__file__).with_name("h5_copy.py")), str(stored), str(copied)]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=60 + size_bytes / 5e6, check=False)
+        except subprocess.TimeoutExpired:
+            raise ModelError(f"the weights in {path!r} cannot be read: it takes too long") from None
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").splitlines()
+            how = lines[-1] if lines and done.returncode > 0 else f"reading them ended in signal {-done.returncode}"
+            raise ModelError(f"the weights in {path!r} cannot be read: {how}")
+        with zipfile.ZipFile(clean, "w") as archive:
+            archive.writestr("config.json", json.dumps(config))
+            archive.writestr("metadata.json", json.dumps({"keras_version": keras.__version__}))
+            archive.write(copied, _WEIGHTS)
+        stored.unlink()
+        copied.unlink()
+        yield str(clean)
+
+
+_WEIGHTS = "model.weights.h5"
+
+
+def _copy_bytes(stream: Any, target: Any, file_bytes: int) -> None:
+    """Copy what is no larger than an archive can hold that Keras wrote, which does not compress."""
+    shutil.copyfileobj(_Bounded(stream, 4 * file_bytes), target, 1 << 20)
+
+
+class _Bounded:
+    def __init__(self, stream: Any, most_bytes: int) -> None:
+        self._stream, self._left_bytes = stream, most_bytes
+
+    def read(self, num_bytes: int = -1, /) -> bytes:
+        data: bytes = self._stream.read(num_bytes)
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise ValueError("they unpack to far more than the file has")
+        return data
 
 
 def _cause(error: Exception) -> str:
@@ -95,34 +193,35 @@ def read_config(path: str) -> dict[str, Any]:
     return config
 
 
-def _without(item: Any) -> Any:
-    """Return a configuration without what a model was compiled with, and without how its layers were built.
+def _without(item: Any, left_out: str) -> Any:
+    """Return a configuration without what a model was compiled with, or without how its layers were built.
 
-    Layers are built when they are called; their variables then have the same names as in the model that was saved.
+    Layers that are built when they are called have variables of the same names as in the model that was saved.
     """
     if isinstance(item, list):
-        return [_without(inner) for inner in item]
+        return [_without(inner, left_out) for inner in item]
     if not isinstance(item, dict):
         return item
     is_object = "class_name" in item and "config" in item
-    return {k: _without(v) for k, v in item.items() if not (is_object and k in ("compile_config", "build_config"))}
+    return {k: _without(v, left_out) for k, v in item.items() if not (is_object and k == left_out)}
 
 
-def _objects(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
+def _objects(config: Any, path: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield every object that a configuration describes, with the name of the layer that it is part of."""
-    pending: list[tuple[Any, str]] = [(config, "")]
+    pending: list[tuple[Any, str, int]] = [(config, "", 0)]
     while pending:
-        item, name = pending.pop()
+        item, name, depth = pending.pop()
+        if depth > _MAX_DEPTH:
+            raise ModelError(f"{path!r}: its config.json lies more than {_MAX_DEPTH} deep in itself")
         if isinstance(item, list):
-            pending += [(inner, name) for inner in item]
+            pending += [(inner, name, depth + 1) for inner in item]
         elif isinstance(item, dict):
             if "class_name" in item:
                 inner = item.get("config")
                 own = inner.get("name") if isinstance(inner, dict) else None
                 name = own if isinstance(own, str) else name
                 yield item, name
-            # What a model was compiled with is not made.
-            pending += [(inner, name) for key, inner in item.items() if key != "compile_config"]
+            pending += [(inner, name, depth + 1) for inner in item.values()]
 
 
 def _check(keras: Any, item: dict[str, Any], name: str, path: str) -> None:
@@ -132,16 +231,20 @@ def _check(keras: Any, item: dict[str, Any], name: str, path: str) -> None:
     if not isinstance(class_name, str):
         raise ModelError(f"{where}: its class_name is {class_name!r:.60}; expected a word")
     if class_name in _VALUES:
+        dtype = item["config"].get("dtype") if isinstance(item.get("config"), dict) else None
+        if dtype is not None and not (isinstance(dtype, str) and _NUMBERS.fullmatch(dtype)):
+            raise ModelError(f"{where}: a literal has the type {dtype!r}; expected one of numbers")
         return
     if class_name == "__lambda__" or class_name in _REFUSED:
         kind, why = ("a Lambda", _CODE) if class_name == "__lambda__" else (f"a {class_name}", _REFUSED[class_name])
         raise ModelError(f"{where} is {kind}: {why}; {_INSTEAD}")
-    if class_name == "function":
+    is_function = class_name == "function"
+    if is_function:
         module, class_name = None if module == "builtins" else module, item.get("config")
     found = _resolved(keras, module, class_name) if isinstance(class_name, str) else None
     registered = item.get("registered_name")
     is_own = registered in (None, class_name, "function") and found is not None
-    if not is_own or not _is_harmless(keras, found):
+    if not is_own or not _is_harmless(keras, found, is_function=is_function):
         full = registered if registered and isinstance(registered, str) else f"{module or '?'}.{class_name}"
         raise ModelError(f"{where} is of {full!r}, which is not Keras' own: files' code is never imported; {_INSTEAD}")
 
@@ -164,15 +267,21 @@ def _resolved(keras: Any, module: Any, name: str) -> Any:
     return getattr(place, name, None)
 
 
-def _is_harmless(keras: Any, found: Any) -> bool:
-    """Whether something is a class of Keras' own that computes with tensors, or an activation."""
-    owner = str(getattr(found, "__module__", "")).partition(".")[0]
-    if owner != "keras":
+def _is_harmless(keras: Any, found: Any, *, is_function: bool) -> bool:
+    """Whether something is a layer or a model that is known, an operation on tensors, or what these are made with."""
+    owner = str(getattr(found, "__module__", ""))
+    if owner.partition(".")[0] != "keras":
         return False
     if not isinstance(found, type):
         return any(found is thing for thing in vars(keras.activations).values())
+    if is_function:
+        return False
+    layers = (getattr(keras.layers, name, None) for name in _LAYERS)
+    if any(found is thing for thing in layers) or (owner in _MODELS and issubclass(found, keras.Model)):
+        return True
+    if owner.startswith("keras.src.ops."):
+        return issubclass(found, keras.Operation)
     bases = (
-        keras.Operation,
         keras.initializers.Initializer,
         keras.regularizers.Regularizer,
         keras.constraints.Constraint,

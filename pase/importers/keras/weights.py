@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pase.errors import ModelError
 from pase.graph import Scalar
-from pase.importers.keras.file import read_model
+from pase.importers.keras.file import clean_copy, read_model
 from pase.importers.keras.model import KerasFrontEnd, keras_module, read_trace
 
 
@@ -38,7 +38,10 @@ def _of_file(keras: Any, model: Any, path: str, variables: Mapping[str, Any]) ->
     # In a scope of its own, what is assigned to variables is kept by the scope.
     with keras.StatelessScope(initialize_variables=False) as scope:
         try:
-            model.load_weights(path)
+            with clean_copy(keras, path) as clean:
+                model.load_weights(clean)
+        except ModelError:
+            raise
         except Exception as error:
             first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
             raise ModelError(f"the weights in {path!r} cannot be read: {type(error).__name__}: {first}") from error

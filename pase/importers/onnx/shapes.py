@@ -121,9 +121,7 @@ class _Walker:
                 f"operator {operator} {name!r} cannot be worked out: {error}; check the file with onnx.checker"
             ) from error
 
-    def _follow(
-        self, node: Any, operator: str, domain: str, name: str, inputs: list[str], outputs: list[str]
-    ) -> None:
+    def _follow(self, node: Any, operator: str, domain: str, name: str, inputs: list[str], outputs: list[str]) -> None:
         """Work an operator out, or add it with the shapes of its results."""
         attributes = _attributes(node, name)
         if not domain and self._is_worked_out(operator, name, inputs, outputs, attributes):

@@ -1,0 +1,242 @@
+"""What was found by changed files, each as a case of its own."""
+
+import os
+import pickle
+import signal
+import struct
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pase import Builder, load
+from pase.documents import Field
+from pase.errors import GraphError, ModelError, PlanError, RuntimeFailure, TablesError
+from pase.graph import graph_document, graph_from_document
+from pase.graph.operators import dense, softmax_loss
+from pase.importers.onnx.native import Native, NativeError, native
+from pase.plan_file import plan_document, plan_from_document
+from pase.problem_files import read_problem
+from pase.runtime.data import Batches, DataInput, read_arrays
+from pase.runtime.metrics import MetricsFile
+from tests.importers.onnx_models import feed, model, node, weight, whole
+from tests.networks import tiny_plan
+
+# -- messages
+
+LONG = ("x" * 100_000, "long " * 20_000, "a'b\"" * 25_000, "'" * 50_000, "\\'" * 50_000, "' x" * 30_000)
+
+
+@pytest.mark.parametrize("name", LONG, ids=range(len(LONG)))
+def test_a_message_is_short_however_long_names_are(name: str) -> None:
+    for text in (f"layer {name!r} is not known; expected another", f"layer {name} is not known; expected another"):
+        error = PlanError(text)
+        assert len(str(error)) <= 1000
+        assert str(error).startswith("layer ")
+        assert str(error).endswith("is not known; expected another")
+        assert len(str(pickle.loads(pickle.dumps(error)))) <= 1000
+
+
+def test_what_is_long_in_a_message_is_shortened_and_the_rest_is_not() -> None:
+    name, path = "n" * 5000 + "'", "/".join(["folder"] * 25)
+    error = PlanError(f"{path!r}: Keras' layer {name!r} of files' code is not 'x' but {name!r}")
+    shown = f"{chr(34)}{'n' * 132}…{'n' * 64}'{chr(34)}"
+    assert str(error) == f"{path!r}: Keras' layer {shown} of files' code is not 'x' but {shown}"
+
+
+def test_a_message_is_one_line_of_printable_characters() -> None:
+    assert str(PlanError("a\nb\r\nc \x1b[31m\x00 \ud800 \u2028")) == "a b c \\x1b[31m\\x00 \\ud800 "
+    # A whole document of such names.
+    document = plan_document(tiny_plan())
+    document["layers"][0]["dims"] = {"\x00\x07\x1b[31m\n" + "x" * 100_000: False}
+    with pytest.raises(
+        PlanError, match=r"layers\[0\]\.dims\.\\x00\\x07\\x1b\[31m x+…x+ is False; expected a whole"
+    ) as found:
+        plan_from_document(Field(document, "", PlanError, "plan file p.json"))
+    assert len(str(found.value)) < 400
+
+
+# -- arrays
+
+
+def _npz(path: Path, name: str, data: bytes, method: int = zipfile.ZIP_STORED, **others: np.ndarray[Any, Any]) -> Path:
+    np.savez(path, **others)
+    with zipfile.ZipFile(path, "a", method) as archive:
+        archive.writestr(f"{name}.npy", data)
+    return path
+
+
+def _npy(header: str, data: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) + 1) + header.encode() + b"\n" + data
+
+
+HEADERS = {
+    "an open bracket": "{'descr': '<f8', 'fortran_order': False, 'shape': (1,)",
+    "brackets": "(" * 3000,
+    "an open quote": "'" * 201,
+    "keys that cannot be": "{[]: 1}",
+    "more keys": "{'descr': '<f8', 'fortran_order': False, 'shape': (1,), 'more': 1}",
+    "fields": "{'descr': [('a', '|O')], 'fortran_order': False, 'shape': (1,)}",
+    "objects": "{'descr': '|O', 'fortran_order': False, 'shape': (1,)}",
+    "a huge extent": "{'descr': '<f8', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",)}",
+    "many dims": "{'descr': '<f8', 'fortran_order': False, 'shape': (" + "1," * 200 + ")}",
+    "nothing, often": f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({2**62}, 0, {2**62})}}",
+    "an extent below 0": "{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}",
+    "long text": "{'descr': '<U2000000000', 'fortran_order': False, 'shape': (1,)}",
+    "escapes": "{'descr': '\\d', 'fortran_order': False, 'shape': (1,)}",
+}
+
+
+@pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
+def test_a_header_that_is_none_is_one_line(header: str, tmp_path: Path) -> None:
+    data = _npy(header, bytes(8))
+    for path in (_npz(tmp_path / "data.npz", "inputs", data), tmp_path / "folder"):
+        if path.suffix == "":
+            path.mkdir()
+            (path / "inputs.npy").write_bytes(data)
+        with pytest.raises(
+            RuntimeFailure, match=r"cannot read data from .*expected an \.np[yz] file written by numpy"
+        ) as found:
+            read_arrays(path)
+        assert len(str(found.value)) < 700
+    vertex_costs = _npz(tmp_path / "problem.npz", "vertex_offsets", data, **dict.fromkeys(_PROBLEM, np.zeros(1)))
+    with pytest.raises(TablesError, match=r"the array 'vertex_offsets' (has|claims)"):
+        read_problem(vertex_costs)
+
+
+_PROBLEM = ("vertex_costs", "edges", "edge_table", "table_shape", "table_offsets", "table_values", "vertex_names")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_members_that_are_compressed_otherwise_are_refused_unread(method: int, tmp_path: Path) -> None:
+    # Python unpacks these in one piece: few bytes can stand for all the memory that there is.
+    path = _npz(tmp_path / "data.npz", "inputs", _npy("{}", bytes(1 << 24)), method)
+    with pytest.raises(RuntimeFailure, match="the array 'inputs' is compressed in another way than numpy's"):
+        read_arrays(path)
+
+
+def test_damaged_members_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "data.npz"
+    np.savez_compressed(path, inputs=np.arange(1000.0))
+    whole_file = path.read_bytes()
+    for at in range(0, len(whole_file), 7):
+        path.write_bytes(whole_file[:at] + bytes([whole_file[at] ^ 0x55]) + whole_file[at + 1 :])
+        with suppress(RuntimeFailure):
+            found = read_arrays(path)
+            np.testing.assert_array_equal(found.get("inputs", np.arange(1000.0)), np.arange(1000.0))
+
+
+def test_arrays_are_read_as_numpy_wrote_them(tmp_path: Path) -> None:
+    made = {
+        "plain": np.arange(6.0).reshape(2, 3),
+        "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "swapped": np.arange(5, dtype=">i4"),
+        "nothing": np.zeros((0, 3), np.float16),
+        "number": np.array(7),
+        "truth": np.array([True, False]),
+        "text": np.array(["a", "слой"]),
+        "complex": np.array([1j]),
+    }
+    np.savez(tmp_path / "a.npz", **made)
+    np.savez_compressed(tmp_path / "b.npz", **made)
+    (tmp_path / "c").mkdir()
+    for name, array in made.items():
+        np.save(tmp_path / "c" / f"{name}.npy", array)
+    for path in (tmp_path / "a.npz", tmp_path / "b.npz", tmp_path / "c"):
+        found = read_arrays(path)
+        assert found.keys() == made.keys()
+        for name, array in made.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(found[name], array)
+
+
+def test_millions_of_labels_are_checked_a_million_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = []
+    monkeypatch.setattr("pase.runtime.data.check_values", lambda _item, array, _where: pieces.append(len(array)))
+    Batches([DataInput(name="labels", shape=(4,), below=2)], seed=0, arrays={"labels": np.zeros(3_000_000, np.uint8)})
+    assert pieces == [1 << 20, 1 << 20, 3_000_000 - (2 << 20)]
+
+
+def test_metrics_that_lie_deep_in_themselves_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("[" * 200_000 + "\n", encoding="utf-8")
+    with pytest.raises(RuntimeFailure, match="line 1, is no line of metrics"):
+        MetricsFile(path, num_steps=1, resume=True)
+
+
+# -- graphs
+
+
+def test_an_activation_cannot_be_shared() -> None:
+    net = Builder("net")
+    x = net.add(dense, "fc", net.input((8, 8)), lead=("b",), reduce=("c",), out=(("n", 8),))
+    net.add(softmax_loss, "loss", x, dims=("b", "n"))
+    document = graph_document(net.build({}))
+    document["operators"][0]["reads"][0]["shared"] = "w"
+    with pytest.raises(GraphError, match="tensor 'x' is shared as 'w'; only a parameter can be shared"):
+        graph_from_document(Field(document, "", GraphError, "graph"))
+
+
+# -- ONNX
+
+
+def _saved(proto: Any, folder: Path) -> str:
+    path = folder / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return str(path)
+
+
+def test_an_operator_that_aborts_onnx_is_one_line(tmp_path: Path) -> None:
+    nodes = [node("Split", ["x"], ["a", "b", "c"], name="cut", num_outputs=2, axis=0)]
+    nodes += [node("MatMul", ["a", "w"], ["y"], name="product")]
+    proto = model(nodes, [feed("x", (6, 4))], ["y"], [weight("w", 4, 3)], opset=18)
+    for source in (_saved(proto, tmp_path), proto):
+        with pytest.raises(ModelError, match=r"^operator Split 'cut' cannot take tensors of shapes \[6, 4\]: "):
+            load(source)
+
+
+def test_a_process_that_ends_is_told() -> None:
+    with native() as process:
+        os.kill(process._process.pid, signal.SIGKILL)
+        with pytest.raises(NativeError, match=r"ends its process at it \(SIGKILL\)"):
+            process.inline(b"")
+
+
+def test_a_process_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pase.importers.onnx.native._WALL_S", 0.2)
+    with native() as process:
+        os.kill(process._process.pid, signal.SIGSTOP)
+        with pytest.raises(NativeError, match=r"took more than 0\.2 s"):
+            process.inline(b"")
+
+
+def test_no_process_is_left() -> None:
+    with native() as process:
+        pid = process._process.pid
+    assert isinstance(process, Native)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+UNUSUAL = {
+    "Shape of a text": [node("Shape", ["x"], ["s"], name="op", start="a"), node("Reshape", ["x", "s"], ["y"])],
+    "ConstantOfShape of nothing": [
+        node("ConstantOfShape", [""], ["s"], name="op"), node("Add", ["x", "s"], ["y"])
+    ],
+    "Concat without an axis": [node("Concat", ["n", "n"], ["s"], name="op"), node("Reshape", ["x", "s"], ["y"])],
+    "Gather along a float": [node("Gather", ["n", "n"], ["s"], name="op", axis=1.5), node("Reshape", ["x", "s"],
+    ["y"])],
+    "Cast to a text": [node("Cast", ["n"], ["s"], name="op", to="float"), node("Reshape", ["x", "s"], ["y"])],
+    "Cast to numbers": [node("Cast", ["n"], ["s"], name="op", to=[1, 2]), node("Reshape", ["x", "s"], ["y"])],
+    "Transpose by texts": [node("Transpose", ["n"], ["s"], name="op", perm=["a"]), node("Reshape", ["x", "s"], ["y"])],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("nodes", UNUSUAL.values(), ids=UNUSUAL)
+def test_unusual_attributes_name_their_operator(nodes: list[Any], tmp_path: Path) -> None:
+    proto = model(nodes, [feed("x", (2, 3))], ["y"], [whole("n", 3, 2)], opset=17)
+    with pytest.raises(ModelError, match=r"operator [A-Za-z]+ 'op'"):
+        load(_saved(proto, tmp_path))
