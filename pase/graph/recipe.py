@@ -140,10 +140,12 @@ def is_before_layout(steps: Sequence[Step], tensor: str) -> bool:
 
 def recipe_of(operator: Operator) -> Recipe | None:
     """Return an operator's recipe, None where it has none; GraphError where it is not well-formed."""
-    text = operator.attribute(ATTRIBUTE, "")
-    if not text:
+    text = dict(operator.attributes).get(ATTRIBUTE, "")
+    if text == "":
         return None
     try:
+        if not isinstance(text, str):
+            raise ValueError(f"it is {text!r}; expected text")
         document = json.loads(text)
         recipe = Recipe(
             steps=tuple(
@@ -160,7 +162,7 @@ def recipe_of(operator: Operator) -> Recipe | None:
             ),
             problem=str(document.get("problem", "")),
         )
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise GraphError(
             f"layer {operator.name!r}: its attribute {ATTRIBUTE!r} is no recipe ({error}); search the model again"
         ) from None

@@ -312,19 +312,19 @@ def _mnist() -> Reader:
 
 
 def _cifar() -> Reader:
-    records = bytes(RECORD_BYTES * 2)
+    records = (b"\x03" + bytes(i * 7 % 256 for i in range(RECORD_BYTES - 1))) * 2
 
     def read(rng: Random, folder: Path) -> None:
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as archive:
             for name in NAMES:
-                if rng.random() < 0.03:
+                if rng.random() < 0.02:
                     continue
                 info = tarfile.TarInfo(
-                    rng.choice((f"cifar-10-batches-bin/{name}",) * 9 + (word(rng)[:90].replace("\ud800", ""),))
+                    rng.choice((f"cifar-10-batches-bin/{name}",) * 50 + (word(rng)[:90].replace("\ud800", ""),))
                 )
                 info.size = len(records)
-                if rng.random() < 0.05:
+                if rng.random() < 0.02:
                     info.type = rng.choice(
                         (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.CHRTYPE)
                     )

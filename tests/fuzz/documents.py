@@ -113,6 +113,8 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
     kind = rng.random()
     for _ in range(rng.choice((1, 1, 2, 3))):
         operators = graph["operators"]
+        if not operators:
+            break
         operator = rng.choice(operators)
         if kind < 0.45:
             attributes = operator.setdefault("attributes", {})
@@ -122,7 +124,7 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
         elif kind < 0.6:
             operator["kind"] = rng.choice((*_KINDS, word(rng)))
         elif kind < 0.75:
-            access = rng.choice([*operator["reads"], *operator["writes"]])
+            access = rng.choice([*operator["reads"], *operator["writes"]] or [{"shape": [], "axes": []}])
             access[rng.choice(("tensor", "role", "shared", "axes", "shape", "partial_over"))] = rng.choice(
                 (
                     word(rng),

@@ -180,6 +180,14 @@ def test_an_activation_cannot_be_shared() -> None:
         graph_from_document(Field(document, "", GraphError, "graph"))
 
 
+@pytest.mark.parametrize("value", [3, -1, 0, 2.5, False, "[" * 100_000, "7", '{"steps":[[1]]}'])
+def test_how_a_layer_is_computed_is_a_text_of_pases_own(value: Any) -> None:
+    document = plan_document(tiny_plan())["graph"]
+    document["operators"][0]["attributes"]["forward"] = value
+    with pytest.raises(GraphError, match="attribute 'forward' is no recipe"):
+        graph_from_document(Field(document, "", GraphError, "graph"))
+
+
 # -- ONNX
 
 

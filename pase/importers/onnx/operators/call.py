@@ -109,7 +109,7 @@ class Call:
 Translation = Callable[[Call], list[Step]]
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
-"""What is raised where attributes, inputs and shapes do not fit together, or stand for more than there is memory for."""
+"""What is raised where attributes, inputs and shapes do not fit together, or take more memory than there is."""
 
 
 def place(axis: int, rank: int) -> int:
