@@ -4,6 +4,7 @@ A reader may give a correct result or refuse its input by a PaseError of one lin
 exception, a warning, a process that dies, that takes too long, or that needs too much memory.
 """
 
+import faulthandler
 import json
 import mmap
 import os
@@ -187,6 +188,7 @@ def _work(
     folder: Path,
     until_s: float | None,
 ) -> None:
+    faulthandler.disable()  # pytest's: a process that ends is told by its parent
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
