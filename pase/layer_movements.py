@@ -5,8 +5,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, prod
 
+from pase.costs import shared_weights
 from pase.emitter.kinds import KINDS
-from pase.emitter.traffic import layer_mesh
+from pase.emitter.traffic import (
+    joint_sum,
+    joint_sum_of_weight,
+    layer_mesh,
+    single_points,
+    summed_dims,
+    weight_ends,
+)
 from pase.graph import Access, AllReduce, Axis, Exchange, Graph, Handoff, Operator, Part, Relayout, Role, Window
 from pase.pairs import Pairs, add_pairs, moved_pairs
 from pase.plan import Plan
@@ -69,7 +77,7 @@ def layer_movements(plan: Plan, operator: Operator, moved: dict[Hop, Pairs]) -> 
             points = shard_points(operator, write.shape, write.axes, mesh)
             over = operator.partial_dims(write)
             yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
-            for dim in _single_points(write):
+            for dim in single_points(write):
                 # The part that computes it gives it to the others, which hold it in a program too.
                 pairs = _handed(mesh, dim, points)
                 yield Sent(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, pairs=pairs)
@@ -77,18 +85,15 @@ def layer_movements(plan: Plan, operator: Operator, moved: dict[Hop, Pairs]) -> 
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
             points = shard_points(operator, read.shape, read.axes, mesh)
-            # Parts of a kernel read different windows: on their way back these are added where they overlap.
-            kernels = {axis.kernel for axis in read.axes if isinstance(axis, Window)}
-            # All parts hold what the first alone reads: theirs are sums to which the others add nothing.
-            summed = [dim for dim in (*operator.partial_dims(read), *_single_points(read)) if dim not in kernels]
-            yield Summed(
-                tensor=f"gradient of {read.tensor}",
-                phase=phase,
-                purpose=Purpose.GRADIENT,
-                over=tuple(summed),
-                points=points,
-                read=position,
-            )
+            for over in gradient_sums(plan, operator, position):
+                yield Summed(
+                    tensor=f"gradient of {read.tensor}",
+                    phase=phase,
+                    purpose=Purpose.GRADIENT,
+                    over=over,
+                    points=points,
+                    read=position,
+                )
     for exchange in operator.exchanges_with(graph.read_gradients(operator)):
         yield _exchanged(operator, exchange, mesh, moved)
 
@@ -119,6 +124,30 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, moved: 
             return sent(_handed(mesh, exchange.across, shard_points(operator, exchange.shape, exchange.axes, mesh)))
 
 
+def gradient_sums(plan: Plan, operator: Operator, position: int) -> tuple[tuple[str, ...], ...]:
+    """Return the dims over which a layer sums the gradient of what it reads, by position: of each sum that it makes.
+
+    A layer sums for those to which it hands the tensor, and what these sum is none of theirs.
+    """
+    read = operator.reads[position]
+    own = tuple(dim for dim in operator.extents if dim in summed_dims(operator, read))
+    if operator.is_fan_out:
+        # Where nobody leaves parts of it there is nothing to sum.
+        return (own,) if any(joint_sum(plan, edge) for edge in plan.graph.outgoing.get(operator.name, ())) else ()
+    edge = plan.graph.incoming.get((operator.name, position))
+    if edge is not None and joint_sum(plan, edge):
+        return ()
+    mesh = layer_mesh(plan, operator.name)
+    sums = {tuple(dim for dim in own if mesh.size(dim) > 1)}
+    for weight in shared_weights(plan.graph) if read.shared else ():
+        if (weight.user, weight.user_read) == (operator.name, position) and joint_sum_of_weight(plan, weight):
+            return ()
+        if (weight.owner, weight.owner_read) == (operator.name, position) and joint_sum_of_weight(plan, weight):
+            owner, _ = weight_ends(plan, weight)
+            sums.add(owner.axes)
+    return tuple(sorted(sums))
+
+
 def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
     """Return when the gradient of what a layer reads, by position, is added up; None if it has none."""
     read = operator.reads[position]
@@ -126,11 +155,6 @@ def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | N
         # A shared weight's gradients are brought together before the update.
         return Phase.BACKWARD if read.shared and graph.num_uses[read.shared] > 1 else Phase.UPDATE
     return Phase.BACKWARD if graph.has_gradient(operator, position) else None
-
-
-def _single_points(access: Access) -> tuple[str, ...]:
-    """Return the dims of which one point is read or written, such as a stack's first layer or its last."""
-    return tuple(axis.dim for axis in access.axes if isinstance(axis, Part) and axis.extent == 1)
 
 
 def _handed(mesh: DeviceMesh, across: str, points: int) -> Pairs:

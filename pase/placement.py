@@ -15,7 +15,7 @@ import numpy as np
 
 from pase.costs.layouts import components, shard_size, split_columns, splits_of
 from pase.costs.overlap import shared_splits
-from pase.graph import Access, AllReduce, Graph, Operator, Part, Window
+from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Window
 from pase.graph.access import access_dims
 from pase.node_order import Fetch, Sum, choose_order
 
@@ -239,9 +239,35 @@ def _links(
             ]
             # Beyond the cuts that they share the two sides' parts lie across each other.
             size /= cut.u_factor * cut.v_factor / prod(prime for prime, _ in same)
+        pairs += _joint_pairs(graph, edge, primes[u], primes[v])
         if pairs:
             links.append(_Link(edge=number, u=u, v=v, size=size, pairs=tuple(pairs)))
     return links
+
+
+def _joint_pairs(
+    graph: Graph, edge: Edge, u: Mapping[str, tuple[int, ...]], v: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[Slot, Slot, int]]:
+    """Yield the slots of a fan-out and of its reader between whose devices parts of one gradient lie.
+
+    Where these have the same digits, and the parts of the tensor have, the fan-out's sum is the reader's too.
+    """
+    producer, consumer = graph[edge.producer], graph[edge.consumer]
+    if not producer.is_fan_out or not graph.has_gradient(consumer, edge.input):
+        return
+    open_slots, theirs = (
+        [((dim, level), prime) for dim in dims for level, prime in enumerate(of.get(dim, ()))]
+        for dims, of in (
+            (producer.partial_dims(producer.reads[0]), u),
+            (consumer.partial_dims(consumer.reads[edge.input]), v),
+        )
+    )
+    if sorted(prime for _, prime in open_slots) != sorted(prime for _, prime in theirs):
+        return
+    for slot, prime in theirs:
+        own = next(found for found in open_slots if found[1] == prime)
+        open_slots.remove(own)
+        yield own[0], slot, prime
 
 
 def _run(primes: tuple[int, ...], above: int, factor: int) -> tuple[int, tuple[int, ...]]:
@@ -330,12 +356,24 @@ def _assign(
 
 def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement]) -> Iterator[Sum]:
     """Yield what the layers add up inside themselves. What a recurrent layer hands on is small beside it."""
+
+    def sums_itself(operator: Operator, position: int, digits: frozenset[int]) -> bool:
+        edge = graph.incoming.get((operator.name, position))
+        if edge is None or not graph[edge.producer].is_fan_out:
+            return True
+        handed = graph[edge.producer]
+        return digits != summed(placed[graph.index[handed.name]], handed.partial_dims(handed.reads[0]))
+
+    def summed(placement: Placement, over: tuple[str, ...]) -> frozenset[int]:
+        return frozenset(i for i, slot in enumerate(placement.digits) if slot is not None and slot[0] in over)
+
     for operator, split, placement in zip(graph.operators, splits, placed, strict=True):
         inside = [(write.shape, write.axes, operator.partial_dims(write), 1) for write in operator.writes]
         inside += [
             (read.shape, read.axes, operator.partial_dims(read), 1)
             for position, read in enumerate(operator.reads)
             if graph.has_gradient(operator, position)
+            and sums_itself(operator, position, summed(placement, operator.partial_dims(read)))
         ]
         inside += [
             (exchange.shape, exchange.axes, exchange.over, exchange.times)
@@ -343,7 +381,7 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
             if isinstance(exchange, AllReduce)
         ]
         for shape, axes, over, times in inside:
-            digits = frozenset(i for i, slot in enumerate(placement.digits) if slot is not None and slot[0] in over)
+            digits = summed(placement, over)
             if digits:
                 access = Access(tensor="sum", shape=shape, axes=axes)
                 yield Sum(digits=digits, shard_bytes=times * _shard_bytes(graph, operator, access, split))

@@ -15,6 +15,7 @@ from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, cost_model
 from pase.documents import Field, write_atomically
 from pase.errors import CostError, MachineError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
+from pase.graph.operators import with_fan_outs
 from pase.machine import machine_document, machine_from_document
 from pase.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
 from pase.strategy import plan_layers, total_cost
@@ -105,6 +106,8 @@ def plan_from_document(document: Field) -> Plan:
         )
     graph = graph_from_document(document["graph"])
     _verify_model(document["model"], graph)
+    if with_fan_outs(graph) is not graph:
+        raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
     search = document["search"]
     plan = Plan(
         graph=graph,

@@ -165,6 +165,18 @@ class CostTables:
             (ends[edges, 0], ends[edges, 1]) for edges in _users(self.edge_table, len(self.edge_tables))
         ]
 
+    def costs_beside(self, vertex: int, choice: Sequence[int]) -> FloatArray:
+        """Return the [K_v] costs of a vertex, transfers included, where all other vertices keep to a strategy."""
+        total = self.layer_costs(vertex).copy()
+        for number in self.incident[vertex]:
+            u, v = self.edges[number]
+            table = self.edge(number)
+            if u == vertex:
+                total += table.values[table.row_class, table.col_class[choice[v]]]
+            else:
+                total += table.values[table.row_class[choice[u]], table.col_class]
+        return total
+
     @cached_property
     def _verified(self) -> bool:
         """True once the checks of `verify_tables` have passed; tables do not change, so once is enough."""

@@ -11,15 +11,20 @@ from functools import cached_property, partial
 
 from pase.costs import SharedWeight, shared_weights
 from pase.emitter.kinds import KINDS
-from pase.emitter.traffic import INDEX_BYTES, edge_hops, layer_mesh
+from pase.emitter.traffic import (
+    INDEX_BYTES,
+    edge_hops,
+    joint_sum_of_weight,
+    layer_mesh,
+    return_hops,
+    weight_ends,
+)
 from pase.graph import Edge, Operator
-from pase.layer_movements import Summed, gradient_phase, layer_movements
+from pase.layer_movements import Summed, gradient_phase, gradient_sums, layer_movements
 from pase.pairs import Pairs, all_reduce_pairs, moved_pairs
 from pase.plan import Plan
-from pase.runtime.initial import shared_order
 from pase.runtime.layouts import layout_of
 from pase.runtime.refine import Hop, hops
-from pase.runtime.tensor_dims import tensor_dims
 from pase.runtime.traffic import Movement, Phase
 
 
@@ -81,9 +86,13 @@ def flows(plan: Plan) -> tuple[Flow, ...]:
         )
     found += (flow for flow in _shared_flows(plan, moved) if flow.bytes_by_pair)
     for operator in plan.graph.operators:
-        phases = tuple(gradient_phase(plan.graph, operator, i) for i in range(len(operator.reads)))
+        sums = tuple(
+            (phase, gradient_sums(plan, operator, i))
+            for i in range(len(operator.reads))
+            if (phase := gradient_phase(plan.graph, operator, i))
+        )
         add(
-            ("layer", layouts[operator.name], phases),
+            ("layer", layouts[operator.name], sums),
             operator.name,
             operator.name,
             partial(_layer_flows, plan, operator, moved),
@@ -103,12 +112,14 @@ def _edge_flows(plan: Plan, edge: Edge, moved: dict[Hop, Pairs]) -> Iterator[Flo
     consumer = plan.graph[edge.consumer]
     read, has_gradient = consumer.reads[edge.input], plan.graph.has_gradient(consumer, edge.input)
     word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
-    steps = list(edge_hops(plan, edge))
+    steps = edge_hops(plan, edge)
+    back = return_hops(plan, edge, steps) if has_gradient else ()
     if len(steps) > 1 and consumer.kind in KINDS and KINDS[consumer.kind].joins:
         # What comes in another shape is brought to the consumer's devices before it is joined there.
-        last = [steps.pop()]
-        yield from _both_ways(read.tensor, edge.consumer, edge.consumer, last, moved, word_bytes, has_gradient)
-    yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, moved, word_bytes, has_gradient)
+        ends = edge.consumer, edge.consumer
+        yield from _both_ways(read.tensor, *ends, steps[-1:], back[:1], moved, word_bytes)
+        steps, back = steps[:-1], back[1:]
+    yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, back, moved, word_bytes)
 
 
 def _both_ways(
@@ -116,33 +127,33 @@ def _both_ways(
     producer: str,
     consumer: str,
     steps: Sequence[Hop],
+    back: Sequence[Hop],
     moved: dict[Hop, Pairs],
     word_bytes: int,
-    has_gradient: bool,
 ) -> Iterator[Flow]:
     yield _flow(tensor, producer, consumer, Phase.FORWARD, moved_pairs(steps, moved), word_bytes)
-    if has_gradient:
-        back = [hop.adjoint for hop in steps]
-        yield _flow(tensor, producer, consumer, Phase.BACKWARD, moved_pairs(back, moved), word_bytes)
+    yield _flow(tensor, producer, consumer, Phase.BACKWARD, moved_pairs(back, moved), word_bytes)
 
 
 def _shared_flows(plan: Plan, moved: dict[Hop, Pairs]) -> Iterator[Flow]:
     for weight in shared_weights(plan.graph):
         tensor = plan.graph[weight.user].reads[weight.user_read].shared
-        steps = shared_hops(plan, weight)
-        yield from _both_ways(tensor, weight.owner, weight.user, steps, moved, plan.graph.word_bytes, True)
+        ways = shared_hops(plan, weight), shared_return_hops(plan, weight)
+        yield from _both_ways(tensor, weight.owner, weight.user, *ways, moved, plan.graph.word_bytes)
 
 
 def shared_hops(plan: Plan, weight: SharedWeight) -> tuple[Hop, ...]:
     """Return the movements that take a shared weight from its owner to another user of it."""
-    owner, user = plan.graph[weight.owner], plan.graph[weight.user]
-    owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
-    dims = tensor_dims(user, used)
-    order = shared_order(plan.graph, user, used)
-    if len(dims) == len(order):
-        dims = tuple(dims[order.index(i)] for i in range(len(order)))
-    source = layout_of(layer_mesh(plan, owner.name), tensor_dims(owner, owned), layer=owner.name)
-    return hops(source, layout_of(layer_mesh(plan, user.name), dims, layer=user.name))
+    owner, user = weight_ends(plan, weight)
+    return hops(
+        layout_of(owner.mesh, owner.dims, layer=weight.owner), layout_of(user.mesh, user.dims, layer=weight.user)
+    )
+
+
+def shared_return_hops(plan: Plan, weight: SharedWeight) -> tuple[Hop, ...]:
+    """Return the movements that take the gradient of a shared weight from another user to its owner."""
+    steps = shared_hops(plan, weight)
+    return joint_sum_of_weight(plan, weight) or tuple(hop.adjoint for hop in reversed(steps))
 
 
 def _layer_flows(plan: Plan, operator: Operator, moved: dict[Hop, Pairs]) -> Iterator[Flow]:

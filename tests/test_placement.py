@@ -80,8 +80,8 @@ def test_every_device_has_one_part_of_every_layer(name: str, p: int, seed: int) 
     [("alexnet", 32), ("alexnet", 64), ("mlp", 8), ("mlp", 32), ("lenet5", 8), ("inception_v3", 8), ("transformer", 8)],
 )
 def test_searched_strategies_are_placed_as_well_as_by_optimal_assignment(name: str, p: int) -> None:
-    graph = build(name)
-    splits = [layer.splits for layer in search(graph, p).layers]
+    plan = search(build(name), p)
+    graph, splits = plan.graph, [layer.splits for layer in plan.layers]
     common = edge_overlaps(graph, splits, p)
     ours = place(graph, p, splits)
     _check_permutations(ours, p)
@@ -171,8 +171,8 @@ def test_pieces_of_a_concatenation_stay_where_they_are() -> None:
 
 def test_of_two_starts_the_better_one_counts() -> None:
     # At p = 32 each layer of InceptionV3's last modules at its own best leads to more than plain order.
-    graph = build("inception_v3")
-    splits = [layer.splits for layer in search(graph, 32).layers]
+    plan = search(build("inception_v3"), 32)
+    graph, splits = plan.graph, [layer.splits for layer in plan.layers]
     common = edge_overlaps(graph, splits, 32)
     ours = _total(graph, common, place(graph, 32, splits))
     assert ours <= _total(graph, common, [range(32)] * len(splits))
@@ -203,8 +203,8 @@ def test_layers_are_placed_anew_among_all_their_neighbours() -> None:
 @pytest.mark.parametrize(("name", "p", "batch", "bound"), [("inception_v3", 64, 128, 1.01), ("alexnet", 24, 120, 1.03)])
 def test_hard_strategies(name: str, p: int, batch: int, bound: float) -> None:
     # At p = 24 convolutions split the batch 24 ways and 12 ways: backward through the layers shows in which order.
-    graph = build(name, batch=batch)
-    splits = [layer.splits for layer in search(graph, p).layers]
+    plan = search(build(name, batch=batch), p)
+    graph, splits = plan.graph, [layer.splits for layer in plan.layers]
     common = edge_overlaps(graph, splits, p)
     ours = _total(graph, common, place(graph, p, splits))
     assert ours <= bound * _total(graph, common, _hungarian(graph, common, p))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+from pase.baselines.layout import with_best_fan_outs
 from pase.configurations import divisors
 from pase.costs import Problem
 from pase.errors import IntegratedError
@@ -63,7 +64,7 @@ def _strategies(graph: Graph, chain: Chain, num_devices: int, network: Network) 
 def _indices(problem: Problem, splits: tuple[Splits, ...]) -> tuple[int, ...] | None:
     found = [problem.choice(vertex, tuple(factors.values())) for vertex, factors in enumerate(splits)]
     indices = tuple(index for index in found if index is not None)
-    return indices if len(indices) == len(found) else None
+    return with_best_fan_outs(problem, indices) if len(indices) == len(found) else None
 
 
 def _strategy(graph: Graph, chain: Chain, pr: int, pc: int, roles: Mapping[str, Role] | None) -> tuple[Splits, ...]:

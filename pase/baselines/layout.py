@@ -38,13 +38,26 @@ def largest_splits(
 
 
 def choice_of(problem: Problem, splits: Sequence[Splits]) -> tuple[int, ...]:
-    """Return the configuration indices of a strategy; splits: for each layer, its factors beyond 1."""
+    """Return the configuration indices of a strategy; splits: for each layer, its factors beyond 1.
+
+    Fan-outs, of which no expert speaks, follow their neighbours.
+    """
     choice = []
     for vertex, (operator, split) in enumerate(zip(problem.graph.operators, splits, strict=True)):
         index = problem.choice(vertex, tuple(split.get(dim, 1) for dim in operator.extents))
         assert index is not None, f"{dict(split)} is no configuration of {operator.name}"
         choice.append(index)
-    return tuple(choice)
+    return with_best_fan_outs(problem, choice)
+
+
+def with_best_fan_outs(problem: Problem, choice: Sequence[int]) -> tuple[int, ...]:
+    """Return a strategy in which each fan-out has the configuration that is cheapest between its neighbours."""
+    found = list(choice)
+    for vertex, operator in enumerate(problem.graph.operators):
+        # No two of them are neighbours.
+        if operator.is_fan_out:
+            found[vertex] = int(problem.tables.costs_beside(vertex, choice).argmin())
+    return tuple(found)
 
 
 def cheapest(problem: Problem, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

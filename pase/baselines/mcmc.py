@@ -13,7 +13,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pase.baselines.baseline import Choose
-from pase.baselines.layout import cheapest
+from pase.baselines.layout import cheapest, with_best_fan_outs
 from pase.costs import Problem
 from pase.errors import ConfigurationError, unknown_name
 from pase.machine import Machine
@@ -142,7 +142,7 @@ def choose(
 ) -> tuple[int, ...] | None:
     """Return the best strategy that a walk from the start that the options name visits."""
     start = STARTS[options.start](problem, machine, experts, options.seed)
-    return sample(problem.tables, start, options).choice
+    return with_best_fan_outs(problem, sample(problem.tables, start, options).choice)
 
 
 def sample(tables: CostTables, start: Sequence[int], options: Sampling) -> Sampled:

@@ -106,7 +106,7 @@ def command(
         plan = search(graph, chosen.devices, machine=machine, options=options, on_progress=on_progress)
     if output:
         write_plan(plan, output)
-    reports = _ordering_reports(graph, chosen.devices) if explain_ordering else []
+    reports = _ordering_reports(plan.graph, chosen.devices) if explain_ordering else []
     held = _held(plan, time_limit_s)
     if held is not None:
         warn(_dearer(plan, held))

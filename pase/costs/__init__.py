@@ -26,7 +26,7 @@ from pase.costs.memory import (
 from pase.costs.model import COST_MODELS, CostModel, cost_model
 from pase.costs.movement import Fetch
 from pase.costs.paper import PaperCostModel
-from pase.costs.sharing import SharedTraffic, SharedWeight, shared_traffic, shared_weights
+from pase.costs.sharing import SharedWeight, shared_weights
 from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [
@@ -46,7 +46,6 @@ __all__ = [
     "Pattern",
     "Problem",
     "ReadTraits",
-    "SharedTraffic",
     "SharedWeight",
     "TransferBytes",
     "build_problem",
@@ -58,7 +57,6 @@ __all__ = [
     "layer_traffic",
     "memory_tables",
     "shared_cost",
-    "shared_traffic",
     "shared_weights",
     "signature",
     "strategy_memory",

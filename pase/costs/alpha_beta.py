@@ -95,15 +95,10 @@ class AlphaBetaCostModel:
         """
         return self._nearest(fetch) + self._gathering(fetch)
 
-    def reduction(self, size_bytes: FloatArray, group: IntArray, members: IntArray) -> FloatArray:
-        """Return the time of an all-reduce."""
-        return hierarchical_all_reduce(size_bytes, list(members.T), self.links)
-
     def all_reduce(self, message: Message, members: IntArray) -> FloatArray:
         """Return the time of a sum; of one that ends on an edge, that of the reduce-scatter alone."""
-        if message.ends_on_edge:
-            return hierarchical_reduce_scatter(message.size_bytes, list(members), self.links)
-        return hierarchical_all_reduce(message.size_bytes, list(members), self.links)
+        collective = hierarchical_reduce_scatter if message.ends_on_edge else hierarchical_all_reduce
+        return collective(message.size_bytes, list(members), self.links)
 
     def _neighbours(self, message: Message, members: IntArray) -> FloatArray:
         """Return the time of an exchange between neighbours: on the outermost link that some of them are apart.

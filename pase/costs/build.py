@@ -1,7 +1,7 @@
 """Cost tables of a graph: what the solver gets, each distinct layer and edge costed once."""
 
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +20,26 @@ from pase.costs.layouts import (
 from pase.costs.model import CostModel
 from pase.costs.movement import fetches
 from pase.costs.overlap import volumes
-from pase.costs.sharing import SharedWeight, shared_traffic, shared_weights
-from pase.costs.traffic import LayerTraffic, Message, ReadTraits, layer_traffic, partial_sum, sum_name
+from pase.costs.sharing import (
+    JointSum,
+    SharedWeight,
+    joint_sum,
+    joint_sum_of_weight,
+    matching_order,
+    shared_weights,
+)
+from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.graph import Access, Edge, Graph, Operator
+from pase.graph.operators import with_fan_outs
 from pase.tables import CostTables, EdgeTable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Problem:
-    """A graph's search problem: its cost tables and, for each vertex, what its table rows stand for."""
+    """A graph's search problem: its cost tables and, for each vertex, what its table rows stand for.
+
+    graph: the model's, with a fan-out wherever one is needed (`with_fan_outs`).
+    """
 
     graph: Graph
     num_devices: int
@@ -74,13 +85,14 @@ class TransferBytes:
 def build_problem(
     graph: Graph, num_devices: int, model: CostModel, on_progress: Callable[[str, float], None] | None = None
 ) -> Problem:
-    """Return the cost tables of a graph (Eq. 1's t_l and r · t_x for every configuration).
+    """Return the cost tables of a graph with fan-outs (Eq. 1's t_l and r · t_x for every configuration).
 
-    An edge of the tables is an edge of the graph, in its order, or a weight that two layers share, after them.
+    An edge of the tables is an edge of that graph, in its order, or a weight that two layers share, after them.
 
     on_progress: called with what is being done and the fraction that is done. Raises ConfigurationError
     where a layer has too many configurations.
     """
+    graph = with_fan_outs(graph)
     kinds = _Numbered()
     vertex_costs: list[FloatArray] = []
     configurations: list[Configurations] = []
@@ -180,34 +192,38 @@ def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tu
 
 
 def edge_cost(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> ClassedCost:
-    """Return r · t_x of an edge between all configurations of its two layers, both ways together."""
+    """Return r · t_x of an edge between all configurations of its two layers, both ways together.
+
+    From a fan-out it holds the reader's own all-reduce of the gradient too, where there is one.
+    """
     (producer, write), (consumer, read) = edge_sides(graph, edge)
-    u_parts, v_parts = _components(producer, write), _components(consumer, read)
-    u_side = _side(split_columns(u_parts, u.splits), _members(model, u, sum_name(write.tensor, is_gradient=False)))
-    v_side = _side(split_columns(v_parts, v.splits), _members(model, v, sum_name(read.tensor, is_gradient=True)))
-    has_gradient = graph.has_gradient(consumer, edge.input)
-    common = volumes(u_parts, u_side.layouts, v_parts, v_side.layouts, has_gradient=has_gradient)
-    # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
-    forward, _ = fetches(common.of_classes(u=u_side.layout_of), graph.word_bytes, forward_sums=u_side.members)
-    values = model.transfer(forward)[:, v_side.layout_of]
-    if has_gradient:
-        _, backward = fetches(common.of_classes(v=v_side.layout_of), graph.word_bytes, backward_sums=v_side.members)
-        values = values + model.transfer(backward)[u_side.layout_of]
-    return ClassedCost(row_class=u_side.class_of, col_class=v_side.class_of, values=values)
+    ends = _End(_components(producer, write), u), _End(_components(consumer, read), v)
+    joint = joint_sum(graph, edge, u, v)
+    forward_sums = _members(model, u, sum_name(write.tensor, is_gradient=False))
+    backward_sums = _members(model, v, sum_name(read.tensor, is_gradient=True)) if joint is None else None
+    cost, _ = _cost_between(
+        *ends,
+        model,
+        graph.word_bytes,
+        forward_sums=forward_sums,
+        backward_sums=backward_sums,
+        flows_back=graph.has_gradient(consumer, edge.input),
+        joint=joint,
+    )
+    return cost
 
 
 def shared_cost(
     graph: Graph, weight: SharedWeight, u: LayerTraffic, v: LayerTraffic, model: CostModel
 ) -> tuple[ClassedCost, TransferBytes]:
     """Return the cost of a weight that two layers share, between all their configurations, and what moves."""
-    members = model.sum_members(v, _shared_sum(graph, weight, v))
-    traffic = shared_traffic(graph, weight, u.splits.values, v.splits.values, members)
-    moved = model.transfer(traffic.forward) + model.transfer(traffic.backward)
-    reduction = model.reduction(traffic.reduced_bytes, traffic.group, traffic.members)
-    cost = ClassedCost(
-        row_class=traffic.row_class, col_class=traffic.col_class, values=moved + reduction * traffic.is_reduced
-    )
-    return cost, TransferBytes(forward=traffic.forward.moved_bytes, backward=traffic.backward.moved_bytes)
+    owner, user = graph[weight.owner], graph[weight.user]
+    owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
+    order = matching_order(owned, used)
+    used = replace(used, shape=tuple(used.shape[i] for i in order), axes=tuple(used.axes[i] for i in order))
+    joint = joint_sum_of_weight(graph, weight, u)
+    ends = _End(_components(owner, owned), u), _End(_components(user, used), v)
+    return _cost_between(*ends, model, graph.word_bytes, flows_back=True, joint=joint)
 
 
 def _edge_table(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> EdgeTable:
@@ -225,40 +241,97 @@ def _table(cost: ClassedCost) -> EdgeTable:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """What one end of an edge has of its tensor, under each configuration of its layer."""
+
+    parts: tuple[Component, ...]
+    traffic: LayerTraffic
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Side:
     """One side of an edge. layouts: [A, components]. class_of: [K] class of each configuration: a layout, and how a sum
-    lies over the machine. layout_of: [L] layout of each class. members: [L, levels]."""
+    lies over the machine. layout_of, first: [L] layout and first configuration of each class. members: [L, levels]."""
 
     layouts: IndexArray
     class_of: NDArray[np.intp]
     layout_of: NDArray[np.intp]
+    first: NDArray[np.intp]
     members: IntArray
 
 
-def _side(columns: IndexArray, members: IndexArray) -> _Side:
-    layouts, layout_of = distinct_rows(columns)
-    classes, class_of = distinct_rows(np.column_stack([layout_of.astype(np.int32), members]))
+def _cost_between(
+    u_end: _End,
+    v_end: _End,
+    model: CostModel,
+    word_bytes: int,
+    *,
+    flows_back: bool,
+    forward_sums: IndexArray | None = None,
+    backward_sums: IndexArray | None = None,
+    joint: JointSum | None = None,
+) -> tuple[ClassedCost, TransferBytes]:
+    """Return the cost of a tensor between two layouts, both ways, and what moves.
+
+    forward_sums, backward_sums: [K, levels] how the devices of a sum that ends here lie over the machine. joint: what
+    the reader sums on its own unless both ends agree; then nothing is paid.
+    """
+    u_more, v_more = [], []
+    if joint is not None:
+        own = v_end.traffic.joint_sums[joint.read]
+        own_cost = _cost_of_joint_sum(v_end.traffic, joint.read, model)
+        if own.ends_on_edge:
+            backward_sums = model.sum_members(v_end.traffic, own).astype(np.int32)
+        u_more, v_more = [joint.group], [own.group, np.unique(own_cost, return_inverse=True)[1]]
+    u, v = _side(u_end, forward_sums, u_more), _side(v_end, backward_sums, v_more)
+    common = volumes(u_end.parts, u.layouts, v_end.parts, v.layouts, has_gradient=flows_back)
+    # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
+    forward, _ = fetches(common.of_classes(u=u.layout_of), word_bytes, forward_sums=u.members)
+    _, backward = fetches(common.of_classes(v=v.layout_of), word_bytes, backward_sums=v.members)
+    values = model.transfer(forward)[:, v.layout_of]
+    if flows_back:
+        values = values + model.transfer(backward)[u.layout_of]
+    moved = TransferBytes(
+        forward=forward.moved_bytes[:, v.layout_of], backward=backward.moved_bytes[u.layout_of] * flows_back
+    )
+    if joint is not None:
+        stays = (moved.forward == 0) & (moved.backward == 0)
+        is_joint = stays & (joint.group[u.first, None] == own.group[v.first])
+        values = np.where(is_joint, 0.0, values + own_cost[v.first])
+    return ClassedCost(row_class=u.class_of, col_class=v.class_of, values=values), moved
+
+
+def _cost_of_joint_sum(traffic: LayerTraffic, read: int, model: CostModel) -> FloatArray:
+    """Return the [K] cost of the sum of a read's gradient where the layer makes it, beside all its other messages."""
+    sums = traffic.joint_sums
+    every = replace(traffic, messages=(*traffic.messages, *sums.values()), joint_sums={})
+    return model.messages(every)[len(traffic.messages) + list(sums).index(read)]
+
+
+def _side(end: _End, sums: IndexArray | None, more: Sequence[IntArray]) -> _Side:
+    """Return the classes of configurations; more: [K] or [K, columns] what tells them apart besides."""
+    layouts, layout_of = distinct_rows(split_columns(end.parts, end.traffic.splits))
+    members = np.empty((len(layout_of), 0), dtype=np.int32) if sums is None else sums
+    rows = np.column_stack([layout_of, members, *more]).astype(np.int32)
+    classes, class_of = distinct_rows(rows)
+    first = np.zeros(len(classes), dtype=np.intp)
+    first[class_of[::-1]] = np.arange(len(class_of))[::-1]
     return _Side(
         layouts=layouts,
         class_of=class_of,
         layout_of=classes[:, 0].astype(np.intp),
-        members=classes[:, 1:].astype(np.int64),
+        first=first,
+        members=classes[:, 1 : 1 + members.shape[1]].astype(np.int64),
     )
 
 
-def _members(model: CostModel, traffic: LayerTraffic, name: str) -> IndexArray:
-    """Return [K, levels]: how the devices of a sum that an edge ends lie over the machine; no columns without one."""
+def _members(model: CostModel, traffic: LayerTraffic, name: str) -> IndexArray | None:
+    """Return [K, levels]: how the devices of a sum that an edge ends lie over the machine; None without one."""
     for message in traffic.messages:
         if message.ends_on_edge and message.tensor == name:
             return model.sum_members(traffic, message).astype(np.int32)
-    return np.empty((len(traffic.splits.values), 0), dtype=np.int32)
-
-
-def _shared_sum(graph: Graph, weight: SharedWeight, traffic: LayerTraffic) -> Message:
-    """Return the all-reduce of a shared weight's gradient, which is no message of the user's own."""
-    user = graph[weight.user]
-    return partial_sum(user, user.reads[weight.user_read], traffic.splits, graph.word_bytes, is_gradient=True)
+    return None
 
 
 def _components(operator: Operator, access: Access) -> tuple[Component, ...]:
@@ -270,12 +343,17 @@ def _read_traits(graph: Graph, operator: Operator) -> tuple[ReadTraits, ...]:
         ReadTraits(
             has_gradient=has_gradient,
             is_fed=(operator.name, position) in graph.incoming,
-            is_owned=not access.shared or graph.owners[access.shared] == operator.name,
+            is_owned=_is_owned(graph, operator, position),
         )
         for position, (access, has_gradient) in enumerate(
             zip(operator.reads, graph.read_gradients(operator), strict=True)
         )
     )
+
+
+def _is_owned(graph: Graph, operator: Operator, position: int) -> bool:
+    shared, edge = operator.reads[position].shared, graph.incoming.get((operator.name, position))
+    return graph.owners[shared] == operator.name if shared else edge is None or not graph[edge.producer].is_fan_out
 
 
 def _single_use(graph: Graph, operator: Operator) -> tuple[bool, ...]:

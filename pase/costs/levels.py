@@ -41,10 +41,13 @@ def level_members(values: IndexArray, weight: FloatArray, rooms: Sequence[int]) 
 
 
 def communicated_bytes(traffic: LayerTraffic) -> FloatArray:
-    """Return [K, D]: the bytes of a layer's messages in which each dim's split takes part."""
+    """Return [K, D]: the bytes of a layer's messages in which each dim's split takes part.
+
+    Sums that stand on an edge are among them: whoever makes these, the layer's devices take part.
+    """
     dims = list(traffic.splits.extents)
     weight = np.zeros(traffic.splits.values.shape)
-    for message in traffic.messages:
+    for message in (*traffic.messages, *traffic.joint_sums.values()):
         size = message.times * message.size_bytes * (2.0 if message.pattern is Pattern.ALL_REDUCE else 1.0)
         for dim in message.over:
             weight[:, dims.index(dim)] += size

@@ -41,16 +41,12 @@ class CostModel(Protocol):
     def sum_members(self, traffic: LayerTraffic, message: Message) -> IntArray:
         """Return [K, levels]: how the devices that add something up lie over the machine.
 
-        Only as far as the model's `transfer` and `reduction` look at it: no columns where they do not.
+        Only as far as the model's `transfer` looks at it: no columns where it does not.
         """
         ...
 
     def transfer(self, fetch: Fetch) -> FloatArray:
         """Return the cost of bringing a tensor from one layout to another, one way, on the device that fetches most."""
-        ...
-
-    def reduction(self, size_bytes: FloatArray, group: IntArray, members: IntArray) -> FloatArray:
-        """Return the [L] cost of adding up a shared weight's gradient; members: [L, levels] by `sum_members`."""
         ...
 
 

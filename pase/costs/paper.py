@@ -50,10 +50,6 @@ class PaperCostModel:
         """Return r × bytes."""
         return self.flop_per_byte * fetch.moved_bytes
 
-    def reduction(self, size_bytes: FloatArray, group: IntArray, members: IntArray) -> FloatArray:
-        """Return r × bytes of an all-reduce."""
-        return self.flop_per_byte * _all_reduce_factor(group) * size_bytes
-
 
 def _all_reduce_factor(group: IntArray) -> FloatArray:
     factor: FloatArray = 2.0 * (group - 1) / np.maximum(group, 1)

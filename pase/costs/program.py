@@ -31,10 +31,6 @@ class ProgramCostModel(AlphaBetaCostModel):
         found = AlphaBetaCostModel.sum_members(self, traffic, message)
         return found[:, :0] if message.ends_on_edge else found
 
-    def reduction(self, size_bytes: FloatArray, group: IntArray, members: IntArray) -> FloatArray:
-        """Return the time of a sum."""
-        return pairwise_all_reduce(size_bytes, list(members.T), self.links)
-
 
 def pairwise_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:
     """Return the time in which each of k devices exchanges a k-th of its n bytes with each of the others, twice.

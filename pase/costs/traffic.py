@@ -3,7 +3,7 @@
 This is where accesses become numbers; a cost model turns them into cost.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -66,12 +66,16 @@ class PassWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTraffic:
-    """splits: the configurations. forward, backward: work of either pass. messages: what is communicated."""
+    """splits: the configurations. forward, backward: work of either pass. messages: what is communicated.
+
+    joint_sums: by position of the read, sums of gradients that stand on an edge, because another layer may make them.
+    """
 
     splits: Splits
     forward: PassWork
     backward: PassWork
     messages: tuple[Message, ...]
+    joint_sums: Mapping[int, Message]
 
     @property
     def flop(self) -> FloatArray:
@@ -84,8 +88,9 @@ class ReadTraits:
     """What the graph around a layer says of one of its reads.
 
     has_gradient: the backward pass computes its gradient. is_fed: another layer produces it (training data is
-    delivered as it is needed, halos included). is_owned: no earlier layer uses the same weight; where one
-    does, what its gradient costs depends on both (`sharing`).
+    delivered as it is needed, halos included). is_owned: its gradient is summed by this layer alone: no earlier layer
+    uses the same weight, and no fan-out hands it to other layers too. Where one does, what the sum costs depends on
+    both (`sharing`).
     """
 
     has_gradient: bool
@@ -109,11 +114,14 @@ def layer_traffic(
     messages: list[Message] = []
     for access, is_single in zip(operator.writes, single_use or (False,) * len(operator.writes), strict=True):
         messages.append(partial_sum(operator, access, splits, word_bytes, ends_on_edge=is_single))
-    for access, read in zip(operator.reads, reads, strict=True):
-        if read.has_gradient and read.is_owned:
-            messages.append(
-                partial_sum(operator, access, splits, word_bytes, is_gradient=True, ends_on_edge=read.is_fed)
-            )
+    joint_sums: dict[int, Message] = {}
+    for position, (access, read) in enumerate(zip(operator.reads, reads, strict=True)):
+        if read.has_gradient:
+            own = partial_sum(operator, access, splits, word_bytes, is_gradient=True, ends_on_edge=read.is_fed)
+            if read.is_owned:
+                messages.append(own)
+            else:
+                joint_sums[position] = own
         if read.is_fed and any(isinstance(axis, Window) for axis in access.axes):
             messages.append(_halo(access, splits, word_bytes, times=2 if read.has_gradient else 1))
     has_gradient = tuple(read.has_gradient for read in reads)
@@ -124,6 +132,7 @@ def layer_traffic(
         forward=forward,
         backward=backward,
         messages=tuple(m for m in messages if np.any(m.size_bytes)),
+        joint_sums=joint_sums,
     )
 
 
@@ -140,6 +149,10 @@ def _work(
     Forward, every tensor is touched once. Backward, what was read is read again, the gradients of what was written
     are read, and those of what was read are written.
     """
+    if operator.is_fan_out:
+        # It hands on what is there.
+        nothing = PassWork(flop=np.zeros(len(splits.values)), touched_bytes=np.zeros(len(splits.values)))
+        return nothing, nothing
     forward = _busiest([(work, work.flop_per_point) for work in operator.work], splits)
     backward = _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in operator.work], splits)
     written = sum((shard_size(a.shape, a.axes, splits) for a in operator.writes), np.zeros(len(splits.values)))

@@ -38,6 +38,7 @@ _LAYERS = (
     "dims",
     "dropout",
     "embedding",
+    "fan_out",
     "gelu",
     "global_pool",
     "layer_norm",

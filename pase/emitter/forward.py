@@ -34,6 +34,7 @@ _LAYERS = (
     "concat",
     "convolve",
     "dims",
+    "fan_out",
     "fn",
     "greatest",
     "least",

@@ -179,6 +179,9 @@ def _copy(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     names: list[str] = []
     for axis in read.axes:
         names += [axis] if isinstance(axis, str) else list(axis) if isinstance(axis, tuple) else [WHOLE]
+    if block.operator.is_fan_out:
+        over = block.listed(read.partial_over or ())
+        return _Call(code("fan_out"), (_brought(operands[0], block.result_dims).text, over))
     if block.operator.kind != "reorder":
         return _brought(operands[0], block.result_dims)
     return _Call(code("arrange"), (_brought(operands[0], block.listed(names)).text, block.result_dims))

@@ -15,7 +15,7 @@ import numpy as np
 
 from pase.explanation.nearest import TIE
 from pase.explanation.searching import Searching
-from pase.explanation.subproblems import Island, costs_beside, islands
+from pase.explanation.subproblems import Island, islands
 from pase.solver import Marginals, Solution, min_marginals, near_optimal
 from pase.tables import CostTables, IndexArray, restricted
 
@@ -123,7 +123,7 @@ class Alternatives:
             if found is not None:
                 enough = min(enough or found.total_cost, found.total_cost)
         start = list(self._optimum.choice)
-        start[vertex] = int(costs_beside(self._tables, vertex, start)[rows].argmin())
+        start[vertex] = int(self._tables.costs_beside(vertex, start)[rows].argmin())
         solution = self._search.unlimited(restricted(self._tables, {vertex: rows}), [start])
         choice = list(solution.choice)
         choice[vertex] = int(rows[choice[vertex]])
@@ -190,7 +190,7 @@ class Alternatives:
     def _solved(self, stage: _Stage, island: Island, at: int, left: IndexArray) -> Alternative:
         """Return the cheapest strategy of an island in which a vertex has one of the configurations that are left."""
         present = island.present(self._optimum.choice)
-        present[at] = int(costs_beside(island.tables, at, present)[left].argmin())  # a start: the others as they are
+        present[at] = int(island.tables.costs_beside(at, present)[left].argmin())  # a start: the others as they are
         solution = self._search.unlimited(restricted(island.tables, {at: left}), [present])
         choice = list(solution.choice)
         choice[at] = int(left[choice[at]])

@@ -18,7 +18,6 @@ from pase.explanation.parts import CostParts
 from pase.explanation.reasons import memory_reason
 from pase.explanation.scaling import scaled_tables
 from pase.explanation.searching import Searching, searching
-from pase.explanation.subproblems import costs_beside
 from pase.plan import Plan
 from pase.planning import Progress, problem_of
 from pase.solver import Solution
@@ -128,7 +127,7 @@ class Work:
 
     def _runner_up(self, vertex: int, kept: Alternative, other: Alternative) -> RunnerUp:
         difference = other.total_cost - kept.total_cost
-        beside = costs_beside(self.problem.tables, vertex, self.choice)
+        beside = self.problem.tables.costs_beside(vertex, self.choice)
         own = float(beside[self.choice[vertex]])
         beside[self.choice[vertex]] = np.inf
         if self.search.limited is not None:
@@ -155,7 +154,7 @@ class Work:
         if limited is None:
             return None
         limit = limited.limit
-        beside = costs_beside(self.problem.tables, vertex, self.choice)
+        beside = self.problem.tables.costs_beside(vertex, self.choice)
         beside -= beside[self.choice[vertex]]
         needed = self._alternatives.weights_beside(vertex, self.choice)
         beside[needed <= limit] = 0.0

@@ -8,7 +8,6 @@ import numpy as np
 from pase.errors import SolverError
 from pase.explanation.alternatives import Alternative, Alternatives
 from pase.explanation.searching import LIMITED_TIME_S, Searching
-from pase.explanation.subproblems import costs_beside
 from pase.solver import Solution, solve_limited
 from pase.tables import CostTables, FloatArray, IndexArray
 
@@ -44,7 +43,7 @@ class Fitting:
         assert weighted is not None
         keep = np.zeros(self.tables.domain_sizes[vertex], dtype=bool)
         keep[rows] = True
-        beside = costs_beside(self.tables, vertex, self.optimum.choice)
+        beside = self.tables.costs_beside(vertex, self.optimum.choice)
         fitting = weighted.weights_beside(vertex, self.optimum.choice) <= weighted.limit
         beside[~(keep & fitting)] = inf
         start = list(self.optimum.choice)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pase.tables import CostTables, FloatArray, IndexArray, restricted_edge
+from pase.tables import CostTables, IndexArray, restricted_edge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,19 +44,6 @@ def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Isla
         island = _island(tables, kept, tuple(sorted(reached)))
         found |= dict.fromkeys(island.vertices, island)
     return found
-
-
-def costs_beside(tables: CostTables, vertex: int, choice: Sequence[int]) -> FloatArray:
-    """Return the [K] cost of a vertex's configurations, transfers included, where all others keep to a strategy."""
-    total = tables.layer_costs(vertex).copy()
-    for number in tables.incident[vertex]:
-        u, v = tables.edges[number]
-        table = tables.edge(number)
-        if u == vertex:
-            total += table.values[table.row_class, table.col_class[choice[v]]]
-        else:
-            total += table.values[table.row_class[choice[u]], table.col_class]
-    return total
 
 
 def _island(tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int, ...]) -> Island:

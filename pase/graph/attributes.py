@@ -86,6 +86,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, Attribute]] = MappingProxyType(
         "elementwise": {"function": _one_of(*FUNCTIONS), **_ACTIVATED},
         "embedding": {},
         "experts": {},
+        "fan_out": {},
         "gather": {"along": _DIM},
         "global_pool": {},
         "group_norm": _NORMALISATION,

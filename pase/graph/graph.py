@@ -47,6 +47,14 @@ class Graph:
         return FrozenDict({(edge.consumer, edge.input): edge for edge in self.edges})
 
     @cached_property
+    def outgoing(self) -> Mapping[str, tuple[Edge, ...]]:
+        """The edges that leave each operator, by its name; operators that nothing reads are left out."""
+        found: dict[str, list[Edge]] = {}
+        for edge in self.edges:
+            found.setdefault(edge.producer, []).append(edge)
+        return FrozenDict({name: tuple(edges) for name, edges in found.items()})
+
+    @cached_property
     def uses(self) -> Mapping[str, Mapping[int, int]]:
         """How many reads each output of each operator feeds, by number; outputs that nothing reads are left out."""
         found: dict[str, dict[int, int]] = {operator.name: {} for operator in self.operators}

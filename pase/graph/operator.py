@@ -98,6 +98,9 @@ class Handoff:
 
 Exchange = AllReduce | Relayout | Handoff
 
+FAN_OUT = "fan_out"
+"""The kind of the vertices that hand a tensor to its readers, and sum its gradient once (`operators.fan_out`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intermediate:
@@ -160,6 +163,11 @@ class Operator:
     def extents(self) -> Mapping[str, int]:
         """Extent of each iteration dim, in order."""
         return FrozenDict({dim.name: dim.extent for dim in self.dims})
+
+    @property
+    def is_fan_out(self) -> bool:
+        """Whether it hands one tensor to several readers, and sums its gradient."""
+        return self.kind == FAN_OUT
 
     @property
     def parameters(self) -> tuple[Access, ...]:

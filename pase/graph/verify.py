@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Part, Role, Window, axis_dims, named_dims
+from pase.graph.access import Access, Axis, Part, Role, Window, access_dims, axis_dims, named_dims
 from pase.graph.attributes import check_attributes
 from pase.graph.graph import Graph
 from pase.graph.operator import AllReduce, Handoff, Operator, Relayout
@@ -70,9 +70,24 @@ def verify_operator(operator: Operator) -> None:
                 raise GraphError(f"{where}: work over a part of a dim, but {problem}")
         _verify_reads(operator, work.reads, f"{where}: work")
     _verify_known(operator, operator.unsplittable, f"{where}: unsplittable")
+    if operator.is_fan_out:
+        _verify_fan_out(operator, where)
     if operator.pipeline:
         _verify_known(operator, (operator.pipeline.stage, operator.pipeline.sequence), f"{where}: pipeline")
     check_attributes(operator)
+
+
+def _verify_fan_out(operator: Operator, where: str) -> None:
+    reads, writes = operator.reads, operator.writes
+    is_one = len(reads) == len(writes) == 1 and reads[0].role is Role.ACTIVATION
+    if not is_one or (reads[0].shape, reads[0].axes) != (writes[0].shape, writes[0].axes):
+        raise GraphError(f"{where} hands on one tensor as it is; expected one input and the same for output")
+    unused = set(operator.extents) - access_dims(reads[0])
+    if len(unused) != 1 or set(reads[0].partial_over or ()) != unused or writes[0].partial_over != ():
+        raise GraphError(
+            f"{where} sums the gradient over the one dim that its tensor lacks; it lacks "
+            f"{', '.join(sorted(unused)) or 'none'} of {', '.join(operator.extents)}"
+        )
 
 
 def _verify_known(operator: Operator, dims: tuple[str, ...], where: str) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf
+from pase.runtime.fan_out import FanOut
 from pase.runtime.mesh import LayerMesh
 
 _OF_MESH_TENSORFLOW = (mtf.ops.EinsumOperation, mtf.ops.BinaryOpWithBroadcasting)
@@ -18,6 +19,8 @@ def check_operations(graph: Any, meshes: Sequence[LayerMesh]) -> None:
         tensors = [*operation.inputs, *operation.outputs]
         for tensor in tensors:
             names[tensor.mesh] |= set(tensor.shape.dimension_names)
+        if isinstance(operation, FanOut):
+            names[operation.mesh] |= operation.named
         if isinstance(operation, _OF_MESH_TENSORFLOW):
             _check_one_mesh(operation)
             _check_extents(operation, tensors)

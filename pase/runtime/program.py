@@ -9,6 +9,7 @@ from pase.errors import RuntimeFailure
 from pase.runtime.compat import mtf, tf
 from pase.runtime.data import DataInput
 from pase.runtime.devices import Devices, virtual_cpus
+from pase.runtime.fan_out import FanOut
 from pase.runtime.layouts import HOST, DeviceMesh, device_mesh
 from pase.runtime.masks import Key
 from pase.runtime.mesh import LayerMesh
@@ -19,10 +20,14 @@ from pase.runtime.updates import Updates, add_updates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A trained tensor; tensor: on the mesh of the layer that declared it. deviation: of its initial values."""
+    """A trained tensor; tensor: on the mesh of the layer that declared it. deviation: of its initial values.
+
+    handed: the tensor as that layer reads it, from which others get it.
+    """
 
     name: str
     tensor: Any
+    handed: Any
     shape: tuple[int, ...]
     deviation: float
 
@@ -76,7 +81,7 @@ class Program:
                     f"layers {first.tensor.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "
                     f"{list(first.shape)} and {list(shape)}; give them one shape"
                 )
-            return reshard(first.tensor, mesh, dims)
+            return reshard(first.handed, mesh, dims)
         for dim in dims:
             if dim.size % mesh.devices.size(dim.name):
                 raise RuntimeFailure(
@@ -84,8 +89,9 @@ class Program:
                     "which do not divide it; choose a divisor"
                 )
         tensor = self._trained(mesh, self._tf_name(name), mtf.Shape(list(dims)))
-        self.weights[name] = Weight(name=name, tensor=tensor, shape=shape, deviation=deviation)
-        return tensor
+        handed = FanOut(tensor).new_output()
+        self.weights[name] = Weight(name=name, tensor=tensor, handed=handed, shape=shape, deviation=deviation)
+        return handed
 
     def _trained(self, mesh: LayerMesh, tf_name: str, shape: Any) -> Any:
         """Return the tensor of a weight that nobody declared yet: a variable on its mesh."""

@@ -199,6 +199,7 @@ COMPUTE: Mapping[str, Compute] = {
     "dropout": _dropout,
     "elementwise": _elementwise,
     "embedding": _embedding,
+    "fan_out": lambda _, values: values[0],
     "global_pool": _global_pool,
     "layer_norm": _layer_norm,
     "lstm": _lstm,

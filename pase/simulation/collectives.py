@@ -1,7 +1,6 @@
 """How sums within a layer travel: the ways to choose from, one function and one line here for each."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from pase.costs.collectives import Link, hierarchical_all_reduce
@@ -105,24 +104,8 @@ def hierarchically(
         front[device] = (number,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How sums travel. all_reduce: adds one of them to a task graph.
-
-    adds_shared_first: whether devices add up their own gradients of a weight that layers share, where these layers hold
-    it alike, and sum the whole between devices once; else each layer's gradient is summed.
-    """
-
-    all_reduce: AllReduce
-    adds_shared_first: bool
-
-
-COLLECTIVES: Mapping[str, Way] = MappingProxyType(
-    {
-        "hierarchical": Way(all_reduce=hierarchically, adds_shared_first=True),
-        "program": Way(all_reduce=as_programs_do, adds_shared_first=False),
-    }
-)
+COLLECTIVES: Mapping[str, AllReduce] = MappingProxyType({"hierarchical": hierarchically, "program": as_programs_do})
+"""How sums travel: what adds one of them to a task graph."""
 
 
 def group_members(fabric: Fabric, group: Sequence[int]) -> tuple[int, ...]:

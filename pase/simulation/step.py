@@ -9,20 +9,22 @@ layers before it.
 from collections.abc import Iterable, Sequence
 
 from pase.costs import SharedWeight, shared_weights
-from pase.emitter.traffic import INDEX_BYTES, edge_hops, layer_mesh
+from pase.emitter.traffic import INDEX_BYTES, edge_hops, joint_sum_of_weight, layer_mesh, return_hops
 from pase.graph import Edge, Operator, Role
 from pase.layer_movements import Purpose, Sent, Summed, layer_movements
 from pase.pairs import Pairs, hop_pairs, sum_groups
 from pase.plan import Plan
 from pase.runtime.refine import Hop
 from pase.runtime.traffic import Phase
-from pase.simulation.collectives import Front, Network, Way
+from pase.simulation.collectives import AllReduce, Front, Network
 from pase.simulation.tasks import Compute, Label, TaskGraph
 from pase.simulation.work import LayerWork
-from pase.traffic import shared_hops
+from pase.traffic import shared_hops, shared_return_hops
 
 
-def build_step(plan: Plan, work: dict[str, LayerWork], network: Network, way: Way, *, overlaps: bool) -> TaskGraph:
+def build_step(
+    plan: Plan, work: dict[str, LayerWork], network: Network, way: AllReduce, *, overlaps: bool
+) -> TaskGraph:
     """Return the tasks of a step. overlaps: whether gradients of weights are summed while the backward pass goes on."""
     builder = _Builder(plan, work, network, way)
     builder.forward()
@@ -34,18 +36,18 @@ def build_step(plan: Plan, work: dict[str, LayerWork], network: Network, way: Wa
 class _Builder:
     """Adds layer by layer to a task graph. A front says for each device after which tasks it has something."""
 
-    def __init__(self, plan: Plan, work: dict[str, LayerWork], network: Network, way: Way) -> None:
+    def __init__(self, plan: Plan, work: dict[str, LayerWork], network: Network, way: AllReduce) -> None:
         self._plan, self._graph, self._work = plan, plan.graph, work
         self._network, self._way = network, way
         self._devices = range(plan.num_devices)
         self._moved: dict[Hop, Pairs] = {}
         operators = plan.graph.operators
         self._within: dict[tuple[str, Purpose], list[Summed | Sent]] = {}
-        self._sums: dict[tuple[str, int], Summed] = {}  # of the gradient of a read
+        self._sums: dict[tuple[str, int], list[Summed | Sent]] = {}  # of the gradient of a read
         for operator in operators:
             for found in layer_movements(plan, operator, self._moved):
                 if isinstance(found, Summed) and found.read is not None:
-                    self._sums[operator.name, found.read] = found
+                    self._sums.setdefault((operator.name, found.read), []).append(found)
                 else:
                     self._within.setdefault((operator.name, found.purpose), []).append(found)
         self._gradients = {op.name: plan.graph.read_gradients(op) for op in operators}
@@ -85,27 +87,24 @@ class _Builder:
 
     def backward(self) -> None:
         """Add the backward pass: of every layer after those that it feeds."""
-        outgoing: dict[str, list[Edge]] = {}
-        for edge in self._graph.edges:
-            outgoing.setdefault(edge.producer, []).append(edge)
         for operator in reversed(self._graph.operators):
             name = operator.name
             time_s = self._work[name].backward_s
             if time_s is None:
                 continue
             ready = list(self._computed[name])
-            for edge in outgoing.get(name, ()):
+            for edge in self._graph.outgoing.get(name, ()):
                 gradient = self._read_gradients.get((edge.consumer, edge.input))
                 if gradient is not None:
                     front = list(gradient)
-                    hops = [hop.adjoint for hop in reversed(self._hops[edge.consumer, edge.input])]
+                    hops = return_hops(self._plan, edge, self._hops[edge.consumer, edge.input])
                     self._carry(front, hops, self._edge_label(edge, Phase.BACKWARD), edge)
                     _extend(ready, front)
             front = self._went_back[name] = self._compute(name, Phase.BACKWARD, time_s, ready)
             for position, read in enumerate(operator.reads):
                 if self._gradients[name][position] and read.role is not Role.PARAMETER:
                     own = list(front)
-                    self._move(own, operator, [self._sums[name, position]])
+                    self._move(own, operator, self._sums.get((name, position), ()))
                     self._read_gradients[name, position] = own
 
     def update(self, *, overlaps: bool) -> None:
@@ -127,30 +126,20 @@ class _Builder:
                     continue
                 front = list(fronts[name])
                 weight = self._shared.get((name, position))
-                if weight is not None and self._way.adds_shared_first and self._agrees(weight):
+                if weight is not None and joint_sum_of_weight(self._plan, weight):
                     _extend(added.setdefault((weight.owner, weight.owner_read), self._nothing()), front)
                     continue
                 # The owner of a weight comes before its other users, and thus after them here.
                 _extend(front, added.get((name, position), ()))
-                self._move(front, operator, [self._sums[name, position]])
+                self._move(front, operator, self._sums.get((name, position), ()))
                 if weight is not None:
-                    back = [hop.adjoint for hop in reversed(shared_hops(self._plan, weight))]
+                    back = shared_return_hops(self._plan, weight)
                     self._carry_weight(front, back, self._shared_label(weight, Phase.BACKWARD))
                 _extend(ready[weight.owner if weight else name], front)
         for name, front in ready.items():
             time_s = self._work[name].update_s
             if time_s is not None:
                 self._compute(name, Phase.UPDATE, time_s, front)
-
-    def _agrees(self, weight: SharedWeight) -> bool:
-        """Return whether a user of a shared weight holds it as its owner does, and sums it over the same groups."""
-        hops = shared_hops(self._plan, weight)
-        moves = any(hop_pairs(way) for hop in hops for way in (hop, hop.adjoint))
-        owner, user = (
-            sum_groups(layer_mesh(self._plan, name), self._sums[name, read].over)
-            for name, read in ((weight.owner, weight.owner_read), (weight.user, weight.user_read))
-        )
-        return not moves and set(map(frozenset, owner)) == set(map(frozenset, user))
 
     # -- parts of them
 
@@ -172,7 +161,7 @@ class _Builder:
                     self._network.send(label, found.pairs.items(), word_bytes, found.times, front)
                 case Summed():
                     for group in sum_groups(layer_mesh(self._plan, operator.name), found.over):
-                        self._way.all_reduce(self._network, label, group, found.points, word_bytes, found.times, front)
+                        self._way(self._network, label, group, found.points, word_bytes, found.times, front)
 
     def _carry(self, front: Front, hops: Iterable[Hop], label: Label, edge: Edge) -> None:
         read = self._graph[edge.consumer].reads[edge.input]

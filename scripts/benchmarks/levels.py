@@ -44,8 +44,8 @@ def _table(machine: Machine) -> str:
         ours = search(graph, NUM_DEVICES, machine=machine, options=options)
         other = search(graph, NUM_DEVICES, machine=flat(machine), options=options)
         splits = [[layer.splits for layer in plan.layers] for plan in (ours, other)]
-        times = [f"{1e3 * time_s:.2f}" for chosen in splits for time_s in _by_level(graph, model, chosen)]
-        price = total_cost(_costed(graph, model, splits[1])) / ours.total_cost - 1
+        times = [f"{1e3 * time_s:.2f}" for chosen in splits for time_s in _by_level(ours.graph, model, chosen)]
+        price = total_cost(_costed(ours.graph, model, splits[1])) / ours.total_cost - 1
         rows.append([name, *times, f"{price:+.1%}"])
     parts = ("computing", "in nodes", "between nodes")
     headers = ["network", *(f"{who}: {part}, ms" for who in ("levels", "flat") for part in parts), "price of flat"]

@@ -32,7 +32,8 @@ class Row:
 
 
 def _named(pattern: str, kind: str = "") -> Callable[[Operator], bool]:
-    return lambda op: re.fullmatch(pattern, op.name) is not None and (not kind or op.kind == kind)
+    # The paper has no fan-outs: these follow the layers.
+    return lambda op: not op.is_fan_out and re.fullmatch(pattern, op.name) is not None and (not kind or op.kind == kind)
 
 
 # Table II of the paper; dims that it does not name are not split.

@@ -224,7 +224,12 @@ def test_the_mesh_of_a_transformer(n: int, m: int) -> None:
         expected |= _transformer_layer(f"encoder{i}", n, m, "self") | _transformer_layer(
             f"decoder{i}", n, m, "self", "cross"
         )
-    assert _splits(problem, _mesh(problem, m)) == expected
+    assert _splits(problem, _mesh(problem, m)) == expected | {
+        # The gradients of what the projections read arrive in as many parts as there are groups of heads.
+        operator.name: {"b": n, "g": m}
+        for operator in problem.graph.operators
+        if operator.is_fan_out
+    }
 
 
 def test_the_best_mesh_of_the_transformer_has_the_papers_sizes() -> None:
@@ -241,13 +246,13 @@ def test_the_best_mesh_of_the_transformer_has_the_papers_sizes() -> None:
 
 
 def test_the_best_mesh_of_the_transformer_is_a_local_minimum() -> None:
-    """No change of one layer improves it, though the optimum is a tenth cheaper: what PaSE says of random searches."""
+    """No change of one layer improves it, though the optimum is 6 % cheaper: what PaSE says of random searches."""
     problem = _problem("transformer", 32)
     choice = _mesh(problem, 2)
     walk = Walk(problem.tables, choice)
     for vertex, size in enumerate(problem.tables.domain_sizes):
         assert min(walk.change(vertex, index) for index in range(size)) >= -1e-9 * walk.cost
-    assert solve(problem.tables).cost < 0.9 * walk.cost
+    assert solve(problem.tables).cost < 0.95 * walk.cost
 
 
 def test_small_tables_are_no_vocabulary_and_a_prime_one_is_not_split() -> None:
@@ -260,17 +265,16 @@ def test_small_tables_are_no_vocabulary_and_a_prime_one_is_not_split() -> None:
 
 
 @pytest.mark.parametrize("ways", [2, 4])
-def test_a_transformer_layer_sums_six_activations(ways: int) -> None:
-    """Forward what the output projection and the second feed-forward layer make; backward the inputs of the other four.
-
-    Shoeybi et al. count two and two: they have the three projections of an attention as one layer.
+def test_a_transformer_layer_sums_four_activations(ways: int) -> None:
+    """As Shoeybi et al. count (section 3): what the output projection and the second feed-forward layer make, forward;
+    what the three projections read, and what the first feed-forward layer reads, backward.
     """
     shape = {"vocabulary": 64, "steps": 32, "model_width": 64, "heads": 4, "batch": 8}
     costs = []
     for layers in (1, 2):
         problem = _problem("gpt", ways, (*shape.items(), ("layers", layers)))
         costs.append(_communication(problem, _mesh(problem, ways)))
-    assert costs[1] - costs[0] == pytest.approx(6 * _all_reduce(8 * 32 * 64, ways), rel=1e-9)
+    assert costs[1] - costs[0] == pytest.approx(4 * _all_reduce(8 * 32 * 64, ways), rel=1e-9)
 
 
 def test_megatron_stays_within_a_node_and_divides_all_heads() -> None:

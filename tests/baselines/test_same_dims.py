@@ -132,9 +132,9 @@ def test_width_and_hidden_units_are_told_apart() -> None:
 @pytest.mark.parametrize("model", ["alexnet", "transformer", "bert_large", "rnnlm", "gpt", "vgg16"])
 def test_equal_splits_of_the_same_dim_move_nothing(model: str) -> None:
     """Where both sides index a tensor dim by one dim of theirs, and split it alike and nothing else, edges are free."""
-    graph = small_graph(model)
+    problem = problem_of(small_graph(model), 2, load_machine("1080ti"), "paper")
+    graph = problem.graph
     classes = same_dims(graph)
-    problem = problem_of(graph, 2, load_machine("1080ti"), "paper")
     num_seen = 0
     for number, edge in enumerate(graph.edges):
         u, v = graph[edge.producer], graph[edge.consumer]

@@ -170,8 +170,8 @@ def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: 
 
 @pytest.mark.parametrize(("name", "p"), [("inception_v3", 16), ("googlenet", 12)])
 def test_the_edges_of_a_strategy_found_cost_what_the_best_assignments_fetch(name: str, p: int) -> None:
-    graph = load(name, arguments={"batch": 192} if p % 3 == 0 else {})
-    layers = {layer.name: layer for layer in search(graph, p).layers}
+    plan = search(load(name, arguments={"batch": 192} if p % 3 == 0 else {}), p)
+    graph, layers = plan.graph, {layer.name: layer for layer in plan.layers}
     for edge in graph.edges:
         (transfer,) = (t for t in layers[edge.consumer].transfers if t.input == edge.input)
         u, v = graph[edge.producer], graph[edge.consumer]

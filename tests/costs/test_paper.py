@@ -187,7 +187,7 @@ def test_tables_say_what_the_strategy_costs(name: str, p: int) -> None:
     for _ in range(3):
         choice = [int(generator.integers(len(found.splits))) for found in problem.configurations]
         splits = [problem.splits(vertex, index) for vertex, index in enumerate(choice)]
-        direct = total_cost(plan_layers(graph, p, MODEL, splits))
+        direct = total_cost(plan_layers(problem.graph, p, MODEL, splits))
         assert problem.tables.evaluate(choice) == pytest.approx(direct, rel=1e-12)
 
 

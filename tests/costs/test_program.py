@@ -58,7 +58,7 @@ def test_tables_and_plans_agree(name: str) -> None:
     for _ in range(3):
         choice = tuple(int(rng.integers(n)) for n in problem.tables.domain_sizes)
         splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
-        layers = plan_layers(graph, p, model, splits, [tuple(range(p))] * len(choice))
+        layers = plan_layers(problem.graph, p, model, splits, [tuple(range(p))] * len(choice))
         assert total_cost(layers) == pytest.approx(problem.tables.evaluate(choice), rel=1e-12)
 
 

@@ -62,7 +62,7 @@ def test_repeated_blocks_are_framed_and_counted() -> None:
     (frame,) = _groups(root, "frame")
     assert frame.findtext(f"{SPACE}text") == "×2"
     folded = len(_groups(root, "box"))
-    assert folded + 11 == len(plan.layers)
+    assert folded + 12 == len(plan.layers)
     assert f"drawn as {folded} because blocks repeat" in (root.findtext(f"{SPACE}desc") or "")
 
 

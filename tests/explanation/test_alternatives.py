@@ -6,7 +6,7 @@ import pytest
 from pase.explanation import alternatives
 from pase.explanation.alternatives import Alternatives
 from pase.explanation.nearest import nearest
-from pase.explanation.subproblems import costs_beside, islands
+from pase.explanation.subproblems import islands
 from pase.planning import problem_of
 from pase.solver import near_optimal, solve
 from pase.tables import CostTables, restricted
@@ -92,7 +92,7 @@ def test_costs_beside_others_that_stay() -> None:
     tables = random_problem(3)
     choice = solve(tables).choice
     for vertex in range(tables.num_vertices):
-        costs = costs_beside(tables, vertex, choice)
+        costs = tables.costs_beside(vertex, choice)
         wholes = [total_cost(tables, (*choice[:vertex], c, *choice[vertex + 1 :])) for c in range(len(costs))]
         assert costs - costs[0] == pytest.approx(np.array(wholes) - wholes[0], abs=1e-9)
 

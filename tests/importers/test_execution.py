@@ -16,6 +16,7 @@ keras = pytest.importorskip("keras")
 
 from pase.emitter import emit_forward  # noqa: E402
 from pase.errors import EmitError, ModelError, RuntimeFailure  # noqa: E402
+from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.graph.recipe import Recipe, recipe_of  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
@@ -188,6 +189,27 @@ def test_onnx_models(name: str, strategy: str | int) -> None:
     assert set(found.outputs) == set(expected)
     for output, array in expected.items():
         assert difference(found.outputs[output], array) < TOLERANCE, output
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_several_layers_read_is_handed_on(seed: int) -> None:
+    """Programs of a forward pass sum no gradients; fan-outs, split as they may be, are layers of theirs too."""
+    size = 8
+    weights = {name: random(size, size, scale=0.3, seed=i) for i, name in enumerate(("w0", "wq", "wk", "wv"))}
+    nodes = [
+        node("MatMul", "x w0", "h"),
+        *(node("MatMul", f"h w{name}", name) for name in "qkv"),
+        node("Concat", "q k v h", "j", axis=1),
+        node("Relu", "j", "y"),
+    ]
+    data = {"x": random(4, size)}
+    model = onnx_model(nodes, data, {"y": [4, 4 * size]}, weights)
+    graph = with_fan_outs(import_model(model).graph)
+    assert [operator.name for operator in graph.operators if operator.is_fan_out] == ["MatMul_h_fan_out"]
+    plan = random_plan(graph, 4, seed)
+    found = run(plan, read_weights(model), data)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert difference(found.outputs["y"], session.run(None, data)[0]) < TOLERANCE
 
 
 @pytest.mark.slow

@@ -88,8 +88,8 @@ def test_a_grid_of_other_devices_is_refused(pr: int, pc: int) -> None:
 @pytest.mark.parametrize("name", ["alexnet", "lenet5", "vgg16", "resnet101", "densenet121", "inception_v3", "mlp"])
 @pytest.mark.parametrize("num_devices", [4, 6])
 def test_every_grid_is_in_the_search_space_and_the_best_is_chosen(name: str, num_devices: int) -> None:
-    graph = small_graph(name)
-    space = problem(graph, num_devices)
+    space = problem(small_graph(name), num_devices)
+    graph = space.graph
     names = {layer.name: layer.is_convolution for layer in chain_of(graph).layers}
     everywhere = dict.fromkeys(names, Role.MODEL)
     late = {layer: Role.MODEL for layer, is_convolution in names.items() if not is_convolution}

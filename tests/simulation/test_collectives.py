@@ -21,7 +21,7 @@ def summed(fabric: Fabric, groups: list[list[int]], points: int, mode: str) -> t
     network = Network(TaskGraph(), fabric)
     front: list[tuple[int, ...]] = [()] * fabric.num_devices
     for group in groups:
-        COLLECTIVES[mode].all_reduce(network, LABEL, group, points, 4, 1, front)
+        COLLECTIVES[mode](network, LABEL, group, points, 4, 1, front)
     return network.tasks, run(network.tasks, fabric.links, fabric.num_devices)
 
 

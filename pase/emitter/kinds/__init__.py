@@ -9,6 +9,7 @@ from pase.emitter.kinds.dense import DENSE
 from pase.emitter.kinds.dropout import DROPOUT
 from pase.emitter.kinds.elementwise import ADD_PARAMETER, ELEMENTWISE
 from pase.emitter.kinds.embedding import EMBEDDING
+from pase.emitter.kinds.fan_out import FAN_OUT
 from pase.emitter.kinds.kind import Block, Kind
 from pase.emitter.kinds.lstm import LSTM
 from pase.emitter.kinds.normalise import BATCH_NORM, LAYER_NORM
@@ -27,6 +28,7 @@ KINDS: Mapping[str, Kind] = {
     "dropout": DROPOUT,
     "elementwise": ELEMENTWISE,
     "embedding": EMBEDDING,
+    "fan_out": FAN_OUT,
     "global_pool": GLOBAL_POOL,
     "layer_norm": LAYER_NORM,
     "lstm": LSTM,

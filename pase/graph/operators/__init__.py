@@ -7,6 +7,7 @@ from pase.graph.operators.dense import dense
 from pase.graph.operators.dropout import dropout
 from pase.graph.operators.elementwise import add_parameter, elementwise
 from pase.graph.operators.embedding import embedding
+from pase.graph.operators.fan_out import fan_out, with_fan_outs
 from pase.graph.operators.lstm import lstm
 from pase.graph.operators.normalisation import batch_norm, layer_norm
 from pase.graph.operators.pooling import global_pool, pool1d, pool2d, pool3d
@@ -24,6 +25,7 @@ __all__ = [
     "dropout",
     "elementwise",
     "embedding",
+    "fan_out",
     "global_pool",
     "layer_norm",
     "lstm",
@@ -31,4 +33,5 @@ __all__ = [
     "pool2d",
     "pool3d",
     "softmax_loss",
+    "with_fan_outs",
 ]

@@ -1,5 +1,6 @@
 """Layers of emitted programs: one module for each kind, one line here for each name that a program may use."""
 
+from pase.runtime.fan_out import fan_out
 from pase.runtime.layers.activations import gelu, relu, sigmoid, tanh
 from pase.runtime.layers.attention import attention
 from pase.runtime.layers.concatenate import concat
@@ -32,6 +33,7 @@ __all__ = [
     "dims",
     "dropout",
     "embedding",
+    "fan_out",
     "gelu",
     "global_pool",
     "layer_norm",

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from pase.runtime.compat import mtf
+from pase.runtime.fan_out import fan_out
 from pase.runtime.layers.concatenate import concat
 from pase.runtime.layers.dims import dims, window
 from pase.runtime.layers.embedding import embedding
@@ -36,6 +37,6 @@ def lookup(table: Any, indices: Any, rows: Any, columns: Any) -> Any:
 
 
 __all__ = [
-    "arrange", "concat", "convolve", "dims", "fn", "greatest", "least", "log_softmax", "lookup", "mean", "padded",
-    "piece", "pool", "product", "reshard", "softmax", "total", "window", "without_later_keys",
+    "arrange", "concat", "convolve", "dims", "fan_out", "fn", "greatest", "least", "log_softmax", "lookup", "mean",
+    "padded", "piece", "pool", "product", "reshard", "softmax", "total", "window", "without_later_keys",
 ]  # fmt: skip

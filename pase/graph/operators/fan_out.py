@@ -1,0 +1,125 @@
+"""`fan_out`: a tensor on its way to several readers, so that what their gradients have in common is summed once.
+
+The broadcast, whose adjoint is the sum. It computes nothing: its configuration is the layout in which the tensor is
+read, and over how many devices the gradient arrives in parts, which are added on each device and summed once for all.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from math import lcm, prod
+
+from pase.graph.access import Access, Axis, Dim, Part, Window, access_dims
+from pase.graph.graph import Edge, Graph
+from pase.graph.operator import FAN_OUT, Operator, Scalar
+from pase.graph.recipe import ATTRIBUTE, Recipe, Step
+
+_PARTS = "g"
+"""Name of the dim whose split is the number of devices over which the gradient arrives in parts."""
+
+
+def fan_out(
+    name: str, x: tuple[int, ...], *, axes: tuple[Axis, ...], extents: Mapping[str, int], parts: int
+) -> Operator:
+    """Return ``y = x``, the gradient of which is a sum over `parts` devices or a divisor of that.
+
+    x: shape. axes: how its dims are indexed; extents: of these iteration dims. Iteration space: these, and g, which
+    has another name where the tensor has a dim of that one.
+    """
+    over = _unused(_PARTS, extents)
+    read = Access(tensor="x", shape=x, axes=axes, partial_over=(over,))
+    return Operator(
+        name=name,
+        kind=FAN_OUT,
+        dims=(*(Dim(dim, extent) for dim, extent in extents.items()), Dim(over, parts)),
+        reads=(read,),
+        writes=(Access(tensor="y", shape=x, axes=axes, partial_over=()),),
+    )
+
+
+def with_fan_outs(graph: Graph) -> Graph:
+    """Return a graph with a fan-out behind each tensor whose gradient two or more reads could leave in parts.
+
+    All reads of the tensor that have a gradient are fed by the fan-out then. A graph that has them is returned as it
+    is.
+    """
+    readers: dict[tuple[str, int], list[Edge]] = {}
+    for edge in graph.edges:
+        if not graph[edge.producer].is_fan_out and graph.has_gradient(graph[edge.consumer], edge.input):
+            readers.setdefault((edge.producer, edge.output), []).append(edge)
+    added: dict[tuple[str, int], Operator] = {}
+    names = set(graph.index)
+    for (producer, output), edges in readers.items():
+        parts = [_num_parts(graph[edge.consumer], edge.input) for edge in edges]
+        if sum(count > 1 for count in parts) >= 2:
+            found = _behind(graph[producer], output, lcm(*parts), names)
+            names.add(found.name)
+            added[producer, output] = found
+    if not added:
+        return graph
+    fed = {(edge.consumer, edge.input) for key in added for edge in readers[key]}
+    edges = []
+    for edge in graph.edges:
+        operator = added.get((edge.producer, edge.output))
+        if operator is None or (edge.consumer, edge.input) not in fed:
+            edges.append(edge)
+            continue
+        if edge is readers[edge.producer, edge.output][0]:
+            edges.append(Edge(producer=edge.producer, output=edge.output, consumer=operator.name, input=0))
+        edges.append(Edge(producer=operator.name, output=0, consumer=edge.consumer, input=edge.input))
+    operators: list[Operator] = []
+    for operator in graph.operators:
+        behind = (added.get((operator.name, output)) for output in range(len(operator.writes)))
+        operators += [operator, *(one for one in behind if one is not None)]
+    return replace(graph, operators=tuple(operators), edges=tuple(edges))
+
+
+def _num_parts(operator: Operator, read: int) -> int:
+    """Return in how many parts a layer can leave the gradient of what it reads."""
+    dims = [dim for dim in operator.partial_dims(operator.reads[read]) if dim not in operator.unsplittable]
+    return prod(operator.extents[dim] for dim in dims)
+
+
+def _behind(producer: Operator, output: int, parts: int, names: Iterable[str]) -> Operator:
+    """Return the fan-out of a tensor, its dims named like its producer's."""
+    write = producer.writes[output]
+    extents: dict[str, int] = {}
+    axes: list[Axis] = []
+    for axis, extent in zip(write.axes, write.shape, strict=True):
+        match axis:
+            case tuple():
+                extents |= {dim: producer.extents[dim] for dim in axis}
+                axes.append(axis)
+            case None if extent == 1:
+                axes.append(None)
+            case _:
+                dim = _dim(axis) or _unused("whole", {*extents, *access_dims(write)})
+                extents[dim] = extent
+                axes.append(dim)
+    name = f"{producer.name}_{FAN_OUT}" if len(producer.writes) == 1 else f"{producer.name}_{output}_{FAN_OUT}"
+    # As the model's other layers: a program of the forward pass copies the tensor.
+    copy = Recipe(steps=(Step(name="y", function="copy", of=("x",)),)).to_text()
+    attributes: tuple[tuple[str, Scalar], ...] = ((ATTRIBUTE, copy),) if producer.attribute(ATTRIBUTE, "") else ()
+    found = fan_out(_unused(name, names), write.shape, axes=tuple(axes), extents=extents, parts=parts)
+    return replace(found, attributes=attributes)
+
+
+def _dim(axis: Axis) -> str:
+    """Return the name of the iteration dim that one tensor dim follows, "" where it follows none."""
+    match axis:
+        case str():
+            return axis
+        case Window():
+            return axis.out
+        case Part():
+            return axis.dim
+        case _:
+            return ""
+
+
+def _unused(name: str, taken: Iterable[str]) -> str:
+    """Return a name that is none of those that are taken."""
+    found, count = name, 1
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    return found
