@@ -14,7 +14,7 @@ from pase.graph.names import short
 from pase.machine import Machine
 from pase.quantities import quantity
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

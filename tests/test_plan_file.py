@@ -278,7 +278,8 @@ def _reverse_splits(document: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_set("schema_version", to=2), r"schema_version is 2; this version of PaSE reads 1: update PaSE"),
+        (_set("schema_version", to=3), r"schema_version is 3; this version of PaSE reads 2: update PaSE"),
+        (_set("schema_version", to=1), r"schema_version is 1; this version of PaSE reads 2: search again"),
         (_set("schema_version", to=10**30), r"schema_version is 1000.*; expected a whole number of at most"),
         (_set("schema_version", to=0), r"schema_version is 0; expected a whole number of 1 or more"),
         (_set("schema_version", to="1"), r"schema_version is '1'; expected a whole number"),
@@ -374,7 +375,7 @@ def test_what_is_wrong_with_an_edited_plan_is_said(change: Callable[[Any], None]
 
 
 def test_a_plan_of_a_newer_version_is_recognised_before_anything_else_is_read() -> None:
-    with pytest.raises(PlanError, match="schema_version is 7; this version of PaSE reads 1: update PaSE"):
+    with pytest.raises(PlanError, match="schema_version is 7; this version of PaSE reads 2: update PaSE"):
         _read({"schema_version": 7, "everything": "is different"})
 
 
