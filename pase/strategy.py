@@ -12,6 +12,7 @@ from pase.costs import (
     SharedWeight,
     edge_cost,
     edge_layouts,
+    edge_signature,
     kept_by_layer,
     layer_cost,
     shared_cost,
@@ -77,10 +78,10 @@ def plan_layers(
         compute, communication = costs[kind]
         transfers = []
         for edge in into[operator.name]:
-            key = kinds[edge.producer], edge.output, kind, edge.input
+            key = kinds[edge.producer], kind, edge_signature(graph, edge)
             if key not in traffic:
                 traffic[key] = _transfer(graph, edge, does, model)
-            transfers.append(replace(traffic[key], producer=edge.producer))
+            transfers.append(replace(traffic[key], producer=edge.producer, input=edge.input))
         transfers += [_shared_transfer(graph, weight, does, model) for weight in shared.get(operator.name, ())]
         layers.append(
             LayerPlan(

@@ -29,7 +29,7 @@ from pase.costs.sharing import (
     shared_weights,
 )
 from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
-from pase.graph import Access, Edge, Graph, Operator
+from pase.graph import Access, Edge, Graph, Operator, Part
 from pase.graph.operators import with_fan_outs
 from pase.tables import CostTables, EdgeTable
 
@@ -115,7 +115,7 @@ def build_problem(
     edge_table = []
     for position, edge in enumerate(graph.edges):
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
-        number, is_new = edge_kinds.number((vertex_table[u], edge.output, vertex_table[v], edge.input))
+        number, is_new = edge_kinds.number((vertex_table[u], vertex_table[v], edge_signature(graph, edge)))
         if is_new:
             edge_tables.append(_edge_table(graph, edge, traffic[vertex_table[u]], traffic[vertex_table[v]], model))
         edge_table.append(number)
@@ -160,8 +160,31 @@ def layer_cost(traffic: LayerTraffic, model: CostModel) -> LayerCost:
 
 
 def signature(graph: Graph, operator: Operator) -> Hashable:
-    """Return what an operator's costs depend on: equal for repeated layers."""
-    return operator.unnamed, _read_traits(graph, operator), _single_use(graph, operator)
+    """Return what an operator's costs depend on: equal for repeated layers, and for each step of a loop."""
+    reads, writes = (tuple(map(_anywhere, accesses)) for accesses in (operator.reads, operator.writes))
+    told = operator.unnamed
+    if (reads, writes) != (told.reads, told.writes):
+        told = replace(told, reads=reads, writes=writes)
+    return told, _read_traits(graph, operator), _single_use(graph, operator)
+
+
+def edge_signature(graph: Graph, edge: Edge) -> Hashable:
+    """Return what the costs of an edge depend on besides the signatures of its layers."""
+    (producer, write), (consumer, read) = edge_sides(graph, edge)
+    is_single = graph.uses[producer.name].get(edge.output, 0) == 1
+    has_gradient = graph.has_gradient(consumer, edge.input)
+    return replace(_anywhere(write), tensor=""), is_single, replace(_anywhere(read), tensor=""), has_gradient
+
+
+def _anywhere(access: Access) -> Access:
+    """Return an access with its pieces of one point at the first: which one it is tells who has it, not how much moves.
+
+    However a dim is split, one point lies in one part of it whole.
+    """
+    if not any(isinstance(axis, Part) and axis.extent == 1 for axis in access.axes):
+        return access
+    axes = (replace(axis, offset=0) if isinstance(axis, Part) and axis.extent == 1 else axis for axis in access.axes)
+    return replace(access, axes=tuple(axes))
 
 
 def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
