@@ -174,7 +174,13 @@ def _onnx_values(source: Any, names: Iterable[str], trace: Trace, _batch: int | 
         made = {name for node in proto.graph.node for name in node.output}
         computed = sorted((wanted - set(found)) & made)
         if computed:
-            found |= _run_in_part(onnx, proto, computed, trace)
+            try:
+                found |= _run_in_part(onnx, proto, computed, trace)
+            except Exception as error:  # of the operators of a stranger's file
+                raise ModelError(
+                    f"{computed[0]!r} cannot be computed of the stored tensors: {type(error).__name__}: {error}; "
+                    "check the file with onnx.checker"
+                ) from error
     return found
 
 

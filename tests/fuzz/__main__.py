@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from tests.fuzz.harness import Outcome, Target, generator, run
 from tests.fuzz.targets import TARGETS
 
-_PIECE = 2_000
+_PIECE = 20_000
 """Inputs of one target at a time."""
 
 

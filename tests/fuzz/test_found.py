@@ -18,6 +18,7 @@ from pase.errors import GraphError, ModelError, PlanError, RuntimeFailure, Table
 from pase.graph import graph_document, graph_from_document
 from pase.graph.operators import dense, softmax_loss
 from pase.importers.onnx.native import Native, NativeError, native
+from pase.importers.weights import read_weights
 from pase.plan_file import plan_document, plan_from_document
 from pase.problem_files import read_problem
 from pase.runtime.data import Batches, DataInput, read_arrays
@@ -248,3 +249,16 @@ def test_unusual_attributes_name_their_operator(nodes: list[Any], tmp_path: Path
     proto = model(nodes, [feed("x", (2, 3))], ["y"], [whole("n", 3, 2)], opset=17)
     with pytest.raises(ModelError, match=r"operator [A-Za-z]+ 'op'"):
         load(_saved(proto, tmp_path))
+
+
+def test_values_that_cannot_be_computed_are_one_line(tmp_path: Path) -> None:
+    # "k" is computed of stored tensors alone; where the file is changed, its operator can no longer be run.
+    nodes = [
+        node("Mul", ["w", "w"], ["k"], name="square"),
+        node("MatMul", ["x", "k"], ["y"], name="product"),
+    ]
+    proto = model(nodes, [feed("x", (2, 300))], ["y"], [weight("w", 300, 300)])
+    assert read_weights(_saved(proto, tmp_path))
+    proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-4]
+    with pytest.raises(ModelError, match=r"cannot be (computed|read)"):
+        read_weights(_saved(proto, tmp_path))
