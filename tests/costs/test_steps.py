@@ -17,7 +17,7 @@ MACHINE = load_machine("1080ti")
 def _steps(count: int) -> Graph:
     """A layer for each of some steps, whose results of one step each are put together."""
     net = Builder("steps")
-    x = net.add(dense, "first", net.input((4, 6)), out=(("c", 6),), bias=False)
+    x = net.add(dense, "first", net.input((4, 6)), out=(("n", 6),), bias=False)
     parts = []
     for i in range(count):
         y = net.add(dense, f"fc{i}", x, out=(("s", 1), ("n", 8)), bias=False)
