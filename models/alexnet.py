@@ -3,7 +3,7 @@
 from pase.graph import Builder, Graph
 from pase.graph.operators import conv2d, pool2d
 from pase.models.blocks import classifier, flattened
-from pase.models.parameters import divided, network
+from pase.models.parameters import Zeros, divided, network
 
 _ONE_TOWER = (64, 192, 384, 256, 256)
 _TWO_TOWERS = (96, 256, 384, 384, 256)
@@ -16,22 +16,23 @@ def alexnet(
     batch: int = 128,
     image: int = 224,
     classes: int = 1000,
+    padding: Zeros = 2,
     width: int = 1,
     grouped: bool = False,
     dropout: float = 0.0,
 ) -> Graph:
     """Return AlexNet on images of `image` x `image` x 3.
 
-    grouped: the two towers of 2012, convolutions 2, 4 and 5 in two groups, instead of one tower. width divides the
-    number of every layer's channels. dropout: its rate after the first two fully connected layers, 0.5 in the
-    paper; without such layers by default. ReLUs are folded into their layers; local response normalisation, which
-    holds no parameters, is left out, as in the version of 2014.
+    padding: zeros around the image; images of 227 need none. grouped: the two towers of 2012, convolutions 2, 4 and 5
+    in two groups, instead of one tower. width divides the number of every layer's channels. dropout: its rate after the
+    first two fully connected layers, 0.5 in the paper; without such layers by default. ReLUs are folded into their
+    layers; local response normalisation, which holds no parameters, is left out, as in the version of 2014.
     """
     net = Builder("alexnet")
     n1, n2, n3, n4, n5 = (divided(n, width) for n in (_TWO_TOWERS if grouped else _ONE_TOWER))
     groups = 2 if grouped else 1
     x = net.input((batch, 3, image, image))
-    x = net.add(conv2d, "conv1", x, out=n1, kernel=11, stride=4, padding=2, activation="relu")
+    x = net.add(conv2d, "conv1", x, out=n1, kernel=11, stride=4, padding=padding, activation="relu")
     x = net.add(pool2d, "pool1", x, kernel=3, stride=2)
     x = net.add(conv2d, "conv2", x, out=n2, kernel=5, padding=2, groups=groups, activation="relu")
     x = net.add(pool2d, "pool2", x, kernel=3, stride=2)

@@ -37,6 +37,9 @@ Depth = Annotated[int, Bounds(1, LARGEST_DEPTH)]
 DepthOrNone = Annotated[int, Bounds(0, LARGEST_DEPTH)]
 """As `Depth`, where the block may be left out."""
 
+Zeros = Annotated[int, Bounds(0, LARGEST_DEPTH)]
+"""How many zeros stand around an image."""
+
 Depths = Annotated[tuple[int, ...], Bounds(1, LARGEST_DEPTH)]
 """How often the block of each stage is repeated; written ``3,4,23,3``."""
 

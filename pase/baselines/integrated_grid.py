@@ -9,7 +9,7 @@ from pase.errors import IntegratedError
 from pase.graph import Access, Graph, Operator, Window
 from pase.graph import Role as AccessRole
 from pase.graph.access import axis_dims
-from pase.integrated import Chain, Network, Role, chain_of, network_of, study
+from pase.integrated import CONVOLUTIONS, DENSE, Chain, Grid, Network, Role, chain_of, network_of, study
 from pase.machine import Machine
 
 BATCH = "b"
@@ -32,7 +32,7 @@ def grid_strategy(
         raise IntegratedError(
             f"a grid of {pr}x{pc} has {pr * pc} processes, not {num_devices}; choose factors whose product is that"
         )
-    return _strategy(graph, chain_of(graph), pr, pc, roles)
+    return _strategy(graph, _chain(graph), pr, pc, roles)
 
 
 def choose(problem: Problem, machine: Machine) -> tuple[int, ...] | None:
@@ -42,7 +42,7 @@ def choose(problem: Problem, machine: Machine) -> tuple[int, ...] | None:
     share rows and which weights, where that is chosen layer by layer; what is cheapest is what the problem says.
     """
     try:
-        chain = chain_of(problem.graph)
+        chain = _chain(problem.graph)
     except IntegratedError:
         return None
     network = network_of(machine, problem.num_devices)
@@ -54,11 +54,24 @@ def choose(problem: Problem, machine: Machine) -> tuple[int, ...] | None:
     return min(found, key=lambda choice: found[choice], default=None)
 
 
+def _chain(graph: Graph) -> Chain:
+    """Return the weighted layers of a network of convolutions and dense layers; IntegratedError for another."""
+    chain = chain_of(graph)
+    for layer in chain.layers:
+        kind = graph[layer.name].kind if layer.name in graph.index else "part of a stack"
+        if kind not in (DENSE, *CONVOLUTIONS):
+            raise IntegratedError(
+                f"layer {layer.name!r} is of kind {kind}; a grid's strategy is for convolutions and dense layers"
+            )
+    return chain
+
+
 def _strategies(graph: Graph, chain: Chain, num_devices: int, network: Network) -> Iterable[tuple[Splits, ...]]:
     found = study(chain, num_devices, chain.batch, network)
     for candidates in found.candidates.values():
         for candidate in candidates:
-            yield _strategy(graph, chain, candidate.grid.num_rows, candidate.grid.num_columns, candidate.roles)
+            grid, own = candidate.grid, candidate.convolutions
+            yield _strategy(graph, chain, grid.num_rows, grid.num_columns, candidate.roles, own)
 
 
 def _indices(problem: Problem, splits: tuple[Splits, ...]) -> tuple[int, ...] | None:
@@ -67,8 +80,15 @@ def _indices(problem: Problem, splits: tuple[Splits, ...]) -> tuple[int, ...] | 
     return with_best_fan_outs(problem, indices) if len(indices) == len(found) else None
 
 
-def _strategy(graph: Graph, chain: Chain, pr: int, pc: int, roles: Mapping[str, Role] | None) -> tuple[Splits, ...]:
-    weighted = {layer.name for layer in chain.layers}
+def _strategy(
+    graph: Graph,
+    chain: Chain,
+    pr: int,
+    pc: int,
+    roles: Mapping[str, Role] | None,
+    convolutions: Grid | None = None,
+) -> tuple[Splits, ...]:
+    weighted = {layer.name: layer for layer in chain.layers}
     splits: dict[str, Splits] = {}
     for operator in graph.operators:
         if operator.name not in weighted:
@@ -79,8 +99,9 @@ def _strategy(graph: Graph, chain: Chain, pr: int, pc: int, roles: Mapping[str, 
         if role is None:
             _split(operator, factors, (BATCH,), pr * pc)
         else:
-            _split(operator, factors, (BATCH,), pc)
-            _split(operator, factors, _SHARED[role](operator), pr)
+            own = convolutions if weighted[operator.name].is_convolution else None
+            _split(operator, factors, (BATCH,), own.num_columns if own else pc)
+            _split(operator, factors, _SHARED[role](operator), own.num_rows if own else pr)
         splits[operator.name] = factors
     return tuple(splits[operator.name] for operator in graph.operators)
 

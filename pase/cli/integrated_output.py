@@ -10,12 +10,18 @@ from pase.integrated import (
     CONVENTIONS,
     SAME_GRID,
     Candidate,
+    ComputeTimes,
     Network,
     Options,
     Study,
     WeightedLayer,
     crossover_batch,
+    equal_volume_batch,
+    held,
+    held_2d,
     largest_model_batch,
+    moved,
+    moved_stationary_a,
     step_time,
 )
 
@@ -25,6 +31,7 @@ VARIANTS: Mapping[str, str] = MappingProxyType(
         "dense_only": "weights of dense layers; batch over all in convolutions",
         "domain": "rows in convolutions, weights in dense layers (Eq. 9)",
         "per_layer": "rows or weights, as is cheaper, in each layer (Eq. 9)",
+        "own_grids": "weights of dense layers; rows in convolutions, on a grid of their own (Fig. 10)",
     }
 )
 """What the P_r processes share."""
@@ -32,18 +39,28 @@ VARIANTS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """compute_s: computation of a step, None where only communication is of interest. overlap: of the two.
+    """compute: of a step, one time for all grids or by the batch; None where only communication is of interest.
 
-    num_steps: of an epoch, None where that is of no interest.
+    overlap: of the two. num_steps: of an epoch, None where that is of no interest.
     """
 
-    compute_s: float | None
+    compute: float | ComputeTimes | None
     overlap: bool
     num_steps: float | None
 
-    def step_s(self, communication_s: float) -> float | None:
-        """Return the time of a step, None where the computation is not known."""
-        return None if self.compute_s is None else step_time(communication_s, self.compute_s, overlap=self.overlap)
+    def compute_s(self, study: Study, candidate: Candidate | None) -> float | None:
+        """Return for how long a candidate computes, None for pure batch parallelism; None where it is not known."""
+        if not isinstance(self.compute, ComputeTimes):
+            return self.compute
+        if candidate is None:
+            return self.compute.of_batch(study.batch / study.num_processes)
+        return self.compute.on_grid(study.chain, study.batch, candidate.grid, candidate.roles)
+
+    def step_s(self, study: Study, candidate: Candidate | None) -> float | None:
+        """Return the time of a candidate's step, or of pure batch parallelism's; None where it is not known."""
+        compute_s = self.compute_s(study, candidate)
+        terms = study.pure_batch if candidate is None else candidate.terms
+        return None if compute_s is None else step_time(terms.time_s, compute_s, overlap=self.overlap)
 
 
 def study_document(study: Study, network: Network, options: Options, timing: Timing) -> dict[str, Any]:
@@ -89,10 +106,13 @@ def _entry(study: Study, candidate: Candidate, timing: Timing) -> dict[str, Any]
     }
     if timing.num_steps is not None:
         document["epoch_time_s"] = candidate.time_s * timing.num_steps
-    step_s = timing.step_s(candidate.time_s)
-    if step_s is not None:
-        pure_s = timing.step_s(study.pure_batch.time_s)
-        assert pure_s is not None
+    words = held(study.chain, study.batch, candidate.grid, candidate.roles)
+    document["held_words"] = {"weights": words.weights, "data": words.data}
+    if candidate.convolutions is not None:
+        document["convolutions"] = {"pr": candidate.convolutions.num_rows, "pc": candidate.convolutions.num_columns}
+    step_s, pure_s = timing.step_s(study, candidate), timing.step_s(study, None)
+    if step_s is not None and pure_s is not None:
+        document["compute_time_s"] = timing.compute_s(study, candidate)
         document |= {"step_time_s": step_s, "step_speedup_over_pure_batch": pure_s / step_s if step_s else 1.0}
     return document
 
@@ -110,12 +130,15 @@ def _layer_document(study: Study, layer: WeightedLayer, options: Options) -> dic
         "stride": list(layer.stride),
         "groups": layer.num_groups,
         "crossover_batch": crossover_batch(layer, options),
+        "equal_volume_batch": equal_volume_batch(layer, options),
         "largest_model_batch": largest_model_batch(layer, options),
         "best_role": role,
     }
 
 
-def print_study(study: Study, network: Network, options: Options, timing: Timing, *, per_layer: bool) -> None:
+def print_study(
+    study: Study, network: Network, options: Options, timing: Timing, *, per_layer: bool, memory: bool
+) -> None:
     """Print a study as tables."""
     chain = study.chain
     say(
@@ -136,7 +159,8 @@ def print_study(study: Study, network: Network, options: Options, timing: Timing
         if not candidates:
             say(f"{name}: on none of these grids")
             continue
-        say(f"{name}: Pr processes share {VARIANTS[name]}")
+        where = candidates[0].convolutions
+        say(f"{name}: Pr processes share {VARIANTS[name]}" + (f", {where}" if where else ""))
         _print_grids(study, candidates, timing)
     best = study.best()
     if best is not None:
@@ -145,9 +169,31 @@ def print_study(study: Study, network: Network, options: Options, timing: Timing
             f"best: {best.variant} on {best.grid}, {quantity(best.time_s, 's')}, "
             f"{study.speedup(best.time_s):.2f} times as fast as pure batch parallelism"
         )
+    if memory:
+        say()
+        _print_memory(study, options)
     if per_layer:
         say()
         _print_layers(study, options)
+
+
+def _print_memory(study: Study, options: Options) -> None:
+    """Print what each process holds with the weights of every layer shared, and what a 2D algorithm would move."""
+    chain, size = study.chain, options.word_bytes
+    rows = []
+    for candidate in study.candidates[SAME_GRID]:
+        words = held(chain, study.batch, candidate.grid, candidate.roles)
+        told = [x for x in chain.layers if moved_stationary_a(x, study.batch, candidate.grid) is not None]
+        ours = sum(moved(x, study.batch, candidate.grid) for x in told) * size
+        theirs = sum(moved_stationary_a(x, study.batch, candidate.grid) or 0.0 for x in told) * size
+        row = [str(candidate.grid), *(quantity(x * size, "B") for x in (words.weights, words.data, words.total))]
+        rows.append([*row, quantity(ours, "B"), quantity(theirs, "B"), f"{len(told)} of {len(chain.layers)}"])
+    headers = ["grid", "weights", "data", "both", "moved forward", "by a 2D algorithm", "layers"]
+    print_table([(headers[0], "left"), *((header, "right") for header in headers[1:])], rows)
+    least = quantity(held_2d(chain, study.batch, study.num_processes).total * size, "B")
+    say()
+    say(f"each process holds W, and X and Y of all layers (section 2.3); with a 2D algorithm {least}")
+    say("moved: by Y = W X where there are more weights than B d(i), in 1.5D and by stationary-A SUMMA (section 4)")
 
 
 def _print_grids(study: Study, candidates: tuple[Candidate, ...], timing: Timing) -> None:
@@ -163,25 +209,27 @@ def _print_grids(study: Study, candidates: tuple[Candidate, ...], timing: Timing
         row += [quantity(time_s, "s") for time_s in times]
         if timing.num_steps is not None:
             row.append(quantity(candidate.time_s * timing.num_steps, "s"))
-        step_s, pure_s = timing.step_s(candidate.time_s), timing.step_s(study.pure_batch.time_s)
+        step_s, pure_s = timing.step_s(study, candidate), timing.step_s(study, None)
         if step_s is not None and pure_s is not None:
             row += [quantity(step_s, "s"), f"{pure_s / step_s if step_s else 1:.2f}"]
         rows.append(row)
     headers += ["epoch"] if timing.num_steps is not None else []
-    headers += ["step", "speed-up"] if timing.compute_s is not None else []
+    headers += ["step", "speed-up"] if timing.compute is not None else []
     print_table([(headers[0], "left"), *((header, "right") for header in headers[1:])], rows)
 
 
 def _print_layers(study: Study, options: Options) -> None:
     """Print the layers; the last column is the role in the best grid of the variant per_layer."""
     best = study.best("per_layer")
-    headers = ["layer", "d(i-1)", "d(i)", "weights", "crossover batch", "model wins to"]
+    headers = ["layer", "d(i-1)", "d(i)", "weights", "Eq. 5", "model wins to", "equal at"]
     headers += [f"role on {best.grid}"] if best else []
     rows = []
     for layer in study.chain.layers:
         row = [layer.name, f"{layer.input_words:,}", f"{layer.output_words:,}", f"{layer.num_weights:,}"]
         row += [f"{crossover_batch(layer, options):.2f}", str(largest_model_batch(layer, options))]
+        row.append(f"{equal_volume_batch(layer, options):.2f}")
         rows.append(row + ([best.roles[layer.name].value] if best else []))
     print_table([(headers[0], "left"), *((header, "right") for header in headers[1:])], rows)
     say()
-    say("crossover batch: above it the layer moves less in pure batch than in pure model parallelism (Eq. 5)")
+    say("Eq. 5: the batch above which a layer moves less in batch parallelism, if d(i-1) is d(i)")
+    say("equal at: the batch at which it moves the same under Eqs. 3 and 4, each size as it is")

@@ -1,6 +1,6 @@
 """The chain of weighted layers of a network: all that the equations know of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
@@ -10,16 +10,19 @@ from pase.integrated.options import Options
 
 DENSE = "dense"
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
+EMBEDDING = "embedding"
+LSTM = "lstm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedLayer:
-    """A convolution or a dense layer; sizes are in words of one sample, as the options read them.
+    """A convolution, a dense or recurrent layer, an embedding; sizes are words of one sample, as the options read them.
 
     input_words: d_(i-1). output_words: d_i. num_weights: |W_i|. source: the weighted layer before it, "" for one that
     reads the data. Of a convolution: num_groups; kernel and stride, for each spatial dim; input_shape and output_shape,
     its [channels, spatial dims]; input_row_words: X_W·X_C, and output_row_words: Y_W·Y_C, what a row of the first
-    spatial dim holds. Of a dense layer: its shapes without the batch, no kernel.
+    spatial dim holds. Of a dense layer: its shapes without the batch, no kernel. Of a recurrent layer: num_steps, one
+    after the other, each of which sends; inner_words: of its own state, which it reads besides the input, in all steps.
     """
 
     name: str
@@ -35,6 +38,18 @@ class WeightedLayer:
     num_groups: int = 1
     input_row_words: int = 0
     output_row_words: int = 0
+    num_steps: int = 1
+    inner_words: int = 0
+
+    @property
+    def work_per_sample(self) -> float:
+        """FLOP of one sample in the forward pass: two for each weight at each position of the output, or step."""
+        return 2.0 * self.num_weights * (prod(self.output_shape[1:]) if self.is_convolution else self.num_positions)
+
+    @property
+    def num_positions(self) -> int:
+        """At how many positions of a sequence a layer multiplies by its weights."""
+        return prod(self.output_shape[:-1])
 
     @property
     def num_rows(self) -> int:
@@ -63,8 +78,9 @@ class Chain:
 def chain_of(graph: Graph, options: Options | None = None) -> Chain:
     """Return the weighted layers of a graph: those with a parameter of two dims or more.
 
-    Vectors are biases and the scales of normalisations. Raises IntegratedError where there is no such layer, and for
-    one that is neither a convolution nor a dense layer.
+    Vectors are biases and the scales of normalisations. Each layer of an LSTM counts as a dense layer of what it reads
+    and its own state, step by step; an embedding as one whose input are data. Raises IntegratedError where there is no
+    such layer, and for one of another kind.
     """
     options = options or Options()
     weighted = [operator for operator in graph.operators if _matrices(operator)]
@@ -73,14 +89,15 @@ def chain_of(graph: Graph, options: Options | None = None) -> Chain:
             f"model {graph.name!r} has no layer with weights; expected convolutions or dense layers, as in alexnet"
         )
     for operator in weighted:
-        if operator.kind != DENSE and operator.kind not in CONVOLUTIONS:
+        if operator.kind not in (DENSE, EMBEDDING, LSTM, *CONVOLUTIONS):
             raise IntegratedError(
                 f"layer {operator.name!r} holds weights and is of kind {operator.kind}; the integrated model knows "
-                "convolutions and dense layers alone: use a network of these, such as alexnet, vgg16 or mlp"
+                "convolutions, dense layers, embeddings and LSTMs alone: use a network of these, such as alexnet"
             )
-    sources = _sources(graph, {operator.name for operator in weighted})
-    real = {operator.name: _layer(graph, operator, sources[operator.name], options) for operator in weighted}
-    layers = tuple(_resized(layer, real, options) for layer in real.values())
+    sources = _sources(graph, {operator.name: _last_name(operator) for operator in weighted})
+    every = (layer for o in weighted for layer in _layers(graph, o, sources[o.name], options))
+    real = {layer.name: layer for layer in every}
+    layers = tuple(_resized(layer, real, graph, options) for layer in real.values())
     # A weight that several layers share counts in each of them here, and once in the graph.
     matrices = {a.shared or (o.name, a.tensor): a.size for o in weighted for a in _matrices(o)}
     return Chain(
@@ -92,19 +109,74 @@ def chain_of(graph: Graph, options: Options | None = None) -> Chain:
 
 
 def _matrices(operator: Operator) -> list[Access]:
-    return [access for access in operator.parameters if len(access.shape) > 1]
+    # The biases of an LSTM's layers are one tensor of several dims.
+    return [a for a in operator.parameters if len(a.shape) > 1 and (operator.kind, a.tensor) != (LSTM, "bias")]
 
 
-def _sources(graph: Graph, weighted: set[str]) -> dict[str, str]:
-    """Return, for each layer, the nearest weighted layer before it, "" where it reads the data alone."""
+def _last_name(operator: Operator) -> str:
+    """Return the name of the layer that writes what an operator does; those of an LSTM are numbered."""
+    return f"{operator.name}/{operator.extents['l']}" if operator.kind == LSTM else operator.name
+
+
+def _sources(graph: Graph, weighted: Mapping[str, str]) -> dict[str, str]:
+    """Return, for each operator, the nearest weighted layer before it, "" where it reads the data alone.
+
+    weighted: by operator, its last layer.
+    """
     found: dict[str, str] = {}
     for operator in graph.operators:
         producers = [
             edge.producer for i in range(len(operator.reads)) if (edge := graph.incoming.get((operator.name, i)))
         ]
-        nearest = (name if name in weighted else found[name] for name in producers)
+        nearest = (weighted.get(name) or found[name] for name in producers)
         found[operator.name] = next((name for name in nearest if name), "")
     return found
+
+
+def _layers(graph: Graph, operator: Operator, source: str, options: Options) -> Iterator[WeightedLayer]:
+    """Yield the layers of an operator: one, or those of a stack."""
+    match operator.kind:
+        case "lstm":
+            yield from _stack(operator, source, options)
+        case "embedding":
+            yield _embedding(graph, operator)
+        case _:
+            yield _layer(graph, operator, source, options)
+
+
+def _stack(operator: Operator, source: str, options: Options) -> Iterator[WeightedLayer]:
+    """Yield the layers of an LSTM: each reads its input and its own state of the step before, and writes its state."""
+    num_layers, steps, units = (operator.extents[dim] for dim in "lse")
+    parameters = _matrices(operator) if not options.biases else operator.parameters
+    for number in range(1, num_layers + 1):
+        yield WeightedLayer(
+            name=f"{operator.name}/{number}",
+            is_convolution=False,
+            input_words=steps * operator.extents["d"],
+            output_words=steps * units,
+            num_weights=sum(access.size for access in parameters) // num_layers,
+            source=source,
+            input_shape=(steps, operator.extents["d"]),
+            output_shape=(steps, units),
+            num_steps=steps,
+            inner_words=steps * units,
+        )
+        source = f"{operator.name}/{number}"
+
+
+def _embedding(graph: Graph, operator: Operator) -> WeightedLayer:
+    (table,), write = _matrices(operator), operator.writes[0]
+    is_owned = graph.owners.get(table.shared, operator.name) == operator.name
+    return WeightedLayer(
+        name=operator.name,
+        is_convolution=False,
+        input_words=_per_sample(operator, write) // write.shape[-1],
+        output_words=_per_sample(operator, write),
+        num_weights=table.size if is_owned else 0,
+        source="",
+        input_shape=operator.reads[0].shape[1:],
+        output_shape=write.shape[1:],
+    )
 
 
 def _layer(graph: Graph, operator: Operator, source: str, options: Options) -> WeightedLayer:
@@ -161,7 +233,21 @@ def _per_sample(operator: Operator, access: Access) -> int:
     return access.size // batch
 
 
-def _resized(layer: WeightedLayer, real: Mapping[str, WeightedLayer], options: Options) -> WeightedLayer:
+def _image_row_words(graph: Graph, reader: Operator) -> int:
+    """Return what a row of the image holds that a layer reads as a vector; an image of one point is a row."""
+    size, name = _per_sample(reader, _input(reader)), reader.name
+    while edge := next((e for e in graph.edges if e.consumer == name), None):
+        producer = graph[edge.producer]
+        shape = producer.writes[edge.output].shape
+        if prod(shape[1:]) != size:
+            break
+        if len(shape) > 2:
+            return size // shape[2]
+        name = producer.name
+    return size
+
+
+def _resized(layer: WeightedLayer, real: Mapping[str, WeightedLayer], graph: Graph, options: Options) -> WeightedLayer:
     """Return a layer with the sizes that the options put in place of its own."""
     after = next((other for other in real.values() if other.source == layer.name), None)
     input_words, output_words, row_words = layer.input_words, layer.output_words, layer.output_row_words
@@ -169,6 +255,6 @@ def _resized(layer: WeightedLayer, real: Mapping[str, WeightedLayer], options: O
         input_words = real[layer.source].output_words
     if not options.output_before_pooling and after:
         output_words = after.input_words
-    if not options.next_input_is_output and layer.is_convolution and after and after.is_convolution:
-        row_words = after.input_row_words
+    if not options.next_input_is_output and layer.is_convolution and after:
+        row_words = after.input_row_words or _image_row_words(graph, graph[after.name.partition("/")[0]])
     return replace(layer, input_words=input_words, output_words=output_words, output_row_words=row_words)

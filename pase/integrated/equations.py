@@ -4,6 +4,7 @@ Times are in seconds, for one training step of a batch on all processes. Logarit
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from math import ceil, floor
 
@@ -40,12 +41,24 @@ def pure_batch(chain: Chain, num_processes: int, network: Network, options: Opti
 
 
 def crossover_batch(layer: WeightedLayer, options: Options) -> float:
-    """Return Eq. 5: the batch at which a layer's volume is the same under either; above it pure batch moves less.
+    """Return the batch of Eq. 5, above which the paper has batch parallelism move less: 2|W_i| / (3 d_i).
 
-    2|W_i| / (3 d_i): for a convolution 2 k_h k_w X_C / (3 Y_H Y_W), for a dense layer 2 d_(i-1) / 3.
+    For a convolution 2 k_h k_w X_C / (3 Y_H Y_W), for a dense layer 2 d_(i-1) / 3. It takes d_i for d_(i-1), which is
+    twice in Eq. 3: where they differ, a layer moves the same under Eqs. 3 and 4 at `equal_volume_batch` instead.
     """
     grouped = options.grouped and not options.crossover_per_group
     return 2 * layer.num_weights * (layer.num_groups if grouped else 1) / (3 * layer.output_words)
+
+
+def equal_volume_batch(layer: WeightedLayer, options: Options) -> float:
+    """Return the batch at which a layer moves as many words under Eq. 3 as under Eq. 4: 2|W_i| / (d_i + 2 d_(i-1)).
+
+    A layer that reads the data has no input gradient: 2|W_i| / d_i.
+    """
+    words = layer.output_words
+    if options.input_gradient:
+        words += 2 * (layer.inner_words + (layer.input_words if layer.source else 0))
+    return 2 * layer.num_weights / words
 
 
 def largest_model_batch(layer: WeightedLayer, options: Options) -> int:
@@ -88,6 +101,27 @@ def dense_only(chain: Chain, batch: int, grid: Grid, network: Network, options: 
         if is_first and options.redistribution:
             share = batch / grid.num_columns
             terms += Terms(redistribution=gather(layer.input_words * share, grid.num_rows, network, options))
+    return terms
+
+
+def own_grids(chain: Chain, batch: int, convolutions: Grid, dense: Grid, network: Network, options: Options) -> Terms:
+    """Return Eq. 9 with a grid for the convolutions, whose rows share images, and another for all else (Fig. 10).
+
+    Where no rows share an image there is no halo. Changing grids costs Eq. 6 for what the first other layer reads, or
+    nothing, as the options have it.
+    """
+    there = options if convolutions.num_rows > 1 else replace(options, halo_at_one=False)
+    terms = Terms()
+    is_changed = False
+    for layer in chain.layers:
+        if layer.is_convolution:
+            terms += layer_terms(layer, Role.DOMAIN, batch, convolutions, network, there)
+            continue
+        terms += layer_terms(layer, Role.MODEL, batch, dense, network, options)
+        if layer.source and options.redistribution and not is_changed and convolutions != dense:
+            share = batch / dense.num_columns
+            terms += Terms(redistribution=gather(layer.input_words * share, dense.num_rows, network, options))
+            is_changed = True
     return terms
 
 

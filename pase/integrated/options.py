@@ -34,6 +34,9 @@ class Options:
         "a sum printed from i = 0 has a term for it, of latency alone (in version 1 with d_0); no: it starts at 1",
         default=False,
     )
+    input_gradient: bool = _convention(
+        "Eqs. 3, 8 and 9 hold the all-reduce of ΔX; no: outputs are gathered, and that is all", default=True
+    )
     first_gradient: bool = _convention(
         "Eq. 9's sum of input gradients holds a layer that reads the data; no: it starts at 2, as in Eq. 8",
         default=False,

@@ -18,11 +18,17 @@ def model_part(
     propagates: bool = True,
     reaches_data: bool = False,
 ) -> Terms:
-    """Return α⌈log P_r⌉ + β (B/P_c) (P_r-1)/P_r d_i, and twice the same of d_(i-1) where ΔX_i is needed."""
+    """Return α⌈log P_r⌉ + β (B/P_c) (P_r-1)/P_r d_i, and twice the same of d_(i-1) where ΔX_i is needed.
+
+    A recurrent layer sends at every step, and needs the gradient of its own state in any case.
+    """
     share = batch / grid.num_columns
-    gathered = gather(layer.output_words * share, grid.num_rows, network, options)
-    has_gradient = propagates and (bool(layer.source) or reaches_data)
-    reduced = 2 * gather(layer.input_words * share, grid.num_rows, network, options) if has_gradient else 0.0
+    gathered = gather(layer.output_words * share, grid.num_rows, network, options, times=layer.num_steps)
+    words = layer.inner_words
+    words += layer.input_words if propagates and (bool(layer.source) or reaches_data) else 0
+    reduced = 0.0
+    if words and options.input_gradient:
+        reduced = 2 * gather(words * share, grid.num_rows, network, options, times=layer.num_steps)
     return Terms(activation_all_gather=gathered, input_gradient_all_reduce=reduced)
 
 
@@ -75,7 +81,11 @@ def message(words: float, network: Network, options: Options) -> float:
     return network.latency_s + network.s_per_byte * words * options.word_bytes
 
 
-def gather(words: float, num_processes: int, network: Network, options: Options) -> float:
-    """Return α⌈log P⌉ + β (P-1)/P · words: Bruck's all-gather, and half of a ring's all-reduce."""
+def gather(words: float, num_processes: int, network: Network, options: Options, *, times: int = 1) -> float:
+    """Return α⌈log P⌉ + β (P-1)/P · words: Bruck's all-gather, and half of a ring's all-reduce.
+
+    times: in how many pieces, one after the other, the words go.
+    """
     moved = words * (num_processes - 1) / num_processes * options.word_bytes
-    return network.latency_s * tree_depth(num_processes, rounded=options.rounded_log) + network.s_per_byte * moved
+    depth = tree_depth(num_processes, rounded=options.rounded_log)
+    return times * network.latency_s * depth + network.s_per_byte * moved

@@ -11,15 +11,22 @@ from pase.integrated.options import Options
 from pase.integrated.terms import Terms
 from pase.integrated.versions import VERSIONS, Roles
 
+OWN_GRIDS = "own_grids"
+"""The variant in which convolutions have a grid of their own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One grid, used in one way. terms: its communication. roles: what the rows share of each layer."""
+    """One grid, used in one way. terms: its communication. roles: what the rows share of each layer.
+
+    convolutions: the grid that these are on where they have one of their own.
+    """
 
     variant: str
     grid: Grid
     terms: Terms
     roles: Roles
+    convolutions: Grid | None = None
 
     @property
     def time_s(self) -> float:
@@ -72,12 +79,15 @@ def study(
     *,
     version: int = 2,
     grids: Sequence[Grid] | None = None,
+    convolutions: Grid | None = None,
     options: Options | None = None,
 ) -> Study:
     """Return the communication of a batch on every grid of so many processes, or on the given ones.
 
     version: 1 or 2 of the paper. Without grids, those with more columns than the batch has samples are left out; a
     given one of that kind raises IntegratedError, as do less than one process or sample and an unknown version.
+    convolutions: a grid of their own, for the variant `own_grids`; by default there is one beyond the batch (Fig. 10),
+    so that each column has one sample.
     """
     options = options or Options()
     check_processes(num_processes)
@@ -95,6 +105,10 @@ def study(
         candidates[name] = tuple(
             Candidate(variant=name, grid=grid, terms=found[0], roles=found[1]) for grid, found in assessed if found
         )
+    own = convolutions or _beyond_batch(chain, num_processes, batch, options)
+    if own is not None and version > 1:
+        check_batch(batch, own)
+        candidates[OWN_GRIDS] = tuple(_on_own_grids(chain, batch, own, grid, network, options) for grid in grids)
     rows = [layer.num_rows for layer in chain.layers if layer.is_convolution]
     has_domain = version > 1 and rows and (min(rows) >= num_processes or not options.rows_bound_domain)
     return Study(
@@ -107,3 +121,22 @@ def study(
         pure_domain=equations.pure_domain(chain, batch, num_processes, network, options) if has_domain else None,
         candidates=candidates,
     )
+
+
+def _beyond_batch(chain: Chain, num_processes: int, batch: int, options: Options) -> Grid | None:
+    """Return the grid on which each sample's rows are shared by as many processes as there are for it, if it is one."""
+    rows = [layer.num_rows for layer in chain.layers if layer.is_convolution]
+    num_rows, rest = divmod(num_processes, batch)
+    if not rows or rest or num_rows < 2 or (options.rows_bound_domain and num_rows > min(rows)):
+        return None
+    return Grid(num_rows, batch)
+
+
+def _on_own_grids(
+    chain: Chain, batch: int, convolutions: Grid, grid: Grid, network: Network, options: Options
+) -> Candidate:
+    roles = {
+        layer.name: equations.Role.DOMAIN if layer.is_convolution else equations.Role.MODEL for layer in chain.layers
+    }
+    terms = equations.own_grids(chain, batch, convolutions, grid, network, options)
+    return Candidate(variant=OWN_GRIDS, grid=grid, terms=terms, roles=roles, convolutions=convolutions)

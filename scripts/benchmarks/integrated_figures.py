@@ -1,11 +1,13 @@
 """Figures 5 to 10 of Gholami et al. 2018, drawn anew from the equations alone, with the paper's machine and network."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 from pase import load
 from pase.integrated import (
+    OWN_GRIDS,
+    Candidate,
     Chain,
     Grid,
     Network,
@@ -13,7 +15,6 @@ from pase.integrated import (
     Role,
     Study,
     Terms,
-    all_grids,
     chain_of,
     integrated,
     network_of,
@@ -62,15 +63,6 @@ def studied(num_processes: int, batch: int, *, version: int = 2, options: Option
     return study(alexnet(options), num_processes, batch, cori(), version=version, options=options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beyond:
-    """Fig. 10: convolutions share images' rows on `convolutions`, dense layers are on any grid. terms: of both."""
-
-    convolutions: Grid
-    dense: Grid
-    terms: Terms
-
-
 def halves(chain: Chain) -> tuple[Chain, Chain]:
     """Return the convolutions and the dense layers."""
     first = tuple(layer for layer in chain.layers if layer.is_convolution)
@@ -85,21 +77,10 @@ def convolutions_beyond(num_processes: int, role: Role) -> Terms:
     return integrated(first, {layer.name: role for layer in first.layers}, BEYOND_BATCH, grid, cori(), options)
 
 
-def beyond(num_processes: int) -> tuple[Beyond, ...]:
-    """Return the dense layers' grids for Fig. 10."""
-    _, dense = halves(alexnet())
-    roles = {layer.name: Role.MODEL for layer in dense.layers}
+def beyond(num_processes: int) -> tuple[Candidate, ...]:
+    """Return the dense layers' grids for Fig. 10: each image has P/B processes in the convolutions."""
     convolutions = Grid(num_processes // BEYOND_BATCH, BEYOND_BATCH)
-    terms = convolutions_beyond(num_processes, Role.DOMAIN)
-    grids = [grid for grid in all_grids(num_processes) if grid.num_columns <= BEYOND_BATCH]
-    return tuple(
-        Beyond(
-            convolutions=convolutions,
-            dense=grid,
-            terms=terms + integrated(dense, roles, BEYOND_BATCH, grid, cori(), Options()),
-        )
-        for grid in grids
-    )
+    return study(alexnet(), num_processes, BEYOND_BATCH, cori(), convolutions=convolutions).candidates[OWN_GRIDS]
 
 
 def figures() -> Mapping[str, str]:
@@ -148,7 +129,7 @@ def _beyond_batch() -> str:
         best = min(found, key=lambda candidate: candidate.terms.time_s)
         bars = tuple(
             Bar(
-                label=str(candidate.dense),
+                label=str(candidate.grid),
                 heights=_heights(candidate.terms, BEYOND_BATCH),
                 note=f"{candidate.terms.time_s * 1e3:.1f} ms" if candidate is best else "",
             )

@@ -62,7 +62,7 @@ def test_the_tables(pase: Command) -> None:
     assert re.search(r"^pure batch parallelism +81\.4 ms$", finished.out, re.MULTILINE)
     assert re.search(r"^4x128 +29\.9 ms +2\.72 .* +69\.9 ms +1\.74$", finished.out, re.MULTILINE)
     assert "best: dense_only on 32x16, 9.35 ms, 8.71 times as fast as pure batch parallelism" in finished.out
-    assert re.search(r"^conv1 +150,528 +290,400 +34,848 +0\.08 +0 +domain$", finished.out, re.MULTILINE)
+    assert re.search(r"^conv1 +150,528 +290,400 +34,848 +0\.08 +0 +0\.24 +domain$", finished.out, re.MULTILINE)
 
 
 def test_overlap_hides_some_of_it(pase: Command) -> None:
@@ -120,8 +120,11 @@ def test_the_documentation_has_its_command_and_every_convention(pase: Command) -
         (("alexnet", "-p", "8", "--convention", "group=no"), 1, r"^pase: unknown convention 'group': did you mean"),
         (("alexnet", "-p", "8", "--overlap"), 2, r"--overlap needs --compute-time"),
         (("alexnet", "-p", "8", "--compute-time", "-1"), 2, r"-1.0 is not in the range x>=0"),
+        (("alexnet", "-p", "8", "--compute-time", "32=1,8=2"), 2, r"expected each batch once, in ascending order"),
+        (("alexnet", "-p", "8", "--compute-time", "8=0"), 2, r"0.0 is not in the range x>0"),
+        (("alexnet", "-p", "8", "--convolutions", "2x2"), 1, r"^pase: a grid of 2x2 has 4 processes, not 8"),
         (("alexnet", "-p", "8", "--machine", "cori"), 1, r"^pase: unknown machine 'cori'"),
-        (("gpt", "-p", "8"), 1, r"^pase: layer 'tokens' holds weights and is of kind embedding"),
+        (("gpt", "-p", "8"), 1, r"^pase: layer 'positions' holds weights and is of kind add_parameter"),
         (("alexnt", "-p", "8"), 1, r"^pase: .*'alexnt'"),
     ],
 )
@@ -130,3 +133,26 @@ def test_what_is_impossible_is_refused(arguments: tuple[str, ...], status: int, 
     assert (finished.status, finished.out) == (status, "")
     assert re.search(message, finished.err, re.MULTILINE)
     assert "Traceback" not in finished.err
+
+
+def test_computation_by_batch_and_grids_of_their_own(pase: Command) -> None:
+    arguments = (*PAPER[:-3], 1024, "--batch", 512, "--compute-time", "1=0.02,256=0.6")
+    document = json.loads(pase(*arguments, "--json").out)
+    own = document["variants"]["own_grids"]["best"]
+    assert own["convolutions"] == {"pr": 2, "pc": 512}
+    first = document["grids"][0]
+    assert (first["pr"], first["pc"]) == (2, 512)
+    # One sample on half of the weights.
+    assert first["compute_time_s"] == pytest.approx(0.02 / 2)
+    assert first["step_time_s"] == pytest.approx(first["time_s"] + 0.01)
+    assert first["held_words"]["weights"] == 60_954_656 / 2
+    text = pase(*arguments, "--memory", "--convolutions", "4x256").out
+    assert "rows in convolutions, on a grid of their own (Fig. 10), 4x256\n" in text
+    assert re.search(r"^2x512 +122 MB +.* +3 of 8$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_recurrent_network(pase: Command) -> None:
+    finished = pase("integrated", "rnnlm", "-p", 8, "--json")
+    assert finished.status == 0
+    assert [layer["name"] for layer in json.loads(finished.out)["layers"]] == ["embedding", "lstm/1", "lstm/2", "fc"]

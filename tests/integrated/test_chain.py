@@ -52,7 +52,8 @@ def test_the_sizes_of_alexnet() -> None:
         ("grouped", "conv3", {"num_weights": 3 * 3 * 256 * 384}),
         ("biases", "fc3", {"num_weights": 4096 * 1000 + 1000}),
         ("next_input_is_output", "conv1", {"output_row_words": 27 * 96}),
-        ("next_input_is_output", "conv5", {"output_row_words": 13 * 256}),
+        # The dense layer after it reads images of 6 x 6, flattened.
+        ("next_input_is_output", "conv5", {"output_row_words": 6 * 256}),
     ],
 )
 def test_a_convention_changes_a_layer(convention: str, layer: str, expected: dict[str, int]) -> None:
@@ -100,10 +101,12 @@ def test_a_sequence_of_dense_layers_counts_its_positions() -> None:
 
 @pytest.mark.parametrize(
     ("model", "layer"),
-    [("transformer", "source_embedding"), ("rnnlm", "embedding"), ("gpt", "tokens")],
+    [("gpt", "positions"), ("bert_large", "positions")],
 )
 def test_other_weighted_layers_are_refused_by_name(model: str, layer: str) -> None:
-    with pytest.raises(IntegratedError, match=rf"^layer '{layer}' holds weights and is of kind embedding; .* alone"):
+    with pytest.raises(
+        IntegratedError, match=rf"^layer '{layer}' holds weights and is of kind add_parameter; .* alone"
+    ):
         chain_of(load(model))
 
 
@@ -129,3 +132,27 @@ def test_strides_of_two_dims_are_kept_apart() -> None:
     (layer,) = chain_of(net.build()).layers
     assert (layer.output_shape, layer.kernel, layer.stride) == ((6, 15, 20), (5, 3), (2, 1))
     assert (layer.input_row_words, layer.output_row_words) == (4 * 20, 6 * 20)
+
+
+def test_the_layers_of_an_lstm_and_an_embedding() -> None:
+    """Four gates of 12 units from 12 inputs and 12 units of the step before, in each of 4 steps."""
+    graph = load("rnnlm", batch=8, arguments={"vocabulary": 24, "units": 12, "steps": 4, "layers": 2})
+    chain = chain_of(graph)
+    sizes = {x.name: (x.input_words, x.inner_words, x.output_words, x.num_weights) for x in chain.layers}
+    assert sizes == {
+        "embedding": (4, 0, 48, 24 * 12),
+        "lstm/1": (48, 48, 48, 4 * 12 * (12 + 12)),
+        "lstm/2": (48, 48, 48, 4 * 12 * (12 + 12)),
+        "fc": (48, 0, 96, 12 * 24),
+    }
+    assert [(x.source, x.num_steps) for x in chain.layers] == [("", 1), ("embedding", 4), ("lstm/1", 4), ("lstm/2", 1)]
+    assert [x.work_per_sample for x in chain.layers] == [2 * w * 4 for w in (288, 1152, 1152, 288)]
+    assert chain.num_unweighed == 2 * 4 * 12 + 24
+
+
+def test_the_papers_images_of_227_need_no_padding() -> None:
+    graph = load("alexnet", batch=2, arguments={"grouped": True, "image": 227, "padding": 0})
+    (first, second, *_) = chain_of(graph).layers
+    assert (first.input_words, first.output_shape, second.input_shape) == (227 * 227 * 3, (96, 55, 55), (96, 27, 27))
+    sizes = [(x.output_words, x.num_weights) for x in chain_of(graph).layers]
+    assert sizes == [(d, w) for _, d, w in ALEXNET.values()]
