@@ -2,25 +2,38 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
 from operator import index
 from time import perf_counter
 
 import numpy as np
 
 from pase._version import __version__
-from pase.configurations import check_batch, check_devices, check_splittable, data_parallel
-from pase.costs import DEFAULT_OPTIMISER, Problem, build_problem, cost_model
-from pase.costs.memory import optimiser_state
-from pase.errors import ConfigurationError, MemoryLimitError
-from pase.graph import Graph, verify
+from pase.configurations import (
+    check_batch,
+    check_devices,
+    check_splittable,
+    data_parallel,
+    enumerate_configurations,
+)
+from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError, build_problem, cost_model
+from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
+from pase.errors import ConfigurationError, MemoryLimitError, SolverError
+from pase.graph import Graph, Operator, verify
+from pase.graph.operators import with_fan_outs
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.memory_limit import search_within
 from pase.plan import Plan, SearchRecord
-from pase.solver import Solution, solve
+from pase.solver import RELATIVE_TOLERANCE, Solution, check_limits, default_memory_limit_bytes, solve
 from pase.strategy import plan_layers, total_cost
+from pase.tables import IndexArray
 
 MAX_DEVICES = 1 << 20
 """Every layer of a plan lists all devices: a plan for a million of them is a file of 100 MB."""
+
+TIME_WITHOUT_TABLES_S = 1.0
+"""Where the time ends before the tables are made, the strategies that are known by then are weighed for so long."""
 
 WITHOUT_LIMIT = "without_memory_limit"
 """Among a plan's baselines: the cheapest strategy where memory is no matter."""
@@ -33,10 +46,10 @@ Progress = Callable[[str, float], None]
 class SearchOptions:
     """What a search can be told.
 
-    cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". memory_limit_bytes (of the solver's
-    tables), time_limit_s: None for the solver's own. keep_batch: search although the batch cannot be split at all.
-    memory_per_device_bytes: what a training step may take on each device, None for no limit. optimiser: a name in
-    `OPTIMISER_STATE`, whose state counts as memory.
+    cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". memory_limit_bytes: of all cost
+    tables, None for half of the machine's memory. time_limit_s: for making the tables and the search. keep_batch:
+    search although the batch cannot be split at all. memory_per_device_bytes: what a training step may take on each
+    device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory.
     """
 
     cost_model: str = "paper"
@@ -67,31 +80,57 @@ def search(
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = load_machine(machine) if isinstance(machine, str) else machine
     start_s = perf_counter()
-    problem = problem_of(graph, devices, machine, options.cost_model, on_progress)
+    limits = _Limits.of(options, start_s)
+    bound = None
+    try:
+        problem = problem_of(graph, devices, machine, options.cost_model, on_progress, allowance=limits.for_tables())
+        memory_limit_bytes, time_limit_s = limits.for_search(problem)
+    except TimeUpError as stopped:
+        bound = stopped.bound * (1 - RELATIVE_TOLERANCE)
+        keeps = None if options.memory_per_device_bytes is None else keeping(with_fan_outs(graph))
+        only = partial(_known_configurations, devices=devices, optimiser=options.optimiser, keeps=keeps)
+        problem = problem_of(graph, devices, machine, options.cost_model, only=only)
+        memory_limit_bytes, time_limit_s = limits.memory_bytes, TIME_WITHOUT_TABLES_S
+
+    def cut(solution: Solution) -> Solution:
+        """Return a solution with what is known of it among all strategies, where tables were not made for all."""
+        if bound is None:
+            return solution
+        return replace(solution, exact=False, lower_bound=min(bound, solution.cost))
+
     limit, known = options.memory_per_device_bytes, [data_parallel_choice(problem)]
     if limit is None:
         solution = solve(
             problem.tables,
             ordering=options.ordering,
-            memory_limit_bytes=options.memory_limit_bytes,
-            time_limit_s=options.time_limit_s,
+            memory_limit_bytes=memory_limit_bytes,
+            time_limit_s=time_limit_s,
             known=known,
             on_progress=on_progress,
         )
         time_s = perf_counter() - start_s
-        return plan_of(problem, solution, machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
-    limited = search_within(
-        problem,
-        limit,
-        optimiser=options.optimiser,
-        ordering=options.ordering,
-        memory_limit_bytes=options.memory_limit_bytes,
-        time_limit_s=options.time_limit_s,
-        known=known,
-        on_progress=on_progress,
-    )
+        return plan_of(problem, cut(solution), machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
+    try:
+        limited = search_within(
+            problem,
+            limit,
+            optimiser=options.optimiser,
+            ordering=options.ordering,
+            memory_limit_bytes=memory_limit_bytes,
+            time_limit_s=time_limit_s,
+            known=known,
+            on_progress=on_progress,
+        )
+    except MemoryLimitError:
+        if bound is None:
+            raise
+        raise SolverError(
+            f"the time limit of {options.time_limit_s} s was reached before {graph.name!r} had its cost tables, and no "
+            "strategy is known that fits the memory of a device: give more time, or use more devices"
+        ) from None
     time_s = perf_counter() - start_s
-    plan = plan_of(problem, limited.solution, machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
+    solution = cut(limited.solution)
+    plan = plan_of(problem, solution, machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
     # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
     free = min(limited.unlimited.cost, plan.total_cost)
     return replace(
@@ -125,13 +164,60 @@ def check_search(graph: Graph, devices: int, *, keep_batch: bool = False) -> int
     return devices
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """Of a whole search, tables included: until when, and how many bytes; None for no limit of time."""
+
+    deadline_s: float | None
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, options: SearchOptions, start_s: float) -> "_Limits":
+        """Return what options ask for; SolverError where that makes no sense."""
+        memory_bytes, time_s = options.memory_limit_bytes, options.time_limit_s
+        check_limits(memory_bytes, time_s)
+        return cls(
+            deadline_s=None if time_s is None else start_s + time_s,
+            memory_bytes=default_memory_limit_bytes() if memory_bytes is None else memory_bytes,
+        )
+
+    def for_tables(self) -> Allowance:
+        """Return what making the tables may take."""
+        return Allowance(deadline_s=inf if self.deadline_s is None else self.deadline_s, memory_bytes=self.memory_bytes)
+
+    def for_search(self, problem: Problem) -> tuple[int, float | None]:
+        """Return what is left for the solver: bytes and seconds."""
+        left_bytes = max(1, self.memory_bytes - problem.tables.num_bytes)
+        return left_bytes, None if self.deadline_s is None else max(1e-9, self.deadline_s - perf_counter())
+
+
+def _known_configurations(
+    graph: Graph, operator: Operator, *, devices: int, optimiser: str, keeps: Keeping | None
+) -> IndexArray:
+    """Return the configurations of a layer that need no search: data parallelism and, given `keeps`, the lightest."""
+    known = [data_parallel(graph, operator, devices)]
+    if keeps is not None:
+        splits = enumerate_configurations(operator, devices).splits
+        memory = layer_memory(graph, operator, splits, keeps, optimiser=optimiser)
+        known.append(tuple(splits[(memory.kept + sum(memory.peaks)).argmin()].tolist()))
+    return np.unique(np.array(known, dtype=np.int32), axis=0)
+
+
 def problem_of(
-    graph: Graph, devices: int, machine: Machine, model: str, on_progress: Progress | None = None
+    graph: Graph,
+    devices: int,
+    machine: Machine,
+    model: str,
+    on_progress: Progress | None = None,
+    *,
+    allowance: Allowance | None = None,
+    only: Callable[[Graph, Operator], IndexArray] | None = None,
 ) -> Problem:
-    """Return the search problem of a graph under a cost model, by its name."""
+    """Return the search problem of a graph under a cost model, by its name; other arguments as for `build_problem`."""
     # Absurd figures of a machine overflow; the tables are then refused.
     with np.errstate(over="ignore", invalid="ignore"):
-        return build_problem(graph, devices, cost_model(model, machine, devices), on_progress)
+        costs = cost_model(model, machine, devices)
+        return build_problem(graph, devices, costs, on_progress, allowance=allowance, only=only)
 
 
 def plan_of(

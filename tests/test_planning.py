@@ -2,21 +2,22 @@
 
 import itertools
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from pase import Builder, Graph, Machine, PaseError, SearchOptions, load, load_machine, search
-from pase.costs import CostModel, cost_model
+from pase.costs import COST_MODELS, CostModel, cost_model
 from pase.errors import ConfigurationError, CostError, GraphError, MachineError, SolverError
 from pase.graph import Edge
 from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.models import MODELS
 from pase.ordering import ORDERINGS, breadth_first, generate_seq
 from pase.planning import MAX_DEVICES, problem_of
-from pase.solver import find_best_strategy, naive_recurrence
+from pase.solver import find_best_strategy, naive_recurrence, solve
 from pase.strategy import plan_layers, total_cost
 from tests.networks import slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
@@ -154,13 +155,65 @@ def test_every_ordering_leads_to_the_optimum(ordering: str) -> None:
     assert plan.total_cost == pytest.approx(small_plan("transformer", 4).total_cost, rel=1e-12)
 
 
-def test_a_search_without_memory_or_time_still_answers() -> None:
+def test_a_search_without_time_still_answers() -> None:
     best = small_plan("transformer", 16)
-    for options in (SearchOptions(memory_limit_bytes=1), SearchOptions(time_limit_s=1e-9)):
-        plan = search(small_graph("transformer"), 16, options=options)
-        assert plan.total_cost >= best.total_cost * (1 - 1e-12)
-        assert plan.lower_bound <= best.total_cost * (1 + 1e-12)
-        assert plan.exact or plan.gap == pytest.approx(1 - plan.lower_bound / plan.total_cost)
+    plan = search(small_graph("transformer"), 16, options=SearchOptions(time_limit_s=1e-9))
+    assert plan.total_cost >= best.total_cost * (1 - 1e-12)
+    assert plan.lower_bound <= best.total_cost * (1 + 1e-12)
+    assert plan.exact or plan.gap == pytest.approx(1 - plan.lower_bound / plan.total_cost)
+
+
+@pytest.mark.parametrize("model", COST_MODELS)
+def test_a_time_limit_covers_the_making_of_tables(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = small_graph("transformer")
+    best = search(graph, 16, options=SearchOptions(cost_model=model))
+    looks, cut, bounds = 1, True, []
+    while cut:  # a clock that runs out after ever more looks at it, as tables are made
+        left = iter([0.0] * looks)
+        monkeypatch.setattr("pase.costs.build.perf_counter", lambda left=left: next(left, inf))
+        solved = Mock(side_effect=solve)
+        monkeypatch.setattr("pase.planning.solve", solved)
+        plan = search(graph, 16, options=SearchOptions(cost_model=model, time_limit_s=1e9))
+        cut = max(solved.call_args.args[0].domain_sizes) == 1
+        if cut:
+            assert not plan.exact
+            assert plan.total_cost == plan.baselines["data_parallel"] == best.baselines["data_parallel"]
+            assert 0 < plan.lower_bound <= best.total_cost
+            bounds.append(plan.lower_bound)
+        looks = 2 * looks + 1
+    assert len(bounds) > 3
+    assert bounds == sorted(bounds)
+    assert (plan.total_cost, plan.exact) == (best.total_cost, True)
+
+
+def test_data_parallelism_that_does_not_fit_is_not_what_a_search_cut_short_returns() -> None:
+    options = SearchOptions(time_limit_s=1e-9, memory_per_device_bytes=10)
+    with pytest.raises(SolverError, match="no strategy is known that fits the memory of a device: give more time"):
+        search(small_graph("transformer"), 16, options=options)
+    plan = search(small_graph("transformer"), 16, options=replace(options, memory_per_device_bytes=10**15))
+    assert plan.baselines["without_memory_limit"] == plan.total_cost == plan.baselines["data_parallel"]
+
+
+def test_a_memory_limit_covers_the_tables() -> None:
+    graph = small_graph("transformer")
+    needed = problem_of(graph, 16, load_machine("1080ti"), "paper").tables.num_bytes
+    for limit, what in (
+        (1, "the costs of the [0-9,]+ configurations of layer"),
+        (needed, "the transfer costs between"),
+    ):
+        with pytest.raises(SolverError, match=f"{what} .* more than the memory limit of .*; use fewer devices"):
+            search(graph, 16, options=SearchOptions(memory_limit_bytes=limit))
+    assert search(graph, 16, options=SearchOptions(memory_limit_bytes=20 * needed)).exact
+
+
+@pytest.mark.parametrize("model", COST_MODELS)
+def test_large_tables_are_made_piece_by_piece(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, machine = small_graph("transformer"), slow_machine()
+    whole = problem_of(graph, 8, machine, model).tables
+    monkeypatch.setattr("pase.costs.build._CELLS_AT_ONCE", 10)
+    pieces = problem_of(graph, 8, machine, model).tables
+    for one, other in zip(whole.edge_tables, pieces.edge_tables, strict=True):
+        np.testing.assert_array_equal(one.dense(), other.dense())
 
 
 def test_a_search_that_ran_out_of_time_says_so() -> None:

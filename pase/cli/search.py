@@ -47,8 +47,13 @@ class DeviceMemorySize(ByteSize):
 @click.option("--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True)
 @click.option("--ordering", type=click.Choice(["auto", *ORDERINGS]), default="auto", show_default=True)
 @click.option("--explain-ordering", is_flag=True, help="Say what each ordering would take.")
-@click.option("--time-limit", "time_limit_s", type=click.FloatRange(min=0, min_open=True), help="Seconds to solve in.")
-@click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds to search in.",
+)
+@click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For all cost tables, such as 2GiB.")
 @click.option(
     "--memory-per-device",
     type=DeviceMemorySize(),

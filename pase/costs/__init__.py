@@ -2,8 +2,10 @@
 
 from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.build import (
+    Allowance,
     LayerCost,
     Problem,
+    TimeUpError,
     TransferBytes,
     build_problem,
     edge_cost,
@@ -34,6 +36,7 @@ __all__ = [
     "COST_MODELS",
     "DEFAULT_OPTIMISER",
     "OPTIMISER_STATE",
+    "Allowance",
     "AlphaBetaCostModel",
     "CostModel",
     "DeviceMemory",
@@ -48,6 +51,7 @@ __all__ = [
     "Problem",
     "ReadTraits",
     "SharedWeight",
+    "TimeUpError",
     "TransferBytes",
     "build_problem",
     "cost_model",

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +31,18 @@ from pase.costs.sharing import (
     shared_weights,
 )
 from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
+from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, Part
+from pase.graph.names import visible
 from pase.graph.operators import with_fan_outs
+from pase.quantities import quantity
 from pase.tables import CostTables, EdgeTable
+
+_BYTES_OF_COSTS = 200
+"""About what a configuration of a layer takes: its cost, work, and messages with their groups of devices."""
+
+_CELLS_AT_ONCE = 1 << 18
+"""Transfer costs that are worked out together: some 100 MB."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,31 +93,80 @@ class TransferBytes:
     backward: FloatArray
 
 
+class TimeUpError(Exception):
+    """The time for making tables is over. bound: no strategy costs less, by the layers that were costed."""
+
+    def __init__(self, bound: float) -> None:
+        """Note the bound."""
+        super().__init__(bound)
+        self.bound = bound
+
+
+@dataclass(slots=True, kw_only=True)
+class Allowance:
+    """What making tables may take: until when, by `perf_counter`, and how many bytes they may hold in the end.
+
+    held_bytes: what they hold by now. bound: of what was costed by now, no strategy costs less.
+    """
+
+    deadline_s: float = inf
+    memory_bytes: float = inf
+    held_bytes: int = 0
+    bound: float = 0.0
+
+    def check(self) -> None:
+        """Raise TimeUpError where the time is over."""
+        if perf_counter() > self.deadline_s:
+            raise TimeUpError(self.bound)
+
+    def hold(self, num_bytes: int, what: str) -> None:
+        """Take memory for a table that is to be made; SolverError where there is not enough."""
+        if self.held_bytes + num_bytes > self.memory_bytes:
+            raise SolverError(
+                f"{what} would take {quantity(num_bytes, 'B')}: with the {quantity(self.held_bytes, 'B')} of tables "
+                f"before it that is more than the memory limit of {quantity(self.memory_bytes, 'B')}; use fewer "
+                "devices, or give more memory (--memory-limit)"
+            )
+        self.held_bytes += num_bytes
+
+
 def build_problem(
-    graph: Graph, num_devices: int, model: CostModel, on_progress: Callable[[str, float], None] | None = None
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    on_progress: Callable[[str, float], None] | None = None,
+    *,
+    allowance: Allowance | None = None,
+    only: Callable[[Graph, Operator], IndexArray] | None = None,
 ) -> Problem:
     """Return the cost tables of a graph with fan-outs (Eq. 1's t_l and r · t_x for every configuration).
 
     An edge of the tables is an edge of that graph, in its order, or a weight that two layers share, after them.
 
-    on_progress: called with what is being done and the fraction that is done. Raises ConfigurationError
-    where a layer has too many configurations.
+    on_progress: called with what is being done and the fraction that is done. only: the configurations, [K, D], that
+    are looked at of each layer of that graph; None: every one. Raises ConfigurationError where a layer has too many
+    configurations, SolverError where tables need more memory than is allowed, TimeUpError where they take longer.
     """
-    graph = with_fan_outs(graph)
+    graph, allowance = with_fan_outs(graph), allowance or Allowance()
     kinds = _Numbered()
     vertex_costs: list[FloatArray] = []
     configurations: list[Configurations] = []
     traffic: list[LayerTraffic] = []
     vertex_table = []
     for position, operator in enumerate(graph.operators):
-        number, is_new = kinds.number(signature(graph, operator))
+        known = None if only is None else only(graph, operator)
+        number, is_new = kinds.number((signature(graph, operator), None if known is None else known.tobytes()))
         if is_new:
-            found = enumerate_configurations(operator, num_devices)
+            found = enumerate_configurations(operator, num_devices) if known is None else Configurations(splits=known)
+            what = f"the costs of the {len(found.splits):,} configurations of layer {visible(operator.name)}"
+            allowance.hold(found.splits.nbytes + _BYTES_OF_COSTS * len(found.splits), what)
             does = traffic_of(graph, operator, found.splits)
             cost = layer_cost(does, model)
             configurations.append(found)
             traffic.append(does)
             vertex_costs.append(cost.compute + cost.communication)
+        allowance.bound += float(vertex_costs[number].min())
+        allowance.check()
         vertex_table.append(number)
         if on_progress:
             on_progress("costing layers", (position + 1) / len(graph.operators))
@@ -117,7 +177,8 @@ def build_problem(
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
         number, is_new = edge_kinds.number((vertex_table[u], vertex_table[v], edge_signature(graph, edge)))
         if is_new:
-            edge_tables.append(_edge_table(graph, edge, traffic[vertex_table[u]], traffic[vertex_table[v]], model))
+            ends = traffic[vertex_table[u]], traffic[vertex_table[v]]
+            edge_tables.append(_table(edge_cost(graph, edge, *ends, model, allowance)))
         edge_table.append(number)
         if on_progress:
             on_progress("costing edges", (position + 1) / len(graph.edges))
@@ -126,7 +187,8 @@ def build_problem(
         u, v = graph.index[weight.owner], graph.index[weight.user]
         number, is_new = edge_kinds.number((vertex_table[u], weight.owner_read, vertex_table[v], weight.user_read, "w"))
         if is_new:
-            edge_tables.append(_shared_table(graph, weight, traffic[vertex_table[u]], traffic[vertex_table[v]], model))
+            ends = traffic[vertex_table[u]], traffic[vertex_table[v]]
+            edge_tables.append(_table(shared_cost(graph, weight, *ends, model, allowance)[0]))
         edges.append((u, v))
         edge_table.append(number)
     tables = CostTables(
@@ -214,13 +276,21 @@ def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tu
     return u, v
 
 
-def edge_cost(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> ClassedCost:
+def edge_cost(
+    graph: Graph,
+    edge: Edge,
+    u: LayerTraffic,
+    v: LayerTraffic,
+    model: CostModel,
+    allowance: Allowance | None = None,
+) -> ClassedCost:
     """Return r · t_x of an edge between all configurations of its two layers, both ways together.
 
-    From a fan-out it holds the reader's own all-reduce of the gradient too, where there is one.
+    From a fan-out it holds the reader's own all-reduce of the gradient too, where there is one. allowance: for making
+    it; errors as for `build_problem`.
     """
     (producer, write), (consumer, read) = edge_sides(graph, edge)
-    ends = _End(_components(producer, write), u), _End(_components(consumer, read), v)
+    ends = _End(producer.name, _components(producer, write), u), _End(consumer.name, _components(consumer, read), v)
     joint = joint_sum(graph, edge, u, v)
     forward_sums = _members(model, u, sum_name(write.tensor, is_gradient=False))
     backward_sums = _members(model, v, sum_name(read.tensor, is_gradient=True)) if joint is None else None
@@ -228,6 +298,7 @@ def edge_cost(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model:
         *ends,
         model,
         graph.word_bytes,
+        allowance or Allowance(),
         forward_sums=forward_sums,
         backward_sums=backward_sums,
         flows_back=graph.has_gradient(consumer, edge.input),
@@ -237,25 +308,24 @@ def edge_cost(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model:
 
 
 def shared_cost(
-    graph: Graph, weight: SharedWeight, u: LayerTraffic, v: LayerTraffic, model: CostModel
+    graph: Graph,
+    weight: SharedWeight,
+    u: LayerTraffic,
+    v: LayerTraffic,
+    model: CostModel,
+    allowance: Allowance | None = None,
 ) -> tuple[ClassedCost, TransferBytes]:
-    """Return the cost of a weight that two layers share, between all their configurations, and what moves."""
+    """Return the cost of a weight that two layers share, between all their configurations, and what moves.
+
+    allowance: as for `edge_cost`.
+    """
     owner, user = graph[weight.owner], graph[weight.user]
     owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
     order = matching_order(owned, used)
     used = replace(used, shape=tuple(used.shape[i] for i in order), axes=tuple(used.axes[i] for i in order))
     joint = joint_sum_of_weight(graph, weight, u)
-    ends = _End(_components(owner, owned), u), _End(_components(user, used), v)
-    return _cost_between(*ends, model, graph.word_bytes, flows_back=True, joint=joint)
-
-
-def _edge_table(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> EdgeTable:
-    return _table(edge_cost(graph, edge, u, v, model))
-
-
-def _shared_table(graph: Graph, weight: SharedWeight, u: LayerTraffic, v: LayerTraffic, model: CostModel) -> EdgeTable:
-    cost, _ = shared_cost(graph, weight, u, v, model)
-    return _table(cost)
+    ends = _End(owner.name, _components(owner, owned), u), _End(user.name, _components(user, used), v)
+    return _cost_between(*ends, model, graph.word_bytes, allowance or Allowance(), flows_back=True, joint=joint)
 
 
 def _table(cost: ClassedCost) -> EdgeTable:
@@ -266,8 +336,9 @@ def _table(cost: ClassedCost) -> EdgeTable:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """What one end of an edge has of its tensor, under each configuration of its layer."""
+    """What one end of an edge, a layer of some name, has of its tensor, under each configuration of the layer."""
 
+    name: str
     parts: tuple[Component, ...]
     traffic: LayerTraffic
 
@@ -289,6 +360,7 @@ def _cost_between(
     v_end: _End,
     model: CostModel,
     word_bytes: int,
+    allowance: Allowance,
     *,
     flows_back: bool,
     forward_sums: IndexArray | None = None,
@@ -308,16 +380,27 @@ def _cost_between(
             backward_sums = model.sum_members(v_end.traffic, own).astype(np.int32)
         u_more, v_more = [joint.group], [own.group, np.unique(own_cost, return_inverse=True)[1]]
     u, v = _side(u_end, forward_sums, u_more), _side(v_end, backward_sums, v_more)
-    common = volumes(u_end.parts, u.layouts, v_end.parts, v.layouts, has_gradient=flows_back)
-    # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
-    forward, _ = fetches(common.of_classes(u=u.layout_of), word_bytes, forward_sums=u.members)
-    _, backward = fetches(common.of_classes(v=v.layout_of), word_bytes, backward_sums=v.members)
-    values = model.transfer(forward)[:, v.layout_of]
-    if flows_back:
-        values = values + model.transfer(backward)[u.layout_of]
-    moved = TransferBytes(
-        forward=forward.moved_bytes[:, v.layout_of], backward=backward.moved_bytes[u.layout_of] * flows_back
-    )
+    shape = len(u.members), len(v.members)
+    what = f"{shape[0]:,} layouts of layer {visible(u_end.name)} and {shape[1]:,} of layer {visible(v_end.name)}"
+    num_bytes = 4 * (len(u.class_of) + len(v.class_of)) + 8 * shape[0] * shape[1]
+    allowance.hold(num_bytes, f"the transfer costs between {what}")
+    values, moved = np.empty(shape), TransferBytes(forward=np.empty(shape), backward=np.empty(shape))
+    # Working out a cell takes many times the memory of its cost.
+    step = max(1, _CELLS_AT_ONCE // shape[1])
+    for first in range(0, len(u.layouts), step):
+        allowance.check()
+        block = slice(first, first + step)
+        rows = np.flatnonzero((u.layout_of >= block.start) & (u.layout_of < block.stop))
+        layout_of = u.layout_of[rows] - first
+        common = volumes(u_end.parts, u.layouts[block], v_end.parts, v.layouts, has_gradient=flows_back)
+        # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
+        forward, _ = fetches(common.of_classes(u=layout_of), word_bytes, forward_sums=u.members[rows])
+        _, backward = fetches(common.of_classes(v=v.layout_of), word_bytes, backward_sums=v.members)
+        values[rows] = model.transfer(forward)[:, v.layout_of]
+        if flows_back:
+            values[rows] += model.transfer(backward)[layout_of]
+        moved.forward[rows] = forward.moved_bytes[:, v.layout_of]
+        moved.backward[rows] = backward.moved_bytes[layout_of] * flows_back
     if joint is not None:
         stays = (moved.forward == 0) & (moved.backward == 0)
         is_joint = stays & (joint.group[u.first, None] == own.group[v.first])

@@ -71,10 +71,7 @@ def solve(
     """
     started_s = time.perf_counter()
     limit_bytes = default_memory_limit_bytes() if memory_limit_bytes is None else memory_limit_bytes
-    if limit_bytes <= 0:
-        raise SolverError(f"the memory limit is {limit_bytes} bytes; give a positive number")
-    if time_limit_s is not None and not time_limit_s > 0:
-        raise SolverError(f"the time limit is {time_limit_s} s; give a positive number")
+    check_limits(limit_bytes, time_limit_s)
     if ordering != AUTO:
         ordering_named(ordering)
     verify_tables(tables)
@@ -100,6 +97,14 @@ def solve(
     if outcome.ordering != report.name:
         report = report_ordering(outcome.ordering, tables.neighbours, tables.domain_sizes)
     return _solution(tables, report, effort, outcome)
+
+
+def check_limits(memory_limit_bytes: int | None, time_limit_s: float | None) -> None:
+    """Raise SolverError for limits that make no sense."""
+    if memory_limit_bytes is not None and memory_limit_bytes <= 0:
+        raise SolverError(f"the memory limit is {memory_limit_bytes} bytes; give a positive number")
+    if time_limit_s is not None and not time_limit_s > 0:
+        raise SolverError(f"the time limit is {time_limit_s} s; give a positive number")
 
 
 def default_memory_limit_bytes() -> int:
