@@ -36,7 +36,7 @@ PARSED = _rules(
     (r"pase \w+ (package\.module:factory|model\.keras)", "a model of the reader's own"),
     (r"pase \w+ models:llama", "loads transformers, which takes ten seconds; tests/importers imports such models"),
     (r"\S+ \S+ .*--device GPU", "needs a GPU"),
-    (r"(\./)?scripts/(bench|test|docs)", "takes minutes to hours"),
+    (r"(\./)?scripts/(bench|test|docs|fuzz)", "takes minutes to hours"),
 )
 
 FILES: Mapping[tuple[str, str], str] = {

@@ -91,6 +91,11 @@ class PageRun:
 
         parse_bench(arguments)
 
+    def _parse_fuzz(self, arguments: list[str]) -> None:
+        from tests.fuzz.__main__ import parser
+
+        parser().parse_args(arguments)
+
     def _parse_nothing(self, arguments: list[str]) -> None:
         pass
 
@@ -138,6 +143,7 @@ _PROGRAMS: Mapping[str, tuple[_Parse, _Run]] = {
     "pase": (PageRun._parse_pase, PageRun._run_pase),
     "python": (PageRun._parse_python, PageRun._run_python),
     "bench": (PageRun._parse_script, PageRun._run_nothing),
+    "fuzz": (PageRun._parse_fuzz, PageRun._run_nothing),
     "test": (PageRun._parse_nothing, PageRun._run_nothing),
     "docs": (PageRun._parse_nothing, PageRun._run_nothing),
     "pip": (PageRun._parse_nothing, PageRun._run_nothing),

@@ -149,6 +149,7 @@ def test_what_is_wrong_on_a_page_is_found(text: str, message: str, run: PageRun)
         ("./scripts/pase calibrate --quickly", "No such option"),
         ("pase launch --process 2 -- train.py", "No such option"),
         ("scripts/bench serach", "2"),
+        ("scripts/fuzz --minuts 3", "2"),
     ],
 )
 def test_what_is_parsed_alone_is_parsed(command: str, message: str, run: PageRun) -> None:

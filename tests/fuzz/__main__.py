@@ -15,16 +15,21 @@ _PIECE = 20_000
 """Inputs of one target at a time."""
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return what reads the command line."""
+    found = argparse.ArgumentParser(prog="scripts/fuzz", description="Have readers of files read what was changed.")
+    found.add_argument("--minutes", type=float, metavar="M", help="how long, over all targets")
+    found.add_argument("--inputs", type=int, metavar="N", help="how many, over all targets")
+    found.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs [0]")
+    found.add_argument("--target", action="append", choices=[t.name for t in TARGETS], help="may be repeated [all]")
+    found.add_argument("--only", type=int, metavar="NUMBER", help="read one input of one target, without a fork")
+    found.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    return found
+
+
 def main() -> None:
     """Run what the command line says; end with status 1 where an input failed."""
-    parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Have readers of files read what was changed.")
-    parser.add_argument("--minutes", type=float, metavar="M", help="how long, over all targets")
-    parser.add_argument("--inputs", type=int, metavar="N", help="how many, over all targets")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the inputs [0]")
-    parser.add_argument("--target", action="append", choices=[t.name for t in TARGETS], help="may be repeated [all]")
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="read one input of one target, without a fork")
-    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     targets = [target for target in TARGETS if arguments.target is None or target.name in arguments.target]
     if arguments.only is not None:
         with TemporaryDirectory(prefix="pase-fuzz-") as folder:
@@ -32,7 +37,7 @@ def main() -> None:
         print("accepted")
         return
     if (arguments.minutes is None) == (arguments.inputs is None):
-        parser.error("give either --minutes or --inputs")
+        parser().error("give either --minutes or --inputs")
     outcomes = {target.name: Outcome() for target in targets}
     for target, outcome in _runs(targets, arguments.seed, arguments.minutes, arguments.inputs):
         outcomes[target.name].add(outcome)
