@@ -3,6 +3,7 @@
 from pase.emitter.text import Text, code, joined
 from pase.exports.named_mesh import NamedDim, NamedTensor, named_mesh, notes
 from pase.exports.registry import Exported, ExportOptions
+from pase.exports.scans import scan_notes
 from pase.exports.sharding_text import constants, heading, table
 from pase.exports.xla_convolutions import without_miscomputed
 from pase.plan import Plan
@@ -53,7 +54,7 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     layers.
     """
     mesh = without_miscomputed(plan, named_mesh(plan))
-    found = notes(mesh)
+    found = (*scan_notes(plan), *notes(mesh))
     groups = {"inputs": _spec, "parameters": _spec, "outputs": _spec}
     lines = [
         *heading(plan, code("JAX"), found, _USE),

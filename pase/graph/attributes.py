@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from pase.errors import GraphError
 from pase.graph.names import listed, short
-from pase.graph.operator import Operator, Scalar
+from pase.graph.operator import SCANNED, Operator, Scalar
 from pase.graph.operators.activations import ACTIVATIONS
 from pase.graph.operators.elementwise import FUNCTIONS
 from pase.graph.operators.pooling import REDUCTIONS
@@ -120,7 +120,11 @@ ATTRIBUTES: Mapping[str, Mapping[str, Attribute]] = MappingProxyType(
 """Of each kind, what its attributes may hold, by name; any of them may be left out."""
 
 IMPORTED: Mapping[str, Attribute] = MappingProxyType(
-    {EPILOGUE: _NAMES, ATTRIBUTE: Attribute("the steps that compute it, as PaSE writes them", _is_recipe)}
+    {
+        EPILOGUE: _NAMES,
+        SCANNED: _LABEL,
+        ATTRIBUTE: Attribute("the steps that compute it, as PaSE writes them", _is_recipe),
+    }
 )
 """What operators of every kind may have besides, where a front end made them."""
 

@@ -101,6 +101,9 @@ Exchange = AllReduce | Relayout | Handoff
 FAN_OUT = "fan_out"
 """The kind of the vertices that hand a tensor to its readers, and sum its gradient once (`operators.fan_out`)."""
 
+SCANNED = "scanned"
+"""Attribute of layers that a source has in the body of a loop: their place in it, which those of all turns share."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intermediate:

@@ -69,12 +69,14 @@ class Origin:
     """Where a node comes from.
 
     operator: its name in the source ("aten.linear.default", "Conv"). scope: the module or layer; line: "file.py:12" of
-    the user's source; "" where they are not known.
+    the user's source; "" where they are not known. turn: in a loop that is written out, (number of the loop, of its
+    turn).
     """
 
     operator: str
     scope: str = ""
     line: str = ""
+    turn: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from math import prod
 from pase.errors import ModelError
 from pase.graph import Access, Edge, Graph, Operator, Part, Role, Scalar, verify
 from pase.graph.batch import Span, given_spans
+from pase.graph.operator import SCANNED
 from pase.importers.ir import (
     Attention,
     Broadcast,
@@ -122,7 +123,7 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, word_b
         builder.add(node)
     if not builder.operators:
         raise ModelError(f"model {trace.name!r} has no operator that computes with floats; there is nothing to split")
-    operators, edges = joined(builder.operators, builder.edges)
+    operators, edges = joined(_scanned(builder), builder.edges)
     added = operators[len(builder.operators) :]
     graph = Graph(
         name=trace.name,
@@ -139,6 +140,25 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, word_b
         reads=builder.reads | {op.name: (Read(use=Use(value="")),) * len(op.reads) for op in added},
         nodes=builder.nodes,
     )
+
+
+def _scanned(builder: "_Builder") -> list[Operator]:
+    """Return the vertices, those of a loop that is written out with their place in its body, which all turns share."""
+    turns = {node.name: node.origin.turn for node in builder.trace.nodes}
+    loops: dict[int, dict[int, list[Operator]]] = {}
+    for operator in builder.operators:
+        turn = turns.get(builder.nodes.get(operator.name, ""))
+        if turn is not None:
+            loops.setdefault(turn[0], {}).setdefault(turn[1], []).append(operator)
+    places: dict[str, str] = {}
+    for number, bodies in loops.items():
+        # Where a turn's body has become another one, no place of it stands for those of the others.
+        if len({tuple((op.kind, op.dims) for op in body) for body in bodies.values()}) == 1 < len(bodies):
+            places |= {op.name: f"{number}.{i}" for body in bodies.values() for i, op in enumerate(body)}
+    return [
+        replace(op, attributes=(*op.attributes, (SCANNED, places[op.name]))) if op.name in places else op
+        for op in builder.operators
+    ]
 
 
 class _Builder:

@@ -21,6 +21,8 @@ class Walk(Protocol):
 
     known: dict[str, Any]
     weights: dict[str, str]
+    turn: tuple[int, int] | None
+    num_loops: int
 
     def inline(self, inner: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
         """Add the nodes of a program that is called with some values; return its results."""
@@ -154,9 +156,14 @@ def _written_out(
     own = (*outer, *scopes(equation))
     turns = range(int(params["length"]))
     rows: list[list[Value]] = [[] for _ in equation.outvars[num_carry:]]
+    outside = walk.turn
+    walk.num_loops += len(turns) > 1
+    loop = walk.num_loops
     for turn in reversed(turns) if params["reverse"] else turns:
         given = [_row(walk, equation, value, turn, own) for value in stacked]
+        walk.turn = (loop, turn) if len(turns) > 1 else outside
         results = walk.inline(inner, [*constants, *carry, *given], (*own, f"#{turn}"))
+        walk.turn = outside
         carry = results[:num_carry]
         for row, value in zip(rows, results[num_carry:], strict=True):
             row.append(value)

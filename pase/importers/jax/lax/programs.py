@@ -1,7 +1,7 @@
 """`read_program`: a program of JAX's primitives as a trace; functions within it are read as if written out."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pase.errors import ModelError
@@ -63,6 +63,9 @@ class Walk:
         self.leaves: list[Leaf] = [*program.captured, *program.inputs]
         self.notes: dict[str, None] = {}
         self.num_equations = 0
+        # The turn of a loop that is being written out, and how many loops there were.
+        self.turn: tuple[int, int] | None = None
+        self.num_loops = 0
         # Arrays, operators and weights (by path) behind values, by name.
         self.known: dict[str, Any] = {}
         self.makers: dict[str, Op] = {}
@@ -147,7 +150,7 @@ class Walk:
                     op=step.op,
                     inputs=tuple(Use(value=read) for read in step.inputs),
                     outputs=step.outputs,
-                    origin=self._places.origin(equation, name, outer, weight),
+                    origin=replace(self._places.origin(equation, name, outer, weight), turn=self.turn),
                 )
             )
             self.makers.update((value.name, step.op) for value in step.outputs)
