@@ -12,7 +12,7 @@ import numpy as np
 
 from pase.exports.named_mesh import listed
 from pase.graph import Graph
-from pase.graph.operator import SCANNED
+from pase.graph.operator import SCANNED, Operator
 from pase.plan import Plan
 from pase.planning import problem_of
 from pase.quantities import quantity
@@ -43,13 +43,17 @@ def scan_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def scanned_layers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
-    """Return the layers of all turns of a loop, by their place in its body."""
-    found: dict[str, list[str]] = {}
+    """Return the layers of all turns of a loop, by their place in its body; those alone that can be split alike."""
+    found: dict[str, list[Operator]] = {}
     for operator in graph.operators:
         place = operator.attribute(SCANNED, "")
         if place:
-            found.setdefault(place, []).append(operator.name)
-    return {place: tuple(names) for place, names in found.items()}
+            found.setdefault(place, []).append(operator)
+    return {
+        place: tuple(operator.name for operator in turns)
+        for place, turns in found.items()
+        if len({(operator.dims, operator.unsplittable) for operator in turns}) == 1
+    }
 
 
 def cheapest_alike(tables: CostTables, groups: Sequence[Sequence[int]]) -> Solution:

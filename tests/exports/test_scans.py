@@ -1,6 +1,7 @@
 """Layers in the body of a loop: which they are, what a strategy costs that splits all turns alike, and what is said."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pase
 from pase.configurations import enumerate_configurations
 from pase.exports import export
 from pase.exports.scans import cheapest_alike, scanned_layers
+from pase.graph.operator import SCANNED
 from pase.planning import problem_of
 from pase.tables import CostTables, EdgeTable
 from tests.networks import slow_machine
@@ -62,6 +64,13 @@ def test_the_layers_of_a_scan_know_their_place_in_its_body() -> None:
 def test_layers_of_their_own_have_none() -> None:
     apply, params = zoo.gpt2(layers=2)
     assert not scanned_layers(pase.load((apply, params, zoo.tokens(2, 16))))
+
+
+def test_layers_that_cannot_be_split_alike_are_no_turns_of_one_body() -> None:
+    """A file may say of any layer that it has a place in a body."""
+    graph = _llama(2)
+    told = tuple(replace(op, attributes=((SCANNED, "1.0"),)) for op in graph.operators)
+    assert not scanned_layers(replace(graph, operators=told))
 
 
 def test_turns_that_are_split_differently_are_named_with_what_the_same_splits_cost() -> None:
