@@ -1,6 +1,6 @@
 """`Trace`: a model as its source has it, operator by operator, with shapes and without any weight's values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -221,7 +221,19 @@ def check_trace(trace: Trace) -> Trace:
                 raise fail(f"operator {node.name!r} reads {use.value!r} of shape {shape} as a view of {use.view.base}")
         for value in node.outputs:
             define(value)
+        ranks = [len(known[use.value].shape if use.view is None else use.view.shape) for use in node.inputs]
+        rank = max([*ranks, *(len(value.shape) for value in node.outputs)], default=0)
+        beyond = [dim for dim in _dims_named(node.op) if not 0 <= dim < max(rank, 1)]
+        if beyond:
+            raise fail(f"operator {node.name!r} is over dim {beyond[0]} of tensors of {rank} dims")
     for name in trace.outputs:
         if name not in known:
             raise fail(f"its output {name!r} is not computed by any operator")
     return trace
+
+
+def _dims_named(op: Op) -> Iterator[int]:
+    """Yield the dims that an operator is over, by the fields that hold such."""
+    for name in ("over", "channels", "spatial", "mixes", "dim", "order"):
+        found = getattr(op, name, ())
+        yield from found if isinstance(found, tuple) else (found,)
