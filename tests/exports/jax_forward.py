@@ -146,6 +146,7 @@ KINDS: Mapping[str, Callable[[Operator, list[Array], dict[str, Array]], Array]] 
     "layer_norm": _layer_norm,
     "attention": _attention,
     "embedding": lambda _, inputs, parameters: parameters["table"][inputs[0]],
+    "fan_out": lambda _, inputs, __: inputs[0],
     "concat": lambda _, inputs, __: jnp.concatenate(inputs, 1),
     "global_pool": lambda _, inputs, __: inputs[0].mean((2, 3)),
     "softmax_loss": lambda _, inputs, __: jax.nn.log_softmax(inputs[0], -1),

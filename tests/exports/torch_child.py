@@ -167,6 +167,7 @@ def _softmax_loss(operator: Operator, inputs: list[Any], parameters: Tensors, wh
 
 
 KINDS: Mapping[str, Callable[[Operator, list[Any], Tensors, Alone | Laid], torch.Tensor]] = {
+    "fan_out": lambda _, inputs, __, ___: inputs[0],
     "dense": _dense,
     "elementwise": _add,
     "layer_norm": _layer_norm,
