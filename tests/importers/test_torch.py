@@ -1,6 +1,7 @@
 """PyTorch modules: parameters and FLOP as PyTorch counts them, vertices as the published counts have them."""
 
 import warnings
+from time import process_time
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from pase import load
 from pase.importers.frameworks import import_model
 from pase.importers.ir import Generic
+from pase.importers.ir.names import Names
 from pase.importers.model import ImportedModel, imported
 from pase.importers.torch.module import TorchFrontEnd, trace_module
 from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
@@ -284,3 +286,32 @@ def test_a_factory_makes_a_module_without_weights(tmp_path: Any, monkeypatch: py
     model = import_model("pase_test_networks:net", batch=6, arguments={"width": 1 << 16})
     assert model.graph.num_parameters == (1 << 32) + (1 << 16)
     assert model.traces[0].leaves[-1].value.shape == (6, 1 << 16)
+
+
+def test_assertions_need_no_second_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.export` puts an assertion before each cast; a second trace takes as long as the first."""
+
+    class Cast(torch.nn.Module):  # type: ignore[misc]
+        """A layer whose result is cast to what it is."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(8, 4)
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(self.fc(x).to(torch.float32))
+
+    def again(*_: object) -> None:
+        raise AssertionError("the program is traced again")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", again)
+    graph = import_model((Cast(), (torch.zeros(2, 8),))).graph
+    assert [operator.kind for operator in graph.operators] == ["dense"]
+
+
+def test_names_that_are_wished_for_often_take_no_longer_each() -> None:
+    names, start_s = Names(), process_time()
+    found = [names.new("step") for _ in range(30_000)]
+    assert len(set(found)) == 30_000
+    assert found[-1] == "step_30000"
+    assert process_time() - start_s < 2
