@@ -118,7 +118,7 @@ def _values(array: Array, rng: Random) -> Array:
             dtype = rng.choice(
                 ("f8", "f4", "f2", "i8", "i4", "u1", "u8", "?", "U3", "S3", "c16", "O", "M8[D]", ">i8", ">f8")
             )
-            with warnings.catch_warnings(), suppress(TypeError, ValueError, RuntimeError):
+            with warnings.catch_warnings(), suppress(TypeError, ValueError, RuntimeError, OverflowError):
                 warnings.simplefilter("ignore")
                 return flat.astype(dtype)
             return flat
