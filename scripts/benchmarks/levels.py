@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -53,14 +54,15 @@ def _table(machine: Machine) -> str:
 
 
 def _by_level(graph: Graph, model: AlphaBetaCostModel, splits: Sequence[Mapping[str, int]]) -> tuple[float, ...]:
-    """Return the seconds of computing, and those of each level's links where all others are free."""
-    free = replace(model, links=(_FREE,) * len(model.links))
-    computing = total_cost(_costed(graph, free, splits))
-    times = [computing]
-    for level, link in enumerate(model.links):
-        alone = replace(model, links=tuple(link if i == level else _FREE for i in range(len(model.links))))
-        times.append(total_cost(_costed(graph, alone, splits)) - computing)
-    return tuple(times)
+    """Return the seconds of computing, and what each level's links add to it while those further in are free.
+
+    They add up to the step: one level alone, all others free, would be spared by collectives that take another way then.
+    """
+    whole = [
+        total_cost(_costed(graph, replace(model, links=(_FREE,) * free + model.links[free:]), splits))
+        for free in range(len(model.links) + 1)
+    ]
+    return (whole[-1], *(cost - without for cost, without in pairwise(whole)))
 
 
 def _costed(graph: Graph, model: AlphaBetaCostModel, splits: Sequence[Mapping[str, int]]) -> tuple[LayerPlan, ...]:
