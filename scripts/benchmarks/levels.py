@@ -56,7 +56,7 @@ def _table(machine: Machine) -> str:
 def _by_level(graph: Graph, model: AlphaBetaCostModel, splits: Sequence[Mapping[str, int]]) -> tuple[float, ...]:
     """Return the seconds of computing, and what each level's links add to it while those further in are free.
 
-    They add up to the step: one level alone, all others free, would be spared by collectives that take another way then.
+    They add up to the whole: collectives would spare a level that alone is not free, and take another way.
     """
     whole = [
         total_cost(_costed(graph, replace(model, links=(_FREE,) * free + model.links[free:]), splits))
