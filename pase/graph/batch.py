@@ -4,7 +4,8 @@ In a tensor, row-major, the batch is a factor of its elements: so many blocks, o
 elements. A reshape leaves that as it is, so that the dim of a reader that the factor falls on carries the batch, as a
 whole or as the outer part of a product (tokens: batch · steps). From a dim of a layer's iteration space it goes on to
 everything that the layer writes along it. Rows that are looked up by computed numbers (the tokens of each expert) hold
-the examples in any order: whatever counts such rows, and no weight is indexed by, carries the batch.
+the examples in any order: whatever counts such rows, and no weight is indexed by, carries the batch. What is the same
+for all examples has none, but where it fans out to layers that do, its gradient comes in parts, one for each of theirs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,7 +74,21 @@ def batches(operators: Sequence[Operator], producers: Mapping[tuple[str, int], t
         if not found[writer].dims and found[reader].dims:
             along = list(_written(layers[reader], layers[reader].reads[position], found[reader].dims, frozenset()))
             found[writer], _ = _carried(layers[writer], [(layers[writer].writes[output], along)])
+    for (reader, position), (writer, _) in producers.items():
+        if layers[writer].is_fan_out and not found[writer].dims:
+            found[writer] = _in_parts(layers[writer], layers[reader], layers[reader].reads[position], found[reader])
     return found
+
+
+def _in_parts(writer: Operator, reader: Operator, read: Access, batch: Batch) -> Batch:
+    """Return where the batch lies in a fan-out of what is the same for all examples: in the parts of the gradient.
+
+    A reader that is split between examples leaves the gradient in as many parts.
+    """
+    summed = reader.partial_dims(read)
+    ways = prod(ways for dim, ways in batch.dims.items() if dim in summed)
+    parts = {dim: gcd(writer.extents[dim], ways) for dim in writer.partial_dims(writer.reads[0])}
+    return Batch(dims=FrozenDict({dim: ways for dim, ways in parts.items() if ways > 1}), examples=ways)
 
 
 def _carried(operator: Operator, tensors: Iterable[tuple[Access, Sequence[Span]]]) -> tuple[Batch, frozenset[str]]:

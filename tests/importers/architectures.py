@@ -1,14 +1,21 @@
 """Architectures of other packages with the loss that they are trained with, tiny, from configurations alone.
 
-`ARCHITECTURES` by package, then by name: functions without arguments that return a source, as `load` takes it. Nothing
-is downloaded. Packages are imported when one of their functions is called.
+`ARCHITECTURES` by package, then by name: functions of a number of examples that return a source, as `load` takes it.
+Nothing is downloaded. Packages are imported when one of their functions is called.
 """
 
+import os
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-Make = Callable[[], Any]
+import pytest
+
+from pase.importers.frameworks import FRONT_ENDS, import_model
+from pase.importers.model import ImportedModel
+
+Make = Callable[[int], Any]
+"""From so many examples to a source; what takes any number of them (Keras) is made without."""
 
 BATCH, STEPS, TOKENS, WIDTH, HEADS, CLASSES = 4, 8, 64, 32, 4, 10
 
@@ -22,22 +29,22 @@ RESIZED = frozenset({"segformer", "fcn_resnet50", "deeplabv3_resnet50", "upernet
 # -- transformers
 
 
-def _tokens(last: int = TOKENS, steps: int = STEPS) -> Any:
+def _tokens(batch: int, steps: int = STEPS) -> Any:
     import torch
 
-    return torch.arange(BATCH * steps).reshape(BATCH, steps) % (last - 4) + 4
+    return torch.arange(batch * steps).reshape(batch, steps) % (TOKENS - 4) + 4
 
 
-def _images(size: int = 32, channels: int = 3) -> Any:
+def _images(batch: int, size: int = 32, channels: int = 3) -> Any:
     import torch
 
-    return torch.zeros(BATCH, channels, size, size)
+    return torch.zeros(batch, channels, size, size)
 
 
-def _classes(count: int = CLASSES) -> Any:
+def _classes(batch: int, count: int = CLASSES) -> Any:
     import torch
 
-    return torch.arange(BATCH) % count
+    return torch.arange(batch) % count
 
 
 _DECODER = {
@@ -65,38 +72,38 @@ _SEQ2SEQ = {
 def _of_transformers(config: str, model: str, sizes: Mapping[str, object], *kinds: str) -> Make:
     """Return what makes a network with its own loss; kinds: of its inputs, "tokens" and the like."""
 
-    def make() -> Any:
+    def make(batch: int) -> Any:
         import transformers
 
         made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
         inputs: dict[str, Any] = {}
         for kind in kinds:
-            inputs |= _INPUTS[kind]()
+            inputs |= _INPUTS[kind](batch)
         more = {"use_cache": False} if hasattr(made.config, "use_cache") and "tokens" in kinds else {}
         return made, inputs, more
 
     return make
 
 
-def _speech() -> dict[str, Any]:
+def _speech(batch: int) -> dict[str, Any]:
     import torch
 
-    return {"input_features": torch.zeros(BATCH, 8, 32), "labels": _tokens(steps=6)}
+    return {"input_features": torch.zeros(batch, 8, 32), "labels": _tokens(batch, 6)}
 
 
-def _waves() -> dict[str, Any]:
+def _waves(batch: int) -> dict[str, Any]:
     import torch
 
-    return {"input_values": torch.zeros(BATCH, 400), "labels": _classes(2)}
+    return {"input_values": torch.zeros(batch, 400), "labels": _classes(batch, 2)}
 
 
-_INPUTS: Mapping[str, Callable[[], dict[str, Any]]] = {
-    "tokens": lambda: {"input_ids": _tokens()},
-    "next": lambda: {"labels": _tokens()},
-    "targets": lambda: {"labels": _tokens(steps=6)},
-    "class": lambda: {"labels": _classes()},
-    "image": lambda: {"pixel_values": _images()},
-    "large image": lambda: {"pixel_values": _images(64)},
+_INPUTS: Mapping[str, Callable[[int], dict[str, Any]]] = {
+    "tokens": lambda batch: {"input_ids": _tokens(batch)},
+    "next": lambda batch: {"labels": _tokens(batch)},
+    "targets": lambda batch: {"labels": _tokens(batch, 6)},
+    "class": lambda batch: {"labels": _classes(batch)},
+    "image": lambda batch: {"pixel_values": _images(batch)},
+    "large image": lambda batch: {"pixel_values": _images(batch, 64)},
     "speech": _speech,
     "waves": _waves,
 }
@@ -223,11 +230,11 @@ def _with_loss(net: Any, images: Any, targets: Any, loss: str = "cross_entropy")
 
 
 def _of_timm(name: str, size: int = 64, **options: Any) -> Make:
-    def make() -> Any:
+    def make(batch: int) -> Any:
         import timm
 
         net = timm.create_model(name, pretrained=False, num_classes=CLASSES, **options)
-        return _with_loss(net, _images(size), _classes())
+        return _with_loss(net, _images(batch, size), _classes(batch))
 
     return make
 
@@ -249,23 +256,23 @@ _TIMM: dict[str, Make] = {
 
 
 def _of_torchvision(name: str, size: int = 64, **options: Any) -> Make:
-    def make() -> Any:
+    def make(batch: int) -> Any:
         import torchvision
 
         given = {"weights": None, "num_classes": CLASSES, **options}
         net = torchvision.models.get_model(name, **given)
-        return _with_loss(net, _images(size), _classes())
+        return _with_loss(net, _images(batch, size), _classes(batch))
 
     return make
 
 
 def _segmenting(name: str) -> Make:
-    def make() -> Any:
+    def make(batch: int) -> Any:
         import torch
         import torchvision
 
         net = torchvision.models.get_model(name, weights=None, weights_backbone=None, num_classes=CLASSES)
-        return _with_loss(net, _images(64), torch.zeros(BATCH, 64, 64, dtype=torch.long))
+        return _with_loss(net, _images(batch, 64), torch.zeros(batch, 64, 64, dtype=torch.long))
 
     return make
 
@@ -295,7 +302,7 @@ _TORCHVISION: dict[str, Make] = {
 # -- diffusers, with the squares of what is left of the noise
 
 
-def _unet() -> Any:
+def _unet(batch: int) -> Any:
     import diffusers
     import torch
 
@@ -308,10 +315,10 @@ def _unet() -> Any:
         down_block_types=("DownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "UpBlock2D"),
     )
-    return _with_loss(net, (_images(16), torch.zeros(BATCH)), _images(16), "mse_loss")
+    return _with_loss(net, (_images(batch, 16), torch.zeros(batch)), _images(batch, 16), "mse_loss")
 
 
-def _unet_of_texts() -> Any:
+def _unet_of_texts(batch: int) -> Any:
     import diffusers
     import torch
 
@@ -324,11 +331,11 @@ def _unet_of_texts() -> Any:
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
     )
-    given = (_images(16, 4), torch.zeros(BATCH), torch.zeros(BATCH, STEPS, 16))
-    return _with_loss(net, given, _images(16, 4), "mse_loss")
+    given = (_images(batch, 16, 4), torch.zeros(batch), torch.zeros(batch, STEPS, 16))
+    return _with_loss(net, given, _images(batch, 16, 4), "mse_loss")
 
 
-def _dit() -> Any:
+def _dit(batch: int) -> Any:
     import diffusers
     import torch
 
@@ -346,10 +353,11 @@ def _dit() -> Any:
             found = self.net(x, timestep=steps, class_labels=labels).sample
             return torch.nn.functional.mse_loss(found, noise)
 
-    return Training(), (_images(16, 4), torch.zeros(BATCH, dtype=torch.long), _classes(20), _images(16, 4))
+    steps, labels = torch.zeros(batch, dtype=torch.long), _classes(batch, 20)
+    return Training(), (_images(batch, 16, 4), steps, labels, _images(batch, 16, 4))
 
 
-def _autoencoder() -> Any:
+def _autoencoder(batch: int) -> Any:
     import diffusers
 
     net = diffusers.AutoencoderKL(
@@ -359,7 +367,7 @@ def _autoencoder() -> Any:
         latent_channels=4,
         norm_num_groups=8,
     )
-    return _with_loss(net, _images(32), _images(32), "mse_loss")
+    return _with_loss(net, _images(batch, 32), _images(batch, 32), "mse_loss")
 
 
 _DIFFUSERS: dict[str, Make] = {
@@ -382,7 +390,7 @@ KERAS_APPLICATIONS: tuple[str, ...] = (
 
 
 def _of_applications(name: str) -> Make:
-    def make() -> Any:
+    def make(_batch: int) -> Any:
         import keras
 
         # The least that each of them takes.
@@ -401,6 +409,23 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
     "diffusers": _DIFFUSERS,
     "keras": {name: _of_applications(name) for name in KERAS_APPLICATIONS},
 }
+
+
+def imported(package: str, name: str, *batches: int) -> list[ImportedModel]:
+    """Return an architecture with each number of examples, made without weights; skips where its package is missing."""
+    if package == "keras":
+        os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+    else:
+        pytest.importorskip("torch")
+        stand_in_for_torchvision()
+    pytest.importorskip(package)
+    front_end = next(f for f in FRONT_ENDS if f.package == ("keras" if package == "keras" else "torch"))
+    with front_end.without_weights():
+        # A model of Keras takes any number: a second one would only be numbered on.
+        sources = [ARCHITECTURES[package][name](batch) for batch in (batches[:1] if package == "keras" else batches)]
+    if package == "keras":
+        return [import_model(sources[0], batch=batch) for batch in batches]
+    return [import_model(source) for source in sources]
 
 
 def stand_in_for_torchvision() -> None:

@@ -1,14 +1,8 @@
 """Architectures of other packages are imported with the loss that they are trained with, and all of each is known."""
 
-import os
-
 import pytest
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-
-from pase.importers.frameworks import FRONT_ENDS, import_model
-from pase.importers.model import ImportedModel
-from tests.importers.architectures import ARCHITECTURES, RESIZED, ROUTED, stand_in_for_torchvision
+from tests.importers.architectures import ARCHITECTURES, BATCH, RESIZED, ROUTED, imported
 
 QUICK = {
     "transformers": ("gpt2", "bert", "falcon", "vit"),
@@ -26,22 +20,10 @@ _ALL = [
 ]
 
 
-def imported(package: str, name: str) -> ImportedModel:
-    """Return an architecture, made without weights; skips where its package is not installed."""
-    if package != "keras":
-        pytest.importorskip("torch")
-        stand_in_for_torchvision()
-    pytest.importorskip(package)
-    front_end = next(f for f in FRONT_ENDS if f.package == ("keras" if package == "keras" else "torch"))
-    with front_end.without_weights():
-        source = ARCHITECTURES[package][name]()
-    return import_model(source)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("package", "name"), _ALL)
 def test_nothing_is_opaque_but_routers_and_resizing(package: str, name: str) -> None:
-    model = imported(package, name)
+    (model,) = imported(package, name, BATCH)
     assert model.differences == ()
     opaque = [op for op in model.graph.operators if op.kind == "opaque"]
     functions = {op.attribute("function", "") for op in opaque}

@@ -5,7 +5,6 @@ The oracle knows nothing of views or names: a dim carries the batch if, and only
 
 from collections.abc import Callable
 from inspect import signature
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,12 @@ import pytest
 
 import pase
 from pase.configurations import data_parallel
-from pase.graph import Graph
+from pase.graph import Graph, Operator
+from pase.graph.access import access_dims
+from pase.machine import DEFAULT_MACHINE, load_machine
+from pase.planning import data_parallel_cost, problem_of
 from tests.importers import torch_zoo
+from tests.importers.architectures import ARCHITECTURES, imported
 
 torch = pytest.importorskip("torch")
 
@@ -22,19 +25,46 @@ BATCH = 4
 
 
 def check_data_parallelism(load: Callable[[int], Graph]) -> Graph:
-    """Assert that data parallelism splits just what grows with the batch, in every layer, and return the graph.
+    """Assert that data parallelism splits just what grows with the batch, in every layer, and costs what that costs.
 
-    load: returns the graph of a model with so many examples.
+    load: returns the graph of a model with so many examples. Returns the graph.
     """
     graph, wider = load(BATCH), load(2 * BATCH)
-    assert [op.name for op in graph.operators] == [op.name for op in wider.operators]
-    for operator, other in zip(graph.operators, wider.operators, strict=True):
-        growing = {dim for dim, extent in operator.extents.items() if other.extents[dim] == 2 * extent}
-        splits = dict(zip(operator.extents, data_parallel(graph, operator, BATCH), strict=True))
-        ways = BATCH if growing - set(operator.unsplittable) else 1
-        assert prod(splits.values()) == ways, (operator.name, operator.extents, splits, growing)
-        assert {dim for dim, k in splits.items() if k > 1} <= growing, (operator.name, splits, growing)
+    check_batch_splits(graph, wider)
     return graph
+
+
+def check_batch_splits(graph: Graph, wider: Graph) -> None:
+    """Assert as `check_data_parallelism` does; wider: the graph of the same model with twice as many examples."""
+    assert [op.name for op in graph.operators] == [op.name for op in wider.operators]
+    problem = problem_of(graph, BATCH, load_machine(DEFAULT_MACHINE), "paper")
+    choice = [0] * len(problem.graph.operators)
+    for operator, other in zip(graph.operators, wider.operators, strict=True):
+        expected = dict.fromkeys(operator.extents, 1) | dict.fromkeys(_growing(operator, other), BATCH)
+        splits = dict(zip(operator.extents, data_parallel(graph, operator, BATCH), strict=True))
+        assert splits == expected, (operator.name, operator.extents)
+        vertex = problem.graph.index[operator.name]
+        found = problem.choice(vertex, tuple(expected.values()))
+        assert found is not None
+        choice[vertex] = found
+    # What the search puts between layers, of which none reads another, is not the model's: the cheapest is right.
+    for vertex, operator in enumerate(problem.graph.operators):
+        if operator.name not in graph.index:
+            choice[vertex] = int(problem.tables.costs_beside(vertex, choice).argmin())
+    assert data_parallel_cost(problem) == problem.tables.evaluate(choice)
+
+
+def _growing(operator: Operator, wider: Operator) -> set[str]:
+    """Return the dim, if any, in which a layer has twice as many examples.
+
+    Rows that are looked up are split, and not the table of rows, of which each device may need any.
+    """
+    growing = {dim for dim, extent in operator.extents.items() if wider.extents[dim] == 2 * extent}
+    written = {dim for write in operator.writes for dim in access_dims(write)}
+    found = (growing & written or growing) - set(operator.unsplittable)
+    assert len(found) <= 1, (operator.name, operator.extents, found)
+    assert bool(found) == bool(growing), (operator.name, operator.extents, operator.unsplittable)
+    return found
 
 
 SIZED = [name for name, make in torch_zoo.OWN.items() if "batch" in signature(make).parameters]
@@ -129,3 +159,50 @@ def test_data_parallelism_costs_what_the_batch_split_in_every_layer_costs() -> N
     net.add(dense, "second", x, out=(("n", 32),))
     ours, theirs = (pase.search(graph, 8).baselines["data_parallel"] for graph in (imported, net.build()))
     assert ours == theirs
+
+
+QUICK = {
+    ("transformers", "bert"),
+    ("transformers", "segformer"),
+    ("transformers", "wav2vec2"),
+    ("diffusers", "dit"),
+    ("keras", "MobileNetV3Small"),
+    ("keras", "ConvNeXtTiny"),
+}
+"""Those that are tried in every run of the tests; the others are slow."""
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        pytest.param(package, name, marks=() if (package, name) in QUICK else (pytest.mark.slow,))
+        for package, makes in ARCHITECTURES.items()
+        for name in makes
+    ],
+)
+def test_architectures_of_other_packages_with_their_losses(package: str, name: str) -> None:
+    graph, wider = (model.graph for model in imported(package, name, BATCH, 2 * BATCH))
+    check_batch_splits(graph, wider)
+
+
+class _BiasOfPlaces(torch.nn.Module):  # type: ignore[misc]
+    """A bias for each place, computed from a table, that two layers add to all examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.project = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 16)
+        self.first, self.second = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
+
+    def forward(self, x: Any) -> Any:
+        bias = self.project(self.table(torch.arange(12)))
+        y = torch.tanh(self.first(x) * bias)
+        return (torch.tanh(self.second(y)) * bias).sum()
+
+
+def test_the_gradient_of_what_is_the_same_for_all_examples_is_summed_once() -> None:
+    graph = check_data_parallelism(lambda batch: pase.load((_BiasOfPlaces(), (torch.zeros(batch, 12, 16),))))
+    problem = problem_of(graph, BATCH, load_machine(DEFAULT_MACHINE), "paper")
+    (fan_out,) = (op for op in problem.graph.operators if op.is_fan_out)
+    splits = dict(zip(fan_out.extents, data_parallel(problem.graph, fan_out, BATCH), strict=True))
+    assert splits == {"n": 1, "m": 1, "g": BATCH}
