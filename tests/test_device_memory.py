@@ -13,7 +13,7 @@ from pase.device_memory import DeviceMemory, device_memory
 from pase.emitter.kinds import KINDS
 from pase.errors import CostError
 from pase.graph import Access, AllReduce, Builder, Graph, Operator, Part, Role, Window
-from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss
+from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
 from pase.machine import load_machine
 from pase.memory_limit import weighted_problem
 from pase.plan import Plan
@@ -22,7 +22,7 @@ from pase.runtime.optimisers import OPTIMISERS, make_rule
 from pase.worker_parameters import held_weights, optimiser_numbers
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import EXCHANGING, mixed, small, tied
-from tests.runtime.plans import make_plan, random_plan
+from tests.runtime.plans import data_parallel_plan, make_plan, random_plan
 
 Splits = dict[str, int]
 
@@ -44,6 +44,9 @@ def needed(graph: Graph, operator: Operator) -> tuple[tuple[str, ...], bool, int
     attributes: dict[str, Any] = dict(operator.attributes)
     activation = attributes.get("activation", "")
     result, more = activation in ("relu", "tanh", "sigmoid"), int(activation == "gelu")
+    if operator.is_fan_out:
+        readers = [(graph[e.consumer], e.input) for e in graph.edges if e.producer == operator.name]
+        return ("x",) if any(r.reads[i].tensor in needed(graph, r)[0] for r, i in readers) else (), False, 0
     if operator.kind == "pool2d":
         return (("x",), True, 0) if attributes["reduction"] == "max" else ((), False, 0)
     if operator.kind == "elementwise":
@@ -150,7 +153,7 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
             has_gradient = any(is_float(graph, name, i) and trained(graph, e.producer) for e in fed)
             work[name] += 2 * size if has_gradient else size
             kept += size * (read.tensor in reads and not fed)
-        if operator.kind != "softmax_loss":
+        if operator.kind not in ("softmax_loss", "fan_out"):
             work[name] += points(operator, operator.writes[0], own) * (2 if is_trained else 1)
         kept += points(operator, operator.writes[0], own) * more
         for tensor in operator.intermediates:
@@ -167,10 +170,13 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
         needing = [(r, i) for r, i in readers if r.reads[i].tensor in needed(graph, r)[0]]
         size = points(operator, write, splits[operator.name])
         sizes = [points(r, r.reads[i], splits[r.name]) for r, i in needing]
-        if needed(graph, operator)[1] or len(needing) > 1:
+        if needed(graph, operator)[1] or len(needing) > 1 or operator.is_fan_out:
             there = owners(operator, write, splits[operator.name])
             theirs = [owners(r, r.reads[i], splits[r.name]) for r, i in needing]
-            kept += size + sum(s for s, o in zip(sizes, theirs, strict=True) if not lie_alike(there, o))
+            # What a fan-out writes is what it reads.
+            kept += size * (not operator.is_fan_out) + sum(
+                s for s, o in zip(sizes, theirs, strict=True) if not lie_alike(there, o)
+            )
         else:
             kept += sum(sizes)
         turns = [
@@ -210,6 +216,18 @@ NETWORKS = [*(name for name in SMALL if name not in ("vgg19", "googlenet", "bert
 def test_it_is_that_of_all_tensors(name: str, num_devices: int, seed: int) -> None:
     plan = random_plan(small(name), num_devices, seed)
     assert device_memory(plan) == plan.memory == tensor_by_tensor(plan)
+
+
+@pytest.mark.parametrize("name", ["gpt", "transformer", "inception_v3", "resnet101"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_fan_out_is_a_view_where_it_lies_as_what_it_reads(name: str, seed: int) -> None:
+    graph = small(name)
+    plan = random_plan(with_fan_outs(graph), 4, seed)
+    assert len(plan.graph.operators) > len(graph.operators)
+    assert device_memory(plan) == tensor_by_tensor(plan)
+    # All in one layout: nothing is kept for it.
+    before, after = (device_memory(data_parallel_plan(g, 4)) for g in (graph, plan.graph))
+    assert after.activations_bytes == before.activations_bytes
 
 
 @pytest.mark.parametrize("build", [*EXCHANGING.values(), tied])

@@ -24,13 +24,11 @@ from pase.costs.sharing import SharedWeight, matching_order, shared_weights
 from pase.errors import CostError, unknown_name
 from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Role, Window
 from pase.graph.access import named_dims
+from pase.graph.operator import FAN_OUT
 from pase.tables import EdgeTable
 
 LOSS_KINDS = frozenset({"softmax_loss"})
 """Kinds whose output is one number: the loss is all that a program keeps of it."""
-
-VIEWS = frozenset({"fan_out"})
-"""Kinds that write what they read: where the layout is the producer's, too, it is the same tensor."""
 
 MAX_LANES = 4
 """Of gradients that wait: those of further lanes count as kept, as if each waited through the whole step."""
@@ -127,8 +125,8 @@ _LINEAR = frozenset({"", "add", "subtract", "negate", "identity", "average", "ca
 _BY_RESULT = frozenset({"relu", "relu6", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "reciprocal", "selu"})
 """Functions whose gradient follows from their result."""
 
-_MOVES = (
-    frozenset({"add_parameter", "concat", "dropout", "global_pool", "outputs", "padded", "piece", "reorder"}) | VIEWS
+_MOVES = frozenset(
+    {FAN_OUT, "add_parameter", "concat", "dropout", "global_pool", "outputs", "padded", "piece", "reorder"}
 )
 """Kinds whose gradient needs nothing that they read or write: sums, moves, and masks that are drawn again."""
 
@@ -204,8 +202,8 @@ def keeping(graph: Graph) -> Keeping:
         for output in range(len(operator.writes)):
             tensor = operator.name, output
             needing = [r for r in readers.get(tensor, ()) if r[1] in saved_of[r[0]].reads or r[0] in passed_on]
-            if operator.kind in VIEWS:
-                # Kept as what it reads; here are copies alone.
+            if operator.is_fan_out:
+                # It writes what it reads, and that is kept as such; here are copies alone.
                 passed_on.update([operator.name] if needing else [])
                 copies.update(needing)
             elif output in saved_of[operator.name].writes or len(needing) > 1:
@@ -276,7 +274,7 @@ def layer_memory(
         if operator.kind in LOSS_KINDS:
             continue
         points = _points(_parts(operator, write, configurations), num)
-        work = work + points * (1 + is_trained)
+        work = work + points * (1 + is_trained) * (not operator.is_fan_out)
         lane = keeps.lanes.get((operator.name, output), 0)
         kept = kept + points * (((operator.name, output) in keeps.writes) + (lane > MAX_LANES))
         if 0 < lane <= MAX_LANES:

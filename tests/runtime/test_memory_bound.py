@@ -8,6 +8,7 @@ import pytest
 from pase.device_memory import device_memory
 from pase.emitter import emit
 from pase.graph import Graph
+from pase.graph.operators import with_fan_outs
 from pase.models import build
 from pase.plan import Plan
 from pase.runtime.compat import tf
@@ -65,6 +66,7 @@ NETWORKS = {
     "bert_large": lambda: language("bert_large"),
     "densenet121": lambda: small("densenet121"),
     "gpt": lambda: gpt(64),
+    "gpt with fan-outs": lambda: with_fan_outs(gpt(64)),
     "inception_v3": lambda: small("inception_v3"),
     "lenet5": lambda: build("lenet5", batch=96, arguments={"classes": 12}),
     "lstm": lambda: lstm(16),
