@@ -43,7 +43,7 @@ def _operator_document(operator: Operator) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": operator.name,
         "kind": operator.kind,
-        "dims": operator.extents,
+        "dims": dict(operator.extents),
         "reads": [_access_document(access) for access in operator.reads],
         "writes": [_access_document(access) for access in operator.writes],
     }

@@ -154,13 +154,13 @@ def test_plans_that_are_cut_off_or_newer_are_refused(pase: Command, tmp_path: Pa
     whole = path.read_text(encoding="utf-8")
     path.write_text(whole[: len(whole) // 2], encoding="utf-8")
     _assert_refused(pase("emit", path), 1, r"plan file .*plan.json is not complete JSON .*; it may be truncated")
-    document = json.loads(whole) | {"schema_version": 2}
+    document = json.loads(whole) | {"schema_version": 3}
     path.write_text(json.dumps(document), encoding="utf-8")
     _assert_refused(
-        pase("emit", path), 1, r"plan file .*: schema_version is 2; this version of PaSE reads 1: update PaSE"
+        pase("emit", path), 1, r"plan file .*: schema_version is 3; this version of PaSE reads 2: update PaSE"
     )
     _assert_refused(
-        pase("run", path), 1, r"plan file .*: schema_version is 2; this version of PaSE reads 1: update PaSE"
+        pase("run", path), 1, r"plan file .*: schema_version is 3; this version of PaSE reads 2: update PaSE"
     )
 
 
