@@ -36,7 +36,7 @@ EXTRAS = {
     # The site of the documentation.
     "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=1.0"],
     # Other exact solvers, to compare with, and the plots of docs/benchmarks.md.
-    "bench": ["highspy>=1.10", "matplotlib>=3.10", "ortools>=9.12", "pytoulbar2>=1.4"],
+    "bench": ["highspy>=1.10", "matplotlib>=3.10", "ortools>=9.12", "pulp[cbc]>=3.3", "pytoulbar2>=1.4"],
     "dev": [
         # Models to import, and programs to compare imported ones with.
         "diffusers>=0.42",

@@ -41,7 +41,7 @@ MAX_OPERATIONS = 20_000_000_000
 """An elimination of more combinations than this (tens of seconds) is left to branching."""
 
 
-PASSES = 4
+PASSES = 8
 """A problem of repeated parts is reduced before it is bounded where that looks at no more than so many passes do."""
 
 

@@ -4,7 +4,7 @@
 answer's cost is that of its strategy in our tables, not what the solver says.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from time import perf_counter
@@ -20,6 +20,9 @@ from pase.tables import CostTables, EdgeTable
 REPEAT_BELOW_S = 0.5
 """Our own solver is timed as the best of several runs below this: the peers' warm-up is not in their figures either."""
 
+
+FORBIDDEN = 1e20
+"""toulbar2's upper bound on costs, which stands for an infinite one."""
 
 MAX_PAIRS = 1_500_000
 """Pairs of layouts that the linear models are built with at most: more fill the memory of a machine of 24 GB."""
@@ -57,13 +60,13 @@ def toulbar2(tables: CostTables, limit_s: float) -> Answer:
     """toulbar2 with its default options; costs keep two decimals."""
     import pytoulbar2
 
-    problem = pytoulbar2.CFN(1e20, resolution=2)
+    problem = pytoulbar2.CFN(FORBIDDEN, resolution=2)
     problem.Option.verbose = -1
     for v, size in enumerate(tables.domain_sizes):
         problem.AddVariable(f"v{v}", [f"c{k}" for k in range(size)])
-        problem.AddFunction([v], list(tables.layer_costs(v)))
+        problem.AddFunction([v], list(np.minimum(tables.layer_costs(v), FORBIDDEN)))
     for e, (u, v) in enumerate(tables.edges):
-        problem.AddFunction([u, v], list(tables.edge(e).dense().ravel()))
+        problem.AddFunction([u, v], list(np.minimum(tables.edge(e).dense().ravel(), FORBIDDEN)))
     start_s = perf_counter()
     found = problem.Solve(timeLimit=int(limit_s))
     time_s = perf_counter() - start_s
@@ -82,12 +85,11 @@ def cp_sat(tables: CostTables, limit_s: float) -> Answer:
         return _too_large(tables)
     model = cp_model.CpModel()
     chosen = [[model.new_bool_var("") for _ in range(size)] for size in tables.domain_sizes]
-    top = max(float(costs.max()) for costs in (*tables.vertex_costs, *(t.values for t in tables.edge_tables)))
-    scale = (1 << 40) / top if top else 1.0
+    scale = (1 << 40) / _largest(tables)
     terms: list[Any] = []
     for v, row in enumerate(chosen):
         model.add_exactly_one(row)
-        terms += [round(c * scale) * x for c, x in zip(tables.layer_costs(v).tolist(), row, strict=True)]
+        terms += _integer_terms(model, tables.layer_costs(v), row, scale)
     for e, (u, v) in enumerate(tables.edges):
         table = tables.edge(e)
         pairs = [[model.new_bool_var("") for _ in row] for row in table.values]
@@ -96,11 +98,7 @@ def cp_sat(tables: CostTables, limit_s: float) -> Answer:
         for j in range(table.values.shape[1]):
             column = [row[j] for row in pairs]
             model.add(sum(column) == sum(chosen[v][k] for k in np.flatnonzero(table.col_class == j)))
-        terms += [
-            round(c * scale) * x
-            for c, x in zip(table.values.ravel().tolist(), chain.from_iterable(pairs), strict=True)
-            if c
-        ]
+        terms += _integer_terms(model, table.values, chain.from_iterable(pairs), scale)
     model.minimize(sum(terms))
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = limit_s
@@ -114,6 +112,17 @@ def cp_sat(tables: CostTables, limit_s: float) -> Answer:
     return Answer(cost=tables.evaluate(choice), exact=status == cp_model.OPTIMAL, time_s=time_s)
 
 
+def _integer_terms(model: Any, costs: np.ndarray, variables: Iterable[Any], scale: float) -> list[Any]:
+    """Return the terms of some costs, and forbid what has an infinite one."""
+    terms = []
+    for cost, x in zip(costs.ravel().tolist(), variables, strict=True):
+        if cost == np.inf:
+            model.add(x == 0)
+        elif cost:
+            terms.append(round(cost * scale) * x)
+    return terms
+
+
 def highs(tables: CostTables, limit_s: float) -> Answer:
     """HiGHS on the local polytope: binary choices, continuous pairs of layouts."""
     import highspy
@@ -125,7 +134,7 @@ def highs(tables: CostTables, limit_s: float) -> Answer:
     solver.setOptionValue("time_limit", float(limit_s))
     solver.setOptionValue("mip_rel_gap", 0.0)
     # HiGHS wants costs near 1.
-    scale = 1.0 / max(float(costs.max()) for costs in tables.vertex_costs)
+    scale = 1.0 / _largest(tables)
     first = np.concatenate([[0], np.cumsum(tables.domain_sizes)])
     costs = [np.concatenate([tables.layer_costs(v) for v in range(tables.num_vertices)]) * scale]
     rows: list[tuple[np.ndarray, np.ndarray, float]] = [
@@ -138,7 +147,9 @@ def highs(tables: CostTables, limit_s: float) -> Answer:
         costs.append(table.values.ravel() * scale)
         num_columns += table.values.size
     cost = np.concatenate(costs)
-    solver.addVars(num_columns, np.zeros(num_columns), np.full(num_columns, 1.0))
+    is_allowed = np.isfinite(cost)
+    cost = np.where(is_allowed, cost, 0.0)
+    solver.addVars(num_columns, np.zeros(num_columns), is_allowed.astype(float))
     solver.changeColsCost(num_columns, np.arange(num_columns, dtype=np.int32), cost)
     integers = np.arange(first[-1], dtype=np.int32)
     solver.changeColsIntegrality(len(integers), integers, np.full(len(integers), highspy.HighsVarType.kInteger))
@@ -158,6 +169,51 @@ def highs(tables: CostTables, limit_s: float) -> Answer:
     return Answer(cost=tables.evaluate(choice), exact=exact, time_s=time_s)
 
 
+def cbc(tables: CostTables, limit_s: float) -> Answer:
+    """CBC on the local polytope, by PuLP, which hands problem and answer over in files: the time includes both."""
+    import pulp
+    from cbcbox import cbc_bin_path
+
+    if num_pairs(tables) > MAX_PAIRS:
+        return _too_large(tables)
+    # CBC, too, wants costs near 1.
+    scale = 1.0 / _largest(tables)
+    problem = pulp.LpProblem("strategy", pulp.LpMinimize)
+    terms: list[tuple[Any, float]] = []
+
+    def variables(name: str, costs: np.ndarray, category: str) -> list[Any]:
+        """Return a variable for each cost; an infinite one forbids it."""
+        found = []
+        for number, cost in enumerate(costs.tolist()):
+            highest = 1 if np.isfinite(cost) else 0
+            found.append(problem.add_variable(f"{name}_{number}", 0, highest, category))
+            if highest and cost:
+                terms.append((found[-1], cost * scale))
+        return found
+
+    chosen = [variables(f"v{v}", tables.layer_costs(v), pulp.LpInteger) for v in range(tables.num_vertices)]
+    ones = [[(x, 1) for x in row] for row in chosen]
+    equal = [(row, 1) for row in ones]
+    for e, (u, v) in enumerate(tables.edges):
+        table = tables.edge(e)
+        pairs = np.array(variables(f"e{e}", table.values.ravel(), pulp.LpContinuous), dtype=object)
+        pairs = pairs.reshape(table.values.shape)
+        for rows, classes, end in ((pairs, table.row_class, u), (pairs.T, table.col_class, v)):
+            for number, row in enumerate(rows):
+                own = [(chosen[end][k], -1) for k in np.flatnonzero(classes == number)]
+                equal.append(([(x, 1) for x in row] + own, 0))
+    problem.setObjective(pulp.LpAffineExpression(terms))
+    for row, right in equal:
+        problem.addConstraint(pulp.LpConstraint(pulp.LpAffineExpression(row), sense=pulp.LpConstraintEQ, rhs=right))
+    start_s = perf_counter()
+    problem.solve(pulp.COIN_CMD(path=cbc_bin_path(), msg=False, timeLimit=limit_s, gapRel=0.0))
+    time_s = perf_counter() - start_s
+    if problem.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+        return Answer(cost=None, exact=False, time_s=time_s)
+    choice = [int(np.argmax([x.varValue or 0.0 for x in row])) for row in chosen]
+    return Answer(cost=tables.evaluate(choice), exact=problem.sol_status == pulp.LpSolutionOptimal, time_s=time_s)
+
+
 PEERS: dict[str, Callable[[CostTables, float], Answer]] = {
     "ours": ours,
     "recurrence (2), breadth-first": recurrence_2,
@@ -165,12 +221,19 @@ PEERS: dict[str, Callable[[CostTables, float], Answer]] = {
     "toulbar2": toulbar2,
     "CP-SAT": cp_sat,
     "HiGHS": highs,
+    "CBC": cbc,
 }
 
 
 def num_pairs(tables: CostTables) -> int:
     """Return how many pairs of layouts all edges have, the variables of a linear model beside the choices."""
     return sum(tables.edge(e).values.size for e in range(len(tables.edges)))
+
+
+def _largest(tables: CostTables) -> float:
+    """Return the largest finite cost, 1 where all are 0."""
+    values = (*tables.vertex_costs, *(table.values for table in tables.edge_tables))
+    return max(float(costs[np.isfinite(costs)].max()) for costs in values) or 1.0
 
 
 def _too_large(tables: CostTables) -> Answer:

@@ -30,18 +30,22 @@ NETWORKS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this benchmark's own options."""
-    parser.add_argument("files", nargs="*", type=Path, help=".npz problem files [tables of built-in networks]")
+    parser.add_argument(
+        "files", nargs="*", type=Path, help=".npz problem files, or folders of them [tables of built-in networks]"
+    )
+    parser.add_argument("--table", help="of docs/benchmarks.md that is written [solver, or solver on files]")
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for each solver [%(default)s]")
     parser.add_argument("--peers", nargs="+", choices=[*PEERS], default=[*PEERS], help="which solvers [all]")
 
 
-def main(*, write: bool, files: list[Path], limit: float, peers: list[str]) -> None:
+def main(*, write: bool, files: list[Path], table: str | None, limit: float, peers: list[str]) -> None:
     """Print the table, or put it into docs/benchmarks.md."""
     with TemporaryDirectory() as folder:
-        problems = files or [_exported(name, devices, Path(folder)) for name, devices in NETWORKS]
+        given = [path for file in files for path in (sorted(file.glob("*.npz")) if file.is_dir() else [file])]
+        problems = given or [_exported(name, devices, Path(folder)) for name, devices in NETWORKS]
         rows = [row for path in problems for row in _rows(path, limit, peers)]
     headers = ["problem", "solver", "time, s", "÷ ours", "peak memory of the process, MB", "cost", "proven"]
-    name = "solver on files" if files else "solver"
+    name = table or ("solver on files" if files else "solver")
     publish("benchmarks.md", {name: markdown(headers, rows)}, write=write)
 
 
