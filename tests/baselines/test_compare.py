@@ -72,14 +72,16 @@ def test_figures_of_a_comparison_are_those_of_its_plans(cost_model: str) -> None
 
 
 def test_memory_is_counted_by_hand_for_data_parallelism() -> None:
-    """Weights and their gradients whole; of activations, data and their gradients a quarter."""
+    """Weights and their gradients whole, a quarter of what is kept of the batch, and the most that the first layer has."""
     graph = tiny_graph()
     found = compare(graph, 4, machine=load_machine("1080ti"), baselines=chosen(["data_parallel"]))
     weights = graph.num_parameters
     batch, inputs, hidden, classes = 2, 8, 8, 4
-    outputs = 2 * batch * (hidden + classes)  # with gradients; of the loss one number is kept
-    read = batch * inputs + 2 * batch * (hidden + classes) + batch  # data; what layers read, with gradients; labels
-    assert found.contenders[1].memory_bytes == 4 * (2 * weights + outputs + read)
+    # The data and the ReLU's result, by which weights' gradients are multiplied; logits, labels, a number for each row.
+    kept = batch * (inputs + hidden + classes + 1 + 1)
+    # Of the first layer, which has most: data, result and its gradient; beside the sums of its weights' gradients, two.
+    transient = batch * (inputs + 2 * hidden) + 2 * (inputs * hidden + hidden)
+    assert found.contenders[1].memory_bytes == 4 * (2 * weights + kept + transient)
 
 
 def test_a_strategy_as_cheap_as_ours_is_known_to_be_optimal() -> None:

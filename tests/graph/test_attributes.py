@@ -22,8 +22,13 @@ CODE = "(__import__('os').system('touch PWNED'), relu)[1]"
 TEXTS = (*HOSTILE_NAMES, CODE, "relu)(x", "relu\n", "relu#", "exit", "mtf.einsum", "</script>", "=cmd", "\u2028relu")
 """The last are words that a program might hold, but none of a vocabulary."""
 
-PAIRS = sorted((kind, name) for kind, attributes in ATTRIBUTES.items() for name in (*attributes, *IMPORTED))
-FREE = {"function": {"opaque", "pointwise", "reduction"}, "epilogue": set(ATTRIBUTES)}
+PAIRS = sorted(
+    (kind, name)
+    for kind, attributes in ATTRIBUTES.items()
+    if kind != "fan_out"  # which no other layer can be said to be
+    for name in (*attributes, *IMPORTED)
+)
+FREE = {"function": {"opaque", "pointwise", "reduction"}, "epilogue": set(ATTRIBUTES), "scanned": set(ATTRIBUTES)}
 """Attributes that are for people, or of a front end's own functions: of them no program is made."""
 
 
@@ -55,7 +60,8 @@ def test_hostile_texts_are_no_attributes(kind: str, name: str) -> None:
     for text in TEXTS:
         found = refusal(with_attribute(kind, name, text))
         if kind in FREE.get(name, ()):
-            is_line = kind == "opaque" and name == "function" and text.isprintable() and len(text) <= 60
+            is_label = name == "scanned" or (kind == "opaque" and name == "function")
+            is_line = is_label and text.isprintable() and len(text) <= 60
             fits = is_line or re.fullmatch(r"[a-z0-9_]{0,60}", text) is not None
         else:
             fits = text == "" and name in ("activation", "cell")
