@@ -72,7 +72,7 @@ def test_figures_of_a_comparison_are_those_of_its_plans(cost_model: str) -> None
 
 
 def test_memory_is_counted_by_hand_for_data_parallelism() -> None:
-    """Weights and their gradients whole, a quarter of what is kept of the batch, and the most that the first layer has."""
+    """Weights and their gradients whole, a quarter of what is kept of the batch, the most that the first layer has."""
     graph = tiny_graph()
     found = compare(graph, 4, machine=load_machine("1080ti"), baselines=chosen(["data_parallel"]))
     weights = graph.num_parameters
