@@ -1,10 +1,12 @@
 """PaSE: the best way to parallelise the training of a neural network, with a proof.
 
 >>> import pase
->>> graph = pase.load("alexnet", batch=128)
->>> plan = pase.search(graph, devices=32, machine="1080ti")
+>>> plan = pase.search("alexnet", devices=32, machine="1080ti")
 >>> plan["fc1"].splits
 {'b': 1, 'n': 4, 'c': 8}
+>>> graph = pase.load("alexnet", batch=256)
+>>> pase.search(graph, devices=8, cost_model="alpha_beta").exact
+True
 """
 
 from typing import TYPE_CHECKING
@@ -14,23 +16,35 @@ from pase._version import __version__
 from pase.errors import PaseError
 
 if TYPE_CHECKING:
+    from pase.baselines import compare
     from pase.emitter import emit
+    from pase.explanation import explain
+    from pase.exports import export
     from pase.graph import Builder, Graph
     from pase.importers import load
-    from pase.machine import Machine, load_machine
+    from pase.machine import Machine, load_machine, machines
     from pase.plan import LayerPlan, Plan
+    from pase.plan_file import load_plan
     from pase.planning import SearchOptions, search
+    from pase.reports import report
+    from pase.simulation import simulate
 else:
     # Loaded when they are first asked for: they need NumPy, which takes longer to load than `pase --help` to run.
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
+            "pase.baselines": ("compare",),
             "pase.emitter": ("emit",),
+            "pase.explanation": ("explain",),
+            "pase.exports": ("export",),
             "pase.graph": ("Builder", "Graph"),
             "pase.importers": ("load",),
-            "pase.machine": ("Machine", "load_machine"),
+            "pase.machine": ("Machine", "load_machine", "machines"),
             "pase.plan": ("LayerPlan", "Plan"),
+            "pase.plan_file": ("load_plan",),
             "pase.planning": ("SearchOptions", "search"),
+            "pase.reports": ("report",),
+            "pase.simulation": ("simulate",),
         },
     )
 
@@ -43,8 +57,15 @@ __all__ = [
     "Plan",
     "SearchOptions",
     "__version__",
+    "compare",
     "emit",
+    "explain",
+    "export",
     "load",
     "load_machine",
+    "load_plan",
+    "machines",
+    "report",
     "search",
+    "simulate",
 ]

@@ -13,6 +13,9 @@ from sys import float_info
 
 from pase.errors import PaseError
 
+StrPath = str | os.PathLike[str]
+"""A path, as text or as a `pathlib.Path`."""
+
 LARGEST_INTEGER = 2**63 - 1
 """What NumPy's integers hold."""
 

@@ -1,6 +1,6 @@
 """`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, strategy_memory
+from pase.documents import StrPath
 from pase.frozen import FrozenDict
 from pase.graph import Graph
 from pase.graph.names import short
@@ -125,6 +126,20 @@ class Plan:
         """Return the layer of that name; KeyError if there is none."""
         return self.layers[self.index[name]]
 
+    def __iter__(self) -> Iterator[LayerPlan]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a layer has that name."""
+        return name in self.index
+
+    def save(self, path: StrPath) -> None:
+        """Write the plan as a JSON file, which `pase.load_plan` and all commands read; PlanError where it cannot be."""
+        _found("pase.plan_file", "write_plan")(self, path)
+
     @property
     def gap(self) -> float:
         """(total_cost - lower_bound) / total_cost, 0 where exact."""
@@ -158,5 +173,9 @@ class Plan:
 
 def _view(name: str) -> Callable[..., Any]:
     """Return a view of plans. Views stand above plans, as formats do: they are found by name when one is asked for."""
-    found: Callable[..., Any] = getattr(import_module("pase.exports.notebook"), name)
+    return _found("pase.exports.notebook", name)
+
+
+def _found(module: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(import_module(module), name)
     return found

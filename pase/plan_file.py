@@ -12,7 +12,7 @@ import numpy as np
 
 from pase.configurations import data_parallel
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, cost_model
-from pase.documents import Field, write_atomically
+from pase.documents import Field, StrPath, write_atomically
 from pase.errors import CostError, MachineError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
 from pase.graph.operators import with_fan_outs
@@ -23,6 +23,8 @@ from pase.strategy import plan_layers, total_cost
 _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""
 
+
+_PLAN = "plan.json"
 
 _LIMIT = "memory_limit_bytes_per_device"
 
@@ -71,21 +73,25 @@ def graph_hash(graph: Graph) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_plan(plan: Plan, path: Path) -> None:
+def write_plan(plan: Plan, path: StrPath) -> None:
     """Write a plan as a JSON file, replacing an old one atomically; PlanError where the file cannot be written."""
     try:
-        write_atomically(path, json.dumps(plan_document(plan), indent=1) + "\n")
+        write_atomically(Path(path), json.dumps(plan_document(plan), indent=1) + "\n")
     except OSError as error:
         raise PlanError(f"plan file {path} cannot be written: {error.strerror or error}") from None
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: StrPath) -> Plan:
     """Return the plan in a JSON file; PlanError says which field is missing, wrong or not consistent."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise PlanError(f"plan file {path} cannot be read: {reason}") from None
+    if not text.lstrip().startswith("{"):
+        raise PlanError(
+            f"{path} is no plan: a plan is a JSON object, as 'pase search MODEL --devices N -o {_PLAN}' makes"
+        )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -94,6 +100,10 @@ def read_plan(path: Path) -> Plan:
             "search again with 'pase search … -o'"
         ) from None
     return plan_from_document(Field(document, "", PlanError, f"plan file {path}"))
+
+
+load_plan = read_plan
+"""The public name of it: `pase.load_plan`."""
 
 
 def plan_from_document(document: Field) -> Plan:

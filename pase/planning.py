@@ -1,11 +1,12 @@
 """The whole search, as one readable sequence of stages: graph → cost tables → strategy → placed plan."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import inf
 from operator import index
 from time import perf_counter
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -19,9 +20,11 @@ from pase.configurations import (
 )
 from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError, build_problem, cost_model
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
-from pase.errors import ConfigurationError, MemoryLimitError, SolverError
-from pase.graph import Graph, Operator, verify
+from pase.documents import StrPath
+from pase.errors import ConfigurationError, MemoryLimitError, SolverError, unknown_name
+from pase.graph import Graph, Operator
 from pase.graph.operators import with_fan_outs
+from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.memory_limit import search_within
 from pase.plan import Plan, SearchRecord
@@ -61,24 +64,39 @@ class SearchOptions:
     optimiser: str = DEFAULT_OPTIMISER
 
 
+class SearchSettings(TypedDict, total=False):
+    """The fields of `SearchOptions`, as keywords."""
+
+    cost_model: str
+    ordering: str
+    memory_limit_bytes: int | None
+    time_limit_s: float | None
+    keep_batch: bool
+    memory_per_device_bytes: int | None
+    optimiser: str
+
+
 def search(
-    graph: Graph,
+    model: object,
     devices: int,
     *,
-    machine: Machine | str = DEFAULT_MACHINE,
-    options: SearchOptions | None = None,
+    machine: Machine | StrPath = DEFAULT_MACHINE,
+    options: SearchOptions | Mapping[str, Any] | None = None,
     on_progress: Progress | None = None,
+    **settings: Unpack[SearchSettings],
 ) -> Plan:
-    """Return the cheapest strategy for training a graph on a number of devices, with its certificate.
+    """Return the cheapest strategy for training a model on a number of devices, with its certificate.
 
-    machine: a `Machine`, the name of a preset, or the path of a machine file. Raises a PaseError for what
-    cannot be searched: no devices, nothing to split, an invalid graph, an unknown name, no memory for any strategy.
+    model: a `Graph`, or anything that `load` takes. machine: a `Machine`, the name of a preset, or the path of a
+    machine file. options: all settings at once; settings, each by its name in `SearchOptions`, come before them. Raises
+    a PaseError for what cannot be searched: no devices, nothing to split, an invalid graph, an unknown name, no memory
+    for any strategy.
     """
-    options = options or SearchOptions()
+    options = _chosen(options, settings)
     _check_memory(options)
-    verify(graph)
+    graph = load(model)
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
-    machine = load_machine(machine) if isinstance(machine, str) else machine
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
     limits = _Limits.of(options, start_s)
     bound = None
@@ -138,6 +156,19 @@ def search(
         memory_limit_bytes_per_device=limit,
         baselines={**plan.baselines, WITHOUT_LIMIT: free},
     )
+
+
+def _chosen(options: SearchOptions | Mapping[str, Any] | None, settings: SearchSettings) -> SearchOptions:
+    """Return the options of a search; ConfigurationError for those that no search has."""
+    given = {**options, **settings} if isinstance(options, Mapping) else settings
+    known = [field.name for field in fields(SearchOptions)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigurationError(unknown_name("option of a search", unknown[0], known))
+    base = options if isinstance(options, SearchOptions) else SearchOptions()
+    if options is not None and not isinstance(options, SearchOptions | Mapping):
+        raise ConfigurationError(f"options are a {type(options).__name__}; expected SearchOptions, or a dict of these")
+    return replace(base, **given)
 
 
 def _check_memory(options: SearchOptions) -> None:

@@ -28,10 +28,17 @@ PUBLIC = (
     "Plan",
     "SearchOptions",
     "__version__",
+    "compare",
     "emit",
+    "explain",
+    "export",
     "load",
     "load_machine",
+    "load_plan",
+    "machines",
+    "report",
     "search",
+    "simulate",
 )
 
 FRAMEWORKS = ("tensorflow", "mesh_tensorflow", "torch", "keras", "jax", "onnx", "scipy", "jsonschema", "jinja2")
@@ -190,3 +197,80 @@ def test_importing_and_searching_load_no_framework() -> None:
 def test_importing_the_library_does_not_load_the_command_line() -> None:
     loaded = _modules("import pase")
     assert loaded.isdisjoint({*FRAMEWORKS, "click", "rich"})
+
+
+# -- from a model to everything else, as a user's script has it
+
+
+def test_a_model_is_searched_by_its_name() -> None:
+    plan = search("lenet5", devices=4)
+    assert plan == replace(search(load("lenet5"), 4), search=plan.search)
+    with pytest.raises(PaseError, match="unknown model 'lenet6': did you mean 'lenet5'"):
+        search("lenet6", devices=4)
+    with pytest.raises(PaseError, match=r"float"):
+        search(3.0, devices=4)
+
+
+def test_options_are_keywords() -> None:
+    given = {"cost_model": "alpha_beta", "ordering": "generate_seq", "time_limit_s": 60.0, "keep_batch": True}
+    expected = search(load("lenet5"), 4, options=SearchOptions(**given))  # type: ignore[arg-type]
+    for plan in (
+        search("lenet5", 4, **given),  # type: ignore[arg-type]
+        search("lenet5", 4, options=given),
+        search("lenet5", 4, options=SearchOptions(time_limit_s=60.0), **(given | {"time_limit_s": 50.0})),  # type: ignore[arg-type]
+    ):
+        assert plan == replace(expected, search=plan.search)
+    assert search("lenet5", 4, memory_per_device_bytes=2**30).memory_limit_bytes_per_device == 2**30
+    with pytest.raises(PaseError, match="unknown option of a search 'costmodel': did you mean 'cost_model'"):
+        search("lenet5", 4, costmodel="paper")  # type: ignore[call-arg]
+    with pytest.raises(PaseError, match="unknown option of a search 'time_limit'"):
+        search("lenet5", 4, options={"time_limit": 3})
+    with pytest.raises(PaseError, match="options are a list; expected SearchOptions, or a dict"):
+        search("lenet5", 4, options=[])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_paths_are_text_or_paths(tmp_path: Path, kind: type) -> None:
+    plan = small_plan("lenet5", 4)
+    path = kind(tmp_path / "plan.json")
+    plan.save(path)
+    assert pase.load_plan(path) == plan
+    write_plan(plan, path)
+    assert read_plan(path) == plan
+    exported = pase.export(plan, "csv")
+    exported.save(kind(tmp_path / "plan.csv"))
+    assert (tmp_path / "plan.csv").read_bytes().decode() == exported.text
+    assert pase.report(plan, kind(tmp_path / "page.html"), explains=False) == (tmp_path / "page.html").read_text()
+    from pase.machine import machine_text
+
+    (tmp_path / "here.toml").write_text(machine_text(load_machine("h100")), encoding="utf-8")
+    machine = kind(tmp_path / "here.toml")
+    assert load_machine(machine) == load_machine("h100")
+    assert search("mlp", 4, machine=machine).machine == load_machine("h100")
+    assert pase.simulate(plan, machine=machine).machine == load_machine("h100")
+    for write in (plan.save, exported.save, lambda path: pase.report(plan, path, explains=False)):
+        with pytest.raises(PaseError, match="cannot be written: No such file"):
+            write(kind(tmp_path / "nowhere" / "file"))
+
+
+def test_a_plan_is_a_collection_of_layers() -> None:
+    plan = small_plan("lenet5", 4)
+    assert [layer.name for layer in plan] == [operator.name for operator in plan.graph.operators]
+    assert len(plan) == len(plan.layers)
+    assert "fc1" in plan
+    assert "fc9" not in plan
+    assert list(plan) == list(plan.layers)
+
+
+def test_what_a_plan_is_asked() -> None:
+    plan = small_plan("lenet5", 4)
+    why = pase.explain(plan, ["fc1"])
+    assert why["fc1"].splits == plan["fc1"].splits
+    assert pase.simulate(plan, machine="h100").step_time_s > 0
+    comparison = pase.compare("lenet5", 4, machine="1080ti")
+    assert comparison.contenders[0].plan.total_cost == search("lenet5", 4).total_cost
+    page = pase.report({"ours": plan, "again": plan}, explains=False)
+    assert page.count("<html") == 1
+    names = [machine.name for machine in pase.machines()]
+    assert len(names) > 5
+    assert pase.machines() == tuple(map(load_machine, names))

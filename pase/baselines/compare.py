@@ -8,8 +8,9 @@ from time import perf_counter
 from pase.baselines.baseline import Baseline
 from pase.baselines.registry import BASELINES
 from pase.costs import Problem
-from pase.graph import Graph, verify
-from pase.machine import Machine
+from pase.documents import StrPath
+from pase.importers import load
+from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.plan import Plan
 from pase.planning import Progress, check_search, data_parallel_choice, plan_of, problem_of
 from pase.solver import Solution, solve
@@ -70,20 +71,21 @@ class Comparison:
 
 
 def compare(
-    graph: Graph,
+    model: object,
     devices: int,
     *,
-    machine: Machine,
+    machine: Machine | StrPath = DEFAULT_MACHINE,
     cost_model: str = "paper",
     baselines: Iterable[Baseline] = tuple(BASELINES.values()),
     keep_batch: bool = False,
     on_progress: Progress | None = None,
 ) -> Comparison:
-    """Return our strategy and the baselines' for a graph on a number of devices of a machine.
+    """Return our strategy and the baselines' for a model on a number of devices of a machine.
 
-    Raises a PaseError for what cannot be searched, as `search` does.
+    model, machine: as `search` takes them. Raises a PaseError for what cannot be searched, as `search` does.
     """
-    verify(graph)
+    graph = load(model)
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
     devices = check_search(graph, devices, keep_batch=keep_batch)
     start_s = perf_counter()
     problem = problem_of(graph, devices, machine, cost_model, on_progress)

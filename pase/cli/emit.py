@@ -1,30 +1,35 @@
 """`pase emit`: a plan as a Mesh-TensorFlow program."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pase.cli.options import check_writable, json_option
+from pase.cli.names import complete_models
+from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, warn
 from pase.cli.progress import progress
 from pase.documents import write_atomically
 from pase.emitter import emit, emit_forward, outputs_left_out
 from pase.errors import EmitError
-from pase.plan_file import read_plan
 
 
 @click.command("emit", epilog="Example: pase emit plan.json -o train.py")
-@click.argument("plan", type=click.Path(path_type=Path))
+@click.argument("plan", metavar="PLAN|MODEL", shell_complete=complete_models)
+@plan_options
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the program here, not on standard output.")
 @click.option("--forward", is_flag=True, help="Of an imported model: a program that computes its outputs.")
 @json_option
-def command(plan: Path, output: Path | None, forward: bool, as_json: bool) -> None:
-    """Write PLAN, a file that 'pase search -o' made, as a Mesh-TensorFlow program that trains with it."""
+def command(plan: str, output: Path | None, forward: bool, as_json: bool, **model: Any) -> None:
+    """Write PLAN, a file that 'pase search -o' made, as a Mesh-TensorFlow program that trains with it.
+
+    Of a MODEL, the best strategy on --devices is searched first.
+    """
     if output:
         check_writable(output)
     with progress() as on_progress:
+        read = chosen_plan(plan, model, on_progress)
         on_progress("writing the program", 0.0)
-        read = read_plan(plan)
         source = emit_forward(read) if forward else emit(read)
     left_out = outputs_left_out(read) if forward else ()
     for text in left_out:

@@ -1,12 +1,12 @@
 """`pase explain`: why a plan, or one of its layers, is as it is; what it costs, where it lies and what it moves."""
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from pase.cli.options import json_option
+from pase.cli.names import complete_models
+from pase.cli.options import chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
 from pase.cli.progress import progress
 from pase.cli.why import print_layer_why, print_sensitivity, print_why
@@ -22,7 +22,6 @@ from pase.explanation import (
 )
 from pase.placement_report import PlacementTraffic, bytes_by_level, compare_placements
 from pase.plan import LayerPlan, Plan
-from pase.plan_file import read_plan
 from pase.runtime.layouts import device_mesh
 from pase.traffic import Flow
 
@@ -31,8 +30,9 @@ _SHOWN_DEVICES = 16
 
 
 @click.command("explain", epilog="Example: pase explain plan.json fc1")
-@click.argument("plan", type=click.Path(path_type=Path))
+@click.argument("plan", metavar="PLAN|MODEL", shell_complete=complete_models)
 @click.argument("layer", required=False)
+@plan_options
 @click.option("--why/--no-why", "is_why", default=True, help="Say why, or costs and bytes alone.")
 @click.option("--sensitivity", "is_sensitivity", is_flag=True, help="Search with each machine figure 20% off, too.")
 @click.option(
@@ -43,20 +43,22 @@ _SHOWN_DEVICES = 16
 )
 @json_option
 def command(
-    plan: Path,
+    plan: str,
     layer: str | None,
     is_why: bool,
     is_sensitivity: bool,
     time_limit_s: float | None,
     as_json: bool,
+    **model: Any,
 ) -> None:
-    """Say why PLAN's layers have their configurations, or LAYER alone.
+    """Say why PLAN's layers have their configurations, or LAYER alone; of a MODEL, those of the best plan on --devices.
 
     For each layer: what binds, the next best configuration and what it would cost, and the machine's ratio r at which
     the choice would change. Then costs, where parts lie, and the bytes of a step under the plan's placement, under the
     paper's greedy one and with every layer's parts on the devices in order, those that cross nodes apart.
     """
-    found = read_plan(plan)
+    with progress() as show:
+        found = chosen_plan(plan, model, show)
     if layer is not None and layer not in found.index:
         raise PlanError(unknown_name("layer", layer, found.index))
     names = list(found.index) if layer is None else [layer]

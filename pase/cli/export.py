@@ -1,20 +1,21 @@
 """`pase export`: a plan in formats that other programs read."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pase.cli.options import check_writable, json_option
+from pase.cli.names import complete_models
+from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, say, warn
-from pase.documents import write_atomically
-from pase.errors import ExportError
+from pase.cli.progress import progress
 from pase.exports import FORMATS, ExportOptions, export
-from pase.plan_file import plan_schema, read_plan
+from pase.plan_file import plan_schema
 
 _WIDTH = max(map(len, FORMATS))
 _HELP = "\n".join(
     [
-        "Write PLAN, a file that 'pase search -o' made, in a format that other programs read.",
+        "Write PLAN, a file that 'pase search -o' made, or the best one for MODEL on --devices, in another format.",
         "",
         "What a format cannot say of the plan is told on standard error.",
         "",
@@ -25,7 +26,8 @@ _HELP = "\n".join(
 
 
 @click.command("export", help=_HELP, epilog="Example: pase export plan.json --to dot -o plan.dot")
-@click.argument("plan", type=click.Path(path_type=Path), required=False)
+@click.argument("plan", metavar="PLAN|MODEL", required=False, shell_complete=complete_models)
+@plan_options
 @click.option("--to", "name", type=click.Choice(list(FORMATS)), metavar="FORMAT", help="One of those above.")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="Write it here, not on standard output.")
 @click.option(
@@ -36,7 +38,9 @@ _HELP = "\n".join(
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of plan files.")
 @json_option
-def command(plan: Path | None, name: str | None, output: Path | None, fold: bool, schema: bool, as_json: bool) -> None:
+def command(
+    plan: str | None, name: str | None, output: Path | None, fold: bool, schema: bool, as_json: bool, **model: Any
+) -> None:
     """Write a plan in another format, or print the schema of plans."""
     if schema:
         _print_schema(plan is not None or name is not None or output is not None)
@@ -46,24 +50,19 @@ def command(plan: Path | None, name: str | None, output: Path | None, fold: bool
         raise click.UsageError(f"Missing {missing}.")
     if output:
         check_writable(output)
-    exported = export(read_plan(plan), name, ExportOptions(fold=fold))
+    with progress() as on_progress:
+        found = chosen_plan(plan, model, on_progress)
+    exported = export(found, name, ExportOptions(fold=fold))
     for note in exported.notes:
         warn(note)
     if output:
-        _write(exported.text, output)
+        exported.save(output)
     if as_json:
         written = str(output) if output else None
         print_json({"format": name, "text": exported.text, "notes": list(exported.notes), "output": written})
     elif not output:
         # As bytes, so that the same text is written whatever the encoding of the terminal.
         click.echo(exported.text.encode(), nl=False)
-
-
-def _write(text: str, output: Path) -> None:
-    try:
-        write_atomically(output, text)
-    except OSError as error:
-        raise ExportError(f"{output} cannot be written: {error.strerror or error}") from None
 
 
 def _print_schema(has_more: bool) -> None:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -11,10 +11,14 @@ from typing import Any, TypeVar
 import click
 
 from pase.cli.names import complete_machines
+from pase.cli.output import warn
 from pase.errors import PlanError
 from pase.graph import Graph, Scalar
-from pase.importers import load
+from pase.importers import MODEL_SUFFIXES, load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
+from pase.plan import Plan
+from pase.plan_file import read_plan
+from pase.planning import Progress, search
 from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS
 from pase.runtime.flags import GROUPS, Takes
 
@@ -82,8 +86,8 @@ class ModelArguments:
         )
 
 
-def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
-    """Return a decorator that adds the options of `ModelArguments`, devices first."""
+def model_options(*, devices_required: bool, machine: str | None = DEFAULT_MACHINE) -> Callable[[CommandT], CommandT]:
+    """Return a decorator that adds the options of `ModelArguments`, devices first; machine: where none is given."""
     options = [
         click.option(
             "--devices", "-p", type=WholeNumber(min=1), required=devices_required, help="Number of devices, p."
@@ -92,8 +96,8 @@ def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
         arguments_option,
         click.option(
             "--machine",
-            default=DEFAULT_MACHINE,
-            show_default=True,
+            default=machine,
+            show_default=DEFAULT_MACHINE,
             metavar="NAME|FILE",
             shell_complete=complete_machines,
             help="Preset or .toml file.",
@@ -116,6 +120,38 @@ def model_options(*, devices_required: bool) -> Callable[[CommandT], CommandT]:
         return command
 
     return decorate
+
+
+def plan_options(command: CommandT) -> CommandT:
+    """Add the options of a command that takes a plan or a model: those of `ModelArguments`, none of them needed."""
+    return model_options(devices_required=False, machine=None)(command)
+
+
+def chosen_plan(
+    plan_or_model: str, model: Mapping[str, Any], on_progress: Progress | None = None, *, keeps_machine: bool = True
+) -> Plan:
+    """Return the plan in a file, or the best one for a model on so many devices; model: what `plan_options` gave.
+
+    A model without a number of devices is wrong usage. keeps_machine: whether a plan has no use for another machine.
+    """
+    if _is_plan(plan_or_model):
+        others = ["devices", "batch", "arguments", "flop_per_s", "bandwidth_bytes_per_s", *["machine"] * keeps_machine]
+        if any(model[name] for name in others):
+            warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
+        return read_plan(plan_or_model)
+    if model["devices"] is None:
+        missing = "" if Path(plan_or_model).exists() else "; there is no file of that name"
+        raise click.UsageError(f"--devices is needed to search a strategy for model {plan_or_model!r}{missing}")
+    own = {field.name: model[field.name] for field in fields(ModelArguments) if field.name in model}
+    chosen = ModelArguments(**{**own, "model": plan_or_model, "machine": model["machine"] or DEFAULT_MACHINE})
+    return search(chosen.graph(), chosen.devices, machine=chosen.loaded_machine(), on_progress=on_progress)
+
+
+def _is_plan(text: str) -> bool:
+    """Return whether a word names a file that is no model's."""
+    path = Path(text)
+    is_file = path.exists() and not path.is_dir() and path.suffix.lower() not in MODEL_SUFFIXES
+    return path.suffix.lower() == ".json" or is_file
 
 
 def batch_option(command: CommandT) -> CommandT:

@@ -3,19 +3,21 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from pase.cli.options import check_writable, json_option
+from pase.cli.names import complete_models
+from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, say
 from pase.cli.progress import progress
 from pase.documents import write_atomically
-from pase.plan_file import read_plan
-from pase.report import NamedPlan, device_numbers, render, report_document, sweep
+from pase.reports import NamedPlan, device_numbers, render, report_document, sweep
 
 
 @click.command("report", epilog="Example: pase report plan.json -o report.html")
-@click.argument("plans", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("plans", metavar="PLAN|MODEL…", nargs=-1, required=True, shell_complete=complete_models)
+@plan_options
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), default=Path("report.html"), show_default=True, metavar="FILE"
 )
@@ -33,14 +35,15 @@ from pase.report import NamedPlan, device_numbers, render, report_document, swee
 )
 @json_option
 def command(
-    plans: Sequence[Path],
+    plans: Sequence[str],
     output: Path,
     numbers: str | None,
     explains: bool,
     time_limit_s: float,
     as_json: bool,
+    **model: Any,
 ) -> None:
-    """Write a page that shows one plan, or several beside one another.
+    """Write a page that shows one plan, or several beside one another; of a MODEL, the best one on --devices.
 
     It is one file that works without a network: the graph to zoom and search, what each layer costs and why it is
     split as it is, how its tensors lie over the devices, memory, and what the devices send one another.
@@ -48,8 +51,10 @@ def command(
     devices = None if numbers is None else device_numbers(numbers)
     if not as_json:
         check_writable(output)
-    named = [NamedPlan(name=name, plan=read_plan(path)) for name, path in zip(_names(plans), plans, strict=True)]
+    names = _names([Path(plan) for plan in plans])
     with progress() as on_progress:
+        found = [chosen_plan(plan, model, on_progress) for plan in plans]
+        named = [NamedPlan(name=name, plan=plan) for name, plan in zip(names, found, strict=True)]
         document = report_document(
             named,
             sweep=None if devices is None else sweep(named[0].plan, devices, on_progress=on_progress),

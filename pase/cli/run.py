@@ -1,7 +1,7 @@
 """`pase run`: train with a plan on virtual devices, beside the single-device program."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -11,13 +11,11 @@ import click
 import numpy as np
 
 from pase.cli.names import complete_models
-from pase.cli.options import ModelArguments, device_options, json_option, model_options, training_flags
-from pase.cli.output import duration, print_json, print_table, quantity, say, warn
-from pase.cli.progress import Progress, progress
+from pase.cli.options import chosen_plan, device_options, json_option, plan_options, training_flags
+from pase.cli.output import duration, print_json, print_table, quantity, say
+from pase.cli.progress import progress
 from pase.datasets import SOURCES, Part, fit_to, load_dataset
 from pase.plan import Plan
-from pase.plan_file import read_plan
-from pase.planning import search
 from pase.runtime.boxes import whole
 from pase.runtime.data import data_inputs
 from pase.runtime.device_choice import DeviceChoice
@@ -36,7 +34,7 @@ _FEW_COLUMNS = 4
 
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
 @click.argument("plan_or_model", metavar="PLAN|MODEL", shell_complete=complete_models)
-@model_options(devices_required=False)
+@plan_options
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
 @training_flags
 @device_options
@@ -49,7 +47,6 @@ def command(
     gpu_memory: int,
     measure: bool,
     as_json: bool,
-    devices: int | None,
     **others: object,
 ) -> None:
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
@@ -58,7 +55,7 @@ def command(
     data: the losses are equal up to rounding (try --dtype float64).
     """
     with progress() as on_progress, TemporaryDirectory(prefix="pase-data-") as folder:
-        plan = _plan(plan_or_model, devices, others, on_progress)
+        plan = chosen_plan(plan_or_model, others, on_progress)
         for name, part in _PARTS.items():
             others[name] = _as_file(others[name], part, plan, Path(folder))
         options = training_options(others)
@@ -252,16 +249,3 @@ def _print_moved(result: RunResult) -> None:
             for name, row in named
         ],
     )
-
-
-def _plan(plan_or_model: str, devices: int | None, model: dict[str, object], on_progress: Progress) -> Plan:
-    path = Path(plan_or_model)
-    if path.suffix == ".json" or path.is_file():
-        if devices is not None or model["batch"] is not None or model["arguments"]:
-            warn("a plan names its own model and devices: --devices, --batch and --arg are not used")
-        return read_plan(path)
-    if devices is None:
-        raise click.UsageError(f"--devices is needed to search a strategy for model {plan_or_model!r}")
-    own = {field.name: model[field.name] for field in fields(ModelArguments) if field.name in model}
-    chosen = ModelArguments(model=plan_or_model, devices=devices, **own)  # type: ignore[arg-type]
-    return search(chosen.graph(), devices, machine=chosen.loaded_machine(), on_progress=on_progress)

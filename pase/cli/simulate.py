@@ -7,13 +7,11 @@ from typing import Any
 
 import click
 
-from pase.cli.names import complete_machines
-from pase.cli.options import check_writable, json_option
+from pase.cli.names import complete_models
+from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, print_table, quantity, say
 from pase.cli.progress import progress
 from pase.documents import write_atomically
-from pase.machine import load_machine
-from pase.plan_file import read_plan
 from pase.simulation import COLLECTIVES, DEFAULT_COLLECTIVES, PathStep, Simulation, chrome_trace, simulate
 
 _SHOWN_PARTS = 10
@@ -21,13 +19,8 @@ _SHOWN_PARTS = 10
 
 
 @click.command("simulate", epilog="Example: pase simulate plan.json --trace step.json")
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.option(
-    "--machine",
-    metavar="NAME|FILE",
-    shell_complete=complete_machines,
-    help="Preset or .toml file, instead of the plan's machine.",
-)
+@click.argument("plan", metavar="PLAN|MODEL", shell_complete=complete_models)
+@plan_options
 @click.option(
     "--collectives",
     type=click.Choice(list(COLLECTIVES)),
@@ -38,10 +31,10 @@ _SHOWN_PARTS = 10
 @click.option("--no-overlap", is_flag=True, help="Sum gradients of weights after the backward pass, not beside it.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write a Chrome trace of the step.")
 @json_option
-def command(
-    plan: Path, machine: str | None, collectives: str, no_overlap: bool, trace: Path | None, as_json: bool
-) -> None:
+def command(plan: str, collectives: str, no_overlap: bool, trace: Path | None, as_json: bool, **model: Any) -> None:
     """Simulate one training step of PLAN on its machine, with messages that share the links.
+
+    --machine is where a plan is simulated instead. Of a MODEL, the best strategy on --devices of it is searched first.
 
     Prints how long the step takes, what devices and links do in it, and what the critical path consists of. A trace is
     shown by chrome://tracing or ui.perfetto.dev: a process for each device.
@@ -49,10 +42,11 @@ def command(
     if trace is not None:
         check_writable(trace)
     with progress() as on_progress:
+        chosen = chosen_plan(plan, model, on_progress, keeps_machine=False)
         on_progress("simulating a step", 0.0)
         found = simulate(
-            read_plan(plan),
-            machine=None if machine is None else load_machine(machine),
+            chosen,
+            machine=model["machine"],
             collectives=collectives,
             overlaps=not no_overlap,
         )

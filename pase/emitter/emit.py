@@ -93,8 +93,8 @@ def _leading_to_loss(plan: Plan) -> set[str]:
     losses = [o.name for o in plan.graph.operators if o.kind in KINDS and KINDS[o.kind].is_loss]
     if not losses and any(name == ATTRIBUTE for o in plan.graph.operators for name, _ in o.attributes):
         raise EmitError(
-            f"network {plan.graph.name!r} was imported, without a loss to train with; write a program of its forward "
-            "pass: pase emit PLAN --forward"
+            f"network {plan.graph.name!r} was imported: training programs are written for built-in networks and those "
+            "of pase.Builder, which end in a softmax_loss; write one of its forward pass: pase emit PLAN --forward"
         )
     unknown = [o for o in plan.graph.operators if o.kind not in KINDS]
     if unknown:

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 
+from pase.documents import StrPath, write_atomically
 from pase.errors import ExportError, unknown_name
 from pase.plan import Plan
 
@@ -22,6 +24,13 @@ class Exported:
 
     text: str
     notes: tuple[str, ...] = ()
+
+    def save(self, path: StrPath) -> None:
+        """Write the text to a file, replacing an old one atomically; ExportError where it cannot be written."""
+        try:
+            write_atomically(Path(path), self.text)
+        except OSError as error:
+            raise ExportError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 Writer = Callable[[Plan, ExportOptions], Exported]

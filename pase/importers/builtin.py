@@ -19,12 +19,15 @@ def load(source: str, *, batch: int | None, arguments: Mapping[str, Scalar]) -> 
     return build(source, batch=batch, arguments=arguments)
 
 
-_SUFFIXES = frozenset(
+MODEL_SUFFIXES = frozenset(
     {
         *(".onnx", ".keras", ".h5", ".hdf5", ".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".pb"),
-        *(".tflite", ".py", ".npz", ".json", ".safetensors"),
+        *(".tflite", ".safetensors"),
     }
 )
+"""Of files that hold models, whether they can be imported or are refused with a reason."""
+
+_SUFFIXES = MODEL_SUFFIXES | {".py", ".npz", ".json"}
 
 
 def _looks_like_file(source: str) -> bool:

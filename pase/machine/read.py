@@ -1,5 +1,6 @@
 """Machines from TOML files: presets by name, a user's own by path."""
 
+import os
 import re
 import tomllib
 from dataclasses import replace
@@ -7,7 +8,7 @@ from importlib import resources
 from math import isfinite
 from pathlib import Path
 
-from pase.documents import Field
+from pase.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
 from pase.machine.keys import REQUIRED_DTYPE, UNITS, figure, refuse_unknown_keys
 from pase.machine.lines import field_lines
@@ -23,8 +24,14 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
-def load_machine(name_or_path: str) -> Machine:
+def machines() -> tuple[Machine, ...]:
+    """Return the machines that come with PaSE, by name."""
+    return tuple(map(load_machine, preset_names()))
+
+
+def load_machine(name_or_path: StrPath) -> Machine:
     """Return a preset by its name, or the machine that a .toml file describes; MachineError where neither fits."""
+    name_or_path = os.fspath(name_or_path)
     if name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from functools import cached_property
 
+from pase.documents import StrPath
 from pase.errors import SimulationError, unknown_name
-from pase.machine import Machine
+from pase.machine import Machine, load_machine
 from pase.plan import Plan
 from pase.simulation.collectives import COLLECTIVES, DEFAULT_COLLECTIVES, Network
 from pase.simulation.critical import Activity, PathStep, critical_path
@@ -67,17 +68,24 @@ class Simulation:
 
 
 def simulate(
-    plan: Plan, *, machine: Machine | None = None, collectives: str = DEFAULT_COLLECTIVES, overlaps: bool = True
+    plan: Plan,
+    *,
+    machine: Machine | StrPath | None = None,
+    collectives: str = DEFAULT_COLLECTIVES,
+    overlaps: bool = True,
 ) -> Simulation:
     """Return one training step of a placed plan, task by task; the same arguments always give the same step.
 
-    machine: by default the plan's own. collectives: a name in `COLLECTIVES`. overlaps: whether gradients of weights are
-    summed while the backward pass goes on. Raises SimulationError for an unknown name, MachineError where the plan's
-    devices do not fill the machine's groups, RuntimeFailure or EmitError where a layer's splits fit no mesh.
+    machine: a `Machine`, the name of a preset or a machine file; by default the plan's own. collectives: a name in
+    `COLLECTIVES`. overlaps: whether gradients of weights are summed while the backward pass goes on. Raises
+    SimulationError for an unknown name, MachineError where the plan's devices do not fill the machine's groups,
+    RuntimeFailure or EmitError where a layer's splits fit no mesh.
     """
     if collectives not in COLLECTIVES:
         raise SimulationError(unknown_name("way of collectives", collectives, COLLECTIVES))
-    machine = machine or plan.machine
+    if machine is None:
+        machine = plan.machine
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
     fabric = Fabric.of(machine, plan.num_devices)
     network = Network(TaskGraph(), fabric)
     tasks = build_step(plan, layer_work(plan, machine), network, COLLECTIVES[collectives], overlaps=overlaps)

@@ -30,8 +30,8 @@ from pase.graph import Graph, graph_document, graph_from_document
 from pase.models import build
 from pase.plan import Plan
 from pase.plan_file import plan_document, read_plan
-from pase.report.document import NamedPlan, report_document
-from pase.report.page import render
+from pase.reports.document import NamedPlan, report_document
+from pase.reports.page import render
 from tests.emitter.test_forward import network
 from tests.exports.dot_grammar import read_dot
 from tests.graph.test_attributes import CODE

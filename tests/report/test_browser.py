@@ -13,14 +13,14 @@ import pytest
 
 import pase
 from pase.quantities import duration, quantity
-from pase.report import NamedPlan, render, report_document
+from pase.reports import NamedPlan, render, report_document
 from tests.hostile import HOSTILE_NAMES
 from tests.report import handmade
 from tests.report.browser import PHONE, opened
 
 Look = Callable[..., Any]
 
-PAGE = Path(str(files("pase.report").joinpath("page")))
+PAGE = Path(str(files("pase.reports").joinpath("page")))
 READY = "performance.getEntriesByName('pase-ready')[0].startTime"
 DRAWN = "document.querySelectorAll('.chart').length === document.querySelectorAll('.chart svg').length"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -14,8 +14,8 @@ from pase.errors import EmitError
 from pase.graph import Window
 from pase.graph.access import access_dims
 from pase.planning import SearchOptions
-from pase.report import NamedPlan, report_document
-from pase.report.movements import PREDICTED
+from pase.reports import NamedPlan, report_document
+from pase.reports.movements import PREDICTED
 from pase.runtime.layouts import device_mesh, layout_of
 from pase.runtime.tensor_dims import tensor_dims
 from pase.strategy import plan_layers
@@ -170,7 +170,7 @@ def test_where_no_program_could_be_laid_out_the_predicted_bytes_are_shown(monkey
         raise EmitError("no mesh")
 
     plan = small_plan("rnnlm", 8)
-    monkeypatch.setattr("pase.report.movements.flows", refuse)
+    monkeypatch.setattr("pase.reports.movements.flows", refuse)
     found = only(plan, explains=False)
     assert found["moved_are"] == PREDICTED
     assert found["traffic"] is None

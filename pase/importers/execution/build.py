@@ -122,7 +122,11 @@ class _Vertex:
         """Write the steps; return what the vertex writes."""
         inside = self._source.between(self._source.held(self._node.outputs[0].name), set(self._entries))
         if not inside:
-            raise NoRecipeError("it computes nothing that is told")
+            what = type(self._node.op).__name__.lower()
+            raise NoRecipeError(
+                f"several operations of the source were recognised as {what}, and how they compute it cannot be "
+                "followed yet"
+            )
         for node in inside:
             self._known[node.outputs[0].name] = self._step(node)
         return self._known[inside[-1].outputs[0].name]

@@ -7,7 +7,13 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+
+from pase.documents import StrPath, write_atomically
+from pase.errors import PlanError
+from pase.plan import Plan
+from pase.reports.document import NamedPlan, report_document
 
 MODULES = (
     "elements",
@@ -42,6 +48,25 @@ MODULES = (
 
 CHARTS = "vendor/echarts.min.js"
 LICENCES = ("vendor/NOTICE.txt", "vendor/LICENSE.txt", "vendor/LICENSE-d3.txt")
+
+
+def report(
+    plans: Plan | Mapping[str, Plan], path: StrPath | None = None, *, explains: bool = True, time_limit_s: float = 30.0
+) -> str:
+    """Return a page that shows a plan, or several by name beside one another, as HTML that needs nothing else.
+
+    path: where it is written, too. explains: whether it says why each layer is as it is; time_limit_s: for saying so.
+    Raises PlanError where the file cannot be written.
+    """
+    by_name = plans if isinstance(plans, Mapping) else {plans.graph.name: plans}
+    named = [NamedPlan(name=name, plan=plan) for name, plan in by_name.items()]
+    page = render(report_document(named, explains=explains, time_limit_s=time_limit_s))
+    if path is not None:
+        try:
+            write_atomically(Path(path), page)
+        except OSError as error:
+            raise PlanError(f"{path} cannot be written: {error.strerror or error}") from None
+    return page
 
 
 def render(document: Mapping[str, Any]) -> str:
@@ -96,4 +121,4 @@ def _hash(text: str) -> str:
 
 
 def _text(name: str) -> str:
-    return files("pase.report").joinpath("page", *name.split("/")).read_text(encoding="utf-8")
+    return files("pase.reports").joinpath("page", *name.split("/")).read_text(encoding="utf-8")

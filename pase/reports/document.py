@@ -10,11 +10,11 @@ from pase.errors import PlanError
 from pase.explanation import LayerOverview, Overview, Part, PartKind, overview
 from pase.plan import LayerPlan, Plan
 from pase.planning import Progress
-from pase.report.costs import cost_parts
-from pase.report.drawings import drawings
-from pase.report.movements import Matrix, Movements, movements
-from pase.report.sweep import Sweep
-from pase.report.tensors import layer_tensors
+from pase.reports.costs import cost_parts
+from pase.reports.drawings import drawings
+from pase.reports.movements import Matrix, Movements, movements
+from pase.reports.sweep import Sweep
+from pase.reports.tensors import layer_tensors
 
 SCHEMA_VERSION = 1
 
