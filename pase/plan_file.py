@@ -24,8 +24,6 @@ _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""
 
 
-_PLAN = "plan.json"
-
 _LIMIT = "memory_limit_bytes_per_device"
 
 
@@ -88,13 +86,13 @@ def read_plan(path: StrPath) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise PlanError(f"plan file {path} cannot be read: {reason}") from None
-    if not text.lstrip().startswith("{"):
-        raise PlanError(
-            f"{path} is no plan: a plan is a JSON object, as 'pase search MODEL --devices N -o {_PLAN}' makes"
-        )
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
+        if text.strip() and text.lstrip()[0] not in "{[":
+            raise PlanError(
+                f"{path} is no plan: it is not JSON; a plan is what 'pase search MODEL --devices N -o plan.json' writes"
+            ) from None
         raise PlanError(
             f"plan file {path} is not complete JSON ({error}); it may be truncated: "
             "search again with 'pase search … -o'"

@@ -69,6 +69,8 @@ def test_names_are_there_before_and_after_they_are_loaded() -> None:
         "import json, pase\n"
         "before = [name for name in pase.__all__ if name not in dir(pase)]\n"
         "import pase.planning, pase.graph, pase.importers.load, pase.machine, pase.emitter.emit, pase.plan\n"
+        "import pase.exports.csv, pase.explanation.explain, pase.simulation.engine\n"
+        "import pase.reports, pase.baselines.compare\n"
         "from pase import *\n"
         "kinds = {name: type(getattr(pase, name)).__name__ for name in pase.__all__}\n"
         "same = [getattr(pase, name) is globals()[name] for name in pase.__all__]\n"
@@ -78,7 +80,10 @@ def test_names_are_there_before_and_after_they_are_loaded() -> None:
     missing, kinds, are_same = json.loads(finished.stdout)
     assert missing == []
     assert are_same
-    assert {name for name, kind in kinds.items() if kind == "function"} == {"emit", "load", "load_machine", "search"}
+    assert {name for name, kind in kinds.items() if kind == "function"} == {
+        *("compare", "emit", "explain", "export", "load", "load_machine", "load_plan", "machines", "report", "search"),
+        "simulate",
+    }
     assert {name for name, kind in kinds.items() if kind == "str"} == {"__version__"}
     assert set(kinds.values()) == {"function", "str", "type"}
 
@@ -88,7 +93,7 @@ def test_what_looks_at_the_package_sees_its_names() -> None:
     assert {name for name, _ in inspect.getmembers(pase)} >= set(pase.__all__)
     described = pydoc.render_doc(pase, renderer=pydoc.plaintext)
     # On one line, or one for each argument from Python 3.13 on.
-    assert re.search(r"search\(\s*graph: '?pase\.graph\.graph\.Graph'?,\s*devices: int", described)
+    assert re.search(r"search\(\s*model: '?object'?,\s*devices: int", described)
     options = pase.SearchOptions(ordering="generate_seq")
     assert pickle.loads(pickle.dumps(options)) == options
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
@@ -14,8 +15,10 @@ from pase.cli.names import complete_machines
 from pase.cli.output import warn
 from pase.errors import PlanError
 from pase.graph import Graph, Scalar
-from pase.importers import MODEL_SUFFIXES, load
+from pase.graph.names import short
+from pase.importers import MODEL_SUFFIXES, is_builtin, load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
+from pase.models import MODELS
 from pase.plan import Plan
 from pase.plan_file import read_plan
 from pase.planning import Progress, search
@@ -140,8 +143,11 @@ def chosen_plan(
             warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
         return read_plan(plan_or_model)
     if model["devices"] is None:
-        missing = "" if Path(plan_or_model).exists() else "; there is no file of that name"
-        raise click.UsageError(f"--devices is needed to search a strategy for model {plan_or_model!r}{missing}")
+        if is_builtin(plan_or_model) and plan_or_model not in MODELS:
+            raise PlanError(
+                f"there is no plan file {short(plan_or_model)!r}, and no built-in network of that name either"
+            )
+        raise click.UsageError(f"--devices is needed to search a strategy for model {short(plan_or_model)!r}")
     own = {field.name: model[field.name] for field in fields(ModelArguments) if field.name in model}
     chosen = ModelArguments(**{**own, "model": plan_or_model, "machine": model["machine"] or DEFAULT_MACHINE})
     return search(chosen.graph(), chosen.devices, machine=chosen.loaded_machine(), on_progress=on_progress)
@@ -150,8 +156,10 @@ def chosen_plan(
 def _is_plan(text: str) -> bool:
     """Return whether a word names a file that is no model's."""
     path = Path(text)
-    is_file = path.exists() and not path.is_dir() and path.suffix.lower() not in MODEL_SUFFIXES
-    return path.suffix.lower() == ".json" or is_file
+    suffix = path.suffix.lower()
+    with suppress(OSError, ValueError):  # of names that no file can have
+        return suffix == ".json" or (suffix not in MODEL_SUFFIXES and path.exists() and not path.is_dir())
+    return False
 
 
 def batch_option(command: CommandT) -> CommandT:

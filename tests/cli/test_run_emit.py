@@ -50,6 +50,38 @@ def test_emit_keeps_the_old_program_when_the_plan_is_no_plan(pase: Command, tmp_
     assert program.read_text(encoding="utf-8") == "mine"
 
 
+SHOWN_OF_A_PLAN = {
+    "emit": [],
+    "explain": ["--json"],
+    "export": ["--to", "dot"],
+    "report": ["--json", "--no-why"],
+    "simulate": ["--json"],
+}
+
+
+@pytest.mark.parametrize("command", SHOWN_OF_A_PLAN)
+def test_a_model_is_taken_wherever_a_plan_is(pase: Command, tmp_path: Path, command: str) -> None:
+    """It gives what the plan of its search gives, but for what tells how long that took and what the file is called."""
+    plan = tmp_path / "lenet5.json"
+    assert pase("search", *LENET, "-o", plan).status == 0
+    of_plan, of_model = (pase(command, *given, *SHOWN_OF_A_PLAN[command]) for given in ([plan], LENET))
+    assert (of_plan.status, of_model.status) == (0, 0), of_model.err
+
+    def timeless(text: str) -> object:
+        if not text.startswith("{"):
+            return text
+        # As values: a number of bytes may be written with a point or without.
+        return json.loads(re.sub(r'("time_s"|"peak_memory_bytes"): [0-9.e-]+', r"\1: 0", text))
+
+    assert timeless(of_model.out) == timeless(of_plan.out)
+    without_devices = pase(command, "lenet5", *SHOWN_OF_A_PLAN[command])
+    assert without_devices.status == 2
+    assert "--devices is needed to search a strategy for model 'lenet5'" in without_devices.err
+    unused = pase(command, plan, "--batch", "4", *SHOWN_OF_A_PLAN[command])
+    assert unused.status == 0
+    assert "a plan names its own model and devices" in unused.err
+
+
 @pytest.mark.slow
 def test_a_plan_runs_and_its_program_runs_on_its_own(tmp_path: Path) -> None:
     assert in_pipe("search", *MLP, "-o", "plan.json", folder=tmp_path).returncode == 0

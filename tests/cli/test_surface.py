@@ -13,6 +13,8 @@ from pase.cli.main import COMMANDS, cli
 from tests.cli.conftest import Command
 
 MODEL = ["model", "--devices -p !", "--batch -b", "--arg", "--machine", "--flops", "--bandwidth"]
+OF_MODEL = ["--devices -p", *MODEL[2:]]
+"""Of commands that take a plan or a model."""
 SOLVER = ["--ordering", "--time-limit", "--memory-limit"]
 
 # To add a verb or a flag, add it here. To rename or remove one breaks what others have written.
@@ -26,11 +28,11 @@ SURFACE = {
         *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness", "--keep-batch"),
         *("--output -o", "--json"),
     ],
-    "explain": ["plan", "layer ?", "--why", "--sensitivity", "--time-limit", "--json"],
-    "export": ["plan ?", "--to", "--output -o", "--fold", "--schema", "--json"],
-    "report": ["plans", "--output -o", "--sweep", "--why", "--time-limit", "--json"],
-    "simulate": ["plan", "--machine", "--collectives", "--no-overlap", "--trace", "--json"],
-    "emit": ["plan", "--output -o", "--forward", "--json"],
+    "explain": ["plan", *OF_MODEL, "layer ?", "--why", "--sensitivity", "--time-limit", "--json"],
+    "export": ["plan ?", *OF_MODEL, "--to", "--output -o", "--fold", "--schema", "--json"],
+    "report": ["plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--time-limit", "--json"],
+    "simulate": ["plan", *OF_MODEL, "--collectives", "--no-overlap", "--trace", "--json"],
+    "emit": ["plan", *OF_MODEL, "--output -o", "--forward", "--json"],
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],
     "run": [
         "plan_or_model",

@@ -22,7 +22,7 @@ from pase.machine import load_machine, machine_document, parse_machine, preset_n
 from pase.machine.write import machine_text
 from pase.placement_report import compare_placements
 from pase.plan_file import graph_hash, plan_document, plan_from_document, read_plan
-from pase.report import NamedPlan, device_numbers, render, report_document
+from pase.reports import NamedPlan, device_numbers, render, report_document
 from pase.runtime.cluster import VARIABLE, cluster_of, read_hosts
 from pase.runtime.metrics import MetricsFile
 from pase.simulation import simulate
