@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -105,6 +106,8 @@ def interrupted(command: list[str], marker: str, *, times: int, at_terminal: boo
     ) as process:
         written = bytearray()
         while marker not in written.decode(errors="replace"):
+            # Our own copy of its end is open: without a limit, a command that has ended would be waited for.
+            assert select.select([ours], [], [], 120)[0], written.decode()
             piece = os.read(ours, 65536)
             assert piece, written.decode()
             written += piece

@@ -64,8 +64,8 @@ SURFACE = {
         *("--batch -b", "--arg", "--paper", "--json"),
     ],
     "integrated": [
-        *("model", "--processes -p !", "--batch -b", "--arg", "--grid", "--per-layer", "--version", "--machine"),
-        *("--convention", "--compute-time", "--overlap", "--samples", "--json"),
+        *("model", "--processes -p !", "--batch -b", "--arg", "--grid", "--convolutions", "--per-layer", "--memory"),
+        *("--version", "--machine", "--convention", "--compute-time", "--overlap", "--samples", "--json"),
     ],
     "halo": ["--extent !", "--kernel !", "--stride", "--dilation", "--padding", "--workers !", "--json"],
     "doctor": ["--json"],

@@ -303,7 +303,7 @@ def test_a_search_that_answers_to_ctrl_c_says_that_it_was_cut_short(
 def test_nothing_new_begins_after_an_interrupt_that_was_answered() -> None:
     code = (
         "import os, time\n"
-        "import pase.cli.run as command\n"
+        "import pase.cli.options as command\n"
         "def slow(*_, on_progress, **__):\n"
         "    try:\n"
         "        os.write(1, b'searching\\n')\n"

@@ -168,8 +168,10 @@ def test_every_position(extent: int, kernel: Kernel, num_workers: int) -> None:
 
 @settings(max_examples=100)
 @given(st.integers(1, 40), kernels, st.integers(1, 8))
-def test_the_cost_model_fetches_the_widest_halo(extent: int, kernel: Kernel, num_workers: int) -> None:
-    """What the search predicts for a split is what the worst-placed worker gets."""
+def test_the_cost_model_fetches_what_the_worst_placed_worker_reads(
+    extent: int, kernel: Kernel, num_workers: int
+) -> None:
+    """What the search predicts is counted point by point: of a halo, what a dilation or a stride skips is not read."""
     num_outputs = kernel.num_outputs(extent)
     if kernel.reach > extent + sum(kernel.padding) or num_workers > num_outputs:
         return
@@ -183,8 +185,22 @@ def test_the_cost_model_fetches_the_widest_halo(extent: int, kernel: Kernel, num
         writes=(Access(tensor="y", shape=(num_outputs,), axes=("h",)),),
     )
     splits = splits_of(operator, np.array([[num_workers, 1]], dtype=np.int32))
-    widest = max(sum(halo) for halo in halos(regions(extent, kernel, num_workers)))
-    assert halo_size(access, splits).tolist() == [widest]
+    parts = zip(
+        np.array_split(range(num_outputs), num_workers), np.array_split(range(extent), num_workers), strict=True
+    )
+    lacking = [
+        {
+            point
+            for output in outputs.tolist()
+            for step in range(kernel.extent)
+            if 0 <= (point := output * kernel.stride + step * kernel.dilation - kernel.padding[0]) < extent
+        }
+        - set(owned.tolist())
+        for outputs, owned in parts
+    ]
+    assert halo_size(access, splits).tolist() == [max(map(len, lacking))]
+    # Programs get the whole stretch from the first such point to the last.
+    assert max(map(len, lacking)) <= max(sum(halo) for halo in halos(regions(extent, kernel, num_workers)))
 
 
 def test_halos_beyond_the_next_worker() -> None:

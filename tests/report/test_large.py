@@ -24,6 +24,6 @@ def test_a_gpt_of_96_layers(tmp_path: Path) -> None:
     assert page.stat().st_size < 8e6
     with started() as browser, opened(browser, page) as tab:
         assert tab.evaluate(READY_S) < 2
-        # All of its 1,061 layers are there; blocks are drawn once for 96.
-        assert "1,061" in tab.locator("#unfold").inner_text()
+        # All of its 1,061 layers are there, and a fan-out in each block; blocks are drawn once for 96.
+        assert "1,157" in tab.locator("#unfold").inner_text()
         assert "×96" in tab.locator("#view").inner_html()
