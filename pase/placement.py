@@ -15,8 +15,8 @@ import numpy as np
 
 from pase.costs.layouts import components, shard_size, split_columns, splits_of
 from pase.costs.overlap import shared_splits
-from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Window
-from pase.graph.access import access_dims
+from pase.graph import Access, AllReduce, Edge, Graph, Operator
+from pase.graph.access import access_dims, split_dim
 from pase.node_order import Fetch, Sum, choose_order
 
 Slot = tuple[str, int]
@@ -148,8 +148,8 @@ def _common_cuts(
     (u_parts, u_row), (v_parts, v_row) = sides
     return tuple(
         _Cut(
-            u_dim=_dim(u_parts[shared.u].axis),
-            v_dim=_dim(v_parts[shared.v].axis),
+            u_dim=split_dim(u_parts[shared.u].axis),
+            v_dim=split_dim(v_parts[shared.v].axis),
             u_above=shared.u_above,
             v_above=shared.v_above,
             u_factor=shared.u_factor,
@@ -158,18 +158,6 @@ def _common_cuts(
         for shared in shared_splits(u_parts, u_row, v_parts, v_row)
         if shared.u_factor > 1 or shared.v_factor > 1
     )
-
-
-def _dim(axis: str | Window | Part | None) -> str:
-    match axis:
-        case str():
-            return axis
-        case Window():
-            return axis.out
-        case Part():
-            return axis.dim
-        case _:
-            return ""  # A dim that is not indexed is never split.
 
 
 def _prime_orders(

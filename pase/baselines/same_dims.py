@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from pase.costs import shared_weights
 from pase.costs.layouts import Component, components
-from pase.graph import Access, Graph, Operator, Part, Window
+from pase.graph import Access, Graph, Operator
+from pase.graph.access import split_dim
 
 DimClass = int
 """A set of dims that are the same, by number."""
@@ -61,7 +62,7 @@ def _aligned(written: Sequence[Component], read: Sequence[Component]) -> Iterato
     """Yield the dims that begin at the same place of a tensor, row-major, taken apart by its producer and consumer."""
     i = j = 0
     while i < len(written) and j < len(read):
-        one, other = _dim(written[i]), _dim(read[j])
+        one, other = split_dim(written[i].axis), split_dim(read[j].axis)
         if one and other:
             yield one, other
         left, right = written[i].length, read[j].length
@@ -73,15 +74,3 @@ def _aligned(written: Sequence[Component], read: Sequence[Component]) -> Iterato
                 right, j = right * read[j].length, j + 1
             else:
                 return
-
-
-def _dim(component: Component) -> str:
-    match component.axis:
-        case str():
-            return component.axis
-        case Window():
-            return component.axis.out
-        case Part():
-            return component.axis.dim
-        case _:
-            return ""

@@ -102,6 +102,11 @@ def axis_dims(axis: Axis) -> tuple[str, ...]:
             return axis
 
 
+def split_dim(axis: Axis) -> str:
+    """Return the iteration dim whose split also splits this tensor dim, "" where there is none, or for a product."""
+    return "" if isinstance(axis, tuple) else next(iter(axis_dims(axis)), "")
+
+
 def access_dims(access: Access) -> frozenset[str]:
     """Return the iteration dims whose split also splits the tensor."""
     return frozenset(dim for axis in access.axes for dim in axis_dims(axis))

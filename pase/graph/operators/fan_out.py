@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import lcm, prod
 
-from pase.graph.access import Access, Axis, Dim, Part, Window, access_dims
+from pase.graph.access import Access, Axis, Dim, access_dims, split_dim
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import FAN_OUT, Operator, Scalar
 from pase.graph.recipe import ATTRIBUTE, Recipe, Step
@@ -92,7 +92,7 @@ def _behind(producer: Operator, output: int, parts: int, names: Iterable[str]) -
             case None if extent == 1:
                 axes.append(None)
             case _:
-                dim = _dim(axis) or _unused("whole", {*extents, *access_dims(write)})
+                dim = split_dim(axis) or _unused("whole", {*extents, *access_dims(write)})
                 extents[dim] = extent
                 axes.append(dim)
     name = f"{producer.name}_{FAN_OUT}" if len(producer.writes) == 1 else f"{producer.name}_{output}_{FAN_OUT}"
@@ -101,19 +101,6 @@ def _behind(producer: Operator, output: int, parts: int, names: Iterable[str]) -
     attributes: tuple[tuple[str, Scalar], ...] = ((ATTRIBUTE, copy),) if producer.attribute(ATTRIBUTE, "") else ()
     found = fan_out(_unused(name, names), write.shape, axes=tuple(axes), extents=extents, parts=parts)
     return replace(found, attributes=attributes)
-
-
-def _dim(axis: Axis) -> str:
-    """Return the name of the iteration dim that one tensor dim follows, "" where it follows none."""
-    match axis:
-        case str():
-            return axis
-        case Window():
-            return axis.out
-        case Part():
-            return axis.dim
-        case _:
-            return ""
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:
