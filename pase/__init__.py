@@ -16,35 +16,35 @@ from pase._version import __version__
 from pase.errors import PaseError
 
 if TYPE_CHECKING:
-    from pase.baselines import compare
-    from pase.emitter import emit
-    from pase.explanation import explain
-    from pase.exports import export
+    from pase.analysis.baselines import compare
+    from pase.analysis.explanation import explain
+    from pase.analysis.simulation import simulate
     from pase.graph import Builder, Graph
     from pase.importers import load
     from pase.machine import Machine, load_machine, machines
-    from pase.plan import LayerPlan, Plan
-    from pase.plan_file import load_plan
-    from pase.planning import SearchOptions, search
-    from pase.reports import report
-    from pase.simulation import simulate
+    from pase.planning.plan import LayerPlan, Plan
+    from pase.planning.plan_file import load_plan
+    from pase.planning.planner import SearchOptions, search
+    from pase.targets.mesh_tensorflow.emitter import emit
+    from pase.views.exports import export
+    from pase.views.reports import report
 else:
     # Loaded when they are first asked for: they need NumPy, which takes longer to load than `pase --help` to run.
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "pase.baselines": ("compare",),
-            "pase.emitter": ("emit",),
-            "pase.explanation": ("explain",),
-            "pase.exports": ("export",),
+            "pase.analysis.baselines": ("compare",),
+            "pase.targets.mesh_tensorflow.emitter": ("emit",),
+            "pase.analysis.explanation": ("explain",),
+            "pase.views.exports": ("export",),
             "pase.graph": ("Builder", "Graph"),
             "pase.importers": ("load",),
             "pase.machine": ("Machine", "load_machine", "machines"),
-            "pase.plan": ("LayerPlan", "Plan"),
-            "pase.plan_file": ("load_plan",),
-            "pase.planning": ("SearchOptions", "search"),
-            "pase.reports": ("report",),
-            "pase.simulation": ("simulate",),
+            "pase.planning.plan": ("LayerPlan", "Plan"),
+            "pase.planning.plan_file": ("load_plan",),
+            "pase.planning.planner": ("SearchOptions", "search"),
+            "pase.views.reports": ("report",),
+            "pase.analysis.simulation": ("simulate",),
         },
     )
 

@@ -1,7 +1,7 @@
 """Memory that a device needs for a step of a plan, by what it is for."""
 
 from pase.costs.memory import DeviceMemory, strategy_memory
-from pase.plan import Plan
+from pase.planning.plan import Plan
 
 __all__ = ["DeviceMemory", "device_memory"]
 

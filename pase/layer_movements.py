@@ -6,8 +6,11 @@ from enum import StrEnum
 from math import ceil, prod
 
 from pase.costs import shared_weights
-from pase.emitter.kinds import KINDS
-from pase.emitter.traffic import (
+from pase.graph import Access, AllReduce, Axis, Exchange, Graph, Handoff, Operator, Part, Relayout, Role, Window
+from pase.pairs import Pairs, add_pairs, moved_pairs
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
+from pase.targets.mesh_tensorflow.emitter.traffic import (
     joint_sum,
     joint_sum_of_weight,
     layer_mesh,
@@ -15,13 +18,10 @@ from pase.emitter.traffic import (
     summed_dims,
     weight_ends,
 )
-from pase.graph import Access, AllReduce, Axis, Exchange, Graph, Handoff, Operator, Part, Relayout, Role, Window
-from pase.pairs import Pairs, add_pairs, moved_pairs
-from pase.plan import Plan
-from pase.runtime.layouts import DeviceMesh, PlainDim, layout_of
-from pase.runtime.refine import Hop, hops
-from pase.runtime.tensor_dims import tensor_dims
-from pase.runtime.traffic import Phase
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh, PlainDim, layout_of
+from pase.targets.mesh_tensorflow.runtime.refine import Hop, hops
+from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
 
 
 class Purpose(StrEnum):

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 
-from pase.runtime.boxes import num_points
-from pase.runtime.layouts import DeviceMesh
-from pase.runtime.moves import pieces
-from pase.runtime.refine import Hop
-from pase.runtime.traffic import SMALL_POINTS
+from pase.targets.mesh_tensorflow.runtime.boxes import num_points
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.runtime.moves import pieces
+from pase.targets.mesh_tensorflow.runtime.refine import Hop
+from pase.targets.mesh_tensorflow.runtime.traffic import SMALL_POINTS
 
 Pairs = dict[tuple[int, int], int]
 """Points, or bytes, that go from one device to another."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.emitter.traffic import edge_hops
 from pase.machine import Level
-from pase.plan import Plan
-from pase.runtime.layouts import Layout
-from pase.runtime.refine import Hop
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter.traffic import edge_hops
+from pase.targets.mesh_tensorflow.runtime.layouts import Layout
+from pase.targets.mesh_tensorflow.runtime.refine import Hop
 from pase.traffic import Flow, flows
 
 Devices = tuple[int, ...]

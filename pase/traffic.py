@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 from pase.costs import SharedWeight, shared_weights
-from pase.emitter.kinds import KINDS
-from pase.emitter.traffic import (
+from pase.graph import Edge, Operator
+from pase.layer_movements import Summed, gradient_phase, gradient_sums, layer_movements
+from pase.pairs import Pairs, all_reduce_pairs, moved_pairs
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
+from pase.targets.mesh_tensorflow.emitter.traffic import (
     INDEX_BYTES,
     edge_hops,
     joint_sum_of_weight,
@@ -19,13 +23,9 @@ from pase.emitter.traffic import (
     return_hops,
     weight_ends,
 )
-from pase.graph import Edge, Operator
-from pase.layer_movements import Summed, gradient_phase, gradient_sums, layer_movements
-from pase.pairs import Pairs, all_reduce_pairs, moved_pairs
-from pase.plan import Plan
-from pase.runtime.layouts import layout_of
-from pase.runtime.refine import Hop, hops
-from pase.runtime.traffic import Movement, Phase
+from pase.targets.mesh_tensorflow.runtime.layouts import layout_of
+from pase.targets.mesh_tensorflow.runtime.refine import Hop, hops
+from pase.targets.mesh_tensorflow.runtime.traffic import Movement, Phase
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from math import prod
 
 from pase.costs import shared_weights
-from pase.emitter.traffic import layer_mesh
 from pase.graph import Role
-from pase.plan import Plan
-from pase.runtime.boxes import Box, num_points, whole
-from pase.runtime.initial import parameter_name
-from pase.runtime.layouts import layout_of
-from pase.runtime.optimisers import Rule
-from pase.runtime.tensor_dims import tensor_dims
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter.traffic import layer_mesh
+from pase.targets.mesh_tensorflow.runtime.boxes import Box, num_points, whole
+from pase.targets.mesh_tensorflow.runtime.initial import parameter_name
+from pase.targets.mesh_tensorflow.runtime.layouts import layout_of
+from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
+from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import pytest
 import pase
 from pase import Builder, LayerPlan, Machine, PaseError, Plan, SearchOptions, errors, load, load_machine, search
 from pase.graph.operators import dense, softmax_loss
-from pase.plan_file import read_plan, write_plan
+from pase.planning.plan_file import read_plan, write_plan
 from tests.networks import small_plan
 
 PUBLIC = (

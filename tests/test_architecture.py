@@ -16,66 +16,55 @@ ORDER = (
     "pase._loading",
     "pase._version",
     "pase.errors",
-    "pase.quantities",
-    "pase.documents",
-    "pase.frozen",
-    "pase.array_files",
-    "pase.installation",
+    "pase.common",
     "pase.graph",
     "pase.models",
     "pase.importers",
     "pase.machine",
-    "pase.configurations",
-    "pase.integrated",
     "pase.tables",
-    "pase.problem_files",
+    "pase.costs.configurations",  # which the grids of integrated parallelism are made of, too
+    "pase.studies.integrated",
     "pase.costs",
-    "pase.ordering",
     "pase.solver",
-    "pase.memory_limit",
     "pase.node_order",
     "pase.placement",
-    "pase.plan",
-    "pase.strategy",
-    "pase.plan_file",
     "pase.planning",
-    "pase.explanation",
-    "pase.baselines",
+    "pase.analysis.explanation",
+    "pase.analysis.baselines",
     # The framework, and the geometry of layouts, on which both the primitives and the runtime stand.
-    "pase.runtime.compat",
-    "pase.runtime.boxes",
-    "pase.runtime.layouts",
-    "pase.runtime.refine",
-    "pase.runtime.moves",
-    "pase.runtime.traffic",
-    "pase.runtime.mesh",
-    "pase.runtime.assemble",
-    "pase.primitives",
-    "pase.runtime",
+    "pase.targets.mesh_tensorflow.runtime.compat",
+    "pase.targets.mesh_tensorflow.runtime.boxes",
+    "pase.targets.mesh_tensorflow.runtime.layouts",
+    "pase.targets.mesh_tensorflow.runtime.refine",
+    "pase.targets.mesh_tensorflow.runtime.moves",
+    "pase.targets.mesh_tensorflow.runtime.traffic",
+    "pase.targets.mesh_tensorflow.runtime.mesh",
+    "pase.targets.mesh_tensorflow.runtime.assemble",
+    "pase.targets.mesh_tensorflow.primitives",
+    "pase.targets.mesh_tensorflow.runtime",
     "pase.datasets",  # of what programs read
     "pase.calibration",
-    "pase.emitter",
+    "pase.targets.mesh_tensorflow.emitter",
+    "pase.targets",
     "pase.pairs",
     "pase.layer_movements",
     "pase.traffic",  # lays a plan out as its program does
     "pase.placement_report",
     "pase.device_memory",
     "pase.worker_parameters",
-    "pase.simulation",  # of what the traffic says
-    "pase.runtime.execute",  # emits the program that it runs
-    "pase.training",
-    "pase.easgd_costs",  # of the algorithms as training declares them
-    "pase.drawing",
-    "pase.exports",
-    "pase.reports",
+    "pase.analysis",  # of what the traffic says
+    "pase.targets.mesh_tensorflow.runtime.execute",  # emits the program that it runs
+    "pase.easgd",
+    "pase.studies",  # of the algorithms as training declares them
+    "pase.views",
     "pase",  # the public names
     "pase.cli",
 )
 """Modules and packages, in the order in which data flows through them: each may import those before it."""
 
 FRAMEWORKS = {
-    "tensorflow": ("pase.runtime.compat",),
-    "mesh_tensorflow": ("pase.runtime.compat",),
+    "tensorflow": ("pase.targets.mesh_tensorflow.runtime.compat",),
+    "mesh_tensorflow": ("pase.targets.mesh_tensorflow.runtime.compat",),
     "torch": ("pase.importers",),
     "keras": ("pase.importers",),
     "jax": ("pase.importers",),
@@ -160,7 +149,7 @@ def test_packages_import_nothing_in_circles() -> None:
 def test_the_solver_sees_tables_alone() -> None:
     solver = [m for m in MODULES if m.split(".")[1:2] == ["solver"]]
     assert len(solver) > 3
-    allowed = ("pase.solver", "pase.tables", "pase.ordering", "pase.errors")
+    allowed = ("pase.solver", "pase.tables.cost_tables", "pase.solver.ordering", "pase.errors")
     for module in solver:
         for name, line in _imports(module):
             own = name.split(".")[0] == "pase"
@@ -199,7 +188,7 @@ def _is_literal(node: ast.expr, constants: set[str]) -> bool:
 
 def test_text_of_programs_is_made_in_one_module() -> None:
     """Nobody else makes a `Text`, and whoever writes one has `Grammar.write` by a name of `WRITERS`."""
-    home, makers = "pase.emitter.text", 0
+    home, makers = "pase.targets.mesh_tensorflow.emitter.text", 0
     for module in MODULES:
         imported = {name for name, _ in _imports(module) if name == home}
         for name, call in _calls(module):
@@ -289,10 +278,10 @@ HEAVY = (
         "import pase",
         "from pase.cli.main import run; assert run(['search', 'alexnet', '--devices', '8']) == 0",
         "from pase.cli.main import run; assert run(['models']) == 0",
-        "import pase.emitter",
+        "import pase.targets.mesh_tensorflow.emitter",
         "from pase.cli.main import run; assert run(['easgd-model', '--workers', '2']) == 0",
-        "import pase.primitives",
-        "import pase.runtime",
+        "import pase.targets.mesh_tensorflow.primitives",
+        "import pase.targets.mesh_tensorflow.runtime",
         "import pase.datasets",
         "from pase.cli.main import run; assert run(['halo', '--extent', '9', '--kernel', '2', '--workers', '3']) == 0",
         "from pase.cli.main import run; assert run(['launch', '--processes', '2', 'nothing.py']) == 1",

@@ -5,8 +5,8 @@ from math import prod
 
 import pytest
 
-import pase.configurations as configurations
-from pase.configurations import (
+import pase.costs.configurations as configurations
+from pase.costs.configurations import (
     check_batch,
     check_devices,
     check_splittable,

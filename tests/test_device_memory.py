@@ -10,15 +10,15 @@ import pytest
 from pase.costs import OPTIMISER_STATE, memory_tables, strategy_memory
 from pase.costs.memory import LOSS_KINDS, MAX_LANES, keeping, optimiser_state
 from pase.device_memory import DeviceMemory, device_memory
-from pase.emitter.kinds import KINDS
 from pase.errors import CostError
 from pase.graph import Access, AllReduce, Builder, Graph, Operator, Part, Role, Window
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
 from pase.machine import load_machine
-from pase.memory_limit import weighted_problem
-from pase.plan import Plan
-from pase.planning import problem_of
-from pase.runtime.optimisers import OPTIMISERS, make_rule
+from pase.planning.memory_limit import weighted_problem
+from pase.planning.plan import Plan
+from pase.planning.planner import problem_of
+from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
+from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
 from pase.worker_parameters import held_weights, optimiser_numbers
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import EXCHANGING, mixed, small, tied

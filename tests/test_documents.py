@@ -8,7 +8,7 @@ from sys import float_info
 
 import pytest
 
-from pase.documents import Field, write_atomically
+from pase.common.documents import Field, write_atomically
 from pase.errors import PlanError
 
 

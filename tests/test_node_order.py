@@ -12,8 +12,8 @@ from pase.models import build
 from pase.node_order import Fetch, Sum, choose_order
 from pase.placement import place, prime_factors
 from pase.placement_report import bytes_by_level, placed_anew
-from pase.plan import Plan
-from pase.planning import search
+from pase.planning.plan import Plan
+from pase.planning.planner import search
 from pase.traffic import flows
 from tests.networks import small_graph
 from tests.runtime.plans import random_plan

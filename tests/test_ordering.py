@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.errors import SolverError
-from pase.ordering import (
+from pase.solver.ordering import (
     ORDERINGS,
     breadth_first,
     choose_ordering,

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from pase.configurations import enumerate_configurations
 from pase.costs import edge_layouts, transfer_bytes
+from pase.costs.configurations import enumerate_configurations
 from pase.graph import Builder, Graph
 from pase.graph.operators import concat, dense
 from pase.models import build
 from pase.placement import place, prime_factors
-from pase.planning import search
+from pase.planning.planner import search
 from tests.moved import EdgeOverlap, Splits, edge_overlaps, moved
 
 Devices = Sequence[Sequence[int]]

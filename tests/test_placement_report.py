@@ -17,8 +17,8 @@ from pase.placement_report import (
     placed_anew,
     plain_order,
 )
-from pase.plan import Plan
-from pase.planning import search
+from pase.planning.plan import Plan
+from pase.planning.planner import search
 from tests.moved import edge_overlaps
 from tests.networks import small_graph
 from tests.runtime.networks import small

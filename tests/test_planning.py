@@ -15,10 +15,10 @@ from pase.errors import ConfigurationError, CostError, GraphError, MachineError,
 from pase.graph import Edge
 from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.models import MODELS
-from pase.ordering import ORDERINGS, breadth_first, generate_seq
-from pase.planning import MAX_DEVICES, problem_of
+from pase.planning.planner import MAX_DEVICES, problem_of
+from pase.planning.strategy import plan_layers, total_cost
 from pase.solver import find_best_strategy, naive_recurrence, solve
-from pase.strategy import plan_layers, total_cost
+from pase.solver.ordering import ORDERINGS, breadth_first, generate_seq
 from tests.networks import slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
 Splits = dict[str, int]
@@ -172,7 +172,7 @@ def test_a_time_limit_covers_the_making_of_tables(model: str, monkeypatch: pytes
         left = iter([0.0] * looks)
         monkeypatch.setattr("pase.costs.build.perf_counter", lambda left=left: next(left, inf))
         solved = Mock(side_effect=solve)
-        monkeypatch.setattr("pase.planning.solve", solved)
+        monkeypatch.setattr("pase.planning.planner.solve", solved)
         plan = search(graph, 16, options=SearchOptions(cost_model=model, time_limit_s=1e9))
         cut = max(solved.call_args.args[0].domain_sizes) == 1
         if cut:

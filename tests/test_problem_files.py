@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 
-import pase.problem_files
+import pase.tables.files
 from pase.errors import TablesError
-from pase.problem_files import export_cfn, read_problem, write_problem
-from pase.tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable
+from pase.tables.files import export_cfn, read_problem, write_problem
 from tests.solver.problems import brute_force, small_problems, total_cost
 
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
@@ -115,7 +115,7 @@ def test_configurations_of_other_tables_are_not_written(tmp_path):
 
 def test_tables_too_large_for_a_file_are_refused(tmp_path, monkeypatch):
     tables = read_problem(saved(tmp_path))
-    monkeypatch.setattr(pase.problem_files, "MAX_FILE_BYTES", 31)
+    monkeypatch.setattr(pase.tables.files, "MAX_FILE_BYTES", 31)
     with pytest.raises(TablesError, match="use fewer devices"):
         write_problem(tables, tmp_path / "x.npz")
     with pytest.raises(TablesError, match="use fewer devices"):

@@ -68,9 +68,10 @@ def test_names_are_there_before_and_after_they_are_loaded() -> None:
     code = (
         "import json, pase\n"
         "before = [name for name in pase.__all__ if name not in dir(pase)]\n"
-        "import pase.planning, pase.graph, pase.importers.load, pase.machine, pase.emitter.emit, pase.plan\n"
-        "import pase.exports.csv, pase.explanation.explain, pase.simulation.engine\n"
-        "import pase.reports, pase.baselines.compare\n"
+        "import pase.planning.planner, pase.graph, pase.importers.load, pase.machine, pase.planning.plan\n"
+        "import pase.targets.mesh_tensorflow.emitter.emit\n"
+        "import pase.views.exports.csv, pase.analysis.explanation.explain, pase.analysis.simulation.engine\n"
+        "import pase.views.reports, pase.analysis.baselines.compare\n"
         "from pase import *\n"
         "kinds = {name: type(getattr(pase, name)).__name__ for name in pase.__all__}\n"
         "same = [getattr(pase, name) is globals()[name] for name in pase.__all__]\n"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pase.errors import TablesError
-from pase.tables import CostTables, EdgeTable, verify_tables
+from pase.tables.cost_tables import CostTables, EdgeTable, verify_tables
 from tests.solver.problems import small_problems, total_cost
 
 
@@ -49,7 +49,9 @@ def test_rows_that_only_seem_equal_stay_apart(monkeypatch):
     # All mixtures made equal: the comparison notices and no two rows are taken as one.
     values = np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]])
     unique = np.unique
-    monkeypatch.setattr("pase.tables.np.unique", lambda mixed, **kwargs: unique(mixed * np.uint64(0), **kwargs))
+    monkeypatch.setattr(
+        "pase.tables.cost_tables.np.unique", lambda mixed, **kwargs: unique(mixed * np.uint64(0), **kwargs)
+    )
     table = EdgeTable.factored(values)
     np.testing.assert_array_equal(table.dense(), values)
     assert table.values.shape == (3, 2)

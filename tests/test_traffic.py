@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pase.costs import PaperCostModel, edge_layouts, shared_cost, shared_weights, traffic_of, transfer_bytes
 from pase.graph import Graph
 from pase.pairs import all_reduce_pairs
-from pase.plan import Plan
-from pase.runtime.layouts import DeviceMesh
-from pase.runtime.traffic import Phase
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
 from pase.traffic import flows
 from tests.moved import edge_overlaps, moved
 from tests.networks import SMALL, small_graph, small_plan

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pase.device_memory import device_memory
-from pase.runtime.boxes import num_points
-from pase.runtime.optimisers import make_rule
+from pase.targets.mesh_tensorflow.runtime.boxes import num_points
+from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.worker_parameters import held_weights, optimiser_numbers, parameters_per_device
 from tests.runtime.networks import small, tied
 from tests.runtime.plans import make_plan, random_plan

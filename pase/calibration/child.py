@@ -13,7 +13,7 @@ from typing import Any
 from pase.calibration.effort import EFFORTS, Effort
 from pase.calibration.samples import Message, Rate, Samples
 from pase.errors import PaseError
-from pase.runtime.device_choice import CPU, GPU, KINDS, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU, KINDS, DeviceChoice
 
 MOST_CPU_DEVICES = 8
 """So many virtual devices are measured at most, unless more are asked for."""
@@ -41,8 +41,8 @@ def main() -> None:
 
 def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> Samples:
     from pase.calibration import kernels
-    from pase.runtime.compat import tf
-    from pase.runtime.devices import local_devices
+    from pase.targets.mesh_tensorflow.runtime.compat import tf
+    from pase.targets.mesh_tensorflow.runtime.devices import local_devices
 
     count = num_devices or max(2, _DEFAULT_COUNT[choice.kind]())
     devices = local_devices(choice, count)
@@ -99,7 +99,7 @@ def _num_cores() -> int:
 
 
 def _num_gpus() -> int:
-    from pase.runtime.devices import physical_gpus
+    from pase.targets.mesh_tensorflow.runtime.devices import physical_gpus
 
     return len(physical_gpus())
 
@@ -125,7 +125,7 @@ def _processor() -> str:
 
 
 def _described_gpu(devices: Any, _count: int) -> tuple[str, int]:
-    from pase.runtime.compat import tf
+    from pase.targets.mesh_tensorflow.runtime.compat import tf
 
     found = tf.config.experimental.list_physical_devices(GPU)
     details = tf.config.experimental.get_device_details(found[devices.visible_gpus[0]])

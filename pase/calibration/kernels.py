@@ -11,12 +11,12 @@ from typing import Any
 
 from pase.calibration.effort import Convolution, Effort, binary
 from pase.calibration.samples import Message, Rate
-from pase.runtime.compat import mtf, tf
-from pase.runtime.device_choice import CPU, GPU
-from pase.runtime.devices import Devices
-from pase.runtime.layouts import DeviceMesh
-from pase.runtime.mesh import LayerMesh
-from pase.runtime.traffic import Traffic
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU
+from pase.targets.mesh_tensorflow.runtime.devices import Devices
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 
 DTYPES = ("float32", "float64")
 

@@ -11,7 +11,7 @@ from pase.calibration.samples import Message, Rate, Samples
 from pase.costs.collectives import Link, all_reduce
 from pase.errors import CalibrationError
 from pase.machine import Device, Level, Machine
-from pase.runtime.device_choice import CPU, GPU, KINDS
+from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU, KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pase.documents import Field
+from pase.common.documents import Field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

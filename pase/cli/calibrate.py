@@ -14,10 +14,10 @@ from pase.calibration.samples import Rate, Samples
 from pase.cli.options import WholeNumber, check_writable, device_options, json_option
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import progress
-from pase.documents import write_atomically
+from pase.common.documents import write_atomically
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text
-from pase.runtime.device_choice import KINDS, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.device_choice import KINDS, DeviceChoice
 
 
 @click.command("calibrate", epilog="Example: pase calibrate --devices 2 --quick -o machine.toml")

@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from pase.baselines import BASELINES, Comparison, Contender, Sampling, chosen, compare
-from pase.baselines.compare import OURS
-from pase.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS
+from pase.analysis.baselines import BASELINES, Comparison, Contender, Sampling, chosen, compare
+from pase.analysis.baselines.compare import OURS
+from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS
 from pase.cli.names import complete_models
 from pase.cli.options import ModelArguments, WholeNumber, json_option, model_options
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import READING, progress
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
-from pase.plan import Plan
-from pase.plan_file import write_plan
+from pase.planning.plan import Plan
+from pase.planning.plan_file import write_plan
 
 _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
 """Words for several cost models."""

@@ -2,11 +2,11 @@
 
 import click
 
+from pase.cli.installation import Extra, Installation, Package, installation
 from pase.cli.main import EXIT_INPUT
 from pase.cli.options import json_option
 from pase.cli.output import print_json, print_table, say, say_whole
 from pase.errors import PaseError
-from pase.installation import Extra, Installation, Package, installation
 
 
 @click.command("doctor", epilog="Example: pase doctor")

@@ -8,11 +8,11 @@ from pase.cli.easgd_model_output import Study, print_paper, print_study, study_d
 from pase.cli.names import complete_machines, complete_models
 from pase.cli.options import WholeNumber, arguments_option, batch_option, json_option
 from pase.cli.output import print_json
-from pase.easgd_costs import ALGORITHMS, Computation, algorithm_named, check_workers, computation_of, weights_of
-from pase.easgd_costs.paper import TABLE_4
 from pase.graph import Graph, Scalar
 from pase.importers import load
 from pase.machine import Machine, load_machine
+from pase.studies.easgd_costs import ALGORITHMS, Computation, algorithm_named, check_workers, computation_of, weights_of
+from pase.studies.easgd_costs.paper import TABLE_4
 
 ALL = "all"
 SHOWN = ("sync-easgd2", "sync-easgd3")

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pase.cli.output import print_table, quantity, say
-from pase.easgd_costs import (
+from pase.graph import Graph
+from pase.machine import Machine
+from pase.studies.easgd_costs import (
     Algorithm,
     Computation,
     Iteration,
@@ -17,11 +19,9 @@ from pase.easgd_costs import (
     platform_of,
     weak_scaling,
 )
-from pase.easgd_costs.calibration import PredictedRow, table_3
-from pase.easgd_costs.paper import CORES_OF_A_NODE, PARTS, ScalingSeries
-from pase.easgd_costs.statements import statements
-from pase.graph import Graph
-from pase.machine import Machine
+from pase.studies.easgd_costs.calibration import PredictedRow, table_3
+from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, PARTS, ScalingSeries
+from pase.studies.easgd_costs.statements import statements
 
 WIDTH = 96
 

@@ -9,9 +9,9 @@ from pase.cli.names import complete_models
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, warn
 from pase.cli.progress import progress
-from pase.documents import write_atomically
-from pase.emitter import emit, emit_forward, outputs_left_out
+from pase.common.documents import write_atomically
 from pase.errors import EmitError
+from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
 
 
 @click.command("emit", epilog="Example: pase emit plan.json -o train.py")

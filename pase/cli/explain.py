@@ -5,14 +5,7 @@ from typing import Any
 
 import click
 
-from pase.cli.names import complete_models
-from pase.cli.options import chosen_plan, json_option, plan_options
-from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
-from pase.cli.progress import progress
-from pase.cli.why import print_layer_why, print_sensitivity, print_why
-from pase.cli.why_document import explanation_document, sensitivity_document, why_document
-from pase.errors import PlanError, unknown_name
-from pase.explanation import (
+from pase.analysis.explanation import (
     ExplainOptions,
     Explanation,
     Sensitivity,
@@ -20,9 +13,16 @@ from pase.explanation import (
     explain,
     sensitivity,
 )
+from pase.cli.names import complete_models
+from pase.cli.options import chosen_plan, json_option, plan_options
+from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
+from pase.cli.progress import progress
+from pase.cli.why import print_layer_why, print_sensitivity, print_why
+from pase.cli.why_document import explanation_document, sensitivity_document, why_document
+from pase.errors import PlanError, unknown_name
 from pase.placement_report import PlacementTraffic, bytes_by_level, compare_placements
-from pase.plan import LayerPlan, Plan
-from pase.runtime.layouts import device_mesh
+from pase.planning.plan import LayerPlan, Plan
+from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh
 from pase.traffic import Flow
 
 _SHOWN_DEVICES = 16

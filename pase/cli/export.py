@@ -9,8 +9,8 @@ from pase.cli.names import complete_models
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, say, warn
 from pase.cli.progress import progress
-from pase.exports import FORMATS, ExportOptions, export
-from pase.plan_file import plan_schema
+from pase.planning.plan_file import plan_schema
+from pase.views.exports import FORMATS, ExportOptions, export
 
 _WIDTH = max(map(len, FORMATS))
 _HELP = "\n".join(

@@ -10,7 +10,8 @@ from pase.cli.options import WholeNumber, arguments_option, json_option
 from pase.cli.output import print_json, warn
 from pase.graph import Scalar
 from pase.importers import load
-from pase.integrated import (
+from pase.machine import load_machine
+from pase.studies.integrated import (
     CONVENTIONS,
     SAME_GRID,
     VERSIONS,
@@ -24,7 +25,6 @@ from pase.integrated import (
     study,
     with_conventions,
 )
-from pase.machine import load_machine
 
 MACHINE = "cori-knl"
 """The papers' own: α = 2 µs, 1/β = 6 GB/s."""

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pase.cli.output import print_table, quantity, say
-from pase.integrated import (
+from pase.studies.integrated import (
     CONVENTIONS,
     SAME_GRID,
     Candidate,

@@ -5,8 +5,8 @@ from ipaddress import ip_address
 import click
 
 from pase.cli.output import warn
-from pase.runtime.cluster import LOOPBACK, Cluster, read_hosts
-from pase.runtime.launch import launch_here, launch_task
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
+from pase.targets.mesh_tensorflow.runtime.launch import launch_here, launch_task
 
 
 @click.command(

@@ -20,7 +20,7 @@ def complete_machines(_context: click.Context, _parameter: click.Parameter, inco
 def complete_algorithms(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the algorithms of training across workers whose names begin like that."""
     # Here: every command has this module, and few of them train.
-    from pase.training.algorithms import ALGORITHMS
+    from pase.easgd.algorithms import ALGORITHMS
 
     return [CompletionItem(name) for name in ALGORITHMS if name.startswith(incomplete)]
 

@@ -19,11 +19,11 @@ from pase.graph.names import short
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
 from pase.models import MODELS
-from pase.plan import Plan
-from pase.plan_file import read_plan
-from pase.planning import Progress, search
-from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS
-from pase.runtime.flags import GROUPS, Takes
+from pase.planning.plan import Plan
+from pase.planning.plan_file import read_plan
+from pase.planning.planner import Progress, search
+from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS
+from pase.targets.mesh_tensorflow.runtime.flags import GROUPS, Takes
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

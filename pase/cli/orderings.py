@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.cli.output import print_table, quantity, say
-from pase.ordering import ORDERINGS, OrderingReport, report_ordering
+from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 
 
 def ordering_reports(neighbours: Sequence[frozenset[int]], domain_sizes: Sequence[int]) -> list[OrderingReport]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from pase.quantities import duration as duration
-from pase.quantities import quantity as quantity
+from pase.common.quantities import duration as duration
+from pase.common.quantities import quantity as quantity
 
 if TYPE_CHECKING:  # plans need NumPy, which `pase --help` does not wait for
-    from pase.plan import Plan
+    from pase.planning.plan import Plan
 
 _LEAST_TEXT = 12
 """A column of names or text is not made narrower than this."""

@@ -11,8 +11,8 @@ from pase.cli.names import complete_models
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, say
 from pase.cli.progress import progress
-from pase.documents import write_atomically
-from pase.reports import NamedPlan, device_numbers, render, report_document, sweep
+from pase.common.documents import write_atomically
+from pase.views.reports import NamedPlan, device_numbers, render, report_document, sweep
 
 
 @click.command("report", epilog="Example: pase report plan.json -o report.html")

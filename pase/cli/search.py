@@ -5,21 +5,21 @@ from typing import Any
 
 import click
 
+from pase.analysis.explanation import Held, held_by_opaque_layers, worthwhile_padding
 from pase.cli.names import complete_models
 from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
 from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
 from pase.cli.output import duration, print_json, print_table, quantity, say, total_cost_text, warn
 from pase.cli.progress import READING, progress
-from pase.configurations import data_parallel, enumerate_configurations
 from pase.costs import COST_MODELS, DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
-from pase.explanation import Held, held_by_opaque_layers, worthwhile_padding
+from pase.costs.configurations import data_parallel, enumerate_configurations
 from pase.graph import Graph
 from pase.graph.names import short
-from pase.memory_limit import size_text
-from pase.ordering import ORDERINGS, OrderingReport
-from pase.plan import LayerPlan, Plan
-from pase.plan_file import plan_document, write_plan
-from pase.planning import WITHOUT_LIMIT, SearchOptions, search
+from pase.planning.memory_limit import size_text
+from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan_file import plan_document, write_plan
+from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, search
+from pase.solver.ordering import ORDERINGS, OrderingReport
 
 OF_MACHINE = "machine"
 """Instead of a size: what the machine's devices have."""

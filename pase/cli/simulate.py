@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from pase.analysis.simulation import COLLECTIVES, DEFAULT_COLLECTIVES, PathStep, Simulation, chrome_trace, simulate
 from pase.cli.names import complete_models
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, print_table, quantity, say
 from pase.cli.progress import progress
-from pase.documents import write_atomically
-from pase.simulation import COLLECTIVES, DEFAULT_COLLECTIVES, PathStep, Simulation, chrome_trace, simulate
+from pase.common.documents import write_atomically
 
 _SHOWN_PARTS = 10
 """Of the critical path, how many a table names; --json has them all."""

@@ -7,9 +7,9 @@ import click
 from pase.cli.options import ByteSize, check_writable, json_option
 from pase.cli.output import duration, print_json, quantity, say
 from pase.cli.progress import progress
-from pase.ordering import ORDERINGS
-from pase.problem_files import export_cfn, read_problem
 from pase.solver import solve
+from pase.solver.ordering import ORDERINGS
+from pase.tables.files import export_cfn, read_problem
 
 
 @click.command("solve", epilog="Example: pase solve transformer_p64.npz --json")

@@ -9,8 +9,8 @@ from pase.cli.options import ModelArguments, check_writable, json_option, model_
 from pase.cli.output import print_json, warn
 from pase.cli.progress import READING, progress
 from pase.costs import COST_MODELS
-from pase.planning import check_search, problem_of
-from pase.problem_files import export_cfn, write_problem
+from pase.planning.planner import check_search, problem_of
+from pase.tables.files import export_cfn, write_problem
 
 
 @click.command("tables", epilog="Example: pase tables transformer --devices 16 -o transformer_p16.npz")

@@ -14,13 +14,13 @@ from pase.cli.names import complete_models
 from pase.cli.options import device_options, model_options
 from pase.cli.progress import progress
 from pase.cli.train_options import request_of, training_across_options, warn_of_what_is_not_used
+from pase.easgd.request import TrainingRequest
+from pase.easgd.supervise import pase_command, train_here
+from pase.easgd.supervise import train_task as train_task_here
+from pase.easgd.task_ranks import count_tasks, task_ranks
 from pase.errors import TrainingError
-from pase.runtime.cluster import Cluster, cluster_of, kept_text, read_hosts
-from pase.runtime.resume import NEWEST
-from pase.training.request import TrainingRequest
-from pase.training.supervise import pase_command, train_here
-from pase.training.supervise import train_task as train_task_here
-from pase.training.task_ranks import count_tasks, task_ranks
+from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text, read_hosts
+from pase.targets.mesh_tensorflow.runtime.resume import NEWEST
 
 _ARGUMENTS = "pase.train.arguments"
 
@@ -65,7 +65,7 @@ def command(ctx: click.Context, /, model: str, as_json: bool, **values: Any) -> 
 
 def _train(request: TrainingRequest, **told: Any) -> None:
     # Only now: it loads the framework, which takes seconds.
-    from pase.training.session import train
+    from pase.easgd.session import train
 
     train(request, **told)
 
@@ -99,8 +99,8 @@ def _shown(run: Callable[..., object], request: TrainingRequest, *, as_json: boo
 
 def _take_part(request: TrainingRequest, cluster: Cluster, *, as_json: bool) -> Never:
     """Do the part of this process in a cluster, and end it."""
-    from pase.runtime.cluster_server import run_in_cluster
-    from pase.training.session import last_checkpoint, train_task
+    from pase.easgd.session import last_checkpoint, train_task
+    from pase.targets.mesh_tensorflow.runtime.cluster_server import run_in_cluster
 
     def part() -> None:
         if cluster.task != 0:

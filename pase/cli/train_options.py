@@ -10,13 +10,8 @@ import click
 from pase.cli.names import complete_algorithms
 from pase.cli.options import ModelArguments, check_writable
 from pase.cli.output import warn
-from pase.errors import TrainingError
-from pase.runtime.cluster import LOOPBACK
-from pase.runtime.device_choice import DeviceChoice
-from pase.runtime.options import WORD_BYTES
-from pase.runtime.resume import NEWEST, Checkpointing
-from pase.training.job import Reduction
-from pase.training.job_request import (
+from pase.easgd.job import Reduction
+from pase.easgd.job_request import (
     DEFAULT_ALGORITHM,
     DEFAULT_LEARNING_RATE,
     DEFAULT_REPORT_EVERY,
@@ -25,8 +20,13 @@ from pase.training.job_request import (
     JobRequest,
     make_job,
 )
-from pase.training.request import TrainingRequest
-from pase.training.samples import DataSplit
+from pase.easgd.request import TrainingRequest
+from pase.easgd.samples import DataSplit
+from pase.errors import TrainingError
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK
+from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES
+from pase.targets.mesh_tensorflow.runtime.resume import NEWEST, Checkpointing
 
 _SAVE_EVERY = 100
 _KEEP = 3

@@ -11,7 +11,7 @@ from pase.cli.names import complete_models
 from pase.cli.options import arguments_option, batch_option, check_writable, json_option
 from pase.cli.output import print_json, quantity, say
 from pase.cli.progress import progress
-from pase.documents import write_atomically
+from pase.common.documents import write_atomically
 from pase.errors import ModelError
 from pase.importers import is_builtin
 from pase.importers.weights import read_weights

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from pase.cli.output import print_table, quantity, say
-from pase.explanation import (
+from pase.analysis.explanation import (
     FARTHEST,
     TIE,
     Explanation,
@@ -14,7 +13,8 @@ from pase.explanation import (
     configuration_text,
     percent,
 )
-from pase.plan import Plan
+from pase.cli.output import print_table, quantity, say
+from pase.planning.plan import Plan
 
 
 def print_why(plan: Plan, explanation: Explanation) -> None:

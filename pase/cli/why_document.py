@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pase.explanation import Explanation, Flip, LayerExplanation, MemoryBinding, Part, RunnerUp, Sensitivity
+from pase.analysis.explanation import Explanation, Flip, LayerExplanation, MemoryBinding, Part, RunnerUp, Sensitivity
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.configurations import Configurations, enumerate_configurations
+from pase.common.quantities import quantity
+from pase.costs.configurations import Configurations, enumerate_configurations
 from pase.costs.layouts import (
     Component,
     FloatArray,
@@ -35,8 +36,7 @@ from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, Part
 from pase.graph.names import visible
 from pase.graph.operators import with_fan_outs
-from pase.quantities import quantity
-from pase.tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable
 
 _BYTES_OF_COSTS = 200
 """About what a configuration of a layer takes: its cost, work, and messages with their groups of devices."""

@@ -14,7 +14,7 @@ from math import isclose, prod
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pase.configurations import divisors
+from pase.costs.configurations import divisors
 from pase.costs.layouts import FloatArray, distinct_rows
 
 

@@ -25,7 +25,7 @@ from pase.errors import CostError, unknown_name
 from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Role, Window
 from pase.graph.access import named_dims
 from pase.graph.operator import FAN_OUT
-from pase.tables import EdgeTable
+from pase.tables.cost_tables import EdgeTable
 
 LOSS_KINDS = frozenset({"softmax_loss"})
 """Kinds whose output is one number: the loss is all that a program keeps of it."""

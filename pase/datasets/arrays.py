@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from pase.datasets.dataset import Dataset, Part, described
 from pase.errors import DatasetError, RuntimeFailure
-from pase.runtime.data import read_arrays
+from pase.targets.mesh_tensorflow.runtime.data import read_arrays
 
 
 def read(path: Path | None, part: Part) -> Dataset:

@@ -7,11 +7,11 @@ from types import MappingProxyType
 
 from pase.datasets.dataset import LABELS, Array, Dataset
 from pase.errors import DatasetError
-from pase.runtime.data import DataInput
+from pase.targets.mesh_tensorflow.runtime.data import DataInput
 
 
 def fit_to(dataset: Dataset, inputs: Iterable[DataInput]) -> Dataset:
-    """Return a dataset as a model reads it, checked against its inputs (`pase.runtime.data.data_inputs`).
+    """Return a dataset as a model reads it, checked against its inputs.
 
     Images are laid out as rows [N, channels · height · width], in this order, for a model that reads rows of as many
     numbers. Nothing else is changed. Raises DatasetError where an array is missing, its examples are of another shape,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd, prod
 from typing import NamedTuple
 
-from pase.frozen import FrozenDict
+from pase.common.frozen import FrozenDict
 from pase.graph.access import Access, Part, Role, Window, access_dims
 from pase.graph.operator import Operator
 

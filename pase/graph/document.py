@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from pase.documents import Field
+from pase.common.documents import Field
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Dim, Part, Role, Window
 from pase.graph.graph import Edge, Graph

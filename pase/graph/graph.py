@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pase.frozen import FrozenDict
+from pase.common.frozen import FrozenDict
+from pase.common.quantities import quantity
 from pase.graph.access import Role
 from pase.graph.batch import Batch, batches
 from pase.graph.names import short
 from pase.graph.operator import Operator, Scalar
-from pase.quantities import quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

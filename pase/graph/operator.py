@@ -6,7 +6,7 @@ from functools import cached_property
 from math import prod
 from typing import TypeVar
 
-from pase.frozen import FrozenDict
+from pase.common.frozen import FrozenDict
 from pase.graph.access import Access, Axis, Dim, Part, Role, access_dims
 
 Scalar = str | int | float | bool

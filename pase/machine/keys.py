@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from pase.documents import Field
+from pase.common.documents import Field
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 """Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pase.common.frozen import FrozenDict
 from pase.errors import MachineError
-from pase.frozen import FrozenDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from importlib import resources
 from math import isfinite
 from pathlib import Path
 
-from pase.documents import Field, StrPath
+from pase.common.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
 from pase.machine.keys import REQUIRED_DTYPE, UNITS, figure, refuse_unknown_keys
 from pase.machine.lines import field_lines

@@ -17,7 +17,7 @@ import numpy as np
 from pase.solver.classes import by_configuration, class_minima
 from pase.solver.effort import Check
 from pase.solver.network import Link, Network
-from pase.tables import FloatArray
+from pase.tables.cost_tables import FloatArray
 
 WORTH_DROPPING = 0.7
 """A vertex is narrowed when no more than this part of its configurations is left: narrowing takes time, too."""

@@ -13,10 +13,10 @@ from itertools import count
 
 import numpy as np
 
-from pase.ordering import dependent_sets
 from pase.solver.effort import Effort, Outcome
 from pase.solver.narrowing import Ordered, narrow, optimal_strategy
 from pase.solver.network import Network
+from pase.solver.ordering import dependent_sets
 
 SWEEPS_EACH = 12
 MAX_OPEN = 2000

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.tables import FloatArray
+from pase.tables.cost_tables import FloatArray
 
 ClassArray = NDArray[np.intp]
 

@@ -11,10 +11,10 @@ from math import prod
 
 import numpy as np
 
-from pase.ordering import Neighbours, Ordering, dependent_sets, min_fill, min_weight
 from pase.solver.effort import Effort
 from pase.solver.network import Network
-from pase.tables import FloatArray
+from pase.solver.ordering import Neighbours, Ordering, dependent_sets, min_fill, min_weight
+from pase.tables.cost_tables import FloatArray
 
 Pairs = Mapping[tuple[int, int], FloatArray]
 """Transfer costs of each two neighbours by state, [S_u, S_v], either way round."""

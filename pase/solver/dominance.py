@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pase.solver.effort import Check
 from pase.solver.network import Link, Network
-from pase.tables import FloatArray
+from pase.tables.cost_tables import FloatArray
 
 Mask = NDArray[np.bool_]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pase.tables import CostTables
+from pase.tables.cost_tables import CostTables
 
 Progress = Callable[[str, float], None]
 Check = Callable[[], None]

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pase.solver.classes import ClassAlgebra, ClassArray, Partition, class_minima
-from pase.tables import FloatArray
+from pase.tables.cost_tables import FloatArray
 
 BLOCK_CELLS = 1 << 15  # a block and its operands stay in the second-level cache
 

@@ -23,7 +23,7 @@ from pase.solver.effort import Effort
 from pase.solver.fronts import Numbers, TooManyError, expanded, front, runs
 from pase.solver.network import Network
 from pase.solver.weighted import Weighted
-from pase.tables import FloatArray
+from pase.tables.cost_tables import FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

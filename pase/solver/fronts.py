@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.tables import FloatArray
+from pase.tables.cost_tables import FloatArray
 
 Numbers = NDArray[np.intp]
 

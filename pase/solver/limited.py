@@ -33,7 +33,7 @@ from pase.solver.search import default_memory_limit_bytes, solve
 from pase.solver.solution import Solution
 from pase.solver.targets import cheapest_up_to
 from pase.solver.weighted import Weighted, verify_weighted
-from pase.tables import CostTables
+from pase.tables.cost_tables import CostTables
 
 FIRST_TARGET = 1 / 64
 """Of the gap: how far above the bound the first target is."""

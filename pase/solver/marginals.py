@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pase.ordering import AUTO, choose_ordering
 from pase.solver.classes import ClassAlgebra, ClassArray, Partition, class_minima
 from pase.solver.effort import RELATIVE_TOLERANCE, Check
 from pase.solver.elimination import Factor, Kernel, Planner, aligned, fill
 from pase.solver.network import Network
-from pase.tables import CostTables, FloatArray
+from pase.solver.ordering import AUTO, choose_ordering
+from pase.tables.cost_tables import CostTables, FloatArray
 
 
 class _Entry(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from pase.solver.weighted import Weighted
-from pase.tables import CostTables, FloatArray
+from pase.tables.cost_tables import CostTables, FloatArray
 
 MAX_ROUNDS = 20
 

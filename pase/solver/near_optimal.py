@@ -10,7 +10,7 @@ import numpy as np
 from pase.solver.bounds import sweep
 from pase.solver.effort import RELATIVE_TOLERANCE
 from pase.solver.network import Network
-from pase.tables import CostTables, IndexArray, verify_tables
+from pase.tables.cost_tables import CostTables, IndexArray, verify_tables
 
 MAX_SWEEPS = 12
 

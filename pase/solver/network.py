@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pase.solver.classes import ClassArray, Partition, by_configuration
 from pase.solver.elimination import Factor, Table
-from pase.tables import CostTables, EdgeTable, FloatArray
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
 
 Made = TypeVar("Made")
 

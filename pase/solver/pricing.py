@@ -13,7 +13,7 @@ import numpy as np
 from pase.solver.moves import Choice
 from pase.solver.solution import Solution
 from pase.solver.weighted import Weighted
-from pase.tables import CostTables
+from pase.tables.cost_tables import CostTables
 
 MAX_PRICES = 100
 

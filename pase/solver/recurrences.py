@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.errors import SolverError
-from pase.ordering import dependent_sets, naive_dependent_sets
+from pase.solver.ordering import dependent_sets, naive_dependent_sets
 from pase.solver.solution import Solution, Statistics
-from pase.tables import CostTables, FloatArray, verify_tables
+from pase.tables.cost_tables import CostTables, FloatArray, verify_tables
 
 DEFAULT_LIMIT_BYTES = 4 << 30
 

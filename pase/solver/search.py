@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pase.errors import SolverError
-from pase.ordering import AUTO, NOT_WORTH_WEIGHING, OrderingReport, choose_ordering, ordering_named, report_ordering
 from pase.solver.bounds import decode
 from pase.solver.branching import branch
 from pase.solver.contraction import contract
@@ -29,9 +28,17 @@ from pase.solver.effort import (
 from pase.solver.merging import merge_alike
 from pase.solver.narrowing import finish, narrow
 from pase.solver.network import Network
+from pase.solver.ordering import (
+    AUTO,
+    NOT_WORTH_WEIGHING,
+    OrderingReport,
+    choose_ordering,
+    ordering_named,
+    report_ordering,
+)
 from pase.solver.solution import Solution, Statistics
 from pase.solver.trees import eliminate_tree
-from pase.tables import CostTables, verify_tables
+from pase.tables.cost_tables import CostTables, verify_tables
 
 DIRECT_OPERATIONS = NOT_WORTH_WEIGHING
 """A problem whose elimination looks at no more combinations than this is not worth bounding first."""
@@ -56,7 +63,7 @@ def solve(
 ) -> Solution:
     """Return a cheapest strategy with its proof, or the best found, a lower bound and their gap.
 
-    ordering: a name of `pase.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
+    ordering: a name of `pase.solver.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
     memory_limit_bytes: the most that the solver's own tables may take; default: half of the machine's memory.
     time_limit_s: wall-clock time after which the best strategy so far is returned; Ctrl-C has the same effect.
     known: strategies, each a configuration index for each vertex; the answer is never worse than the best of them.

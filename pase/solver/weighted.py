@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.errors import SolverError
-from pase.tables import CostTables, EdgeTable, FloatArray, IndexArray
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
 LARGEST_SUM = 2.0**53
 """Sums of whole numbers up to this are exact."""

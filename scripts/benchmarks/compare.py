@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pase import load, load_machine
-from pase.baselines import BASELINES, Baseline, Comparison, Contender, Sampling, chosen, compare
+from pase.analysis.baselines import BASELINES, Baseline, Comparison, Contender, Sampling, chosen, compare
 from pase.models import MODELS
 from scripts.benchmarks.tables import markdown, publish
 

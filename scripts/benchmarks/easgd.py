@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from itertools import product
 from types import MappingProxyType
 
-from pase.documents import write_atomically
-from pase.training.algorithms import ALGORITHMS, Exchange
-from pase.training.equations import Rates
+from pase.common.documents import write_atomically
+from pase.easgd.algorithms import ALGORITHMS, Exchange
+from pase.easgd.equations import Rates
 from scripts.benchmarks.easgd_charts import averaged, figures
 from scripts.benchmarks.easgd_runs import Result, Run, train
 from scripts.benchmarks.easgd_tables import Reached, settings_table, simulated_table, table

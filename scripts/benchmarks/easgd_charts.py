@@ -6,7 +6,7 @@ from math import log10
 from statistics import mean
 from types import MappingProxyType
 
-from pase.training.algorithms import ALGORITHMS
+from pase.easgd.algorithms import ALGORITHMS
 from scripts.benchmarks.charts import Axes, Curve, curve_panels
 
 COLOURS: Mapping[str, str] = MappingProxyType(

@@ -1,15 +1,15 @@
 """You et al. 2017 from its cost model: Tables 3 and 4 beside what is predicted, and what its text states."""
 
-from pase.easgd_costs import ALGORITHMS, Algorithm, bandwidth_for, weights_of
-from pase.easgd_costs.calibration import predicted, table_3
-from pase.easgd_costs.paper import CORES_OF_A_NODE, PARTS, TABLE_4
-from pase.easgd_costs.scaling_statements import node, scaled_s, weights
-from pase.easgd_costs.statements import statements
+from pase.common.quantities import quantity
+from pase.easgd.algorithms import Exchange
 from pase.importers import load
-from pase.integrated.network import network_of
 from pase.machine import load_machine
-from pase.quantities import quantity
-from pase.training.algorithms import Exchange
+from pase.studies.easgd_costs import ALGORITHMS, Algorithm, bandwidth_for, weights_of
+from pase.studies.easgd_costs.calibration import predicted, table_3
+from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, PARTS, TABLE_4
+from pase.studies.easgd_costs.scaling_statements import node, scaled_s, weights
+from pase.studies.easgd_costs.statements import statements
+from pase.studies.integrated.network import network_of
 from scripts.benchmarks.tables import markdown, publish
 
 ROUND = {

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+from pase.easgd.algorithms import ALGORITHMS
+from pase.easgd.equations import Rates
+from pase.easgd.job import Job, begun
+from pase.easgd.threads import train_in_threads
 from pase.errors import TrainingError
-from pase.training.algorithms import ALGORITHMS
-from pase.training.equations import Rates
-from pase.training.job import Job, begun
-from pase.training.threads import train_in_threads
 from scripts.benchmarks.easgd_charts import Point
 from scripts.benchmarks.easgd_trials import NUM_WORKERS, TARGET, Bench
 

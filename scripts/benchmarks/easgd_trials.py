@@ -13,16 +13,16 @@ from types import MappingProxyType
 import numpy as np
 
 from pase.datasets.digits import digits
+from pase.easgd.algorithms import Algorithm, Exchange, Sends
+from pase.easgd.equations import Array, Rates
+from pase.easgd.networks import build_of_plan
+from pase.easgd.objective import Evaluator, Objective
+from pase.easgd.replica import Network, Replica
+from pase.easgd.samples import worker_batches
+from pase.easgd.states import WorkerState, changed
+from pase.easgd.tree import tree_sum
 from pase.importers import load
-from pase.planning import search
-from pase.training.algorithms import Algorithm, Exchange, Sends
-from pase.training.equations import Array, Rates
-from pase.training.networks import build_of_plan
-from pase.training.objective import Evaluator, Objective
-from pase.training.replica import Network, Replica
-from pase.training.samples import worker_batches
-from pase.training.states import WorkerState, changed
-from pase.training.tree import tree_sum
+from pase.planning.planner import search
 
 NUM_WORKERS = 4
 BATCH = 32

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pase import load, load_machine
-from pase.baselines import Comparison, chosen, compare
+from pase.analysis.baselines import Comparison, chosen, compare
+from pase.analysis.simulation import DEFAULT_COLLECTIVES, simulate
 from pase.machine import Machine, override_machine
-from pase.simulation import DEFAULT_COLLECTIVES, simulate
 from scripts.benchmarks.tables import markdown, publish
 
 DEVICES = (4, 8, 16, 32, 64)

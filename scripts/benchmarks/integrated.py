@@ -1,7 +1,7 @@
 """Gholami et al. 2018 from its equations alone: Figs. 5 to 10, and what its text states beside what follows."""
 
-from pase.documents import write_atomically
-from pase.integrated import (
+from pase.common.documents import write_atomically
+from pase.studies.integrated import (
     CONVENTIONS,
     Grid,
     Options,

@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import cache
 
 from pase import load
-from pase.integrated import (
+from pase.machine import load_machine
+from pase.studies.integrated import (
     OWN_GRIDS,
     Candidate,
     Chain,
@@ -22,7 +23,6 @@ from pase.integrated import (
     step_time,
     study,
 )
-from pase.machine import load_machine
 from scripts.benchmarks.charts import Bar, Curve, Panel, Part, curves, stacked_bars
 from scripts.benchmarks.integrated_multiply import multiplication
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pase.integrated import (
+from pase.studies.integrated import (
     Candidate,
     Chain,
     Grid,

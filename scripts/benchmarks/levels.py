@@ -11,10 +11,10 @@ from pase.costs import AlphaBetaCostModel, cost_model, traffic_of
 from pase.costs.collectives import Link
 from pase.graph import Graph
 from pase.machine import Machine, load_machine
-from pase.plan import LayerPlan, Plan
-from pase.planning import SearchOptions, search
-from pase.runtime.layouts import device_mesh
-from pase.strategy import plan_layers, total_cost
+from pase.planning.plan import LayerPlan, Plan
+from pase.planning.planner import SearchOptions, search
+from pase.planning.strategy import plan_layers, total_cost
+from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh
 from scripts.benchmarks.tables import markdown, publish
 
 NETWORKS = ("alexnet", "inception_v3", "rnnlm", "transformer", "bert_large", "gpt")

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from pase import load, load_machine
 from pase.costs import Problem, memory_tables
-from pase.memory_limit import size_text, weighted_problem
 from pase.models import MODELS
-from pase.planning import problem_of
+from pase.planning.memory_limit import size_text, weighted_problem
+from pase.planning.planner import problem_of
 from pase.solver import LimitedSolution, lightest_strategy, solve_limited
 from scripts.benchmarks.tables import markdown, publish
 

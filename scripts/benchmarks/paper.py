@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pase import load
-from pase.baselines import complete
+from pase.analysis.baselines import complete
 from pase.costs import CostModel, Problem, build_problem, cost_model, layer_cost, traffic_of
 from pase.graph import Graph, Operator
 from pase.machine import load_machine
-from pase.ordering import breadth_first, dependent_sets, generate_seq, naive_dependent_sets
-from pase.planning import data_parallel_cost
+from pase.planning.planner import data_parallel_cost
 from pase.solver import solve
+from pase.solver.ordering import breadth_first, dependent_sets, generate_seq, naive_dependent_sets
 from scripts.benchmarks.tables import markdown, publish
 
 NUM_DEVICES = 32

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from pase import Plan, emit, load, load_machine, search
+from pase.analysis.simulation import simulate
 from pase.calibration import CalibrationChoice, calibrate, measured_machine
 from pase.costs import cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
-from pase.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, DeviceChoice
-from pase.simulation import simulate
-from pase.strategy import plan_layers, total_cost
+from pase.planning.strategy import plan_layers, total_cost
+from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, DeviceChoice
 from scripts.benchmarks.tables import markdown, publish
 from scripts.benchmarks.trials import random_strategy
 
@@ -160,10 +160,10 @@ def _step_times(plans: Sequence[Plan], rounds: int) -> list[tuple[float, float]]
 @contextmanager
 def _training(plan: Plan) -> Iterator[tuple[Any, Any]]:
     """Give the training of a plan's program on virtual devices, and a batch."""
-    from pase.runtime.compat import tf
-    from pase.runtime.data import Batches
-    from pase.runtime.program import Program
-    from pase.runtime.training import Training
+    from pase.targets.mesh_tensorflow.runtime.compat import tf
+    from pase.targets.mesh_tensorflow.runtime.data import Batches
+    from pase.targets.mesh_tensorflow.runtime.program import Program
+    from pase.targets.mesh_tensorflow.runtime.training import Training
 
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(emit(plan), "<emitted>", "exec"), namespace)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pase.documents import write_atomically
+from pase.common.documents import write_atomically
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -13,7 +13,7 @@ from pase.graph import Operator, Scalar
 from pase.machine import override_machine
 
 if TYPE_CHECKING:
-    from pase.runtime.reference import ReferenceResult
+    from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult
 
 TOLERANCE = 1e-12
 """The largest relative difference of a loss, and of a weight, that is none."""
@@ -75,7 +75,7 @@ class Outcome:
 
 def attempt(trial: Trial) -> Outcome:
     """Train under a strategy and on one device, in float64, and compare."""
-    from pase.runtime.execute import max_relative_difference
+    from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
 
     reference = _reference(trial.network, trial.arguments, trial.steps)
     searched = _searched(trial.network, trial.arguments, trial.num_devices)
@@ -160,9 +160,9 @@ def _searched(network: str, arguments: tuple[tuple[str, Scalar], ...], num_devic
 
 @cache
 def _reference(network: str, arguments: tuple[tuple[str, Scalar], ...], steps: int) -> "ReferenceResult":
-    from pase.runtime.options import TrainingOptions
-    from pase.runtime.reference import reference_training
-    from pase.runtime.schedules import Schedule
+    from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+    from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
 
     options = TrainingOptions(steps=steps, dtype="float64", schedule=Schedule(peak=_rate(network)), seed=0)
     found = reference_training(_graph(network, arguments), options)
@@ -178,10 +178,10 @@ def _rate(network: str) -> float:
 
 def _trained(plan: Plan, steps: int, learning_rate: float) -> tuple[list[float], Mapping[str, Any]]:
     """Return the losses of a plan's program and its weights after the last step."""
-    from pase.runtime.compat import tf
-    from pase.runtime.data import Batches
-    from pase.runtime.program import Program
-    from pase.runtime.training import Training
+    from pase.targets.mesh_tensorflow.runtime.compat import tf
+    from pase.targets.mesh_tensorflow.runtime.data import Batches
+    from pase.targets.mesh_tensorflow.runtime.program import Program
+    from pase.targets.mesh_tensorflow.runtime.training import Training
 
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(emit(plan), "<emitted>", "exec"), namespace)

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PUBLISHED: Mapping[str, str] = MappingProxyType(
     {
         "pase/machine/machine.schema.json": "schemas/machine.schema.json",
-        "pase/plan.schema.json": "schemas/plan.schema.json",
+        "pase/planning/plan.schema.json": "schemas/plan.schema.json",
     }
 )
 """Schemas, and where the site has them."""

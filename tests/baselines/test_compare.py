@@ -5,15 +5,15 @@ import itertools
 import pytest
 
 from pase import Graph, load, load_machine
-from pase.baselines import BASELINES, Sampling, chosen, compare
-from pase.baselines.compare import OURS
+from pase.analysis.baselines import BASELINES, Sampling, chosen, compare
+from pase.analysis.baselines.compare import OURS
 from pase.costs import COST_MODELS
 from pase.errors import ConfigurationError
 from pase.graph import Scalar
 from pase.models import MODELS
-from pase.planning import SearchOptions, data_parallel_cost, problem_of, search
+from pase.planning.planner import SearchOptions, data_parallel_cost, problem_of, search
+from pase.planning.strategy import total_cost
 from pase.solver import solve
-from pase.strategy import total_cost
 from tests.networks import small_graph, tiny_graph
 
 DEVICES = (4, 8, 16, 32, 64)

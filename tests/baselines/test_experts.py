@@ -8,15 +8,15 @@ from math import prod
 import pytest
 
 from pase import Graph, Machine, load, load_machine
-from pase.baselines import BASELINES
-from pase.baselines.mcmc import Walk
-from pase.baselines.mesh_tensorflow import meshes
-from pase.baselines.transformer_dims import transformer_dims
+from pase.analysis.baselines import BASELINES
+from pase.analysis.baselines.mcmc import Walk
+from pase.analysis.baselines.mesh_tensorflow import meshes
+from pase.analysis.baselines.transformer_dims import transformer_dims
 from pase.costs import Problem
 from pase.graph import Builder, Scalar
 from pase.graph.operators import conv2d, dense, dropout, global_pool, softmax_loss
 from pase.models import MODELS
-from pase.planning import problem_of
+from pase.planning.planner import problem_of
 from pase.solver import solve
 from tests.networks import SMALL, small_graph
 

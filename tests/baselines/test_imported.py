@@ -5,11 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from pase import load, load_machine
-from pase.baselines import BASELINES
-from pase.baselines.mesh_tensorflow import meshes
-from pase.baselines.transformer_dims import transformer_dims
+from pase.analysis.baselines import BASELINES
+from pase.analysis.baselines.mesh_tensorflow import meshes
+from pase.analysis.baselines.transformer_dims import transformer_dims
 from pase.costs import Problem
-from pase.planning import problem_of
+from pase.planning.planner import problem_of
 from tests.importers.torch_zoo import Made, alexnet, transformer
 
 pytest.importorskip("torch")

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import load_machine
-from pase.baselines import Sampling, sample
-from pase.baselines.mcmc import STARTS, Walk, choose
-from pase.baselines.registry import EXPERTS
+from pase.analysis.baselines import Sampling, sample
+from pase.analysis.baselines.mcmc import STARTS, Walk, choose
+from pase.analysis.baselines.registry import EXPERTS
 from pase.costs import Problem
 from pase.errors import ConfigurationError
-from pase.planning import data_parallel_choice, problem_of
+from pase.planning.planner import data_parallel_choice, problem_of
 from pase.solver import solve
-from pase.tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.networks import small_graph, tiny_graph
 from tests.solver.problems import small_problems
 

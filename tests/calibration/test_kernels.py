@@ -7,9 +7,9 @@ import pytest
 
 from pase.calibration import kernels
 from pase.calibration.effort import EFFORTS, Convolution
-from pase.runtime.compat import tf
-from pase.runtime.device_choice import CPU, GPU
-from pase.runtime.devices import virtual_cpus
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU
+from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
 
 EFFORT = EFFORTS["glance"]
 DEVICES = virtual_cpus(2)

@@ -11,10 +11,10 @@ from jsonschema import Draft202012Validator
 from pase.calibration import measured_machine
 from pase.calibration.effort import EFFORTS, binary
 from pase.calibration.samples import samples_from_document
-from pase.documents import Field
+from pase.common.documents import Field
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_schema, machine_text, parse_machine, preset_names
-from pase.runtime.device_choice import GPU
+from pase.targets.mesh_tensorflow.runtime.device_choice import GPU
 from tests.calibration.synthetic import BANDWIDTH_BYTES_PER_S, LATENCY_S, synthetic
 
 

@@ -16,7 +16,7 @@ from pase.calibration.samples import Samples
 from pase.cli import calibrate as command
 from pase.errors import CalibrationError, RuntimeFailure
 from pase.machine import load_machine, machine_schema, parse_machine
-from pase.runtime.device_choice import GPU, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.device_choice import GPU, DeviceChoice
 from tests.calibration.synthetic import synthetic
 from tests.cli.conftest import Command
 
@@ -147,7 +147,7 @@ def test_the_measuring_process_reports_lines_of_json(
 
 
 def test_the_measuring_process_says_in_a_line_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pase.runtime.devices.physical_gpus", lambda: ())
+    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.devices.physical_gpus", lambda: ())
     with pytest.raises(SystemExit, match=r"^error: 2 GPUs are needed and TensorFlow found none"):
         _child(monkeypatch, "--device=GPU")
 
@@ -177,6 +177,6 @@ def test_a_gpu_is_described_by_its_driver_and_the_least_memory(monkeypatch: pyte
         Graph=lambda: SimpleNamespace(as_default=nullcontext),
         Session=lambda **_: session,
     )
-    monkeypatch.setattr("pase.runtime.compat.tf", fake)
+    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.compat.tf", fake)
     devices = SimpleNamespace(visible_gpus=(1, 0), config=lambda: None)
     assert child._described_gpu(devices, 2) == ("second", 200)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pase.baselines import BASELINES
+from pase.analysis.baselines import BASELINES
 from pase.costs import COST_MODELS
-from pase.plan_file import read_plan
+from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command
 
 ALEXNET = ("alexnet", "-b", "16", "--arg", "image=64", "--arg", "width=8", "--arg", "classes=16", "-p", "8")

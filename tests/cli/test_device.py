@@ -2,7 +2,7 @@
 
 import pytest
 
-from pase.runtime.devices import physical_gpus
+from pase.targets.mesh_tensorflow.runtime.devices import physical_gpus
 from tests.cli.conftest import Command
 
 MODEL = ["mlp", "--devices", "4", "--batch", "8", "--arg", "hidden=16", "--steps", "1"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pase import installation as module
-from pase.installation import PURPOSES, Extra, Installation, Package, installation
+from pase.cli.installation import PURPOSES, Extra, Installation, Package, installation
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,8 +8,8 @@ import pytest
 
 from pase.cli.main import run
 from pase.cli.options import ByteSize
-from pase.plan import SCHEMA_VERSION
-from pase.plan_file import write_plan
+from pase.planning.plan import SCHEMA_VERSION
+from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command, Finished
 from tests.networks import small_plan, tiny_plan
 

@@ -10,8 +10,8 @@ import pytest
 
 from pase import search
 from pase.costs import strategy_memory
-from pase.plan_file import read_plan, write_plan
-from pase.planning import SearchOptions, data_parallel_choice, plan_of, problem_of
+from pase.planning.plan_file import read_plan, write_plan
+from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.solver import solve
 from tests.cli.conftest import Command
 from tests.cli.processes import in_pipe

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pase.exports import FORMATS, ExportOptions, export
-from pase.plan_file import plan_schema, read_plan, write_plan
+from pase.planning.plan_file import plan_schema, read_plan, write_plan
+from pase.views.exports import FORMATS, ExportOptions, export
 from tests.cli.conftest import Command
 from tests.cli.processes import in_pipe
 from tests.hostile import hostile_plan

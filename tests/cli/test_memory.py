@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from pase import SearchOptions, load, search
-from pase.memory_limit import size_text
-from pase.plan_file import read_plan
+from pase.planning.memory_limit import size_text
+from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command
 
 GPT = ("gpt", "--devices", "2", "--arg", "layers=2", "--optimizer", "adam")

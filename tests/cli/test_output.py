@@ -15,7 +15,7 @@ from pase.cli import output
 from pase.cli.output import duration, printable, quantity
 from pase.machine import preset_names
 from pase.models import MODELS
-from pase.plan_file import read_plan
+from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command
 from tests.cli.processes import in_terminal
 from tests.networks import SMALL
@@ -89,7 +89,7 @@ def test_search_prints_one_json_object_that_is_the_plan(name: str, pase: Command
     assert (finished.status, finished.err) == (0, "")
     document = json.loads(finished.out)
     assert json.loads(path.read_text(encoding="utf-8")) == document
-    schema = json.loads((Path(library.__file__).parent / "plan.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads((Path(library.__file__).parent / "planning" / "plan.schema.json").read_text(encoding="utf-8"))
     assert Draft202012Validator(schema).is_valid(document)
     assert {"schema_version", "total_cost", "lower_bound", "gap", "exact", "layers", "baselines", "search"} <= set(
         document

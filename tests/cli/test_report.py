@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.plan_file import write_plan
+from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command
 from tests.hostile import hostile_plan
 from tests.networks import small_plan

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from pase.analysis.simulation import simulate
 from pase.machine import load_machine
-from pase.plan_file import write_plan
-from pase.simulation import simulate
+from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command
 from tests.networks import small_plan, tiny_plan
 

@@ -15,7 +15,7 @@ import pase as library
 from pase.cli import output, progress
 from pase.cli.progress import bar_line, clock
 from pase.cli.run import _print_parameters as print_parameters
-from pase.plan_file import write_plan
+from pase.planning.plan_file import write_plan
 from pase.worker_parameters import held_weights
 from tests.cli.conftest import Command
 from tests.cli.processes import ENTRY, in_pipe, in_terminal, interrupted
@@ -248,9 +248,9 @@ ANSWERING_SEARCH = (
     "main()"
 )
 SLOW_PROGRAM = (
-    "import pase.cli.progress, pase.emitter\n"
+    "import pase.cli.progress, pase.targets.mesh_tensorflow.emitter\n"
     "pase.cli.progress.QUIET_S = 0.05\n"
-    "pase.emitter.emit = lambda _: 'import time; time.sleep(60)'\n"
+    "pase.targets.mesh_tensorflow.emitter.emit = lambda _: 'import time; time.sleep(60)'\n"
     "from pase.cli import main\n"
     "main()"
 )

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.runtime.checkpoint import list_checkpoints, read_checkpoint
-from pase.training.algorithms import ALGORITHMS
+from pase.easgd.algorithms import ALGORITHMS
+from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints, read_checkpoint
 from tests.cli.conftest import Command
 from tests.cli.processes import in_pipe, in_terminal
 

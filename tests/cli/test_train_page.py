@@ -9,7 +9,7 @@ import click
 import pytest
 
 from pase.cli.main import cli
-from pase.training.algorithms import ALGORITHMS
+from pase.easgd.algorithms import ALGORITHMS
 from tests.cli.conftest import Command
 
 PAGE = (Path(__file__).parents[2] / "docs" / "training-across-workers.md").read_text(encoding="utf-8")

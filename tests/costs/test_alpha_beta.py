@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.configurations import data_parallel
 from pase.costs import AlphaBetaCostModel, build_problem, cost_model, traffic_of
+from pase.costs.configurations import data_parallel
 from pase.costs.levels import layer_members, level_members, level_rooms
 from pase.errors import MachineError
 from pase.graph import Builder, Graph
 from pase.graph.operators import add_parameter, conv2d, dense, elementwise, embedding, softmax_loss
 from pase.machine import Device, Level, Machine, load_machine
 from pase.models import build
-from pase.planning import SearchOptions, search
-from pase.strategy import plan_layers, total_cost
+from pase.planning.planner import SearchOptions, search
+from pase.planning.strategy import plan_layers, total_cost
 from tests.networks import SMALL, small_graph
 
 FLOPS, A1, B1, A2, B2 = 1e12, 1e-5, 1e-10, 5e-5, 1e-9

@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pase import load, search
-from pase.configurations import enumerate_configurations
 from pase.costs import edge_layouts, transfer_bytes
+from pase.costs.configurations import enumerate_configurations
 from pase.costs.layouts import Splits, components, split_columns, splits_of
 from pase.costs.overlap import Volumes, shared_splits, volumes
 from pase.graph import Access, Axis, Builder, Dim, Edge, Graph, Operator, Part

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from pase.configurations import data_parallel
 from pase.costs import COST_MODELS, Fetch, PaperCostModel, Problem, build_problem, cost_model
+from pase.costs.configurations import data_parallel
 from pase.costs.traffic import Message, PassWork, Pattern
 from pase.errors import CostError
 from pase.graph import Builder, Graph
 from pase.graph.operators import add_parameter, dense, elementwise
 from pase.machine import load_machine
 from pase.models import build
-from pase.strategy import plan_layers, total_cost
+from pase.planning.strategy import plan_layers, total_cost
 
 R = 1000.0
 MODEL = PaperCostModel(flop_per_byte=R)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pase.analysis.simulation import simulate
 from pase.costs import build_problem, cost_model
 from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.collectives import Link
@@ -12,10 +13,9 @@ from pase.costs.program import pairwise_all_reduce
 from pase.machine import load_machine
 from pase.models import build
 from pase.pairs import all_reduce_pairs
-from pase.planning import SearchOptions, search
-from pase.runtime.layouts import device_mesh
-from pase.simulation import simulate
-from pase.strategy import plan_layers, total_cost
+from pase.planning.planner import SearchOptions, search
+from pase.planning.strategy import plan_layers, total_cost
+from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh
 from tests.networks import small_graph
 
 WORDS = 4096

@@ -5,8 +5,8 @@ import pytest
 from pase.costs import PaperCostModel, build_problem, shared_weights
 from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, Role
 from pase.graph.operators import dense, embedding, softmax_loss
-from pase.plan import Transfer
-from pase.strategy import plan_layers, total_cost
+from pase.planning.plan import Transfer
+from pase.planning.strategy import plan_layers, total_cost
 
 B, S, V, D = 8, 4, 32, 16
 WEIGHT_BYTES = 4 * V * D

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pase
-from pase.plan_file import write_plan
+from pase.planning.plan_file import write_plan
 from tests.docs.kinds import file_name
 from tests.docs.markdown import blocks
 

@@ -76,7 +76,7 @@ class PageRun:
 
     def _parse_python(self, arguments: list[str]) -> None:
         """Check the options of an emitted program; that of the forward pass has its own."""
-        from pase.runtime import script
+        from pase.targets.mesh_tensorflow.runtime import script
 
         script._parser().parse_args(arguments[1:])
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import pase
+from pase.analysis.explanation import explain
 from pase.costs import COST_MODELS
-from pase.emitter.kinds import KINDS
-from pase.explanation import explain
 from pase.graph import Graph
-from pase.plan_file import read_plan, write_plan
+from pase.planning.plan_file import read_plan, write_plan
+from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
 from tests.docs.kinds import file_name
 from tests.docs.markdown import blocks
 from tests.docs.output import difference
@@ -55,9 +55,9 @@ def test_without_more_the_operator_cannot_be_emitted_and_the_error_is_that_of_th
 
 
 def test_with_what_the_page_adds_the_program_computes_what_one_device_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pase.runtime.execute import max_relative_difference
-    from pase.runtime.reference import reference_losses
-    from pase.runtime.reference_kinds import COMPUTE
+    from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
+    from pase.targets.mesh_tensorflow.runtime.reference_kinds import COMPUTE
     from tests.runtime.plans import random_plan
     from tests.runtime.training import options, parallel_losses
 

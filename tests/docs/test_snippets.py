@@ -7,7 +7,7 @@ import click
 import pytest
 
 from pase.cli.main import COMMANDS, cli
-from pase.runtime.cluster import cluster_of
+from pase.targets.mesh_tensorflow.runtime.cluster import cluster_of
 from tests.cli.conftest import Command, pase
 from tests.docs.kinds import Kind, commands, file_name, kind_of
 from tests.docs.markdown import Code, blocks, pages, spans

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pase.drawing import split_classes
-from pase.drawing.colours import PALETTE, PATTERNS, UNSPLIT
+from pase.views.drawing import split_classes
+from pase.views.drawing.colours import PALETTE, PATTERNS, UNSPLIT
 
 Floats = NDArray[np.float64]
 

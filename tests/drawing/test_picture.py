@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pase.drawing.picture import svg
-from pase.plan import Plan
+from pase.planning.plan import Plan
+from pase.views.drawing.picture import svg
 from tests.drawing.graphs import overlap
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_plan, tiny_plan

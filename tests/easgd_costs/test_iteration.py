@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.easgd_costs import ALGORITHMS, Breakdown, Iteration, Platform, Weights, iteration
-from pase.integrated import Network
-from pase.training.algorithms import Exchange, Place
+from pase.easgd.algorithms import Exchange, Place
+from pase.studies.easgd_costs import ALGORITHMS, Breakdown, Iteration, Platform, Weights, iteration
+from pase.studies.integrated import Network
 from tests.easgd_costs.events import broadcast, queue, round_robin
 
 HAND = Platform(

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from pase.emitter import emit
-from pase.plan import Plan
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
 

@@ -9,10 +9,10 @@ replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes
     python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]
 """
 
-from pase.runtime.compat import mtf
-from pase.runtime.layers import dims, relu, reshard, softmax_loss
-from pase.runtime.program import Program
-from pase.runtime.script import main
+from pase.targets.mesh_tensorflow.runtime.compat import mtf
+from pase.targets.mesh_tensorflow.runtime.layers import dims, relu, reshard, softmax_loss
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.script import main
 
 
 def build(program: Program) -> mtf.Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.runtime.script import main
+from pase.targets.mesh_tensorflow.runtime.script import main
 from tests.emitter.golden import GOLDEN
 from tests.runtime.training import builder_of
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pase.emitter import emit
-from pase.emitter.emit import _LAYERS
-from pase.emitter.kinds import KINDS
 from pase.errors import EmitError, GraphError
 from pase.graph import Builder, Graph
 from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, softmax_loss
 from pase.models import build
-from pase.plan import Plan
-from pase.runtime.tensor_dims import tensor_dims
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.emitter.emit import _LAYERS
+from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
+from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import EXCHANGING, mixed, small, sorting, tied
 from tests.runtime.plans import make_plan, random_plan
@@ -60,8 +60,9 @@ def test_a_layer_is_a_block_of_few_lines() -> None:
 
 def test_writing_a_program_loads_no_framework() -> None:
     code = (
-        "import sys; from tests.emitter.golden import golden_plan; from pase.emitter import emit; emit(golden_plan()); "
-        "import pase.runtime.execute; "
+        "import sys; from tests.emitter.golden import golden_plan; "
+        "from pase.targets.mesh_tensorflow.emitter import emit; emit(golden_plan()); "
+        "import pase.targets.mesh_tensorflow.runtime.execute; "
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'tensorflow', 'mesh_tensorflow', 'torch'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -69,9 +70,9 @@ def test_writing_a_program_loads_no_framework() -> None:
 
 
 def test_everything_that_may_be_imported_exists() -> None:
-    import pase.runtime.layers
+    import pase.targets.mesh_tensorflow.runtime.layers
 
-    assert sorted(_LAYERS) == sorted(pase.runtime.layers.__all__)
+    assert sorted(_LAYERS) == sorted(pase.targets.mesh_tensorflow.runtime.layers.__all__)
 
 
 HOSTILE = [
@@ -125,8 +126,8 @@ def test_names_cannot_become_code(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_programs_of_hostile_names_train(name: str) -> None:
-    from pase.runtime.execute import max_relative_difference
-    from pase.runtime.reference import reference_losses
+    from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
     from tests.runtime.training import parallel_losses
 
     graph = hostile_network(name)

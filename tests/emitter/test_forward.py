@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pase.emitter import emit, emit_forward
 from pase.errors import EmitError, GraphError
 from pase.graph import Graph, Operator
 from pase.graph.builder import Builder
 from pase.graph.operators.contract import contract
 from pase.graph.operators.pointwise import pointwise
 from pase.graph.recipe import ATTRIBUTE, Fed, Recipe, Returned, Step, is_before_layout, recipe_of
+from pase.targets.mesh_tensorflow.emitter import emit, emit_forward
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
 

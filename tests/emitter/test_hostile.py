@@ -22,16 +22,16 @@ from xml.etree import ElementTree
 import pytest
 
 from pase import search
-from pase.documents import Field
-from pase.emitter import emit, emit_forward
+from pase.common.documents import Field
 from pase.errors import EmitError, PaseError, PlanError
-from pase.exports import FORMATS, export
 from pase.graph import Graph, graph_document, graph_from_document
 from pase.models import build
-from pase.plan import Plan
-from pase.plan_file import plan_document, read_plan
-from pase.reports.document import NamedPlan, report_document
-from pase.reports.page import render
+from pase.planning.plan import Plan
+from pase.planning.plan_file import plan_document, read_plan
+from pase.targets.mesh_tensorflow.emitter import emit, emit_forward
+from pase.views.exports import FORMATS, export
+from pase.views.reports.document import NamedPlan, report_document
+from pase.views.reports.page import render
 from tests.emitter.test_forward import network
 from tests.exports.dot_grammar import read_dot
 from tests.graph.test_attributes import CODE

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from pase.emitter import emit
-from pase.runtime.reference import reference_losses
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import small
 from tests.runtime.plans import random_plan

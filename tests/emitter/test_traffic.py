@@ -4,13 +4,13 @@ import re
 
 import pytest
 
-from pase.emitter import emit
-from pase.emitter.traffic import edge_bytes
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, pool2d, softmax_loss
-from pase.runtime.compat import tf
-from pase.runtime.program import Program
-from pase.runtime.training import Training
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.emitter.traffic import edge_bytes
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.runtime.networks import attentions, lstms, mixed, small
 from tests.runtime.plans import random_plan
 from tests.runtime.training import builder_of

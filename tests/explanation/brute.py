@@ -5,8 +5,8 @@ from itertools import product
 
 import numpy as np
 
-from pase.explanation.scaling import ScaledTables
-from pase.tables import CostTables
+from pase.analysis.explanation.scaling import ScaledTables
+from pase.tables.cost_tables import CostTables
 from tests.solver.problems import random_tables, total_cost, tree
 
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from pase.explanation import alternatives
-from pase.explanation.alternatives import Alternatives
-from pase.explanation.nearest import nearest
-from pase.explanation.subproblems import islands
-from pase.planning import problem_of
+from pase.analysis.explanation import alternatives
+from pase.analysis.explanation.alternatives import Alternatives
+from pase.analysis.explanation.nearest import nearest
+from pase.analysis.explanation.subproblems import islands
+from pase.planning.planner import problem_of
 from pase.solver import near_optimal, solve
-from pase.tables import CostTables, restricted
+from pase.tables.cost_tables import CostTables, restricted
 from tests.explanation.brute import every_strategy, random_problem
 from tests.networks import slow_machine, small_graph
 from tests.solver.problems import total_cost

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from pase import Plan, load, search
+from pase.analysis.explanation import ExplainOptions, Explanation, Part, PartKind, configuration_text, explain, percent
+from pase.analysis.explanation.flips import FARTHEST
+from pase.analysis.explanation.optimum import planned_choice
+from pase.analysis.explanation.parts import CostParts
+from pase.analysis.explanation.scaling import scaled_links
+from pase.common.quantities import quantity
 from pase.costs import COST_MODELS, cost_model
 from pase.errors import PlanError
-from pase.explanation import ExplainOptions, Explanation, Part, PartKind, configuration_text, explain, percent
-from pase.explanation.flips import FARTHEST
-from pase.explanation.optimum import planned_choice
-from pase.explanation.parts import CostParts
-from pase.explanation.scaling import scaled_links
-from pase.planning import SearchOptions, data_parallel_choice, plan_of, problem_of
-from pase.quantities import quantity
+from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.solver import Solution, solve
 from tests.networks import slow_machine, small_graph, tiny_graph
 from tests.solver.problems import total_cost

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pase.explanation import searching
-from pase.explanation.alternatives import Alternatives
-from pase.explanation.fitting import Fitting
-from pase.explanation.searching import Searching
+from pase.analysis.explanation import searching
+from pase.analysis.explanation.alternatives import Alternatives
+from pase.analysis.explanation.fitting import Fitting
+from pase.analysis.explanation.searching import Searching
 from pase.solver import Weighted, solve
-from pase.tables import CostTables
+from pase.tables.cost_tables import CostTables
 from tests.explanation.brute import every_strategy, random_problem
 
 

@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pase.explanation.flips import breakpoints
-from pase.explanation.scaling import scaled_links, scaled_tables
+from pase.analysis.explanation.flips import breakpoints
+from pase.analysis.explanation.scaling import scaled_links, scaled_tables
 from pase.machine import load_machine
-from pase.planning import problem_of
+from pase.planning.planner import problem_of
 from pase.solver import Solution, solve
-from pase.tables import CostTables
+from pase.tables.cost_tables import CostTables
 from tests.explanation.brute import every_strategy, random_scaled
 from tests.networks import slow_machine, small_graph
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from pase import search
-from pase.explanation import held_by_opaque_layers
+from pase.analysis.explanation import held_by_opaque_layers
 from pase.graph import Graph, Operator
 from pase.graph.builder import Builder
 from pase.graph.operators import dense, softmax_loss
 from pase.graph.operators.opaque import opaque
 from pase.graph.operators.pointwise import pointwise
 from pase.machine import load_machine
-from pase.planning import problem_of
+from pase.planning.planner import problem_of
 
 
 def _odd(name: str, x: tuple[int, ...], **options: Any) -> Operator:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pase import Plan, search
+from pase.analysis.explanation import ExplainOptions, explain, overview
 from pase.errors import PlanError
-from pase.explanation import ExplainOptions, explain, overview
-from pase.planning import SearchOptions
+from pase.planning.planner import SearchOptions
 from tests.explanation.test_explain import data_parallel_plan, planned
 from tests.networks import slow_machine, small_graph, tiny_graph
 

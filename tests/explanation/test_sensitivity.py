@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pase import Machine, Plan, search
-from pase.explanation import Sensitivity, sensitivity
-from pase.explanation.sensitivity import figures
+from pase.analysis.explanation import Sensitivity, sensitivity
+from pase.analysis.explanation.sensitivity import figures
 from pase.machine import load_machine
-from pase.planning import SearchOptions, problem_of
+from pase.planning.planner import SearchOptions, problem_of
 from tests.networks import slow_machine, small_graph
 
 

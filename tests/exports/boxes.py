@@ -4,11 +4,11 @@ from math import prod
 
 import numpy as np
 
-from pase.emitter.traffic import layer_mesh
-from pase.exports.named_mesh import NamedMesh, NamedTensor
 from pase.graph import Access, Axis, Operator, Part, Role, Window
-from pase.plan import Plan
-from pase.runtime.boxes import Box, Range
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter.traffic import layer_mesh
+from pase.targets.mesh_tensorflow.runtime.boxes import Box, Range
+from pase.views.exports.named_mesh import NamedMesh, NamedTensor
 
 Boxes = dict[int, tuple[Range | None, ...]]
 """By device; None for a dim of which no one range is held."""

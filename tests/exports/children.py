@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pase.exports import export
-from pase.plan import Plan
+from pase.planning.plan import Plan
+from pase.views.exports import export
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from pase import load, search
-from pase.exports import export
+from pase.views.exports import export
 
 _PAGE = Path(__file__).parents[2] / "docs" / "export-jax-torch.md"
 

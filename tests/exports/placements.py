@@ -8,7 +8,7 @@ import numpy as np
 
 from pase.graph import Graph
 from pase.placement import prime_factors
-from pase.plan import Plan
+from pase.planning.plan import Plan
 from tests.runtime.plans import configurations, make_plan
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pase.plan_file import plan_schema
+from pase.planning.plan_file import plan_schema
 
 GOLDEN = Path(__file__).with_name("plan_fields.txt")
 

@@ -8,9 +8,9 @@ import pandas
 import pytest
 
 from pase import Plan
-from pase.exports import export
-from pase.exports.csv import text_cell
 from pase.graph.names import visible
+from pase.views.exports import export
+from pase.views.exports.csv import text_cell
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_plan
 

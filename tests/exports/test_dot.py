@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 import pytest
 
 from pase import Plan
-from pase.drawing import split_classes
-from pase.explanation.reasons import configuration_text
-from pase.exports import ExportOptions, export
-from pase.exports.dot import dot
+from pase.analysis.explanation.reasons import configuration_text
 from pase.graph.names import short, visible
+from pase.views.drawing import split_classes
+from pase.views.exports import ExportOptions, export
+from pase.views.exports.dot import dot
 from tests.exports.dot_grammar import Read, read_dot, shown
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_plan

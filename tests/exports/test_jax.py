@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from pase import search
-from pase.exports import export
-from pase.exports.named_mesh import named_mesh
-from pase.exports.xla_convolutions import without_miscomputed
 from pase.graph import Access, Builder, Graph, Operator, Role
 from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, softmax_loss
 from pase.models import build
-from pase.plan import Plan
-from pase.runtime.initial import parameter_name
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.runtime.initial import parameter_name
+from pase.views.exports import export
+from pase.views.exports.named_mesh import named_mesh
+from pase.views.exports.xla_convolutions import without_miscomputed
 from tests.exports.boxes import pairs, plan_boxes
 from tests.exports.children import run_child
 from tests.exports.example import write_example

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from pase import Builder, Plan
-from pase.explanation.reasons import configuration_text
-from pase.exports import ExportOptions, export
-from pase.exports.mermaid import MOST_CHARACTERS, MOST_EDGES, mermaid
+from pase.analysis.explanation.reasons import configuration_text
 from pase.graph.names import short, visible
 from pase.graph.operators import dense
+from pase.views.exports import ExportOptions, export
+from pase.views.exports.mermaid import MOST_CHARACTERS, MOST_EDGES, mermaid
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_plan
 from tests.runtime.plans import make_plan

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import Builder, Plan
-from pase.exports import export
-from pase.exports.shared_meshes import different_splits, shared_meshes
 from pase.graph.names import visible
 from pase.graph.operators import dense
-from pase.runtime.compat import mtf
+from pase.targets.mesh_tensorflow.runtime.compat import mtf
+from pase.views.exports import export
+from pase.views.exports.shared_meshes import different_splits, shared_meshes
 from tests.hostile import hostile_plan
 from tests.networks import small_plan
 from tests.runtime.plans import make_plan

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.exports import mesh_digits
-from pase.exports.named_mesh import NamedMesh, named_mesh, notes
 from pase.graph import Access, Builder, Dim, Graph, Operator
 from pase.graph.operators import concat, conv2d, dense, elementwise
 from pase.placement import prime_factors
-from pase.plan import Plan
+from pase.planning.plan import Plan
+from pase.views.exports import mesh_digits
+from pase.views.exports.named_mesh import NamedMesh, named_mesh, notes
 from tests.exports.boxes import named_boxes, pairs, plan_boxes
 from tests.exports.placements import mesh_devices, mesh_plan
 from tests.networks import small_plan

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pase import Plan, emit
-from pase.exports import export
+from pase.views.exports import export
 from tests.hostile import HOSTILE_NAMES, hostile_plan, tame_plan
 
 WRITERS: dict[str, Callable[[Plan], str]] = {

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pase.errors import ExportError
-from pase.exports import FORMATS, ExportOptions, export
-from pase.plan_file import read_plan, write_plan
+from pase.planning.plan_file import read_plan, write_plan
+from pase.views.exports import FORMATS, ExportOptions, export
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_plan, tiny_plan
 

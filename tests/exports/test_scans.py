@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import pase
-from pase.configurations import enumerate_configurations
-from pase.exports import export
-from pase.exports.scans import cheapest_alike, scanned_layers
+from pase.costs.configurations import enumerate_configurations
 from pase.graph.operator import SCANNED
-from pase.planning import problem_of
-from pase.tables import CostTables, EdgeTable
+from pase.planning.planner import problem_of
+from pase.tables.cost_tables import CostTables, EdgeTable
+from pase.views.exports import export
+from pase.views.exports.scans import cheapest_alike, scanned_layers
 from tests.networks import slow_machine
 from tests.runtime.plans import make_plan
 

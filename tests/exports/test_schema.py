@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.plan_file import plan_document, plan_schema
+from pase.planning.plan_file import plan_document, plan_schema
 from tests.exports.plan_fields import fields, golden_fields
 from tests.networks import small_plan
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from pase import search
-from pase.exports import export
-from pase.exports.named_mesh import named_mesh
-from pase.exports.torch import in_mesh_order
 from pase.graph import Builder, Graph
 from pase.graph.operators import attention, dense, elementwise, layer_norm, softmax_loss
 from pase.models import build
-from pase.plan import Plan
+from pase.planning.plan import Plan
+from pase.views.exports import export
+from pase.views.exports.named_mesh import named_mesh
+from pase.views.exports.torch import in_mesh_order
 from tests.exports.boxes import pairs, plan_boxes
 from tests.exports.children import run_child
 from tests.exports.example import write_example

@@ -19,11 +19,11 @@ import numpy as np
 
 from pase.datasets import load_dataset
 from pase.datasets.cifar10_files import NAMES, RECORD_BYTES
-from pase.ordering import ORDERINGS
-from pase.problem_files import export_cfn, read_problem, write_problem
-from pase.runtime.checkpoint import MAGIC, Checkpoint, read_checkpoint, write_checkpoint
-from pase.runtime.data import Batches, DataInput, read_arrays
 from pase.solver import solve
+from pase.solver.ordering import ORDERINGS
+from pase.tables.files import export_cfn, read_problem, write_problem
+from pase.targets.mesh_tensorflow.runtime.checkpoint import MAGIC, Checkpoint, read_checkpoint, write_checkpoint
+from pase.targets.mesh_tensorflow.runtime.data import Batches, DataInput, read_arrays
 from tests.fuzz.harness import Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_bytes, change_document, word
 

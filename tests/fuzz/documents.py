@@ -11,21 +11,21 @@ from random import Random
 from typing import Any
 
 from pase import Graph, Plan, emit, load, search
+from pase.analysis.explanation import ExplainOptions, explain
+from pase.analysis.simulation import simulate
 from pase.cli.main import cli
-from pase.documents import Field
-from pase.emitter import emit_forward
+from pase.common.documents import Field
 from pase.errors import EmitError, ExportError, PaseError, PlanError
-from pase.explanation import ExplainOptions, explain
-from pase.exports import FORMATS, ExportOptions, export
 from pase.graph import graph_document, graph_from_document
 from pase.machine import load_machine, machine_document, parse_machine, preset_names
 from pase.machine.write import machine_text
 from pase.placement_report import compare_placements
-from pase.plan_file import graph_hash, plan_document, plan_from_document, read_plan
-from pase.reports import NamedPlan, device_numbers, render, report_document
-from pase.runtime.cluster import VARIABLE, cluster_of, read_hosts
-from pase.runtime.metrics import MetricsFile
-from pase.simulation import simulate
+from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan
+from pase.targets.mesh_tensorflow.emitter import emit_forward
+from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
+from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
+from pase.views.exports import FORMATS, ExportOptions, export
+from pase.views.reports import NamedPlan, device_numbers, render, report_document
 from tests.fuzz.harness import MOST_CHARACTERS, Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_document, change_text, near, word
 from tests.networks import slow_machine, small_graph, tiny_graph

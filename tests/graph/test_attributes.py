@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import pase
-from pase.documents import Field
-from pase.emitter.kinds import KINDS
+from pase.common.documents import Field
 from pase.errors import GraphError, PlanError
 from pase.graph import Builder, Graph, Operator, graph_document, graph_from_document, verify_operator
 from pase.graph.attributes import ATTRIBUTES, IMPORTED
 from pase.graph.operators import dense
+from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
 from tests.hostile import HOSTILE_NAMES
 
 CODE = "(__import__('os').system('touch PWNED'), relu)[1]"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.documents import Field
+from pase.common.documents import Field
 from pase.errors import PlanError
 from pase.graph import Builder, Graph, graph_document, graph_from_document
 from pase.graph.operators import attention, batch_norm, concat, conv2d, dense, lstm, pool2d, softmax_loss

@@ -7,7 +7,7 @@ import numpy as np
 
 from pase import load_machine
 from pase.graph import Graph, verify
-from pase.planning import problem_of
+from pase.planning.planner import problem_of
 
 DIGITS = 10
 

@@ -14,15 +14,15 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 keras = pytest.importorskip("keras")
 
-from pase.emitter import emit_forward  # noqa: E402
 from pase.errors import EmitError, ModelError, RuntimeFailure  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.graph.recipe import Recipe, recipe_of  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
-from pase.plan import Plan  # noqa: E402
-from pase.planning import search  # noqa: E402
-from pase.runtime.forward_pass import Computed, compute  # noqa: E402
+from pase.planning.plan import Plan  # noqa: E402
+from pase.planning.planner import search  # noqa: E402
+from pase.targets.mesh_tensorflow.emitter import emit_forward  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.forward_pass import Computed, compute  # noqa: E402
 from tests.runtime.plans import data_parallel_plan, random_plan  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(

@@ -3,7 +3,7 @@
 from functools import cache
 
 from pase import Graph, load
-from pase.integrated import Chain, Network, chain_of
+from pase.studies.integrated import Chain, Network, chain_of
 
 CORI = Network(latency_s=2e-6, s_per_byte=1 / 6e9)
 """The papers' machine."""

@@ -6,7 +6,7 @@ from math import exp, log
 import pytest
 
 from pase import load
-from pase.integrated import (
+from pase.studies.integrated import (
     OWN_GRIDS,
     Chain,
     ComputeTimes,

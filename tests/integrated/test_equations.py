@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pase import Builder
 from pase.graph.operators import conv2d, dense
-from pase.integrated import (
+from pase.studies.integrated import (
     Chain,
     Grid,
     Network,
@@ -29,7 +29,7 @@ from pase.integrated import (
     redistribution,
     step_time,
 )
-from pase.integrated.steps import num_iterations
+from pase.studies.integrated.steps import num_iterations
 from tests.integrated.networks import CORI, alexnet
 
 UNIT = Network(latency_s=1000.0, s_per_byte=0.25)

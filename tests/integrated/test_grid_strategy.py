@@ -5,19 +5,19 @@ from itertools import product
 import pytest
 
 from pase import Builder, Graph, load
-from pase.baselines.integrated_grid import choose, grid_strategy
+from pase.analysis.baselines.integrated_grid import choose, grid_strategy
 from pase.costs import Problem, build_problem, cost_model
-from pase.emitter import emit
 from pase.errors import IntegratedError
 from pase.graph.operators import conv2d, dense
-from pase.integrated import Role, chain_of
 from pase.machine import Machine, load_machine
-from pase.planning import data_parallel_choice
-from pase.runtime.execute import max_relative_difference
-from pase.runtime.reference import reference_training
-from pase.runtime.script import train
+from pase.planning.planner import data_parallel_choice
+from pase.planning.strategy import plan_layers, total_cost
 from pase.solver import solve
-from pase.strategy import plan_layers, total_cost
+from pase.studies.integrated import Role, chain_of
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.mesh_tensorflow.runtime.script import train
 from tests.networks import small_graph
 from tests.runtime.plans import make_plan
 from tests.runtime.training import builder_of, options

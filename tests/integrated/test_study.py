@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.errors import IntegratedError
-from pase.integrated import Grid, Network, Options, Role, all_grids, network_of, parse_grid, study
 from pase.machine import load_machine
+from pase.studies.integrated import Grid, Network, Options, Role, all_grids, network_of, parse_grid, study
 from tests.integrated.networks import CORI, alexnet
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pase.documents import Field
+from pase.common.documents import Field
 from pase.errors import MachineError
 from pase.machine import (
     DEFAULT_MACHINE,

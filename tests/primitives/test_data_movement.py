@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import PrimitiveError
-from pase.primitives.buffers import Distributed, from_parts
-from pase.primitives.data_movement import (
+from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, from_parts
+from pase.targets.mesh_tensorflow.primitives.data_movement import (
     all_reduce,
     all_to_all,
     broadcast,
@@ -18,8 +18,8 @@ from pase.primitives.data_movement import (
     send_receive,
     sum_reduce,
 )
-from pase.primitives.partitions import Partition, blocks, copies, partition
-from pase.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.partitions import Partition, blocks, copies, partition
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from tests.primitives.lab import (
     NUM_DEVICES,
     TOLERANCE,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pase.costs.layouts import halo_size, splits_of
 from pase.errors import PrimitiveError
 from pase.graph import Access, Dim, Operator, Window
-from pase.primitives.halo import Kernel, Region, regions
-from pase.runtime.boxes import Range
+from pase.targets.mesh_tensorflow.primitives.halo import Kernel, Region, regions
+from pase.targets.mesh_tensorflow.runtime.boxes import Range
 
 # ------------------------------------------------------------------------------------------- the paper's appendix B.1
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.reports import render
+from pase.views.reports import render
 from tests.report.browser import opened, started
 
 Look = Callable[..., Any]

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 import pase
-from pase.quantities import duration, quantity
-from pase.reports import NamedPlan, render, report_document
+from pase.common.quantities import duration, quantity
+from pase.views.reports import NamedPlan, render, report_document
 from tests.hostile import HOSTILE_NAMES
 from tests.report import handmade
 from tests.report.browser import PHONE, opened
 
 Look = Callable[..., Any]
 
-PAGE = Path(str(files("pase.reports").joinpath("page")))
+PAGE = Path(str(files("pase.views.reports").joinpath("page")))
 READY = "performance.getEntriesByName('pase-ready')[0].startTime"
 DRAWN = "document.querySelectorAll('.chart').length === document.querySelectorAll('.chart svg').length"
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

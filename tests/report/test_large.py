@@ -7,7 +7,7 @@ import pytest
 
 from pase import load, search
 from pase.cli.main import run
-from pase.plan_file import write_plan
+from pase.planning.plan_file import write_plan
 from tests.report.browser import opened, started
 
 READY_S = "performance.getEntriesByName('pase-ready')[0].startTime / 1000"

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from pase.reports import render
-from pase.reports.page import MODULES
+from pase.views.reports import render
+from pase.views.reports.page import MODULES
 from tests.hostile import HOSTILE_NAMES
 from tests.report import handmade
 
-PAGE = Path(str(files("pase.reports").joinpath("page")))
+PAGE = Path(str(files("pase.views.reports").joinpath("page")))
 
 
 class Parsed(HTMLParser):

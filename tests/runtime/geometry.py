@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pase.runtime.boxes import Box, extents, offsets
-from pase.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, WindowDim, device_mesh
-from pase.runtime.moves import pieces
-from pase.runtime.refine import Hop
+from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents, offsets
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, WindowDim, device_mesh
+from pase.targets.mesh_tensorflow.runtime.moves import pieces
+from pase.targets.mesh_tensorflow.runtime.refine import Hop
 
 Array = np.ndarray[Any, Any]
 

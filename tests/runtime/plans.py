@@ -9,7 +9,7 @@ from pase.graph import Graph, Operator
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
 from pase.placement import place
-from pase.plan import LayerPlan, Plan, SearchRecord
+from pase.planning.plan import LayerPlan, Plan, SearchRecord
 
 MACHINE = Machine(
     name="test",

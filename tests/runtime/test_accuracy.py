@@ -8,20 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.emitter import emit
 from pase.errors import RuntimeFailure
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
-from pase.plan import Plan
-from pase.runtime import layers
-from pase.runtime.compat import tf
-from pase.runtime.data import Array, Batches, DataInput
-from pase.runtime.evaluation import Evaluation, StepEvaluation, evaluated
-from pase.runtime.measure import crossed_bytes
-from pase.runtime.program import Program
-from pase.runtime.reference import reference_training
-from pase.runtime.script import main, train
-from pase.runtime.training import Training
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime import layers
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput
+from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation, StepEvaluation, evaluated
+from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.mesh_tensorflow.runtime.script import main, train
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of, options

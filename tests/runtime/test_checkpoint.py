@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.emitter import emit
 from pase.errors import RuntimeFailure
 from pase.graph import Graph
-from pase.plan import Plan
-from pase.runtime.checkpoint import (
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.checkpoint import (
     Checkpoint,
     checkpoint_path,
     list_checkpoints,
@@ -27,11 +27,11 @@ from pase.runtime.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from pase.runtime.optimisers import make_rule
-from pase.runtime.options import TrainingOptions
-from pase.runtime.resume import NEWEST, Checkpointing
-from pase.runtime.schedules import Schedule
-from pase.runtime.script import main, train
+from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.resume import NEWEST, Checkpointing
+from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.script import main, train
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of
@@ -135,7 +135,7 @@ def test_a_save_that_fails_leaves_the_older_ones(tmp_path: Path, monkeypatch: py
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pase.runtime.checkpoint.os.fsync", full)
+    monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.checkpoint.os.fsync", full)
     with pytest.raises(RuntimeFailure, match=r"cannot write checkpoint .*step-0000000004.ckpt: .*No space left"):
         write_checkpoint(tmp_path, made_up(4))
     assert contents(tmp_path) == before
@@ -298,7 +298,7 @@ def test_options_that_do_not_go_together(
 KILLERS = {
     # Half of the file is written.
     "in the midst of a save": """
-        import io, pase.runtime.checkpoint as checkpoint
+        import io, pase.targets.mesh_tensorflow.runtime.checkpoint as checkpoint
         write = checkpoint._write
         def killing(stream, state):
             if state.step == 6:
@@ -312,7 +312,7 @@ KILLERS = {
     """,
     # All of it is, under its temporary name.
     "before it has its name": """
-        import pase.runtime.checkpoint as checkpoint
+        import pase.targets.mesh_tensorflow.runtime.checkpoint as checkpoint
         write = checkpoint.os.fsync
         calls = []
         def killing(handle):

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from pase.errors import RuntimeFailure
-from pase.runtime.cluster import VARIABLE, Cluster, cluster_of, kept_text, read_hosts, split_address
+from pase.targets.mesh_tensorflow.runtime.cluster import (
+    VARIABLE,
+    Cluster,
+    cluster_of,
+    kept_text,
+    read_hosts,
+    split_address,
+)
 
 TWO = Cluster(addresses=("127.0.0.1:4000", "127.0.0.1:4001"), task=1, local_task=1, step_timeout_s=2.5)
 

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from pase.errors import RuntimeFailure
-from pase.runtime.compat import tf
-from pase.runtime.device_choice import DeviceChoice
-from pase.runtime.devices import (
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.devices import (
     HOST_PLACE,
     Devices,
     gpus,
@@ -18,9 +18,9 @@ from pase.runtime.devices import (
     spread,
     virtual_cpus,
 )
-from pase.runtime.layouts import HOST
-from pase.runtime.options import TrainingOptions
-from pase.runtime.script import main, train
+from pase.targets.mesh_tensorflow.runtime.layouts import HOST
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.script import main, train
 from tests.emitter.golden_mlp import build
 
 

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from pase.costs import ReadTraits, layer_traffic
-from pase.emitter import emit
 from pase.errors import EmitError, GraphError, RuntimeFailure
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
-from pase.plan import Plan
-from pase.runtime.compat import tf
-from pase.runtime.data import Batches
-from pase.runtime.execute import max_relative_difference
-from pase.runtime.layers import dropout as dropout_layer
-from pase.runtime.layers.dropout import _drawn
-from pase.runtime.masks import NOTHING_DROPPED, kept, layer_key, step_key, threshold
-from pase.runtime.measure import crossed
-from pase.runtime.program import Program
-from pase.runtime.reference import ReferenceResult, reference_training
-from pase.runtime.training import Training, TrainingState
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.data import Batches
+from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.runtime.layers import dropout as dropout_layer
+from pase.targets.mesh_tensorflow.runtime.layers.dropout import _drawn
+from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, kept, layer_key, step_key, threshold
+from pase.targets.mesh_tensorflow.runtime.measure import crossed
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
+from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
 from pase.traffic import flows
 from tests.runtime.plans import configurations, make_plan, random_plan
 from tests.runtime.training import builder_of, options

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from pase.errors import RuntimeFailure
-from pase.runtime.compat import mtf, tf
-from pase.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
-from pase.runtime.optimisers import make_rule
-from pase.runtime.program import Program
-from pase.runtime.training import Training, TrainingState
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
+from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from pase.errors import RuntimeFailure
-from pase.runtime.flags import GROUPS, command_line, training_options
-from pase.runtime.optimisers import make_rule
-from pase.runtime.optimisers.adafactor import Adafactor
-from pase.runtime.optimisers.adam import AdamW
-from pase.runtime.options import TrainingOptions
-from pase.runtime.schedules import Schedule
-from pase.runtime.script import _parser
+from pase.targets.mesh_tensorflow.runtime.flags import GROUPS, command_line, training_options
+from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
+from pase.targets.mesh_tensorflow.runtime.optimisers.adafactor import Adafactor
+from pase.targets.mesh_tensorflow.runtime.optimisers.adam import AdamW
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.script import _parser
 
 DEFAULTS: dict[str, Any] = {flag.key: flag.default for group in GROUPS.values() for flag in group}
 

@@ -9,9 +9,19 @@ from scipy import special
 
 from pase.errors import RuntimeFailure
 from pase.graph.recipe import POINTWISE
-from pase.runtime.forward_pass import compute
-from pase.runtime.layers.forward import arrange, dims, fn, greatest, log_softmax, mean, piece, reshard, softmax
-from pase.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
+from pase.targets.mesh_tensorflow.runtime.layers.forward import (
+    arrange,
+    dims,
+    fn,
+    greatest,
+    log_softmax,
+    mean,
+    piece,
+    reshard,
+    softmax,
+)
+from pase.targets.mesh_tensorflow.runtime.program import Program
 
 Array = np.ndarray[Any, Any]
 

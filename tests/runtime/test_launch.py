@@ -19,14 +19,14 @@ from typing import Any
 
 import pytest
 
-from pase.emitter import emit
 from pase.errors import RuntimeFailure
-from pase.runtime.cluster import Cluster, cluster_of, split_address
-from pase.runtime.cluster_server import serve
-from pase.runtime.launch import launch_here
-from pase.runtime.options import TrainingOptions
-from pase.runtime.resume import Checkpointing
-from pase.runtime.script import train
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, split_address
+from pase.targets.mesh_tensorflow.runtime.cluster_server import serve
+from pase.targets.mesh_tensorflow.runtime.launch import launch_here
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
+from pase.targets.mesh_tensorflow.runtime.script import train
 from tests.emitter import golden_mlp
 from tests.runtime.addresses import connects, own_address
 from tests.runtime.networks import small

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 
 from pase.datasets.digits import digits
-from pase.emitter import emit
 from pase.models import build
-from pase.plan import Plan
-from pase.runtime.boxes import extents, num_points
-from pase.runtime.compat import tf
-from pase.runtime.execute import max_relative_difference
-from pase.runtime.optimisers import make_rule
-from pase.runtime.options import TrainingOptions
-from pase.runtime.program import Program
-from pase.runtime.reference import reference_training
-from pase.runtime.schedules import Schedule
-from pase.runtime.script import train
-from pase.runtime.training import Training
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.boxes import extents, num_points
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.script import train
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.worker_parameters import held_weights, parameters_per_device
 from scripts.digits import write
 from tests.runtime.plans import make_plan

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pase.graph import Graph
-from pase.plan import Plan
-from pase.runtime.traffic import Movement
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.runtime.traffic import Movement
 from pase.traffic import bytes_by_movement, flows
 from tests.runtime.networks import lstms
 from tests.runtime.plans import make_plan, random_plan

@@ -1,5 +1,5 @@
-from pase.runtime.compat import tf
-from pase.runtime.measure import crossed_bytes
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
 
 
 def test_tensors_count_and_control_edges_and_the_host_do_not() -> None:

@@ -5,17 +5,17 @@ from functools import cache
 
 import pytest
 
-from pase.emitter import emit
-from pase.emitter.traffic import edge_bytes
 from pase.graph import Graph
-from pase.plan import Plan
-from pase.planning import search
-from pase.runtime.compat import tf
-from pase.runtime.data import Batches
-from pase.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
-from pase.runtime.program import Program
-from pase.runtime.traffic import Movement, Phase, Traffic
-from pase.runtime.training import Training
+from pase.planning.plan import Plan
+from pase.planning.planner import search
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.emitter.traffic import edge_bytes
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.data import Batches
+from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.traffic import Movement, Phase, Traffic
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.traffic import bytes_by_movement, flows
 from tests.networks import slow_machine, small_graph
 from tests.runtime.networks import mixed, small, tied

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 
 from pase.device_memory import device_memory
-from pase.emitter import emit
 from pase.graph import Graph
 from pase.graph.operators import with_fan_outs
 from pase.models import build
-from pase.plan import Plan
-from pase.runtime.compat import tf
-from pase.runtime.data import Batches
-from pase.runtime.devices import Devices, virtual_cpus
-from pase.runtime.memory import peak_bytes
-from pase.runtime.program import Program
-from pase.runtime.training import Training
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.data import Batches
+from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
+from pase.targets.mesh_tensorflow.runtime.memory import peak_bytes
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.runtime.networks import small
 from tests.runtime.plans import data_parallel_plan, placed_plan
 from tests.runtime.training import builder_of

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
-from pase.runtime.compat import mtf, tf
-from pase.runtime.devices import virtual_cpu
-from pase.runtime.layouts import DeviceMesh
-from pase.runtime.mesh import LayerMesh, MeshImplementation
-from pase.runtime.traffic import Traffic
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh, MeshImplementation
+from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 
 
 def implementation(axes: tuple[tuple[str, int], ...], traffic: Traffic) -> MeshImplementation:

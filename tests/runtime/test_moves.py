@@ -1,8 +1,16 @@
 from hypothesis import given, settings
 
-from pase.runtime.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
-from pase.runtime.moves import Piece, moved_points, pieces
-from pase.runtime.refine import Hop, hops
+from pase.targets.mesh_tensorflow.runtime.layouts import (
+    HOST,
+    DeviceMesh,
+    Layout,
+    PlainDim,
+    TensorDim,
+    device_mesh,
+    layout_of,
+)
+from pase.targets.mesh_tensorflow.runtime.moves import Piece, moved_points, pieces
+from pase.targets.mesh_tensorflow.runtime.refine import Hop, hops
 from tests.runtime.geometry import held, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]

@@ -4,13 +4,13 @@ from functools import cache
 
 import pytest
 
-from pase.documents import Field
+from pase.common.documents import Field
 from pase.errors import GraphError, PlanError
 from pase.graph import Builder, Graph, graph_document, graph_from_document
 from pase.graph.operators import conv2d, dense, pool2d, softmax_loss
 from pase.importers.frameworks import import_model
-from pase.runtime.execute import max_relative_difference
-from pase.runtime.reference import ReferenceResult, reference_training
+from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from tests.runtime.plans import make_plan
 from tests.runtime.training import options, parallel_training
 

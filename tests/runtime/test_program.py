@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from pase.errors import RuntimeFailure
-from pase.runtime.compat import mtf, tf
-from pase.runtime.initial import initial_value
-from pase.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
-from pase.runtime.layers.shardwise import Shardwise
-from pase.runtime.options import TrainingOptions
-from pase.runtime.program import Program
-from pase.runtime.schedules import Schedule
-from pase.runtime.script import main
-from pase.runtime.training import Training
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.initial import initial_value
+from pase.targets.mesh_tensorflow.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
+from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.script import main
+from pase.targets.mesh_tensorflow.runtime.training import Training
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 from pase.errors import RuntimeFailure
 from pase.graph import Builder, Graph
 from pase.graph.operators import conv2d, dense, embedding, pool2d, softmax_loss
-from pase.runtime.data import Batches, data_inputs
-from pase.runtime.initial import initial_deviation, initial_value, parameter_name
-from pase.runtime.reference import reference_losses
+from pase.targets.mesh_tensorflow.runtime.data import Batches, data_inputs
+from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value, parameter_name
+from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from tests.runtime.networks import sorting
 from tests.runtime.training import options
 

@@ -6,15 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.emitter import emit
 from pase.graph import Graph
 from pase.models import build
-from pase.runtime.execute import max_relative_difference
-from pase.runtime.optimisers import OPTIMISERS, make_rule
-from pase.runtime.options import TrainingOptions
-from pase.runtime.reference import reference_training
-from pase.runtime.schedules import Schedule
-from pase.runtime.script import train
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.script import train
 from tests.runtime.networks import small
 from tests.runtime.plans import random_plan
 from tests.runtime.training import builder_of

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 
 from pase.errors import RuntimeFailure
-from pase.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
-from pase.runtime.refine import hops
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
+from pase.targets.mesh_tensorflow.runtime.refine import hops
 from tests.runtime.geometry import Array, distinct_dot, held, moved, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]

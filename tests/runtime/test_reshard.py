@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
-from pase.runtime.compat import mtf, tf
-from pase.runtime.devices import virtual_cpu
-from pase.runtime.layers import concat, dims, reshard
-from pase.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
-from pase.runtime.measure import crossed
-from pase.runtime.mesh import LayerMesh
-from pase.runtime.moves import moved_points
-from pase.runtime.program import Program
-from pase.runtime.refine import hops
-from pase.runtime.traffic import Traffic
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
+from pase.targets.mesh_tensorflow.runtime.layers import concat, dims, reshard
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
+from pase.targets.mesh_tensorflow.runtime.measure import crossed
+from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.runtime.moves import moved_points
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.refine import hops
+from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 from tests.runtime.geometry import Array, distinct_dot, held, meshes, moved, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]

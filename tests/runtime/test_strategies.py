@@ -6,8 +6,8 @@ from itertools import pairwise
 import pytest
 
 from pase.graph import Graph, Scalar
-from pase.runtime.execute import max_relative_difference
-from pase.runtime.reference import reference_losses
+from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from scripts.benchmarks.strategies import NETWORKS
 from scripts.benchmarks.trials import Trial, attempt
 from tests.runtime.networks import mixed, small, tied

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.emitter import emit
 from pase.models import build
-from pase.runtime.checkpoint import newest_checkpoint
-from pase.runtime.compat import tf
-from pase.runtime.optimisers import make_rule
-from pase.runtime.options import TrainingOptions
-from pase.runtime.resume import Checkpointing
-from pase.runtime.script import main, train
-from pase.runtime.training import Training
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.checkpoint import newest_checkpoint
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
+from pase.targets.mesh_tensorflow.runtime.script import main, train
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of

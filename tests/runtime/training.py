@@ -4,15 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pase.emitter import emit
-from pase.plan import Plan
-from pase.runtime.compat import tf
-from pase.runtime.data import Array, Batches
-from pase.runtime.options import TrainingOptions
-from pase.runtime.program import Program
-from pase.runtime.schedules import Schedule
-from pase.runtime.script import train
-from pase.runtime.training import Training
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.data import Array, Batches
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.script import train
+from pase.targets.mesh_tensorflow.runtime.training import Training
 
 Weights = dict[str, Array]
 

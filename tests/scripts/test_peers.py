@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pase.tables import CostTables
+from pase.tables.cost_tables import CostTables
 from scripts.benchmarks.peers import PEERS
 from tests.solver.problems import brute_force, cycle, random_tables, tree
 

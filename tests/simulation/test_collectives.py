@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pase.analysis.simulation.collectives import COLLECTIVES, Network, group_members, link_bytes
+from pase.analysis.simulation.engine import Schedule, run
+from pase.analysis.simulation.fabric import Fabric
+from pase.analysis.simulation.tasks import Label, TaskGraph
+from pase.analysis.simulation.usage import link_bytes as bytes_of_links
 from pase.pairs import all_reduce_pairs
-from pase.runtime.layouts import DeviceMesh
-from pase.runtime.traffic import Phase
-from pase.simulation.collectives import COLLECTIVES, Network, group_members, link_bytes
-from pase.simulation.engine import Schedule, run
-from pase.simulation.fabric import Fabric
-from pase.simulation.tasks import Label, TaskGraph
-from pase.simulation.usage import link_bytes as bytes_of_links
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
 from tests.simulation.machines import machine
 
 LABEL = Label(producer="a", consumer="a", tensor="gradient of w", phase=Phase.UPDATE)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pase.runtime.traffic import Phase
-from pase.simulation.critical import Activity, critical_path
-from pase.simulation.engine import Schedule, run
-from pase.simulation.fabric import Direction, Fabric
-from pase.simulation.tasks import Collective, Compute, Label, Message, TaskGraph
+from pase.analysis.simulation.critical import Activity, critical_path
+from pase.analysis.simulation.engine import Schedule, run
+from pase.analysis.simulation.fabric import Direction, Fabric
+from pase.analysis.simulation.tasks import Collective, Compute, Label, Message, TaskGraph
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
 from tests.simulation.machines import machine
 
 LABEL = Label(producer="a", consumer="b", tensor="x", phase=Phase.FORWARD)

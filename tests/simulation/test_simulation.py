@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import load, search
+from pase.analysis.simulation import COLLECTIVES, Activity, Simulation, simulate
+from pase.analysis.simulation.fabric import Direction
+from pase.analysis.simulation.tasks import Collective, Compute
+from pase.analysis.simulation.usage import link_bytes
+from pase.analysis.simulation.work import layer_work
 from pase.errors import MachineError, SimulationError
 from pase.graph import Graph
 from pase.machine import Machine
-from pase.plan import Plan
-from pase.runtime.traffic import Phase
-from pase.simulation import COLLECTIVES, Activity, Simulation, simulate
-from pase.simulation.fabric import Direction
-from pase.simulation.tasks import Collective, Compute
-from pase.simulation.usage import link_bytes
-from pase.simulation.work import layer_work
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
 from pase.traffic import flows
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import attentions, batch_norms, lstms, mixed, small, tied

@@ -1,15 +1,15 @@
 """How a step is put together: which movements follow one another, and what a sum waits for."""
 
-from pase.emitter.traffic import edge_hops
+from pase.analysis.simulation import COLLECTIVES
+from pase.analysis.simulation.collectives import Front, Network
+from pase.analysis.simulation.fabric import Fabric
+from pase.analysis.simulation.step import build_step
+from pase.analysis.simulation.tasks import Collective, Compute, Label, TaskGraph
+from pase.analysis.simulation.work import layer_work
 from pase.pairs import Stage, hop_pairs
-from pase.plan import Plan
-from pase.runtime.traffic import Phase
-from pase.simulation import COLLECTIVES
-from pase.simulation.collectives import Front, Network
-from pase.simulation.fabric import Fabric
-from pase.simulation.step import build_step
-from pase.simulation.tasks import Collective, Compute, Label, TaskGraph
-from pase.simulation.work import layer_work
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter.traffic import edge_hops
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
 from tests.runtime.networks import mixed, tied
 from tests.runtime.plans import data_parallel_plan, random_plan
 from tests.simulation.machines import machine

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 from hypothesis import strategies as st
 
-from pase.tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable
 
 Edges = Sequence[tuple[int, int]]
 

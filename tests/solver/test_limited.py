@@ -17,7 +17,7 @@ import pase.solver.limited
 from pase.errors import SolverError
 from pase.solver import NothingFitsError, Weighted, solve, solve_limited
 from pase.solver.fronts import front
-from pase.tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.solver.problems import complete, cycle, random_tables, repeated_blocks, small_problems, total_cost, tree
 
 

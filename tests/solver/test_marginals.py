@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pase.planning import problem_of
+from pase.planning.planner import problem_of
 from pase.solver import min_marginals, solve
-from pase.tables import restricted
+from pase.tables.cost_tables import restricted
 from tests.explanation.brute import every_strategy, random_problem
 from tests.networks import slow_machine, small_graph
 from tests.solver.problems import total_cost

@@ -19,7 +19,7 @@ from pase.solver.merging import merge_alike
 from pase.solver.narrowing import finish
 from pase.solver.network import Network
 from pase.solver.trees import eliminate_tree
-from pase.tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.solver.problems import (
     brute_force,
     complete,

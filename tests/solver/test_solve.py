@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 import pase.solver.search
 from pase.errors import SolverError, TablesError
-from pase.ordering import ORDERINGS
 from pase.solver import find_best_strategy, naive_recurrence, solve
 from pase.solver.classes import ClassAlgebra
 from pase.solver.elimination import plan_elimination, run_plan
 from pase.solver.network import Network
-from pase.tables import CostTables, EdgeTable
+from pase.solver.ordering import ORDERINGS
+from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.solver.problems import (
     brute_force,
     complete,

@@ -18,7 +18,7 @@ import pase.solver.limited
 import pase.solver.search
 from pase.errors import SolverError
 from pase.solver import Solution, Weighted, min_marginals, solve, solve_limited
-from pase.tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.solver.problems import complete, cycle, tree
 
 UNIT_BITS = 1074

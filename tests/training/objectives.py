@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pase.training.equations import Array
-from pase.training.objective import Gradient
+from pase.easgd.equations import Array
+from pase.easgd.objective import Gradient
 
 
 @dataclass(slots=True)

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pase.training.algorithms import Algorithm, algorithm_named
-from pase.training.coordinator import Outcome
-from pase.training.equations import Array, Rates
-from pase.training.job import Job, Snapshot, begun
-from pase.training.objective import Gradient
-from pase.training.threads import train_in_threads
+from pase.easgd.algorithms import Algorithm, algorithm_named
+from pase.easgd.coordinator import Outcome
+from pase.easgd.equations import Array, Rates
+from pase.easgd.job import Job, Snapshot, begun
+from pase.easgd.objective import Gradient
+from pase.easgd.threads import train_in_threads
 
 NUM_WEIGHTS = 5
 ETA, RHO, MU = 0.11, 0.7, 0.6

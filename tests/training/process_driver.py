@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from pase.easgd.algorithms import algorithm_named
+from pase.easgd.equations import Array, Rates
+from pase.easgd.job import Job, Snapshot, begun
+from pase.easgd.objective import Gradient
+from pase.easgd.packing import Packing
 from pase.errors import PaseError
-from pase.runtime.cluster import Cluster, cluster_of, kept_text
-from pase.training.algorithms import algorithm_named
-from pase.training.equations import Array, Rates
-from pase.training.job import Job, Snapshot, begun
-from pase.training.objective import Gradient
-from pase.training.packing import Packing
+from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 
 PACKING = Packing(names=("first", "second", "third"), shapes=((2,), (2, 2), (1,)), dtype="float64")
 LAYERS = PACKING.layout(packed=False)
@@ -95,11 +95,11 @@ def main(text: str) -> int:
     cluster = cluster_of()
     folder = Path(request.folder) if request.folder else None
     if cluster:
-        from pase.runtime.cluster_server import run_in_cluster
+        from pase.targets.mesh_tensorflow.runtime.cluster_server import run_in_cluster
 
         run_in_cluster(partial(_take_part, request, cluster, folder), partial(kept_text, folder))
-    from pase.training.supervise import train_here
-    from pase.training.task_ranks import count_tasks
+    from pase.easgd.supervise import train_here
+    from pase.easgd.task_ranks import count_tasks
 
     try:
         return train_here(
@@ -115,9 +115,9 @@ def main(text: str) -> int:
 
 
 def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
-    from pase.runtime.checkpoint import newest_checkpoint, write_checkpoint
-    from pase.training.kept import Origin, to_checkpoint, to_snapshot
-    from pase.training.processes import Parts, run_task
+    from pase.easgd.kept import Origin, to_checkpoint, to_snapshot
+    from pase.easgd.processes import Parts, run_task
+    from pase.targets.mesh_tensorflow.runtime.checkpoint import newest_checkpoint, write_checkpoint
 
     job = request.job
     origin = Origin(packing=PACKING, seed=1, data={})

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pase.easgd.algorithms import ALGORITHMS, Algorithm, Exchange, Place, Sends, algorithm_named
+from pase.easgd.equations import Array, Rates
+from pase.easgd.job import Job, begun
+from pase.easgd.states import MasterState, WorkerState, changed
 from pase.errors import TrainingError
-from pase.training.algorithms import ALGORITHMS, Algorithm, Exchange, Place, Sends, algorithm_named
-from pase.training.equations import Array, Rates
-from pase.training.job import Job, begun
-from pase.training.states import MasterState, WorkerState, changed
 
 TURN, FIRST, FREE, ALL = Exchange.ROUND_ROBIN, Exchange.FIRST_COME, Exchange.LOCK_FREE, Exchange.TOGETHER
 WEIGHTS, GRADIENTS = Sends.WEIGHTS, Sends.GRADIENTS
@@ -73,7 +73,7 @@ def test_what_follows_from_it() -> None:
 
 def test_each_has_a_module_of_its_own() -> None:
     for name, algorithm in ALGORITHMS.items():
-        module = __import__(f"pase.training.algorithms.{name.replace('-', '_')}", fromlist=["_"])
+        module = __import__(f"pase.easgd.algorithms.{name.replace('-', '_')}", fromlist=["_"])
         assert getattr(module, name.replace("-", "_").upper()) is algorithm
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.training.algorithms import ALGORITHMS, Algorithm
-from pase.training.equations import Array, Rates, eq1, eq2_change, eq3, eq6, sgd_change
-from pase.training.states import Change, MasterState, WorkerState, changed
+from pase.easgd.algorithms import ALGORITHMS, Algorithm
+from pase.easgd.equations import Array, Rates, eq1, eq2_change, eq3, eq6, sgd_change
+from pase.easgd.states import Change, MasterState, WorkerState, changed
 from tests.training.by_hand import GRADIENTS, WORKED, Worked
 
 SERVED = [case for case, (_, worked) in WORKED.items() if worked.order]

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.easgd.coordinator import Outcome
+from pase.easgd.equations import Array
+from pase.easgd.job import Job, Snapshot, begun
+from pase.easgd.messages import Inbox, Kind, Message, Piece
+from pase.easgd.objective import Gradient
+from pase.easgd.ranks import run_ranks
+from pase.easgd.threads import LocalTransport, train_in_threads
 from pase.errors import TrainingError
-from pase.training.coordinator import Outcome
-from pase.training.equations import Array
-from pase.training.job import Job, Snapshot, begun
-from pase.training.messages import Inbox, Kind, Message, Piece
-from pase.training.objective import Gradient
-from pase.training.ranks import run_ranks
-from pase.training.threads import LocalTransport, train_in_threads
 from tests.training.doings import WAIT_S, Doing, no_thread_is_left
 from tests.training.plain import (
     ASYNCHRONOUS,

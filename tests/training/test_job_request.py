@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from pase.easgd.algorithms import ALGORITHMS
+from pase.easgd.job import Reduction
+from pase.easgd.job_request import JobRequest, make_job
 from pase.errors import TrainingError
-from pase.training.algorithms import ALGORITHMS
-from pase.training.job import Reduction
-from pase.training.job_request import JobRequest, make_job
 
 ASYNCHRONOUS = "original-easgd, async-easgd, async-measgd, hogwild-easgd, async-sgd, async-msgd and hogwild-sgd"
 

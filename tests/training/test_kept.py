@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.easgd.algorithms import ALGORITHMS
+from pase.easgd.equations import Array
+from pase.easgd.job import Job, Snapshot, WorkerProgress
+from pase.easgd.job_request import JobRequest, make_job
+from pase.easgd.kept import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
+from pase.easgd.packing import Packing
+from pase.easgd.states import MasterState, WorkerState
 from pase.errors import RuntimeFailure, TrainingError
-from pase.runtime.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
-from pase.runtime.resume import Checkpointing
-from pase.training.algorithms import ALGORITHMS
-from pase.training.equations import Array
-from pase.training.job import Job, Snapshot, WorkerProgress
-from pase.training.job_request import JobRequest, make_job
-from pase.training.kept import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
-from pase.training.packing import Packing
-from pase.training.states import MasterState, WorkerState
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
+from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
 
 PACKING = Packing(names=("a/w", "a/bias", "b/w"), shapes=((2, 3), (3,), (4,)), dtype="float64")
 ORIGIN = Origin(packing=PACKING, seed=7, data={"source": "made up", "batch": {"inputs": [2, 3]}})

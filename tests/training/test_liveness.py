@@ -2,8 +2,8 @@
 
 import time
 
-from pase.training.liveness import progress_of
-from pase.training.messages import Kind, Message, Piece
+from pase.easgd.liveness import progress_of
+from pase.easgd.messages import Kind, Message, Piece
 from tests.training.process_driver import Request
 
 ASYNCHRONOUS, SYNCHRONOUS = Request(algorithm="async-easgd").job, Request(algorithm="sync-easgd1").job

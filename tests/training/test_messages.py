@@ -5,8 +5,8 @@ from queue import Empty
 import numpy as np
 import pytest
 
-from pase.training.messages import Endpoint, Inbox, Kind, Message, Piece
-from pase.training.threads import LocalTransport
+from pase.easgd.messages import Endpoint, Inbox, Kind, Message, Piece
+from pase.easgd.threads import LocalTransport
 
 LAYOUT = ((0, 3), (3, 4), (4, 10))
 

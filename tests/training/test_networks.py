@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pase.emitter import emit
+from pase.easgd.networks import Loaded, load_build
+from pase.easgd.replica import Network
 from pase.errors import TrainingError
 from pase.importers import load
-from pase.plan_file import write_plan
-from pase.planning import search
-from pase.runtime.data import Batches
-from pase.training.networks import Loaded, load_build
-from pase.training.replica import Network
+from pase.planning.plan_file import write_plan
+from pase.planning.planner import search
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.data import Batches
 
 ARGUMENTS = {"inputs": 12, "hidden": 8, "layers": 2, "classes": 4}
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from pase.easgd.packing import Packing
 from pase.errors import TrainingError
-from pase.training.packing import Packing
 
 PACKING = Packing(
     names=("conv/w", "conv/bias", "norm/scale", "norm/shift", "table", "fc/w", "fc/bias"),

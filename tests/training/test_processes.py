@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.easgd.coordinator import Outcome
+from pase.easgd.equations import Array
+from pase.easgd.job import begun
+from pase.easgd.messages import Endpoint, Inbox, Kind
+from pase.easgd.processes import Parts, run_task
+from pase.easgd.server_transport import ServerTransport, Wiring
+from pase.easgd.task_ranks import count_tasks, task_ranks
+from pase.easgd.threads import train_in_threads
 from pase.errors import TrainingError
-from pase.runtime.checkpoint import list_checkpoints
-from pase.runtime.cluster import Cluster
-from pase.runtime.compat import tf
-from pase.training.coordinator import Outcome
-from pase.training.equations import Array
-from pase.training.job import begun
-from pase.training.messages import Endpoint, Inbox, Kind
-from pase.training.processes import Parts, run_task
-from pase.training.server_transport import ServerTransport, Wiring
-from pase.training.task_ranks import count_tasks, task_ranks
-from pase.training.threads import train_in_threads
+from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
+from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
+from pase.targets.mesh_tensorflow.runtime.compat import tf
 from tests.training import process_driver
 from tests.training.process_driver import LAYERS, START, Request
 

@@ -7,19 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.emitter import emit
+from pase.easgd.networks import build_of_plan
+from pase.easgd.replica import Network
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
-from pase.plan import Plan
-from pase.runtime.compat import mtf, tf
-from pase.runtime.data import Batches
-from pase.runtime.layers import dims, relu, reshard
-from pase.runtime.layers import softmax_loss as layer_of_the_loss
-from pase.runtime.program import Program
-from pase.runtime.reference import reference_training
-from pase.runtime.training import Training
-from pase.training.networks import build_of_plan
-from pase.training.replica import Network
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.data import Batches
+from pase.targets.mesh_tensorflow.runtime.layers import dims, relu, reshard
+from pase.targets.mesh_tensorflow.runtime.layers import softmax_loss as layer_of_the_loss
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of, options

@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from pase.easgd.samples import DataSplit, Sampler, batches_of_workers, part_of, worker_batches, worker_seed
 from pase.errors import RuntimeFailure, TrainingError
-from pase.runtime.data import DataInput
-from pase.training.samples import DataSplit, Sampler, batches_of_workers, part_of, worker_batches, worker_seed
+from pase.targets.mesh_tensorflow.runtime.data import DataInput
 
 INPUTS = (DataInput(name="inputs", shape=(4, 2)), DataInput(name="labels", shape=(4,), below=1000))
 NUM_ROWS = 46

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.easgd.algorithms import Algorithm, Exchange, algorithm_named
+from pase.easgd.coordinator import Outcome
+from pase.easgd.equations import Array, Rates
+from pase.easgd.job import begun
+from pase.easgd.messages import Inbox, Kind, Piece
+from pase.easgd.ranks import run_ranks
+from pase.easgd.states import Change, MasterState
+from pase.easgd.threads import LocalTransport, train_in_threads
 from pase.errors import TrainingError
-from pase.training.algorithms import Algorithm, Exchange, algorithm_named
-from pase.training.coordinator import Outcome
-from pase.training.equations import Array, Rates
-from pase.training.job import begun
-from pase.training.messages import Inbox, Kind, Piece
-from pase.training.ranks import run_ranks
-from pase.training.states import Change, MasterState
-from pase.training.threads import LocalTransport, train_in_threads
 from tests.training.doings import WAIT_S, Doing, hasty, no_thread_is_left
 from tests.training.plain import (
     ASYNCHRONOUS,

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from pase import emit
+from pase.easgd.coordinator import Outcome
+from pase.easgd.job_request import JobRequest, make_job
+from pase.easgd.preparing import prepare
+from pase.easgd.request import TrainingRequest
+from pase.easgd.session import train
 from pase.errors import DatasetError, RuntimeFailure, TrainingError
-from pase.plan_file import write_plan
-from pase.runtime.checkpoint import Checkpoint, read_checkpoint
-from pase.runtime.resume import Checkpointing
-from pase.training.coordinator import Outcome
-from pase.training.job_request import JobRequest, make_job
-from pase.training.preparing import prepare
-from pase.training.request import TrainingRequest
-from pase.training.session import train
+from pase.planning.plan_file import write_plan
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, read_checkpoint
+from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
 from tests.networks import tiny_plan
 
 ARGUMENTS: dict[str, Any] = {"inputs": 6, "hidden": 8, "classes": 3, "layers": 2}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pase.easgd.supervise import pase_command, train_here, train_task
 from pase.errors import TrainingError
-from pase.runtime.cluster import LOOPBACK, Cluster
-from pase.training.supervise import pase_command, train_here, train_task
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster
 
 # JAX, where another test has loaded it, warns of every fork; what is forked here runs another program at once.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.easgd.algorithms import ALGORITHMS, algorithm_named
+from pase.easgd.equations import Array, Rates
+from pase.easgd.job import Job, Reduction, Snapshot, begun
+from pase.easgd.objective import Gradient
+from pase.easgd.threads import train_in_threads
 from pase.errors import TrainingError
-from pase.training.algorithms import ALGORITHMS, algorithm_named
-from pase.training.equations import Array, Rates
-from pase.training.job import Job, Reduction, Snapshot, begun
-from pase.training.objective import Gradient
-from pase.training.threads import train_in_threads
 from tests.training.objectives import quadratics
 
 

@@ -1,0 +1,221 @@
+"""The cheapest strategy under a condition on one layer, for every layer in turn: runner-ups and what a choice costs.
+
+Solving the whole problem once for each layer would do. What the answer needs is less: strategies within a few per
+cent of the optimum leave most layers few configurations (`pase.solver.near_optimal`), and between those that have one
+the problem falls apart into islands. Min-marginals (`pase.solver.min_marginals`) answer for all configurations of an
+island at once; an island that would take too long is solved again for each question. An answer above the limit
+proves nothing, and is looked for again under a higher one, at last in the whole problem.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pase.analysis.explanation.nearest import TIE
+from pase.analysis.explanation.searching import Searching
+from pase.analysis.explanation.subproblems import Island, islands
+from pase.solver import Marginals, Solution, min_marginals, near_optimal
+from pase.tables.cost_tables import CostTables, IndexArray, restricted
+
+SLACKS = (3e-5, 3e-4, 0.001, 0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.3)
+"""Limits that are tried one after the other, above the optimum, as parts of it."""
+
+WORTH_A_STAGE = 2.5
+"""A layer's runner-up costs about a layer more: limits within so many average layers are not tried first."""
+
+MAX_CELLS = 150_000_000
+"""Combinations that min-marginals may look at, about a second's work: an island of more is solved for each question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A cheapest strategy under a condition. is_exact: whether that is proven."""
+
+    total_cost: float
+    choice: tuple[int, ...]
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """What a vertex has in a cheapest strategy under a condition, and what that costs."""
+
+    configuration: int
+    total_cost: float
+    is_exact: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Stage:
+    """Configurations, [V] each ascending, of strategies within a limit, and the island of each open vertex."""
+
+    kept: tuple[IndexArray, ...]
+    island: Mapping[int, Island]
+    marginals: dict[int, Marginals | None]  # by the island's first vertex
+
+    @property
+    def islands(self) -> Collection[Island]:
+        """Each island once."""
+        return {island.vertices[0]: island for island in self.island.values()}.values()
+
+
+class Alternatives:
+    """Finds cheapest strategies under a condition on one vertex; narrowed problems are made when first needed."""
+
+    def __init__(self, tables: CostTables, optimum: Solution, search: Searching | None = None) -> None:
+        """Take a problem, its solution, and how to search for others; memory is no matter here."""
+        self._tables = tables
+        self._optimum = optimum
+        self._search = search or Searching()
+        self._best = self._answer(optimum.choice, optimum.exact)
+        self._stages: dict[int, _Stage] = {}
+
+    def confirms_optimum(self) -> bool:
+        """Return whether min-marginals prove that nothing is cheaper than what was taken for the optimum.
+
+        False says nothing: something is cheaper, or a problem was too large for them.
+        """
+        stage, tolerance = self._stage(self._first_stage), TIE * self._optimum.cost
+        for island in stage.islands:
+            marginals = self._marginals(stage, island)
+            if marginals is None:
+                return False
+            own = marginals.costs[0][island.present(self._optimum.choice)[0]]
+            if marginals.costs[0].min() < own - tolerance:
+                return False
+        return True
+
+    def without(self, vertex: int, configuration: int) -> Alternative | None:
+        """Return the cheapest strategy in which a vertex has another configuration; None if it has no other."""
+        return self.among(vertex, self._others(vertex, configuration))
+
+    def least_without(self, vertex: int, configuration: int) -> Least | None:
+        """Return which other configuration of a vertex costs least, and how much, where min-marginals know it.
+
+        configuration: that of the optimum. None: it has no other, or the problem is too large for them.
+        """
+        rows = self._others(vertex, configuration)
+        if not len(rows):
+            return None
+        for number, limit in self._limits():
+            known = self._known(number, vertex, rows)
+            if known is None:
+                return None
+            if known.total_cost <= limit:
+                return known
+        return None
+
+    def among(self, vertex: int, rows: IndexArray) -> Alternative | None:
+        """Return the cheapest strategy in which a vertex has one of some configurations; None if there are none."""
+        if not len(rows):
+            return None
+        if self._optimum.choice[vertex] in rows:
+            return self._best
+        enough = 0.0  # once a search was in vain, the limit that what it found is sure to be within
+        for number, limit in self._limits():
+            if limit < enough:
+                continue
+            found = self._near(number, vertex, rows, limit)
+            if found is not None and found.total_cost <= limit:
+                return found
+            if found is not None:
+                enough = min(enough or found.total_cost, found.total_cost)
+        start = list(self._optimum.choice)
+        start[vertex] = int(self._tables.costs_beside(vertex, start)[rows].argmin())
+        solution = self._search.unlimited(restricted(self._tables, {vertex: rows}), [start])
+        choice = list(solution.choice)
+        choice[vertex] = int(rows[choice[vertex]])
+        return self._answer(choice, solution.exact)
+
+    def _others(self, vertex: int, configuration: int) -> IndexArray:
+        rows = np.arange(self._tables.domain_sizes[vertex], dtype=np.int32)
+        return np.delete(rows, configuration)
+
+    def _limits(self) -> Iterator[tuple[int, float]]:
+        """Yield (stage, limit), without the lowest where a higher one takes little more than they."""
+        for number in range(self._first_stage, len(SLACKS)):
+            yield number, self._optimum.cost * (1 + SLACKS[number])
+
+    @cached_property
+    def _first_stage(self) -> int:
+        first = sum(slack < WORTH_A_STAGE / self._tables.num_vertices for slack in SLACKS[:-1])
+        if first:
+            stage = self._stage(first)
+            if any(self._marginals(stage, island) is None for island in stage.islands):
+                return 0
+        return first
+
+    def _known(self, number: int, vertex: int, rows: IndexArray) -> Least | None:
+        """Return the least of what a stage has left, as min-marginals have it; above every limit if nothing is."""
+        stage = self._stage(number)
+        left = np.flatnonzero(np.isin(stage.kept[vertex], rows))
+        if not len(left) or vertex not in stage.island:
+            return Least(configuration=int(rows[0]), total_cost=np.inf, is_exact=False)
+        island = stage.island[vertex]
+        marginals = self._marginals(stage, island)
+        if marginals is None:
+            return None
+        at = island.vertices.index(vertex)
+        costs = marginals.costs[at]
+        best = int(left[costs[left].argmin()])
+        more = float(costs[best] - costs[np.searchsorted(stage.kept[vertex], self._optimum.choice[vertex])])
+        return Least(
+            configuration=int(stage.kept[vertex][best]),
+            total_cost=self._optimum.cost + more,
+            is_exact=self._optimum.exact,
+        )
+
+    def _near(self, number: int, vertex: int, rows: IndexArray, limit: float) -> Alternative | None:
+        """Return the cheapest of what a stage has left, the answer if it is within the limit; None if nothing is."""
+        known = self._known(number, vertex, rows)
+        stage = self._stage(number)
+        island = stage.island.get(vertex)
+        if island is None:
+            return None
+        at = island.vertices.index(vertex)
+        if known is None:
+            return self._solved(stage, island, at, np.flatnonzero(np.isin(stage.kept[vertex], rows)).astype(np.int32))
+        if known.total_cost > limit:
+            return None
+        marginals = self._marginals(stage, island)
+        assert marginals is not None
+        choice = list(self._optimum.choice)
+        changes = marginals.changes(at, int(np.searchsorted(stage.kept[vertex], known.configuration)))
+        for v, c in changes.items():
+            choice[island.vertices[v]] = int(island.kept[v][c])
+        return Alternative(total_cost=known.total_cost, choice=tuple(choice), is_exact=known.is_exact)
+
+    def _solved(self, stage: _Stage, island: Island, at: int, left: IndexArray) -> Alternative:
+        """Return the cheapest strategy of an island in which a vertex has one of the configurations that are left."""
+        present = island.present(self._optimum.choice)
+        present[at] = int(island.tables.costs_beside(at, present)[left].argmin())  # a start: the others as they are
+        solution = self._search.unlimited(restricted(island.tables, {at: left}), [present])
+        choice = list(solution.choice)
+        choice[at] = int(left[choice[at]])
+        whole = list(self._optimum.choice)
+        for v, c in island.numbered(choice).items():
+            whole[v] = c
+        return self._answer(whole, solution.exact and self._optimum.exact)
+
+    def _stage(self, number: int) -> _Stage:
+        if number not in self._stages:
+            kept = near_optimal(self._tables, self._optimum.cost * (1 + SLACKS[number]))
+            self._stages[number] = _Stage(kept=kept, island=islands(self._tables, kept), marginals={})
+        return self._stages[number]
+
+    def _marginals(self, stage: _Stage, island: Island) -> Marginals | None:
+        key = island.vertices[0]
+        if key not in stage.marginals:
+            # What is not within any limit may count as twice the highest, so that all costs are finite.
+            stage.marginals[key] = min_marginals(
+                island.tables,
+                island.present(self._optimum.choice),
+                max_cells=MAX_CELLS,
+                ceiling=2 * (1 + SLACKS[-1]) * self._optimum.cost or 1.0,
+            )
+        return stage.marginals[key]
+
+    def _answer(self, choice: Sequence[int], is_exact: bool) -> Alternative:
+        return Alternative(total_cost=self._tables.evaluate(choice), choice=tuple(choice), is_exact=is_exact)

@@ -1,0 +1,202 @@
+"""`explain`: every part of the explanation of a plan, put together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pase.analysis.explanation.alternatives import Alternative, Alternatives
+from pase.analysis.explanation.contrasts import Contrasts
+from pase.analysis.explanation.findings import Explanation, Flip, LayerExplanation, MemoryBinding, RunnerUp
+from pase.analysis.explanation.fitting import Fitting
+from pase.analysis.explanation.flips import FARTHEST, NO_FLIPS, Side, breakpoints
+from pase.analysis.explanation.nearest import TIE, nearest
+from pase.analysis.explanation.optimum import planned_choice, present_optimum
+from pase.analysis.explanation.parts import CostParts
+from pase.analysis.explanation.reasons import memory_reason
+from pase.analysis.explanation.scaling import scaled_tables
+from pase.analysis.explanation.searching import Searching, searching
+from pase.costs import Problem, cost_model
+from pase.errors import PlanError
+from pase.planning.plan import Plan
+from pase.planning.planner import Progress, problem_of
+from pase.solver import Solution
+from pase.tables.cost_tables import CostTables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainOptions:
+    """time_limit_s: of one search for an alternative; None: none. max_solutions: for flips, each way; 0: no flips."""
+
+    time_limit_s: float | None = None
+    max_solutions: int = 200
+
+
+def explain(
+    plan: Plan,
+    layers: Iterable[str] | None = None,
+    *,
+    options: ExplainOptions | None = None,
+    on_progress: Progress | None = None,
+) -> Explanation:
+    """Return why a plan's layers have their configurations; layers: by name, all by default.
+
+    Raises PlanError for a layer that the plan does not have, or one whose configuration no search would look at.
+    """
+    options = options or ExplainOptions()
+    problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model, on_progress)
+    choice = planned_choice(plan, problem)
+    search = searching(plan, problem, options.time_limit_s)
+    optimum = present_optimum(plan, problem.tables, choice, search, on_progress)
+    work = Work(plan, problem, choice, optimum, search)
+    below, above = _sides(work, options.max_solutions, on_progress)
+    wanted = list(plan.index if layers is None else layers)
+    found = []
+    for number, name in enumerate(wanted):
+        if name not in plan.index:
+            raise PlanError(f"the plan has no layer {name!r}")
+        found.append(work.layer(plan.index[name], below, above))
+        if on_progress:
+            on_progress("looking for runner-ups", (number + 1) / len(wanted))
+    return Explanation(
+        plan_cost=work.plan_cost,
+        optimum_cost=optimum.cost,
+        is_optimal=work.plan_cost <= optimum.cost * (1 + TIE),
+        is_proven=optimum.exact,
+        cost_unit=plan.cost_unit,
+        flop_per_byte=plan.machine.flop_per_byte(plan.num_devices) if plan.cost_unit == "FLOP" else None,
+        searched=(below.searched_to, above.searched_to),
+        layers=tuple(found),
+    )
+
+
+class Work:
+    """What is known of a plan while its layers are explained one after the other."""
+
+    def __init__(
+        self, plan: Plan, problem: Problem, choice: tuple[int, ...], optimum: Solution, search: Searching
+    ) -> None:
+        self.plan = plan
+        self.problem = problem
+        self.choice = choice
+        self.optimum = optimum
+        self.search = search
+        self.plan_cost = problem.tables.evaluate(choice)
+        self._free = optimum if search.limited is None else search.unlimited(problem.tables, [optimum.choice])
+        self.free = Alternatives(problem.tables, self._free, search)
+        self._alternatives = Fitting(
+            tables=problem.tables,
+            optimum=optimum,
+            search=search,
+            free=self.free,
+        )
+        self.parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices))
+        self._contrasts = Contrasts(plan, problem, choice, self.parts)
+
+    def layer(self, vertex: int, below: Side, above: Side) -> LayerExplanation:
+        """Return what is said of one layer."""
+        own, best = self.choice[vertex], self.optimum.choice[vertex]
+        kept = self._alternatives.among(vertex, np.array([own], dtype=np.int32))
+        other = self._alternatives.without(vertex, own)
+        if kept is None or kept.total_cost > self.plan_cost * (1 + TIE):  # a search cut short found none as good
+            kept = Alternative(total_cost=self.plan_cost, choice=self.choice, is_exact=False)
+        is_best = kept.total_cost <= self.optimum.cost * (1 + TIE)
+        runner_up = None
+        if other is not None:
+            near = nearest([self.problem.tables], kept.choice, other.choice, moved=(vertex,), costs=[other.total_cost])
+            other = replace(other, choice=near) if self.search.fits(near) else other
+            runner_up = self._runner_up(vertex, kept, other)
+        memory = self._memory(vertex)
+        layer = self.plan.layers[vertex]
+        return LayerExplanation(
+            name=layer.name,
+            kind=layer.kind,
+            splits=layer.splits,
+            num_configurations=self.problem.tables.domain_sizes[vertex],
+            parts=self.parts.of(vertex, self.choice),
+            is_best=is_best,
+            best=layer.splits if is_best else self.problem.splits(vertex, best),
+            kept_total_cost=kept.total_cost,
+            runner_up=runner_up,
+            memory=memory,
+            below=self._flip(below, vertex, best),
+            above=self._flip(above, vertex, best),
+            reason=self._contrasts.sentence(vertex, kept, runner_up, other)
+            + (memory_reason(self._contrasts.text(memory.splits), memory, self.plan_cost) if memory else ""),
+        )
+
+    def _runner_up(self, vertex: int, kept: Alternative, other: Alternative) -> RunnerUp:
+        difference = other.total_cost - kept.total_cost
+        beside = self.problem.tables.costs_beside(vertex, self.choice)
+        own = float(beside[self.choice[vertex]])
+        beside[self.choice[vertex]] = np.inf
+        if self.search.limited is not None:
+            beside[self._alternatives.weights_beside(vertex, self.choice) > self.search.limited.limit] = np.inf
+        alone = int(beside.argmin()) if np.isfinite(beside).any() else None
+        return RunnerUp(
+            splits=self.problem.splits(vertex, other.choice[vertex]),
+            total_cost=other.total_cost,
+            difference=difference,
+            is_tie=abs(difference) <= TIE * kept.total_cost,
+            is_exact=kept.is_exact and other.is_exact,
+            changes=tuple(
+                (self.plan.layers[v].name, self.problem.splits(v, c))
+                for v, c in enumerate(other.choice)
+                if c != self.choice[v] and v != vertex
+            ),
+            alone=None if alone is None else self.problem.splits(vertex, alone),
+            alone_difference=0.0 if alone is None else float(beside[alone]) - own,
+        )
+
+    def _memory(self, vertex: int) -> MemoryBinding | None:
+        """Return what the layer would have at a lower cost if it fitted; None where there is no such thing."""
+        limited = self.search.limited
+        if limited is None:
+            return None
+        limit = limited.limit
+        beside = self.problem.tables.costs_beside(vertex, self.choice)
+        beside -= beside[self.choice[vertex]]
+        needed = self._alternatives.weights_beside(vertex, self.choice)
+        beside[needed <= limit] = 0.0
+        alone = int(beside.argmin())
+        if beside[alone] < -TIE * self.plan_cost:
+            return MemoryBinding(
+                splits=self.problem.splits(vertex, alone),
+                difference=float(beside[alone]),
+                is_alone=True,
+                needed_bytes=float(needed[alone]),
+                limit_bytes=limit,
+            )
+        free = self._free.choice
+        if free[vertex] == self.choice[vertex] or self._free.cost >= self.plan_cost * (1 - TIE):
+            return None
+        return MemoryBinding(
+            splits=self.problem.splits(vertex, free[vertex]),
+            difference=self._free.cost - self.plan_cost,
+            is_alone=False,
+            needed_bytes=limited.weight(free),
+            limit_bytes=limit,
+        )
+
+    def _flip(self, side: Side, vertex: int, configuration: int) -> Flip | None:
+        found = side.flip(vertex, configuration)
+        return found and Flip(scale=found[0], splits=self.problem.splits(vertex, found[1]))
+
+
+def _sides(work: Work, max_solutions: int, on_progress: Progress | None) -> tuple[Side, Side]:
+    """Return the flips with faster and with slower links."""
+    plan, start = work.plan, work.optimum.choice
+    if not max_solutions:
+        return NO_FLIPS, NO_FLIPS
+
+    def optimise(tables: CostTables, known: Sequence[Sequence[int]]) -> Solution:
+        if on_progress:
+            on_progress("looking for flips", 0.0)
+        return work.search.cheapest(tables, known)
+
+    problem = scaled_tables(plan.graph, plan.num_devices, plan.machine, plan.cost_model, on_progress)
+    below, above = (
+        breakpoints(problem, start, optimise, farthest=farthest, max_solutions=max_solutions, fits=work.search.fits)
+        for farthest in (1 / FARTHEST, FARTHEST)
+    )
+    return below, above

@@ -1,0 +1,197 @@
+"""The discrete-event engine: when every task of a step runs, where devices and links do one thing at a time.
+
+A device computes one task at a time: of those that are ready, the one that comes first in the program. A link carries
+one message at a time, in the order in which they reach it (in program order where they do so at once). A message takes
+the links of its path one after the other, without being stored on the way: it holds each of them for its bytes over
+that link's bandwidth, waits where the next one is taken, and has arrived α and its bytes over the slowest bandwidth
+after it began on the last one. A collective asks for all links of its members at once, holds each of them for its bytes
+from when it is free, and starts when it has got the last one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from pase.analysis.simulation.fabric import FabricLink
+from pase.analysis.simulation.tasks import Collective, Compute, Join, Message, TaskGraph
+
+_END, _ARRIVAL = 0, 1
+
+NONE = -1
+"""No task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """What a link carried: [tasks of the link] in order, each from begin_s to release_s."""
+
+    tasks: Sequence[int]
+    begin_s: Sequence[float]
+    release_s: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """When each task of a step ran.
+
+    ready_s: [tasks] when the last of those that it waits for ended; awaited: [tasks] that one, `NONE` at the start of
+    the step. start_s: on a device, or on the last of its links. end_s: of it. before: [tasks] of a computation, the one
+    that its device did before. occupancy: [links]. positions: for what takes links, its place in the occupancy of each.
+    """
+
+    ready_s: Sequence[float]
+    awaited: Sequence[int]
+    start_s: Sequence[float]
+    end_s: Sequence[float]
+    before: Sequence[int]
+    occupancy: Sequence[Occupancy]
+    positions: Sequence[Sequence[int]]
+
+    @property
+    def step_time_s(self) -> float:
+        """When the last task ends."""
+        return max(self.end_s, default=0.0)
+
+
+def run(graph: TaskGraph, links: Sequence[FabricLink], num_devices: int) -> Schedule:
+    """Return when the tasks run; the same graph always gives the same schedule."""
+    running = _Run(graph, links, num_devices)
+    running.play()
+    assert running.num_ended == len(graph.tasks), "tasks wait for one another in a circle"
+    return running.schedule()
+
+
+class _Run:
+    """The state of one run: the clock's events, what is left to wait for, what is taken until when."""
+
+    def __init__(self, graph: TaskGraph, links: Sequence[FabricLink], num_devices: int) -> None:
+        count = len(graph.tasks)
+        self._tasks, self._followers = graph.tasks, graph.followers
+        self._missing = list(graph.num_awaited)
+        self._events: list[tuple[float, int, int, int]] = []
+        self._ready_s, self._start_s, self._end_s = [0.0] * count, [0.0] * count, [0.0] * count
+        self._awaited = [NONE] * count
+        self._s_per_byte = [1 / link.bandwidth_bytes_per_s for link in links]
+        self._free_s = [0.0] * len(links)
+        self._carried: list[tuple[list[int], list[float], list[float]]] = [([], [], []) for _ in links]
+        self._positions: list[list[int]] = [[] for _ in range(count)]
+        self._queues: list[list[int]] = [[] for _ in range(num_devices)]
+        self._is_computing = [False] * num_devices
+        self._last = [NONE] * num_devices
+        self._before = [NONE] * count
+        self.num_ended = 0
+
+    def play(self) -> None:
+        """Let the clock run until nothing is left to happen."""
+        events = self._events
+        arrivals: list[tuple[int, int]] = []
+        touched: set[int] = set()
+        for task, missing in enumerate(self._missing):
+            if not missing:
+                self._release(task, NONE, 0.0, arrivals, touched)
+        now_s = 0.0
+        while True:
+            # Those that come at one time are served in the order of the program.
+            for task, stage in sorted(arrivals):
+                self._send(task, stage, now_s)
+            for device in touched:
+                self._compute_next(device, now_s)
+            if not events:
+                return
+            now_s = events[0][0]
+            arrivals, touched = [], set()
+            while events and events[0][0] == now_s:
+                _, what, task, stage = heappop(events)
+                if what == _ARRIVAL:
+                    arrivals.append((task, stage))
+                else:
+                    self._end(task, now_s, arrivals, touched)
+
+    def _end(self, task: int, now_s: float, arrivals: list[tuple[int, int]], touched: set[int]) -> None:
+        """Record that a task has ended, and release what waited for it alone."""
+        self.num_ended += 1
+        self._end_s[task] = now_s
+        found = self._tasks[task]
+        if isinstance(found, Compute):
+            self._is_computing[found.device] = False
+            touched.add(found.device)
+        for follower in self._followers[task]:
+            self._missing[follower] -= 1
+            if not self._missing[follower]:
+                self._release(follower, task, now_s, arrivals, touched)
+
+    def _release(
+        self, task: int, awaited: int, now_s: float, arrivals: list[tuple[int, int]], touched: set[int]
+    ) -> None:
+        self._ready_s[task], self._awaited[task] = now_s, awaited
+        found = self._tasks[task]
+        match found:
+            case Compute():
+                heappush(self._queues[found.device], task)
+                touched.add(found.device)
+            case Join():
+                self._start_s[task] = now_s
+                self._end(task, now_s, arrivals, touched)
+            case _:
+                arrivals.append((task, 0))
+
+    def _compute_next(self, device: int, now_s: float) -> None:
+        queue = self._queues[device]
+        if self._is_computing[device] or not queue:
+            return
+        task = heappop(queue)
+        found = self._tasks[task]
+        assert isinstance(found, Compute)
+        self._is_computing[device] = True
+        self._before[task], self._last[device] = self._last[device], task
+        self._start_s[task] = now_s
+        heappush(self._events, (now_s + found.duration_s, _END, task, 0))
+
+    def _send(self, task: int, stage: int, now_s: float) -> None:
+        found = self._tasks[task]
+        if isinstance(found, Message):
+            self._send_on(task, found, stage, now_s)
+        else:
+            assert isinstance(found, Collective)
+            last_s = now_s
+            for link, size_bytes in zip(found.links, found.link_bytes, strict=True):
+                last_s = max(last_s, self._take(link, task, size_bytes, now_s))
+            self._start_s[task] = last_s
+            heappush(self._events, (last_s + found.duration_s, _END, task, 0))
+
+    def _send_on(self, task: int, message: Message, stage: int, now_s: float) -> None:
+        """Take the links from one stage of the path on; where one is not free, those behind it come later."""
+        links = message.path.links
+        begin_s = now_s
+        for next_stage, link in enumerate(links[stage:], start=stage + 1):
+            begin_s = self._take(link, task, message.size_bytes, now_s)
+            if begin_s > now_s and next_stage < len(links):
+                heappush(self._events, (begin_s, _ARRIVAL, task, next_stage))
+                return
+        self._start_s[task] = begin_s
+        heappush(self._events, (begin_s + message.duration_s, _END, task, 0))
+
+    def _take(self, link: int, task: int, size_bytes: float, now_s: float) -> float:
+        begin_s = max(now_s, self._free_s[link])
+        release_s = begin_s + size_bytes * self._s_per_byte[link]
+        self._free_s[link] = release_s
+        tasks, begins, releases = self._carried[link]
+        self._positions[task].append(len(tasks))
+        tasks.append(task)
+        begins.append(begin_s)
+        releases.append(release_s)
+        return begin_s
+
+    def schedule(self) -> Schedule:
+        """Return what happened."""
+        return Schedule(
+            ready_s=self._ready_s,
+            awaited=self._awaited,
+            start_s=self._start_s,
+            end_s=self._end_s,
+            before=self._before,
+            occupancy=[
+                Occupancy(tasks=tasks, begin_s=begins, release_s=releases) for tasks, begins, releases in self._carried
+            ],
+            positions=self._positions,
+        )

@@ -1,0 +1,196 @@
+"""What workers, master and coordinator tell one another, and the endpoint that each does it with.
+
+Ranks: workers count from 0 to P − 1, then the master, P, and the coordinator, P + 1. An endpoint has one inbox; between
+two ranks messages keep their order. A transport delivers; it knows nothing of algorithms.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+import numpy as np
+
+from pase.easgd.equations import Array
+
+
+class Kind(IntEnum):
+    """What a message is. Of the first group the vectors are what an algorithm exchanges; the others are control."""
+
+    SENT = 0
+    """A worker's weights or gradient, to the master, or a partial sum of them up the tree. Vector."""
+    CENTRE = 1
+    """The centre, to a worker, from the master or down the tree. Vector."""
+
+    STATE_WANTED = 10
+    """To a worker: tell the coordinator the state after the last exchange. Number: of the checkpoint."""
+    STATE = 11
+    """To the coordinator: weights or centre, then the velocity where there is one. Vector; number: of the checkpoint;
+    text: JSON with counts."""
+    TEST = 12
+    """To the coordinator: the centre after so many events. Vector; number: events."""
+    REPORT = 13
+    """To the coordinator: an event to be shown. Text: JSON."""
+    REFUSED = 14
+    """A vector that is not finite was not used; to the master and the coordinator. Text: JSON."""
+    STOP = 15
+    """To a worker, or to the master: end after what is under way."""
+    ENDED = 16
+    """To the coordinator and the master: this rank has ended well."""
+    FAILED = 17
+    """This rank cannot go on. Text: why."""
+    LOST = 18
+    """A rank's process is gone; said by whoever watches over it. Sender: the rank that is gone."""
+    TESTED = 19
+    """To who sent TEST, where it depends on it how to go on. Number: 1 where the centre is as good as was asked for."""
+
+
+EXCHANGED = frozenset({Kind.SENT, Kind.CENTRE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message. vector: [n], None for none. number: see `Kind`. text: JSON or words."""
+
+    sender: int
+    kind: Kind
+    vector: Array | None = None
+    number: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A message, or a part of one, as it travels. part, num_parts: which of how many; the vector's parts in order."""
+
+    message: Message
+    part: int = 0
+    num_parts: int = 1
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a rank sent: pieces and bytes of vectors by kind, as the transport counted them when it sent them."""
+
+    num_messages: Counter[Kind] = field(default_factory=Counter)
+    num_bytes: Counter[Kind] = field(default_factory=Counter)
+
+    def count(self, kind: Kind, vector: Array | None) -> None:
+        """Count a piece that is being sent."""
+        self.num_messages[kind] += 1
+        self.num_bytes[kind] += 0 if vector is None else vector.nbytes
+
+    @property
+    def exchanged_messages(self) -> int:
+        """Messages of the algorithm itself."""
+        return sum(self.num_messages[kind] for kind in EXCHANGED)
+
+    @property
+    def exchanged_bytes(self) -> int:
+        """Bytes of the algorithm itself."""
+        return sum(self.num_bytes[kind] for kind in EXCHANGED)
+
+
+class Transport(Protocol):
+    """Carries pieces to ranks, in this process or in others; between two ranks they keep their order.
+
+    The vector of a piece is the receiver's own: neither side changes it afterwards.
+    """
+
+    def deliver(self, to: int, piece: Piece) -> None:
+        """Bring a piece to the inbox of a rank; raises nothing where that rank is gone."""
+
+
+class Inbox:
+    """What arrived at a rank and was not taken yet."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Piece] = SimpleQueue()
+
+    def put(self, piece: Piece) -> None:
+        """Add a piece; may be called by any thread."""
+        self._queue.put(piece)
+
+    def get(self, timeout_s: float | None) -> Piece:
+        """Return the piece that came first, waiting for it; raises queue.Empty after the timeout."""
+        return self._queue.get(timeout=timeout_s)
+
+
+class Endpoint:
+    """A rank's way to send and to receive. layout: how a vector is cut into pieces, [(begin, end)]; one for packed."""
+
+    def __init__(self, rank: int, inbox: Inbox, transport: Transport, layout: Sequence[tuple[int, int]]) -> None:
+        self.rank = rank
+        self.tally = Tally()
+        self._inbox = inbox
+        self._transport = transport
+        self._layout = tuple(layout)
+        self._arrived: deque[Message] = deque()
+        self._parts: dict[int, list[Piece]] = {}
+        self._lock = threading.Lock()
+
+    def send(self, to: int, kind: Kind, vector: Array | None = None, *, number: int = 0, text: str = "") -> None:
+        """Send a message; a vector that an algorithm exchanges goes in as many pieces as the layout has.
+
+        The vector must not be changed afterwards. Several threads may send.
+        """
+        message = Message(sender=self.rank, kind=kind, vector=vector, number=number, text=text)
+        pieces = [Piece(message=message)]
+        if kind in EXCHANGED and vector is not None and len(self._layout) > 1:
+            pieces = [
+                Piece(
+                    message=Message(
+                        sender=self.rank, kind=kind, vector=vector[begin:end], number=number, text="" if part else text
+                    ),
+                    part=part,
+                    num_parts=len(self._layout),
+                )
+                for part, (begin, end) in enumerate(self._layout)
+            ]
+        for piece in pieces:
+            with self._lock:
+                self.tally.count(kind, piece.message.vector)
+            self._transport.deliver(to, piece)
+
+    def receive(self, wanted: Callable[[Message], bool] | None = None, *, timeout_s: float | None = None) -> Message:
+        """Return the first message that is wanted, waiting for it; others stay, in their order.
+
+        One thread receives. Raises queue.Empty where none came in time; the time is that between two arrivals.
+        """
+        for i, message in enumerate(self._arrived):
+            if wanted is None or wanted(message):
+                del self._arrived[i]
+                return message
+        while True:
+            whole = self._joined(self._inbox.get(timeout_s))
+            if whole is None:
+                continue
+            if wanted is None or wanted(whole):
+                return whole
+            self._arrived.append(whole)
+
+    def poll(self, wanted: Callable[[Message], bool] | None = None) -> Message | None:
+        """Return the first message that is wanted, None where none has arrived."""
+        try:
+            return self.receive(wanted, timeout_s=0)
+        except Empty:
+            return None
+
+    def _joined(self, piece: Piece) -> Message | None:
+        """Return the message that a piece completes; None while parts are missing."""
+        if piece.num_parts == 1:
+            return piece.message
+        parts = self._parts.setdefault(piece.message.sender, [])
+        if piece.part == 0:
+            # What a sender that is gone left unfinished.
+            parts.clear()
+        parts.append(piece)
+        if len(parts) < piece.num_parts:
+            return None
+        del self._parts[piece.message.sender]
+        first = parts[0].message
+        vector = np.concatenate([each.message.vector for each in parts if each.message.vector is not None])
+        return Message(sender=first.sender, kind=first.kind, vector=vector, number=first.number, text=first.text)

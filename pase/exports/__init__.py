@@ -1,5 +1,0 @@
-"""Exports: a plan written in formats that other programs read."""
-
-from pase.exports.registry import FORMATS, Exported, ExportOptions, Format, export
-
-__all__ = ["FORMATS", "ExportOptions", "Exported", "Format", "export"]

@@ -1,0 +1,158 @@
+"""The search within a limit on the memory of a device, and what is said where nothing fits."""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+
+from pase.costs import MemoryTables, Problem, memory_tables, shared_weights
+from pase.costs.configurations import Configurations, enumerate_configurations
+from pase.costs.memory import keeping, layer_memory
+from pase.errors import ConfigurationError, MemoryLimitError
+from pase.graph import Graph
+from pase.solver import LimitedSolution, NothingFitsError, Progress, Weighted, lightest_strategy, solve_limited
+from pase.tables.cost_tables import CostTables, EdgeTable
+
+MAX_MORE_DEVICES = 64
+"""How many times the devices are looked at for a number that would do."""
+
+
+def search_within(
+    problem: Problem,
+    limit_bytes: int,
+    *,
+    optimiser: str,
+    ordering: str = "auto",
+    memory_limit_bytes: int | None = None,
+    time_limit_s: float | None = None,
+    known: Iterable[Sequence[int]] = (),
+    on_progress: Progress | None = None,
+) -> LimitedSolution:
+    """Return the cheapest strategy that takes no more than a limit on each device.
+
+    optimiser: whose state counts. Raises MemoryLimitError where nothing fits: by how much, and which layer binds.
+    Other arguments and errors as for `solve_limited`.
+    """
+    weighted = weighted_problem(problem.tables, memory_tables(problem, optimiser=optimiser), limit_bytes)
+    try:
+        return solve_limited(
+            weighted,
+            ordering=ordering,
+            memory_limit_bytes=memory_limit_bytes,
+            time_limit_s=time_limit_s,
+            known=known,
+            on_progress=on_progress,
+        )
+    except NothingFitsError:
+        raise MemoryLimitError(_nothing_fits(problem, weighted, limit_bytes, optimiser)) from None
+
+
+def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: float) -> Weighted:
+    """Return a problem with the bytes of every strategy, and a limit on them."""
+    return Weighted(
+        tables=tables,
+        weights=memory.weights,
+        edge_weights=memory.edges,
+        peaks=memory.peaks,
+        limit=float(limit_bytes),
+    )
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a number of bytes with three digits and a decimal prefix: 8.12 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size * 0.9995:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def _nothing_fits(problem: Problem, weighted: Weighted, limit_bytes: int, optimiser: str) -> str:
+    graph, devices = problem.graph, problem.num_devices
+    choice = lightest_strategy(weighted)
+    total = int(weighted.weight(choice))
+    kept = [float(weights[c]) for weights, c in zip(weighted.weights, choice, strict=True)]
+    for e in weighted.weighing_edges:
+        kept[weighted.tables.edges[e][1]] += weighted.edge_weight(e, choice)
+    binding = max(range(len(kept)), key=lambda v: (kept[v], -v))
+    enough = _enough_devices(graph, devices, limit_bytes, optimiser)
+    advice = f"{enough} devices would do" if enough else "use more devices"
+    state = _least_state_bytes(problem, optimiser)
+    if state <= limit_bytes:
+        advice += ", or try a smaller batch"
+    else:
+        advice += f" (no smaller batch does: weights with their gradients and state take {size_text(state)})"
+    return (
+        f"no strategy of {graph.name!r} fits {size_text(limit_bytes)} on each of {devices} devices: the "
+        f"least that one takes is {size_text(total)}, {size_text(total - limit_bytes)} too much; layer "
+        f"{graph.operators[binding].name!r} binds with {size_text(kept[binding])} of it "
+        f"({kept[binding] / total:.0%}); {advice}"
+    )
+
+
+def _enough_devices(graph: Graph, num_devices: int, limit_bytes: int, optimiser: str) -> int | None:
+    """Return the first of 2, 4, … times as many devices on which a strategy would fit; None where there is none."""
+    factor, before = 2, float("inf")
+    while factor <= MAX_MORE_DEVICES:
+        try:
+            problem = _without_costs(graph, factor * num_devices)
+        except ConfigurationError:
+            return None
+        memory = memory_tables(problem, optimiser=optimiser)
+        weighted = weighted_problem(problem.tables, memory, limit_bytes)
+        least = weighted.least_weight + sum(max(float(p.min()) for p in group) for group in weighted.peaks)
+        if least <= limit_bytes and weighted.fits(lightest_strategy(weighted)):
+            return factor * num_devices
+        if least >= before:
+            return None
+        factor, before = 2 * factor, least
+    return None
+
+
+def _without_costs(graph: Graph, num_devices: int) -> Problem:
+    """Return a problem in which nothing costs anything: memory depends on configurations alone."""
+    numbers: dict[Hashable, int] = {}
+    found: list[Configurations] = []
+    references = []
+    for operator in graph.operators:
+        if operator.unnamed not in numbers:
+            numbers[operator.unnamed] = len(found)
+            found.append(enumerate_configurations(operator, num_devices))
+        references.append(numbers[operator.unnamed])
+    ends = [(edge.producer, edge.consumer) for edge in graph.edges]
+    ends += [(weight.owner, weight.user) for weight in shared_weights(graph)]
+    edges = [(graph.index[u], graph.index[v]) for u, v in ends]
+    kinds = list(dict.fromkeys((references[u], references[v]) for u, v in edges))
+    nothing = [np.zeros(len(configurations.splits)) for configurations in found]
+    return Problem(
+        graph=graph,
+        num_devices=num_devices,
+        tables=CostTables(
+            vertex_names=tuple(graph.index),
+            vertex_costs=tuple(nothing),
+            vertex_table=tuple(references),
+            edges=tuple(edges),
+            edge_tables=tuple(
+                EdgeTable(
+                    row_class=nothing[u].astype(np.int32),
+                    col_class=nothing[v].astype(np.int32),
+                    values=np.zeros((1, 1)),
+                )
+                for u, v in kinds
+            ),
+            edge_table=tuple(kinds.index((references[u], references[v])) for u, v in edges),
+        ),
+        configurations=tuple(found[number] for number in references),
+    )
+
+
+def _least_state_bytes(problem: Problem, optimiser: str) -> int:
+    """Return the least that weights, their gradients and their state take on each device, whatever the batch."""
+    graph, keeps = problem.graph, keeping(problem.graph)
+    known: dict[Hashable, int] = {}
+    total = 0
+    for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
+        key = operator.unnamed, tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
+        if key not in known:
+            memory = layer_memory(graph, operator, configurations.splits, keeps, optimiser=optimiser)
+            known[key] = int((memory.weights + memory.gradients + memory.optimiser).min())
+        total += known[key]
+    return total

@@ -1,0 +1,181 @@
+"""`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from math import prod
+from typing import Any
+
+from pase.common.documents import StrPath
+from pase.common.frozen import FrozenDict
+from pase.common.quantities import quantity
+from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, strategy_memory
+from pase.graph import Graph
+from pase.graph.names import short
+from pase.machine import Machine
+
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """The predicted traffic of one incoming edge, or of a weight that an earlier layer, the producer, shares.
+
+    input: position in the layer's reads. cost: in the unit of the plan's total; for a shared weight it holds the
+    all-reduce of its gradient, where the layouts differ. forward_bytes, backward_bytes: that move between layouts.
+    """
+
+    producer: str
+    input: int
+    cost: float
+    forward_bytes: float
+    backward_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer's part of a strategy.
+
+    dims: extent of each iteration dim. splits: split factor of each of them, in the same order.
+    devices: [p] device of each part, row-major over the dims that are split (in order) and then the replicas.
+    layer_cost: t_l, made of compute_cost and communication_cost. memory_bytes: on each device.
+    """
+
+    name: str
+    kind: str
+    dims: Mapping[str, int]
+    splits: Mapping[str, int]
+    devices: tuple[int, ...]
+    layer_cost: float
+    compute_cost: float
+    communication_cost: float
+    memory_bytes: float
+    transfers: tuple[Transfer, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", FrozenDict(self.dims))
+        object.__setattr__(self, "splits", FrozenDict(self.splits))
+
+    @property
+    def num_parts(self) -> int:
+        """Product of the splits."""
+        return prod(self.splits.values())
+
+    @property
+    def num_replicas(self) -> int:
+        """How many devices hold each part."""
+        return len(self.devices) // self.num_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRecord:
+    """How the strategy was found."""
+
+    ordering: str
+    largest_dependent_set: int
+    time_s: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A strategy with its certificate.
+
+    total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
+    baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
+    memory_limit_bytes_per_device: what the strategy was to fit, or None; the certificate holds among those that fit.
+    Nothing in a plan can be changed: its certificate is of what it says. Notebooks show it as a table of its layers.
+    """
+
+    graph: Graph
+    machine: Machine
+    num_devices: int
+    cost_model: str
+    cost_unit: str
+    layers: tuple[LayerPlan, ...]
+    total_cost: float
+    lower_bound: float
+    exact: bool
+    baselines: Mapping[str, float]
+    search: SearchRecord
+    tool_version: str
+    optimiser: str = DEFAULT_OPTIMISER
+    memory_limit_bytes_per_device: int | None = None
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "baselines", FrozenDict(self.baselines))
+
+    @cached_property
+    def index(self) -> Mapping[str, int]:
+        """Position of each layer by name."""
+        return FrozenDict({layer.name: i for i, layer in enumerate(self.layers)})
+
+    @cached_property
+    def memory(self) -> DeviceMemory:
+        """What a training step needs on each device, as predicted."""
+        return strategy_memory(self.graph, [layer.splits for layer in self.layers], optimiser=self.optimiser)
+
+    def __repr__(self) -> str:
+        certificate = "proven optimal" if self.exact else f"gap {self.gap:.2%}"
+        cost = quantity(self.total_cost, self.cost_unit)
+        return f"<Plan of {short(self.graph.name)} on {self.num_devices} devices: {cost}, {certificate}>"
+
+    def __getitem__(self, name: str) -> LayerPlan:
+        """Return the layer of that name; KeyError if there is none."""
+        return self.layers[self.index[name]]
+
+    def __iter__(self) -> Iterator[LayerPlan]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether a layer has that name."""
+        return name in self.index
+
+    def save(self, path: StrPath) -> None:
+        """Write the plan as a JSON file, which `pase.load_plan` and all commands read; PlanError where it cannot be."""
+        _found("pase.planning.plan_file", "write_plan")(self, path)
+
+    @property
+    def gap(self) -> float:
+        """(total_cost - lower_bound) / total_cost, 0 where exact."""
+        return 0.0 if self.exact or self.total_cost == 0 else (self.total_cost - self.lower_bound) / self.total_cost
+
+    def to_dataframe(self) -> Any:
+        """Return a pandas.DataFrame with one row for each layer, by name; MissingExtraError where pandas is not there.
+
+        Its columns are those of `pase export --to csv`; costs are in the plan's cost_unit, sizes in bytes.
+        """
+        return _view("data_frame")(self)
+
+    def to_networkx(self) -> Any:
+        """Return a networkx.MultiDiGraph: a node for each layer, an edge for each tensor that one has from another.
+
+        Nodes have the columns of `to_dataframe` for attributes; edges have tensor (its name in the reading layer),
+        is_shared_weight, cost, forward_bytes and backward_bytes, and the position among the layer's reads for a key.
+        """
+        return _view("network")(self)
+
+    def plot(self, *, fold: bool = True) -> Any:
+        """Return the graph as a picture that notebooks show and that saves itself: ``plan.plot().save("plan.svg")``.
+
+        fold: show blocks of layers that repeat once, with their number.
+        """
+        return _view("picture")(self, fold=fold)
+
+    def _repr_html_(self) -> str:
+        return str(_view("html")(self))
+
+
+def _view(name: str) -> Callable[..., Any]:
+    """Return a view of plans. Views stand above plans, as formats do: they are found by name when one is asked for."""
+    return _found("pase.views.exports.notebook", name)
+
+
+def _found(module: str, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found

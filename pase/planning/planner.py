@@ -1,0 +1,305 @@
+"""The whole search, as one readable sequence of stages: graph → cost tables → strategy → placed plan."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from math import inf
+from operator import index
+from time import perf_counter
+from typing import Any, TypedDict, Unpack
+
+import numpy as np
+
+from pase._version import __version__
+from pase.common.documents import StrPath
+from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError, build_problem, cost_model
+from pase.costs.configurations import (
+    check_batch,
+    check_devices,
+    check_splittable,
+    data_parallel,
+    enumerate_configurations,
+)
+from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
+from pase.errors import ConfigurationError, MemoryLimitError, SolverError, unknown_name
+from pase.graph import Graph, Operator
+from pase.graph.operators import with_fan_outs
+from pase.importers import load
+from pase.machine import DEFAULT_MACHINE, Machine, load_machine
+from pase.planning.memory_limit import search_within
+from pase.planning.plan import Plan, SearchRecord
+from pase.planning.strategy import plan_layers, total_cost
+from pase.solver import RELATIVE_TOLERANCE, Solution, check_limits, default_memory_limit_bytes, solve
+from pase.tables.cost_tables import IndexArray
+
+MAX_DEVICES = 1 << 20
+"""Every layer of a plan lists all devices: a plan for a million of them is a file of 100 MB."""
+
+TIME_WITHOUT_TABLES_S = 1.0
+"""Where the time ends before the tables are made, the strategies that are known by then are weighed for so long."""
+
+WITHOUT_LIMIT = "without_memory_limit"
+"""Among a plan's baselines: the cheapest strategy where memory is no matter."""
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the fraction of it that is done, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What a search can be told.
+
+    cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". memory_limit_bytes: of all cost
+    tables, None for half of the machine's memory. time_limit_s: for making the tables and the search. keep_batch:
+    search although the batch cannot be split at all. memory_per_device_bytes: what a training step may take on each
+    device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory.
+    """
+
+    cost_model: str = "paper"
+    ordering: str = "auto"
+    memory_limit_bytes: int | None = None
+    time_limit_s: float | None = None
+    keep_batch: bool = False
+    memory_per_device_bytes: int | None = None
+    optimiser: str = DEFAULT_OPTIMISER
+
+
+class SearchSettings(TypedDict, total=False):
+    """The fields of `SearchOptions`, as keywords."""
+
+    cost_model: str
+    ordering: str
+    memory_limit_bytes: int | None
+    time_limit_s: float | None
+    keep_batch: bool
+    memory_per_device_bytes: int | None
+    optimiser: str
+
+
+def search(
+    model: object,
+    devices: int,
+    *,
+    machine: Machine | StrPath = DEFAULT_MACHINE,
+    options: SearchOptions | Mapping[str, Any] | None = None,
+    on_progress: Progress | None = None,
+    **settings: Unpack[SearchSettings],
+) -> Plan:
+    """Return the cheapest strategy for training a model on a number of devices, with its certificate.
+
+    model: a `Graph`, or anything that `load` takes. machine: a `Machine`, the name of a preset, or the path of a
+    machine file. options: all settings at once; settings, each by its name in `SearchOptions`, come before them. Raises
+    a PaseError for what cannot be searched: no devices, nothing to split, an invalid graph, an unknown name, no memory
+    for any strategy.
+    """
+    options = _chosen(options, settings)
+    _check_memory(options)
+    graph = load(model)
+    devices = check_search(graph, devices, keep_batch=options.keep_batch)
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    start_s = perf_counter()
+    limits = _Limits.of(options, start_s)
+    bound = None
+    try:
+        problem = problem_of(graph, devices, machine, options.cost_model, on_progress, allowance=limits.for_tables())
+        memory_limit_bytes, time_limit_s = limits.for_search(problem)
+    except TimeUpError as stopped:
+        bound = stopped.bound * (1 - RELATIVE_TOLERANCE)
+        keeps = None if options.memory_per_device_bytes is None else keeping(with_fan_outs(graph))
+        only = partial(_known_configurations, devices=devices, optimiser=options.optimiser, keeps=keeps)
+        problem = problem_of(graph, devices, machine, options.cost_model, only=only)
+        memory_limit_bytes, time_limit_s = limits.memory_bytes, TIME_WITHOUT_TABLES_S
+
+    def cut(solution: Solution) -> Solution:
+        """Return a solution with what is known of it among all strategies, where tables were not made for all."""
+        if bound is None:
+            return solution
+        return replace(solution, exact=False, lower_bound=min(bound, solution.cost))
+
+    limit, known = options.memory_per_device_bytes, [data_parallel_choice(problem)]
+    if limit is None:
+        solution = solve(
+            problem.tables,
+            ordering=options.ordering,
+            memory_limit_bytes=memory_limit_bytes,
+            time_limit_s=time_limit_s,
+            known=known,
+            on_progress=on_progress,
+        )
+        time_s = perf_counter() - start_s
+        return plan_of(problem, cut(solution), machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
+    try:
+        limited = search_within(
+            problem,
+            limit,
+            optimiser=options.optimiser,
+            ordering=options.ordering,
+            memory_limit_bytes=memory_limit_bytes,
+            time_limit_s=time_limit_s,
+            known=known,
+            on_progress=on_progress,
+        )
+    except MemoryLimitError:
+        if bound is None:
+            raise
+        raise SolverError(
+            f"the time limit of {options.time_limit_s} s was reached before {graph.name!r} had its cost tables, and no "
+            "strategy is known that fits the memory of a device: give more time, or use more devices"
+        ) from None
+    time_s = perf_counter() - start_s
+    solution = cut(limited.solution)
+    plan = plan_of(problem, solution, machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
+    # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
+    free = min(limited.unlimited.cost, plan.total_cost)
+    return replace(
+        plan,
+        memory_limit_bytes_per_device=limit,
+        baselines={**plan.baselines, WITHOUT_LIMIT: free},
+    )
+
+
+def _chosen(options: SearchOptions | Mapping[str, Any] | None, settings: SearchSettings) -> SearchOptions:
+    """Return the options of a search; ConfigurationError for those that no search has."""
+    given = {**options, **settings} if isinstance(options, Mapping) else settings
+    known = [field.name for field in fields(SearchOptions)]
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ConfigurationError(unknown_name("option of a search", unknown[0], known))
+    base = options if isinstance(options, SearchOptions) else SearchOptions()
+    if options is not None and not isinstance(options, SearchOptions | Mapping):
+        raise ConfigurationError(f"options are a {type(options).__name__}; expected SearchOptions, or a dict of these")
+    return replace(base, **given)
+
+
+def _check_memory(options: SearchOptions) -> None:
+    """Raise CostError for an unknown optimiser, MemoryLimitError for a limit that is none."""
+    optimiser_state(options.optimiser)
+    limit = options.memory_per_device_bytes
+    if limit is not None and not (isinstance(limit, int) and limit >= 1):
+        raise MemoryLimitError(f"the memory of a device is {limit!r}; expected a whole number of bytes, 1 or more")
+
+
+def check_search(graph: Graph, devices: int, *, keep_batch: bool = False) -> int:
+    """Return the number of devices; ConfigurationError where a graph cannot be searched for it at all."""
+    try:
+        devices = index(devices)
+    except TypeError:
+        raise ConfigurationError(f"{devices!r} devices were asked for; expected a whole number of 1 or more") from None
+    check_devices(devices)
+    if devices > MAX_DEVICES:
+        raise ConfigurationError(f"{devices} devices were asked for; at most {MAX_DEVICES} can be planned for")
+    check_splittable(graph, devices)
+    batch = dict(graph.arguments).get("batch")
+    if isinstance(batch, int) and not keep_batch:
+        check_batch(graph, batch, devices)
+    return devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """Of a whole search, tables included: until when, and how many bytes; None for no limit of time."""
+
+    deadline_s: float | None
+    memory_bytes: int
+
+    @classmethod
+    def of(cls, options: SearchOptions, start_s: float) -> "_Limits":
+        """Return what options ask for; SolverError where that makes no sense."""
+        memory_bytes, time_s = options.memory_limit_bytes, options.time_limit_s
+        check_limits(memory_bytes, time_s)
+        return cls(
+            deadline_s=None if time_s is None else start_s + time_s,
+            memory_bytes=default_memory_limit_bytes() if memory_bytes is None else memory_bytes,
+        )
+
+    def for_tables(self) -> Allowance:
+        """Return what making the tables may take."""
+        return Allowance(deadline_s=inf if self.deadline_s is None else self.deadline_s, memory_bytes=self.memory_bytes)
+
+    def for_search(self, problem: Problem) -> tuple[int, float | None]:
+        """Return what is left for the solver: bytes and seconds."""
+        left_bytes = max(1, self.memory_bytes - problem.tables.num_bytes)
+        return left_bytes, None if self.deadline_s is None else max(1e-9, self.deadline_s - perf_counter())
+
+
+def _known_configurations(
+    graph: Graph, operator: Operator, *, devices: int, optimiser: str, keeps: Keeping | None
+) -> IndexArray:
+    """Return the configurations of a layer that need no search: data parallelism and, given `keeps`, the lightest."""
+    known = [data_parallel(graph, operator, devices)]
+    if keeps is not None:
+        splits = enumerate_configurations(operator, devices).splits
+        memory = layer_memory(graph, operator, splits, keeps, optimiser=optimiser)
+        known.append(tuple(splits[(memory.kept + sum(memory.peaks)).argmin()].tolist()))
+    return np.unique(np.array(known, dtype=np.int32), axis=0)
+
+
+def problem_of(
+    graph: Graph,
+    devices: int,
+    machine: Machine,
+    model: str,
+    on_progress: Progress | None = None,
+    *,
+    allowance: Allowance | None = None,
+    only: Callable[[Graph, Operator], IndexArray] | None = None,
+) -> Problem:
+    """Return the search problem of a graph under a cost model, by its name; other arguments as for `build_problem`."""
+    # Absurd figures of a machine overflow; the tables are then refused.
+    with np.errstate(over="ignore", invalid="ignore"):
+        costs = cost_model(model, machine, devices)
+        return build_problem(graph, devices, costs, on_progress, allowance=allowance, only=only)
+
+
+def plan_of(
+    problem: Problem,
+    solution: Solution,
+    machine: Machine,
+    model: str,
+    *,
+    time_s: float,
+    optimiser: str = DEFAULT_OPTIMISER,
+) -> Plan:
+    """Return the placed plan of a solution; optimiser: whose state counts as memory."""
+    graph, devices = problem.graph, problem.num_devices
+    costs = cost_model(model, machine, devices)
+    splits = [problem.splits(vertex, choice) for vertex, choice in enumerate(solution.choice)]
+    sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
+    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, optimiser=optimiser)
+    total = total_cost(layers)
+    assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
+    return Plan(
+        graph=graph,
+        machine=machine,
+        num_devices=devices,
+        cost_model=model,
+        cost_unit=costs.unit,
+        layers=layers,
+        total_cost=total,
+        lower_bound=total if solution.exact else min(solution.lower_bound, total),
+        exact=solution.exact,
+        baselines={"data_parallel": data_parallel_cost(problem)},
+        search=SearchRecord(
+            ordering=solution.ordering,
+            largest_dependent_set=solution.largest_dependent_set,
+            time_s=time_s,
+            peak_memory_bytes=solution.peak_memory_bytes,
+        ),
+        tool_version=__version__,
+        optimiser=optimiser,
+    )
+
+
+def data_parallel_cost(problem: Problem) -> float:
+    """Return the total cost of data parallelism."""
+    return problem.tables.evaluate(data_parallel_choice(problem))
+
+
+def data_parallel_choice(problem: Problem) -> tuple[int, ...]:
+    """Return data parallelism, by configuration index: each layer's batch split as far as it goes, nothing else."""
+    choice = []
+    for vertex, operator in enumerate(problem.graph.operators):
+        index = problem.choice(vertex, data_parallel(problem.graph, operator, problem.num_devices))
+        assert index is not None, f"data parallelism is no configuration of {operator.name}"
+        choice.append(index)
+    return tuple(choice)

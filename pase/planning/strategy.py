@@ -1,0 +1,136 @@
+"""From one configuration for each layer to what a plan says of it: costs, transfers, placement, memory."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pase.costs import (
+    DEFAULT_OPTIMISER,
+    CostModel,
+    LayerTraffic,
+    SharedWeight,
+    edge_cost,
+    edge_layouts,
+    edge_signature,
+    kept_by_layer,
+    layer_cost,
+    shared_cost,
+    shared_weights,
+    signature,
+    traffic_of,
+    transfer_bytes,
+)
+from pase.graph import Edge, Graph
+from pase.placement import place
+from pase.planning.plan import LayerPlan, Transfer
+
+
+def plan_layers(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    splits: Sequence[Mapping[str, int]],
+    devices: Sequence[tuple[int, ...]] | None = None,
+    *,
+    group_sizes: Sequence[int] = (),
+    optimiser: str = DEFAULT_OPTIMISER,
+) -> tuple[LayerPlan, ...]:
+    """Return the placed plan of every layer; splits: for each layer, a factor for each iteration dim.
+
+    devices: for each layer, the device of each part; placed anew where they are not given, so that groups of so many
+    consecutive devices (those of a node) have the least to exchange. optimiser: whose state counts as memory.
+    """
+    if devices is None:
+        devices = place(graph, num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
+    rows = {
+        operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
+        for operator, split in zip(graph.operators, splits, strict=True)
+    }
+    into: dict[str, list[Edge]] = {name: [] for name in rows}
+    for edge in graph.edges:
+        into[edge.consumer].append(edge)
+    shared: dict[str, list[SharedWeight]] = {}
+    for weight in shared_weights(graph):
+        shared.setdefault(weight.user, []).append(weight)
+    does: dict[str, LayerTraffic] = {}
+    # Repeated layers under equal configurations cost the same: each distinct one is costed once. They are numbered,
+    # because what tells them apart is long to compare.
+    numbers: dict[Hashable, int] = {}
+    kinds = {
+        op.name: numbers.setdefault((signature(graph, op), rows[op.name].tobytes()), len(numbers))
+        for op in graph.operators
+    }
+    distinct: dict[Hashable, LayerTraffic] = {}
+    for operator in graph.operators:
+        kind = kinds[operator.name]
+        if kind not in distinct:
+            distinct[kind] = traffic_of(graph, operator, rows[operator.name])
+        does[operator.name] = distinct[kind]
+    costs: dict[Hashable, tuple[float, float]] = {}
+    traffic: dict[Hashable, Transfer] = {}
+    layers = []
+    memory = kept_by_layer(graph, splits, optimiser=optimiser)
+    for operator, split, where, kept_bytes in zip(graph.operators, splits, devices, memory, strict=True):
+        kind = kinds[operator.name]
+        if kind not in costs:
+            costs[kind] = _layer_costs(does[operator.name], model)
+        compute, communication = costs[kind]
+        transfers = []
+        for edge in into[operator.name]:
+            key = kinds[edge.producer], kind, edge_signature(graph, edge)
+            if key not in traffic:
+                traffic[key] = _transfer(graph, edge, does, model)
+            transfers.append(replace(traffic[key], producer=edge.producer, input=edge.input))
+        transfers += [_shared_transfer(graph, weight, does, model) for weight in shared.get(operator.name, ())]
+        layers.append(
+            LayerPlan(
+                name=operator.name,
+                kind=operator.kind,
+                dims=dict(operator.extents),
+                splits={dim: int(split[dim]) for dim in operator.extents},
+                devices=where,
+                layer_cost=compute + communication,
+                compute_cost=compute,
+                communication_cost=communication,
+                memory_bytes=kept_bytes,
+                transfers=tuple(transfers),
+            )
+        )
+    return tuple(layers)
+
+
+def total_cost(layers: Sequence[LayerPlan]) -> float:
+    """Return F(G, φ) (Eq. 1): all layer costs and all transfer costs."""
+    return sum(layer.layer_cost + sum(transfer.cost for transfer in layer.transfers) for layer in layers)
+
+
+def _layer_costs(traffic: LayerTraffic, model: CostModel) -> tuple[float, float]:
+    """Return (compute cost, communication cost) of one configuration."""
+    cost = layer_cost(traffic, model)
+    return float(cost.compute[0]), float(cost.communication[0])
+
+
+def _transfer(graph: Graph, edge: Edge, traffic: Mapping[str, LayerTraffic], model: CostModel) -> Transfer:
+    u, v = traffic[edge.producer], traffic[edge.consumer]
+    moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, u.splits.values, v.splits.values))
+    return Transfer(
+        producer=edge.producer,
+        input=edge.input,
+        cost=float(edge_cost(graph, edge, u, v, model).values[0, 0]),
+        forward_bytes=float(moved.forward[0, 0]),
+        backward_bytes=float(moved.backward[0, 0]),
+    )
+
+
+def _shared_transfer(
+    graph: Graph, weight: SharedWeight, traffic: Mapping[str, LayerTraffic], model: CostModel
+) -> Transfer:
+    cost, moved = shared_cost(graph, weight, traffic[weight.owner], traffic[weight.user], model)
+    return Transfer(
+        producer=weight.owner,
+        input=weight.user_read,
+        cost=float(cost.values[0, 0]),
+        forward_bytes=float(moved.forward[0, 0]),
+        backward_bytes=float(moved.backward[0, 0]),
+    )

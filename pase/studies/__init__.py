@@ -1,0 +1,1 @@
+"""What draws the papers' own studies again: integrated parallelism, and EASGD's costs."""

@@ -1,0 +1,1 @@
+"""Cost tables, which are all that the solver sees, and files of them."""

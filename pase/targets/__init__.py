@@ -1,0 +1,1 @@
+"""What makes programs of plans, one package for each framework."""

@@ -1,0 +1,1 @@
+"""Mesh-TensorFlow programs: what writes them, and the library that they run on."""

@@ -1,0 +1,9 @@
+"""The emitter: a plan written as a Mesh-TensorFlow program that trains, or that computes what an imported model does.
+
+No framework is loaded to write one.
+"""
+
+from pase.targets.mesh_tensorflow.emitter.emit import emit
+from pase.targets.mesh_tensorflow.emitter.forward import emit_forward, outputs_left_out
+
+__all__ = ["emit", "emit_forward", "outputs_left_out"]

@@ -1,0 +1,54 @@
+"""What training programs and those of a forward pass have in common: which layers they hold, checks, head and foot."""
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from pase.errors import EmitError
+from pase.graph import Graph, Operator
+from pase.planning.plan import LayerPlan
+from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, code, joined, word
+
+
+def leading_to(graph: Graph, ends: Iterable[str]) -> set[str]:
+    """Return the layers that some layers need, themselves included."""
+    producers: dict[str, list[str]] = {}
+    for edge in graph.edges:
+        producers.setdefault(edge.consumer, []).append(edge.producer)
+    wanted: set[str] = set()
+    frontier = list(ends)
+    while frontier:
+        name = frontier.pop()
+        if name not in wanted:
+            wanted.add(name)
+            frontier.extend(producers.get(name, ()))
+    return wanted
+
+
+def check_splits(layer: LayerPlan, operator: Operator) -> None:
+    """Raise EmitError where a layer's splits are none that a program can have."""
+    for dim, parts in layer.splits.items():
+        extent = operator.extents.get(dim, 0)
+        if not extent or extent % parts or (parts != 1 and dim in operator.unsplittable):
+            raise EmitError(
+                f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program needs splits that divide "
+                f"their dims (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
+            )
+
+
+def layers_import(module: Text, names: Iterable[str], body: Sequence[Text]) -> list[Text]:
+    """Return the import of those of some names that a program's body uses."""
+    used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
+    imports = [word(name, names) for name in names if name in used]
+    line = code("from {} import {}", module, imports)
+    if len(line) <= WIDTH:
+        return [line]
+    return [code("from {} import (", module), *(code("{}{},", INDENT, name) for name in imports), code(")")]
+
+
+def assembled(head: Sequence[Text], body: Sequence[Text], num_devices: int) -> str:
+    """Return the source of a program, which is checked to be Python's."""
+    apart = (code(""), code(""))
+    foot = [code('if __name__ == "__main__":'), code("{}main(build, num_devices={})", INDENT, num_devices), code("")]
+    source = str(joined([*head, *apart, *body, *apart, *foot]))
+    compile(source, "<emitted>", "exec", dont_inherit=True)
+    return source

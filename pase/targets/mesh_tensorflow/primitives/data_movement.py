@@ -1,0 +1,186 @@
+"""Data movement between sets of workers, for programs to call; the gradient of each is its adjoint.
+
+Names and adjoints are those of section 3 of Hewett and Grady (2020). A set of workers is a `LayerMesh`; a tensor on it
+is `Distributed`. Every function raises PrimitiveError where partitions and workers do not fit together.
+"""
+
+from collections.abc import Sequence
+
+from pase.errors import PrimitiveError
+from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, expect_workers
+from pase.targets.mesh_tensorflow.primitives.operations import (
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Frame,
+    Gather,
+    HaloExchange,
+    Movement,
+    Scatter,
+    SendReceive,
+    SumReduce,
+)
+from pase.targets.mesh_tensorflow.primitives.partitions import Buffers, Partition, blocks, expect_cover, partition
+from pase.targets.mesh_tensorflow.runtime.boxes import Box, intersection, whole
+from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
+
+
+def send_receive(x: Distributed, mesh: LayerMesh) -> Distributed:
+    """Return x on other workers, each of which receives the part of the one in its place; the copy C_{a→b}.
+
+    The sender's part may still be used: its gradient is then the sum of both.
+    """
+    held = _partition(x, "send_receive")
+    return _moved(SendReceive, x, (held, held), mesh)
+
+
+def scatter(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed:
+    """Return the parts of a tensor that one worker holds, on many workers; the adjoint is `gather`."""
+    held = _partition(x, "scatter")
+    _expect_one(held, "scatter")
+    expect_cover(parts, held.shape, "scatter")
+    return _moved(Scatter, x, (held, parts), mesh)
+
+
+def gather(x: Distributed, mesh: LayerMesh) -> Distributed:
+    """Return the whole of a partitioned tensor, on the one worker of a mesh; the adjoint is `scatter`."""
+    held = _partition(x, "gather")
+    expect_cover(held, held.shape, "gather")
+    return _moved(Gather, x, (held, partition(held.shape, [whole(held.shape)])), mesh)
+
+
+def broadcast(x: Distributed, mesh: LayerMesh, roots: Sequence[int] | None = None) -> Distributed:
+    """Return copies of parts on many workers (Eq. 8); the adjoint is `sum_reduce` (Eq. 9).
+
+    roots: [workers of the mesh] which worker of x each one copies; by default x has one worker. Parts of x must not
+    overlap.
+    """
+    held = _partition(x, "broadcast")
+    if roots is None:
+        _expect_one(held, "broadcast")
+        roots = [0] * len(mesh.device_names)
+    if any(not 0 <= root < len(held.boxes) for root in roots):
+        raise PrimitiveError(f"broadcast: the roots {list(roots)} must be workers 0 to {len(held.boxes) - 1} of x")
+    _expect_disjoint(held, "broadcast")
+    target = partition(held.shape, [held.boxes[root] for root in roots])
+    return _moved(Broadcast, x, (held, target), mesh)
+
+
+def sum_reduce(x: Distributed, mesh: LayerMesh, parts: Partition | None = None) -> Distributed:
+    """Return the sums of equal boxes, each on one worker; the adjoint is `broadcast`.
+
+    parts: [workers of the mesh] the box that each one sums up; by default the workers of x hold one box, and one
+    worker gets the sum.
+    """
+    held = _partition(x, "sum_reduce")
+    target = parts or partition(held.shape, held.boxes[:1])
+    _expect_disjoint(target, "sum_reduce")
+    missing = [box for box in held.boxes if box not in target.boxes]
+    if missing or target.shape != held.shape:
+        raise PrimitiveError(
+            f"sum_reduce: workers hold {sorted(set(held.boxes))} and the sums go to {list(target.boxes)}; "
+            "every box must be one of the targets'"
+        )
+    return _moved(SumReduce, x, (held, target), mesh)
+
+
+def all_reduce(x: Distributed) -> Distributed:
+    """Return, for every worker, the sum over all workers that hold the same box; its own adjoint.
+
+    Boxes must be equal or disjoint.
+    """
+    held = _partition(x, "all_reduce")
+    groups: dict[Box, list[int]] = {}
+    for i, box in enumerate(held.boxes):
+        groups.setdefault(box, []).append(i)
+    _expect_disjoint(Partition(shape=held.shape, boxes=tuple(groups)), "all_reduce")
+    shares: list[Box] = list(held.boxes)
+    for box, members in groups.items():
+        for i, share in zip(members, _shares(box, len(members)), strict=True):
+            shares[i] = share
+    return _moved(AllReduce, x, (held, partition(held.shape, shares), held), x.mesh)
+
+
+def all_to_all(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed:
+    """Return a partitioned tensor in another partition, on any workers; the adjoint takes it back."""
+    held = _partition(x, "all_to_all")
+    expect_cover(held, held.shape, "all_to_all")
+    expect_cover(parts, held.shape, "all_to_all")
+    return _moved(AllToAll, x, (held, parts), mesh)
+
+
+def allocate(x: Distributed, buffers: Buffers) -> Distributed:
+    """Return the bulks with room for halos, zeros for now (Eq. 3); the adjoint is deallocation (Eq. 4)."""
+    held = _partition(x, "allocate")
+    if held != buffers.bulk:
+        raise PrimitiveError(
+            f"allocate: workers hold {list(held.boxes)}, the bulks of the buffers are {list(buffers.bulk.boxes)}; "
+            "partition the tensor in balanced blocks first"
+        )
+    frames = [
+        tuple((-low, n - low) for (low, _), n in zip(bulk, shape, strict=True))
+        for bulk, shape in zip(buffers.bulk_boxes, buffers.extents, strict=True)
+    ]
+    return Distributed(Frame(x.tensor, held.extents, frames).outputs[0], buffers)
+
+
+def halo_exchange(x: Distributed) -> Distributed:
+    """Return buffers whose halos hold what other workers own (Eq. 11); what stood in the halos is overwritten.
+
+    In the adjoint (Eq. 12) halos are added to the bulk that they are copies of.
+    """
+    buffers = _buffers(x, "halo_exchange")
+    return Distributed(HaloExchange(x.tensor, buffers).outputs[0], buffers)
+
+
+def windows(x: Distributed, *, fill: float = 0.0) -> Distributed:
+    """Return what each worker's kernel is applied to: buffers without what is unused, with `fill` as padding."""
+    buffers = _buffers(x, "windows")
+    frame = Frame(x.tensor, buffers.extents, buffers.window_boxes, fill=fill)
+    return Distributed(frame.outputs[0], buffers.windows)
+
+
+def _moved(kind: type[Movement], x: Distributed, path: Sequence[Partition], mesh: LayerMesh) -> Distributed:
+    target = path[-1]
+    expect_workers(target, mesh, kind.NAME)
+    return Distributed(kind(x.tensor, path, mesh).outputs[0], target)
+
+
+def _shares(box: Box, num_workers: int) -> list[Box]:
+    """Return a box cut in balanced pieces along its longest dim."""
+    sizes = [high - low for low, high in box]
+    longest = sizes.index(max(sizes))
+    if not sizes[longest]:
+        return [box] * num_workers
+    cuts = blocks([sizes[longest]], [num_workers]).boxes
+    low = box[longest][0]
+    return [(*box[:longest], (low + a, low + b), *box[longest + 1 :]) for ((a, b),) in cuts]
+
+
+def _partition(x: Distributed, name: str) -> Partition:
+    if not isinstance(x.held, Partition):
+        raise PrimitiveError(f"{name}: the workers hold buffers with halos; exchange them and take their windows first")
+    return x.held
+
+
+def _buffers(x: Distributed, name: str) -> Buffers:
+    if not isinstance(x.held, Buffers):
+        raise PrimitiveError(f"{name}: the workers hold no buffers with halos; allocate them first")
+    return x.held
+
+
+def _expect_one(held: Partition, name: str) -> None:
+    if held.boxes != (whole(held.shape),):
+        raise PrimitiveError(
+            f"{name}: one worker must hold the whole tensor; {len(held.boxes)} hold {list(held.boxes)}"
+        )
+
+
+def _expect_disjoint(parts: Partition, name: str) -> None:
+    boxes = parts.boxes
+    for i, box in enumerate(boxes):
+        for other in boxes[:i]:
+            if intersection(box, other) is not None:
+                raise PrimitiveError(
+                    f"{name}: parts {list(other)} and {list(box)} overlap; give parts that have no element in common"
+                )

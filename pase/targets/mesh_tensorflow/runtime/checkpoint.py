@@ -1,0 +1,274 @@
+"""A checkpoint: one file that holds the whole state of a training, whatever the strategy, and says if it is damaged.
+
+    bytes 0-17     b"PASE-CHECKPOINT-1\\n"
+    bytes 18-25    length of the manifest, an unsigned little-endian integer
+    bytes 26-57    SHA-256 of the manifest
+    then           the manifest, JSON in UTF-8
+    then           the arrays, row-major, little-endian, one after another, as the manifest lists them
+
+The manifest holds schema_version, step, dtype, seed, optimiser {name, options}, data (description; the position is the
+step), model_hash and arrays [{weight, slot, shape, dtype, sha256}]; slot is "" for the weight itself. Every byte of the
+file is covered by a checksum, and its length is that of its parts. Nothing in it is executed.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from pase.common.documents import Field
+from pase.errors import RuntimeFailure
+
+Array = np.ndarray[Any, Any]
+
+MAGIC = b"PASE-CHECKPOINT-1\n"
+SCHEMA_VERSION = 1
+_HEAD_BYTES = len(MAGIC) + 8 + 32
+_MANIFEST_LIMIT_BYTES = 2**28
+_DTYPES = ("float32", "float64")
+_NAME = re.compile(r"step-(\d{10})\.ckpt")
+_PART = re.compile(r"\.step-\d{10}\.ckpt\.part")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a checkpoint holds.
+
+    step: steps done, which is the position in the data too. optimiser, options: name and options of the update rule.
+    data: what tells the data from others. weights, slots: whole arrays, by weight, and by weight and slot.
+    """
+
+    step: int
+    dtype: str
+    seed: int
+    optimiser: str
+    options: Mapping[str, Any]
+    data: Mapping[str, Any]
+    weights: Mapping[str, Array]
+    slots: Mapping[str, Mapping[str, Array]]
+
+
+def model_hash(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Return what tells a model from others: the SHA-256 of its weights' names and shapes."""
+    listed = sorted((name, list(shape)) for name, shape in shapes.items())
+    return hashlib.sha256(json.dumps(listed, separators=(",", ":")).encode()).hexdigest()
+
+
+# -- writing
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint and return its path; whoever looks sees the whole file or none.
+
+    Raises RuntimeFailure where it cannot be written or a number is not finite; older checkpoints are left alone.
+    """
+    for weight, slot, array in _listed(checkpoint):
+        if not np.isfinite(array).all():
+            raise RuntimeFailure(
+                f"step {checkpoint.step}: {_called(weight, slot)} is not finite; no checkpoint was written"
+            )
+    path = checkpoint_path(folder, checkpoint.step)
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        with temporary.open("wb") as stream:
+            _write(stream, checkpoint)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+        _sync_folder(folder)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise RuntimeFailure(f"cannot write checkpoint {path}: {error}; older ones are as they were") from None
+    return path
+
+
+def _write(stream: IO[bytes], checkpoint: Checkpoint) -> None:
+    arrays = [(weight, slot, _plain(array)) for weight, slot, array in _listed(checkpoint)]
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        "step": checkpoint.step,
+        "dtype": checkpoint.dtype,
+        "seed": checkpoint.seed,
+        "optimiser": {"name": checkpoint.optimiser, "options": dict(checkpoint.options)},
+        "data": dict(checkpoint.data),
+        "model_hash": model_hash({name: array.shape for name, array in checkpoint.weights.items()}),
+        "arrays": [
+            {
+                "weight": weight,
+                "slot": slot,
+                "shape": list(array.shape),
+                "dtype": array.dtype.name,
+                "sha256": hashlib.sha256(array.data).hexdigest(),
+            }
+            for weight, slot, array in arrays
+        ],
+    }
+    text = json.dumps(manifest).encode()
+    stream.write(MAGIC + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest() + text)
+    for _, _, array in arrays:
+        stream.write(array.data)
+
+
+def _listed(checkpoint: Checkpoint) -> Iterator[tuple[str, str, Array]]:
+    for weight, array in checkpoint.weights.items():
+        yield weight, "", array
+        for slot, kept in checkpoint.slots.get(weight, {}).items():
+            yield weight, slot, kept
+
+
+def _plain(array: Array) -> Array:
+    return np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- reading
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return what a checkpoint holds; RuntimeFailure, with the file and the part, where it is damaged or none."""
+    try:
+        with path.open("rb") as stream:
+            size_bytes = os.fstat(stream.fileno()).st_size
+            manifest = _manifest(path, stream, size_bytes)
+            return _checkpoint(path, stream, manifest, size_bytes)
+    except OSError as error:
+        raise RuntimeFailure(f"cannot read checkpoint {path}: {error}") from None
+
+
+def _damaged(path: Path, problem: str) -> RuntimeFailure:
+    return RuntimeFailure(f"checkpoint {path} is damaged: {problem}")
+
+
+def _manifest(path: Path, stream: IO[bytes], size_bytes: int) -> Field:
+    head = stream.read(_HEAD_BYTES)
+    if head[: len(MAGIC)] != MAGIC:
+        raise _damaged(path, f"it does not begin with {MAGIC!r}, or is no checkpoint at all")
+    length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], "little")
+    if len(head) < _HEAD_BYTES or not 0 < length <= min(size_bytes - _HEAD_BYTES, _MANIFEST_LIMIT_BYTES):
+        raise _damaged(path, "its manifest is cut off")
+    text = stream.read(length)
+    if hashlib.sha256(text).digest() != head[-32:]:
+        raise _damaged(path, "its manifest does not have the checksum that was written with it")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its manifest is no JSON ({error})") from None
+    return Field(value, "", RuntimeFailure, f"checkpoint {path}")
+
+
+def _checkpoint(path: Path, stream: IO[bytes], manifest: Field, size_bytes: int) -> Checkpoint:
+    version = manifest["schema_version"].integer()
+    if version != SCHEMA_VERSION:
+        raise manifest["schema_version"].fail(f"is {version}; this version of PaSE reads {SCHEMA_VERSION}")
+    entries = [_entry(item) for item in manifest["arrays"].items()]
+    expected_bytes = stream.tell() + sum(prod(shape) * np.dtype(dtype).itemsize for _, _, shape, dtype, _ in entries)
+    weights: dict[str, Array] = {}
+    slots: dict[str, dict[str, Array]] = {}
+    for weight, slot, shape, dtype, checksum in entries:
+        count_bytes = prod(shape) * np.dtype(dtype).itemsize
+        if stream.tell() + count_bytes > size_bytes:
+            raise _damaged(path, f"it is cut off in {_called(weight, slot)}: {size_bytes} of {expected_bytes} bytes")
+        raw = stream.read(count_bytes)
+        if hashlib.sha256(raw).hexdigest() != checksum:
+            raise _damaged(path, f"{_called(weight, slot)} does not have the checksum that was written with it")
+        array = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
+        if slot:
+            slots.setdefault(weight, {})[slot] = array
+        else:
+            weights[weight] = array
+    if size_bytes != expected_bytes:
+        raise _damaged(path, f"it has {size_bytes} bytes; expected {expected_bytes}")
+    found = model_hash({name: array.shape for name, array in weights.items()})
+    if manifest["model_hash"].text() != found:
+        raise manifest["model_hash"].fail("is not that of the weights it lists")
+    options = {name: item.scalar() for name, item in manifest["optimiser"]["options"].members()}
+    return Checkpoint(
+        step=manifest["step"].integer(),
+        dtype=manifest["dtype"].text(),
+        seed=manifest["seed"].integer(),
+        optimiser=manifest["optimiser"]["name"].text(),
+        options=options,
+        data={name: item.value for name, item in manifest["data"].members()},
+        weights=weights,
+        slots=slots,
+    )
+
+
+def _entry(item: Field) -> tuple[str, str, tuple[int, ...], str, str]:
+    dtype = item["dtype"].text()
+    if dtype not in _DTYPES:
+        raise item["dtype"].fail(f"is {dtype!r}; expected {' or '.join(_DTYPES)}")
+    shape = tuple(extent.integer() for extent in item["shape"].items())
+    return item["weight"].text(), item["slot"].text(), shape, dtype, item["sha256"].text()
+
+
+def _called(weight: str, slot: str) -> str:
+    return f"{slot.replace('_', ' ')} of weight {weight!r}" if slot else f"weight {weight!r}"
+
+
+# -- a folder of them
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return folder / f"step-{step:010d}.ckpt"
+
+
+def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Return (step, path) of each checkpoint in a folder, the newest first; those being written are not among them."""
+    if not folder.is_dir():
+        return []
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+
+def newest_checkpoint(folder: Path) -> Checkpoint | None:
+    """Return the newest checkpoint of a folder, None where there is none.
+
+    Raises RuntimeFailure where it is damaged, with the newest one that is not; nothing is changed.
+    """
+    listed = list_checkpoints(folder)
+    if not listed:
+        return None
+    try:
+        return read_checkpoint(listed[0][1])
+    except RuntimeFailure as error:
+        for step, path in listed[1:]:
+            try:
+                read_checkpoint(path)
+            except RuntimeFailure:
+                continue
+            raise RuntimeFailure(f"{error}; that of step {step} is complete: go on with --resume {path}") from None
+        raise RuntimeFailure(f"{error}; there is no complete one in {folder}") from None
+
+
+def prune(folder: Path, *, step: int, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints up to a step, and what a save that was cut off has left.
+
+    Later ones, of a training that this one branched off from, are set aside: renamed to ``….superseded``.
+    """
+    listed = list_checkpoints(folder)
+    for later, path in listed:
+        if later > step:
+            path.replace(path.with_name(f"{path.name}.superseded"))
+    for _, path in [item for item in listed if item[0] <= step][keep:]:
+        path.unlink(missing_ok=True)
+    for path in list(folder.iterdir()):
+        if _PART.fullmatch(path.name):
+            path.unlink(missing_ok=True)

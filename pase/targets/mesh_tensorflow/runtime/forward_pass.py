@@ -1,0 +1,175 @@
+"""`ForwardPass`: a program of a forward pass, lowered, with its weights, in a session that runs it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values
+from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
+from pase.targets.mesh_tensorflow.runtime.guards import check_operations
+from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase, Traffic
+
+Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
+"""Tensors by the names of the model's outputs, and the shapes that these have."""
+
+Build = Callable[[Program], Outputs]
+
+_FED_BYTES = 2**28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """outputs: by name, of all examples. measured: bytes that crossed devices in the last batch, where asked for."""
+
+    outputs: Mapping[str, Array]
+    predicted_bytes: int
+    measured: Mapping[str, Any]
+    build_time_s: float
+    batch_time_s: float
+
+
+def compute(
+    build: Build,
+    weights: Mapping[str, Array],
+    data: Mapping[str, Array],
+    *,
+    num_devices: int,
+    dtype: str = "float32",
+    devices: Devices | None = None,
+    measure: bool = False,
+) -> Computed:
+    """Run a program's forward pass on all examples of some data, a batch at a time; the last one is filled up.
+
+    Raises RuntimeFailure where weights or inputs are missing, or are of another shape.
+    """
+    devices = devices or virtual_cpus(num_devices)
+    begin = time.perf_counter()
+    with tf.Graph().as_default(), tf.device(devices.scope):
+        program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
+        outputs = build(program)
+        check_operations(program.graph, program.meshes)
+        values = {name: _weight(name, weight.shape, weights) for name, weight in program.weights.items()}
+        batch = max((item.shape[0] for item in program.inputs if item.shape), default=1)
+        num_examples, batches = _batches(program.inputs, data, batch)
+        traffic = Traffic()
+        lowering = mtf.Lowering(
+            program.graph, {mesh: mesh.implementation(traffic) for mesh in program.meshes}, autostack=False
+        )
+        # Put together on the host: what goes there does not count as moved between devices.
+        with traffic.within(Phase.FORWARD), tf.device(devices.host):
+            fetched = {name: lowering.export_to_tf_tensor(tensor) for name, (tensor, _) in outputs.items()}
+        session = tf.Session(devices.target, config=devices.config())
+        try:
+            _assign(session, program, lowering, values)
+            built_s = time.perf_counter() - begin
+            found: list[Mapping[str, Array]] = []
+            measured: dict[str, Any] = {"measured_bytes": None}
+            for i, arrays in enumerate(batches):
+                feeds = {program.placeholders[name]: array for name, array in arrays.items()}
+                last = measure and i == len(batches) - 1
+                options = tf.RunOptions(output_partition_graphs=True) if last else None
+                metadata = tf.RunMetadata() if last else None
+                begin = time.perf_counter()
+                found.append(session.run(fetched, feeds, options=options, run_metadata=metadata))
+                batch_time_s = time.perf_counter() - begin
+                if last:
+                    moved = crossed(metadata, tf.get_default_graph(), traffic)
+                    measured = {"measured_bytes": moved.total_bytes, "host_bytes": moved.host_bytes}
+                    measured |= tabulated(traffic, moved)
+        finally:
+            session.close()
+    return Computed(
+        outputs={
+            name: _joined(name, [results[name].reshape(shape) for results in found], num_examples, batch)
+            for name, (_, shape) in outputs.items()
+        },
+        predicted_bytes=traffic.total_bytes,
+        measured=measured,
+        build_time_s=built_s,
+        batch_time_s=batch_time_s,
+    )
+
+
+def _weight(name: str, shape: tuple[int, ...], weights: Mapping[str, Array]) -> Array:
+    if name not in weights:
+        raise RuntimeFailure(
+            f"the weights have no array {name!r}; write them from the model with: pase weights MODEL -o weights.npz"
+        )
+    array = weights[name]
+    if array.size != int(np.prod(shape)):
+        raise RuntimeFailure(
+            f"weight {name!r} has shape {list(array.shape)}; expected as many values as {list(shape)} has: the weights "
+            "are of another model"
+        )
+    if not np.issubdtype(array.dtype, np.floating):
+        raise RuntimeFailure(f"weight {name!r} is of type {array.dtype}; expected floating-point numbers")
+    return array.reshape(shape)
+
+
+def _assign(session: Any, program: Program, lowering: Any, values: Mapping[str, Array]) -> None:
+    """Set the masters, as many at a time as fit a portion, and then the slices on the devices."""
+    initialisers: list[Any] = []
+    feeds: dict[Any, Array] = {}
+    for name, value in values.items():
+        initialiser = program.weights[name].tensor.operation.get_master().initializer
+        initialisers.append(initialiser)
+        feeds[initialiser.inputs[1]] = value
+        if sum(fed.nbytes for fed in feeds.values()) >= _FED_BYTES:
+            session.run(initialisers, feeds)
+            initialisers, feeds = [], {}
+    if initialisers:
+        session.run(initialisers, feeds)
+    if values:
+        session.run(lowering.copy_masters_to_slices())
+
+
+def _batches(inputs: list[DataInput], data: Mapping[str, Array], batch: int) -> tuple[int, list[Mapping[str, Array]]]:
+    """Return how many examples there are, and the batches; the last one ends with its own first rows again."""
+    for item in inputs:
+        if item.name not in data:
+            held = ", ".join(sorted(data)) or "none"
+            raise RuntimeFailure(f"the data have no array {item.name!r}; the file holds {held}")
+        row, shape = item.shape[1:], data[item.name].shape
+        if len(shape) != len(item.shape) or shape[1:] != row:
+            raise RuntimeFailure(
+                f"input {item.name!r} has shape {list(shape)}; expected [N, {', '.join(map(str, row))}]"
+            )
+        check_values(item, data[item.name], f"input {item.name!r}")
+    counts = {len(data[item.name]) for item in inputs}
+    sizes = {item.shape[0] for item in inputs}
+    if len(counts) > 1 and len(sizes) == 1:
+        raise RuntimeFailure(f"the inputs have {', '.join(map(str, sorted(counts)))} rows; expected as many in each")
+    num_examples = max(counts, default=1)
+    if num_examples == 0:
+        raise RuntimeFailure("the inputs have no rows; give one example or more")
+    batches: list[Mapping[str, Array]] = []
+    for first in range(0, num_examples, batch):
+        rows = np.arange(first, first + batch)
+        rows = np.where(rows < num_examples, rows, first)
+        batches.append(
+            {item.name: _cast(item, data[item.name] if len(sizes) > 1 else data[item.name][rows]) for item in inputs}
+        )
+    return num_examples, batches
+
+
+def _cast(item: DataInput, array: Array) -> Array:
+    return array.astype(np.int32) if item.below else array
+
+
+def _joined(name: str, parts: list[Array], num_examples: int, batch: int) -> Array:
+    """Return the results of all batches as one; what came of the rows that filled the last one up is cut off."""
+    if num_examples == batch:
+        return parts[0]
+    if parts[0].shape[:1] != (batch,):
+        raise RuntimeFailure(
+            f"output {name!r} has shape {list(parts[0].shape)}, whose first dim is not the batch; give exactly {batch} "
+            f"examples, found {num_examples}"
+        )
+    return np.concatenate(parts)[:num_examples]

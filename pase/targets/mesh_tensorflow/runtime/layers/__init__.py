@@ -1,0 +1,53 @@
+"""Layers of emitted programs: one module for each kind, one line here for each name that a program may use."""
+
+from pase.targets.mesh_tensorflow.runtime.fan_out import fan_out
+from pase.targets.mesh_tensorflow.runtime.layers.activations import gelu, relu, sigmoid, tanh
+from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
+from pase.targets.mesh_tensorflow.runtime.layers.concatenate import concat
+from pase.targets.mesh_tensorflow.runtime.layers.convolution import conv1d, conv2d, conv3d
+from pase.targets.mesh_tensorflow.runtime.layers.dims import dims, window
+from pase.targets.mesh_tensorflow.runtime.layers.dropout import dropout
+from pase.targets.mesh_tensorflow.runtime.layers.embedding import embedding
+from pase.targets.mesh_tensorflow.runtime.layers.lstm import GATES, lstm
+from pase.targets.mesh_tensorflow.runtime.layers.normalise import batch_norm, layer_norm
+from pase.targets.mesh_tensorflow.runtime.layers.pooling import (
+    global_pool,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+    mean_pool1d,
+    mean_pool2d,
+    mean_pool3d,
+)
+from pase.targets.mesh_tensorflow.runtime.layers.softmax_loss import softmax_loss
+from pase.targets.mesh_tensorflow.runtime.reshard import reshard
+
+__all__ = [
+    "GATES",
+    "attention",
+    "batch_norm",
+    "concat",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "dims",
+    "dropout",
+    "embedding",
+    "fan_out",
+    "gelu",
+    "global_pool",
+    "layer_norm",
+    "lstm",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "mean_pool1d",
+    "mean_pool2d",
+    "mean_pool3d",
+    "relu",
+    "reshard",
+    "sigmoid",
+    "softmax_loss",
+    "tanh",
+    "window",
+]

@@ -1,0 +1,97 @@
+"""`concat`: tensors of several meshes laid end to end along one dim, straight on the mesh that wants them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.assemble import run_hop
+from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.layouts import Layout, PlainDim, layout_of, shifted
+from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.runtime.refine import Hop
+from pase.targets.mesh_tensorflow.runtime.reshard import Transport, layout_of_tensor, reshard
+
+
+def concat(xs: Sequence[Any], mesh: LayerMesh, dims: Sequence[Any], *, along: Any) -> Any:
+    """Return tensors joined along a dim, with dims `dims` on a mesh; each device gets what its part needs.
+
+    The tensors may lie on any meshes; their other extents are those of `dims`. Raises RuntimeFailure where they
+    do not add up to `along`.
+    """
+    position = list(dims).index(along)
+    num_others = along.size and _size(dims) // along.size
+    lengths = [x.shape.size // num_others for x in xs]
+    if sum(lengths) != along.size or any(x.shape.size % num_others for x in xs):
+        raise RuntimeFailure(
+            f"layer {mesh.layer!r} joins {' + '.join(map(str, lengths))} points along {along.name} = {along.size}; "
+            "correct the dims so that they add up"
+        )
+    inputs = []
+    for i, (x, length) in enumerate(zip(xs, lengths, strict=True)):
+        own = [*dims[:position], mtf.Dimension(f"{along.name}_{i}", length), *dims[position + 1 :]]
+        same = x.shape.to_integer_list == [dim.size for dim in own]
+        # A tensor that comes in another shape is brought to this mesh first.
+        inputs.append(x if same else reshard(x, mesh, own))
+    return _Concat(inputs, mesh, dims, position).outputs[0]
+
+
+def _size(dims: Sequence[Any]) -> int:
+    return int(mtf.Shape(list(dims)).size)
+
+
+class _Concat(mtf.Operation):
+    def __init__(self, xs: Sequence[Any], mesh: LayerMesh, dims: Sequence[Any], position: int) -> None:
+        super().__init__(list(xs), mesh=mesh, name=f"{mesh.name}/concat")
+        self._position = position
+        self._outputs = [mtf.Tensor(self, mtf.Shape(list(dims)), xs[0].dtype)]
+        target = layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in dims], layer=mesh.layer)
+        self._hops = []
+        offset = 0
+        for x in xs:
+            length = x.shape.to_integer_list[position]
+            self._hops.append(Hop(shifted(layout_of_tensor(x), target.shape, position, offset), target))
+            offset += length
+
+    def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
+        """Return each input's piece of the output's gradient."""
+        return [
+            Transport(grad_ys[0], [hop.adjoint], mesh=x.mesh, shape=x.shape, name="concat_adjoint").outputs[0]
+            for x, hop in zip(self.inputs, self._hops, strict=True)
+        ]
+
+    def lower(self, lowering: Any) -> None:
+        """Bring each input's share to the devices that need it, then lay the shares end to end."""
+        implementation = lowering.mesh_impl(self)
+        shares: list[list[Any]] = [[] for _ in self.mesh.device_names]
+        for x, hop in zip(self.inputs, self._hops, strict=True):
+            clipped = _clipped(hop, self._position)
+            results = run_hop(
+                lowering.tensors[x].to_laid_out_tensor().tensor_list,
+                Hop(hop.source, clipped),
+                source_names=x.mesh.device_names,
+                target_names=self.mesh.device_names,
+                fill=0.0,
+                traffic=implementation.traffic.coming_from(x.mesh.layer),
+            )
+            for share, box, result in zip(shares, clipped.boxes, results, strict=True):
+                if 0 not in extents(box):
+                    share.append(result)
+        joined = []
+        for share, device in zip(shares, self.mesh.device_names, strict=True):
+            with tf.device(device):
+                joined.append(share[0] if len(share) == 1 else tf.concat(share, self._position))
+        lowering.set_tensor_lowering(self.outputs[0], implementation.LaidOutTensor(joined))
+
+
+def _clipped(hop: Hop, position: int) -> Layout:
+    """Return the target with its boxes cut down to what one input covers, possibly to nothing."""
+    low = min(box[position][0] for box in hop.source.boxes)
+    high = max(box[position][1] for box in hop.source.boxes)
+
+    def cut(box: Box) -> Box:
+        first, last = max(box[position][0], low), min(box[position][1], high)
+        return (*box[:position], (first, max(first, last)), *box[position + 1 :])
+
+    return replace(hop.target, boxes=tuple(cut(box) for box in hop.target.boxes))

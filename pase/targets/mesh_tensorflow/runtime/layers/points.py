@@ -1,0 +1,146 @@
+"""Functions of points of one or more tensors with named dims: what lacks a dim is the same for all of its points."""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import pi, sqrt
+from types import MappingProxyType
+from typing import Any
+
+from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise
+
+Local = Callable[..., Any]
+
+
+def apply(function: str, *operands: Any) -> Any:
+    """Return a function of tensors of one mesh and numbers; its dims are those of all tensors, in order.
+
+    Raises RuntimeFailure for a function that is not known, and for dims of one name with different extents.
+    """
+    local = _local().get(function)
+    tensors = [operand for operand in operands if isinstance(operand, mtf.Tensor)]
+    if local is None or not tensors:
+        raise RuntimeFailure(f"{function!r} of {len(tensors)} tensors cannot be computed; use {', '.join(_local())}")
+    dims = joined_dims(tensors)
+
+    def compute(*slices: Any) -> Any:
+        rest = iter(slices)
+        own = [
+            _spread(next(rest), operand, dims) if isinstance(operand, mtf.Tensor) else operand for operand in operands
+        ]
+        return local(*own)
+
+    dtype = tensors[0].dtype
+    return Shardwise(lambda *s: tf.cast(compute(*s), dtype), tensors, shape=dims, name=function).outputs[0]
+
+
+def joined_dims(tensors: Sequence[Any]) -> list[Any]:
+    """Return the dims of several tensors, the most dims first, each once; RuntimeFailure where extents differ."""
+    found: dict[str, Any] = {}
+    for tensor in sorted(tensors, key=lambda x: -len(x.shape.dims)):
+        for dim in tensor.shape.dims:
+            if found.setdefault(dim.name, dim) != dim:
+                raise RuntimeFailure(
+                    f"layer {tensor.mesh.layer!r} brings tensors together whose dim {dim.name} has {dim.size} points "
+                    f"and {found[dim.name].size}; give them one extent"
+                )
+    return list(found.values())
+
+
+def arrange(x: Any, dims: Sequence[Any]) -> Any:
+    """Return a tensor with its dims in another order; it is repeated along those that it lacks."""
+    if list(x.shape.dims) == list(dims):
+        return x
+    lacking = [dim for dim in x.shape.dims if dim not in dims]
+    if any(dim.size > 1 for dim in lacking):
+        raise RuntimeFailure(f"layer {x.mesh.layer!r}: {x.shape.to_string} cannot be laid out as {_written(dims)}")
+    devices = x.mesh.devices
+    shape = [dim.size // devices.size(dim.name) for dim in dims]
+
+    def compute(local: Any) -> Any:
+        return tf.broadcast_to(_spread(local, x, dims), shape)
+
+    return Shardwise(compute, [x], shape=list(dims), name="arrange").outputs[0]
+
+
+def _written(dims: Sequence[Any]) -> str:
+    return ", ".join(f"{dim.name}={dim.size}" for dim in dims)
+
+
+def _spread(local: Any, x: Any, dims: Sequence[Any]) -> Any:
+    """Return a slice with the dims in that order, one point for those that its tensor lacks."""
+    own = [dim.name for dim in x.shape.dims]
+    kept = [dim.name for dim in dims if dim.name in own]
+    squeezed = [i for i, name in enumerate(own) if name not in kept]
+    extents = dict(zip(own, local.shape.as_list(), strict=True))
+    if squeezed:
+        local = tf.squeeze(local, squeezed)
+        own = [name for name in own if name in kept]
+    if own != kept:
+        local = tf.transpose(local, [own.index(name) for name in kept])
+    shape = [extents.get(dim.name, 1) for dim in dims]
+    return local if local.shape.as_list() == shape else tf.reshape(local, shape)
+
+
+def _local() -> Mapping[str, Local]:
+    """Return what each function computes of slices; numbers come after them."""
+    return MappingProxyType(
+        {
+            "abs": tf.abs, "acos": tf.acos, "acosh": tf.acosh, "asin": tf.asin, "asinh": tf.asinh, "atan": tf.atan,
+            "atanh": tf.atanh, "ceil": tf.ceil, "cos": tf.cos, "cosh": tf.cosh, "erf": tf.erf, "erfc": tf.erfc,
+            "exp": tf.exp, "expm1": tf.expm1, "floor": tf.floor, "gelu": _gelu, "gelu_tanh": _gelu_tanh,
+            "hard_swish": lambda x: x * _between(x / 6 + 0.5, 0.0, 1.0), "identity": tf.identity, "log": tf.log,
+            "log1p": tf.log1p, "log_sigmoid": tf.log_sigmoid, "mish": lambda x: x * tf.tanh(tf.nn.softplus(x)),
+            "negate": tf.negative, "reciprocal": lambda x: 1 / x, "relu": tf.nn.relu,
+            "relu6": lambda x: _between(x, 0.0, 6.0), "round": tf.round, "rsqrt": lambda x: 1 / tf.sqrt(x),
+            "selu": tf.nn.selu, "sigmoid": tf.sigmoid, "sign": tf.sign, "silu": lambda x: x * tf.sigmoid(x),
+            "sin": tf.sin, "sinh": tf.sinh, "softsign": lambda x: x / (1 + tf.abs(x)), "sqrt": tf.sqrt,
+            "square": tf.square, "tan": tf.tan, "tanh": tf.tanh, "tanh_shrink": lambda x: x - tf.tanh(x),
+            "add": _folded(lambda x, y: x + y), "multiply": _folded(lambda x, y: x * y),
+            "average": lambda *xs: _folded(lambda x, y: x + y)(*xs) / len(xs),
+            "maximum": _folded(tf.maximum), "minimum": _folded(tf.minimum),
+            "subtract": lambda x, y: x - y, "divide": lambda x, y: x / y, "power": _power,
+            "floor_divide": lambda x, y: tf.floor(x / y),
+            "equal": tf.equal, "not_equal": tf.not_equal, "less": lambda x, y: x < y, "less_equal": lambda x, y: x <= y,
+            "greater": lambda x, y: x > y, "greater_equal": lambda x, y: x >= y,
+            "prelu": lambda x, slope: tf.nn.relu(x) - slope * tf.nn.relu(-x),
+            "leaky_relu": lambda x, slope: tf.nn.relu(x) - slope * tf.nn.relu(-x),
+            "elu": lambda x, alpha: tf.nn.relu(x) + alpha * tf.expm1(tf.minimum(x, _like(x, 0.0))),
+            "celu": lambda x, alpha: tf.nn.relu(x) + alpha * tf.expm1(tf.minimum(x / alpha, _like(x, 0.0))),
+            "thresholded_relu": lambda x, least: x * tf.cast(x > least, x.dtype),
+            "clip": _between, "hard_sigmoid": lambda x, slope, offset: _between(x * slope + offset, 0.0, 1.0),
+            "quick_gelu": lambda x, alpha: x * tf.sigmoid(alpha * x),
+            "softplus": lambda x, beta=1.0: tf.nn.softplus(x * beta) / beta,
+            "where": lambda condition, x, y: tf.where_v2(tf.not_equal(condition, _like(condition, 0.0)), x, y),
+        }
+    )  # fmt: skip
+
+
+def _like(x: Any, number: float) -> Any:
+    return tf.constant(number, x.dtype)
+
+
+def _between(x: Any, low: float, high: float) -> Any:
+    return tf.minimum(tf.maximum(x, tf.cast(low, x.dtype)), tf.cast(high, x.dtype))
+
+
+def _power(x: Any, y: Any) -> Any:
+    # Whole powers by products: that of a negative number is none otherwise on some devices.
+    return tf.square(x) if isinstance(y, float) and y == 2 else tf.pow(x, y)
+
+
+def _gelu(x: Any) -> Any:
+    return 0.5 * x * (1 + tf.erf(x / sqrt(2)))
+
+
+def _gelu_tanh(x: Any) -> Any:
+    return 0.5 * x * (1 + tf.tanh(sqrt(2 / pi) * (x + 0.044715 * x * x * x)))
+
+
+def _folded(function: Callable[[Any, Any], Any]) -> Local:
+    def fold(first: Any, *others: Any) -> Any:
+        for other in others:
+            first = function(first, other)
+        return first
+
+    return fold

@@ -1,0 +1,178 @@
+"""Layouts: which device holds which box of a tensor, derived from a mesh and the tensor's dims."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.boxes import Box, Range
+
+REPLICA = "replica"
+"""Name of the axis whose coordinates hold equal parts; dims of that name get another (`replica_axis`)."""
+
+HOST = -1
+"""Number of the device that feeds data and keeps the master copy of the weights; traffic with it is not counted."""
+
+
+@dataclass(frozen=True)
+class DeviceMesh:
+    """Devices in a grid: axes name the dims that they split, position is row-major over the axes.
+
+    axes: (name, size), the replicas last. devices: [positions] the device at each position. has_replicas: whether
+    the last axis splits nothing.
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    devices: tuple[int, ...]
+    has_replicas: bool = False
+
+    def size(self, axis: str) -> int:
+        """Return in how many parts an axis splits; 1 for a name that is no axis."""
+        return dict(self.axes).get(axis, 1)
+
+    @cached_property
+    def coordinates(self) -> tuple[dict[str, int], ...]:
+        """[positions] the coordinate along each axis, by name."""
+        names = [name for name, _ in self.axes]
+        grid = product(*(range(size) for _, size in self.axes))
+        return tuple(dict(zip(names, point, strict=True)) for point in grid)
+
+
+def device_mesh(
+    layer: str, splits: Iterable[tuple[str, int]], num_devices: int, devices: Sequence[int] | None = None
+) -> DeviceMesh:
+    """Return the mesh of a layer: an axis for each dim that is split, and one of replicas for the devices left over.
+
+    devices: a permutation of range(num_devices), by default in order. Raises RuntimeFailure where the splits do
+    not divide the devices or the list is no permutation.
+    """
+    axes = tuple((name, size) for name, size in splits if size != 1)
+    names = [name for name, _ in axes]
+    if len(set(names)) != len(names) or any(not isinstance(size, int) or size < 1 for _, size in axes):
+        raise RuntimeFailure(f"layer {layer!r}: the axes {axes} are no mesh; name each dim once, with 1 part or more")
+    num_parts = prod(size for _, size in axes)
+    if num_devices % num_parts:
+        written = " · ".join(f"{name}={size}" for name, size in axes)
+        raise RuntimeFailure(
+            f"layer {layer!r} is split in {written} = {num_parts} parts, which do not divide {num_devices} devices; "
+            "change an axis so that the product divides them"
+        )
+    if num_parts < num_devices:
+        axes = (*axes, (replica_axis(names), num_devices // num_parts))
+    order = tuple(range(num_devices)) if devices is None else tuple(devices)
+    if sorted(order) != list(range(num_devices)):
+        raise RuntimeFailure(
+            f"layer {layer!r}: devices {list(order)} must name each of 0 to {num_devices - 1} once; "
+            "correct the list, or leave it out for the default order"
+        )
+    return DeviceMesh(axes, order, has_replicas=num_parts < num_devices)
+
+
+def replica_axis(names: Sequence[str]) -> str:
+    """Return the name of the axis of replicas, which is none of `names`."""
+    name = REPLICA
+    while name in names:
+        name += "_"
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class PlainDim:
+    """A tensor dim that an axis of the same name splits."""
+
+    name: str
+    extent: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowDim:
+    """A tensor dim read through a sliding window; its boxes overlap and may stick out of the tensor.
+
+    out, kernel: iteration dims; their extents beside them. extent: of the tensor dim itself. pad: points before
+    the first one. Output o and kernel point k read ``o·stride + k·dilation - pad``.
+    """
+
+    out: str
+    out_extent: int
+    kernel: str
+    kernel_extent: int
+    extent: int
+    stride: int = 1
+    dilation: int = 1
+    pad: int = 0
+
+    def reach(self, mesh: DeviceMesh) -> int:
+        """Return how many points one part reads."""
+        outs = self.out_extent // mesh.size(self.out)
+        kernels = self.kernel_extent // mesh.size(self.kernel)
+        return (outs - 1) * self.stride + (kernels - 1) * self.dilation + 1
+
+
+TensorDim = PlainDim | WindowDim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a tensor lies on devices.
+
+    shape: of the whole tensor. devices, parts, boxes: [positions] the device, the part that it holds (replicas
+    hold the part of the same number) and that part's box.
+    """
+
+    shape: tuple[int, ...]
+    devices: tuple[int, ...]
+    parts: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+
+def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
+    """Return how a tensor of these dims lies on a mesh; RuntimeFailure where a split does not divide its dim."""
+    for dim in dims:
+        _check_split(mesh, dim, layer)
+    used = [axis for dim in dims for axis in _axes(dim)]
+    numbers: dict[tuple[int, ...], int] = {}
+    parts = []
+    for point in mesh.coordinates:
+        part = tuple(point.get(axis, 0) for axis in used)
+        parts.append(numbers.setdefault(part, len(numbers)))
+    boxes = tuple(tuple(_range(mesh, dim, point) for dim in dims) for point in mesh.coordinates)
+    return Layout(shape=tuple(dim.extent for dim in dims), devices=mesh.devices, parts=tuple(parts), boxes=boxes)
+
+
+def _axes(dim: TensorDim) -> tuple[str, ...]:
+    return (dim.out, dim.kernel) if isinstance(dim, WindowDim) else (dim.name,)
+
+
+def _check_split(mesh: DeviceMesh, dim: TensorDim, layer: str) -> None:
+    pairs = [(dim.name, dim.extent)] if isinstance(dim, PlainDim) else []
+    if isinstance(dim, WindowDim):
+        pairs = [(dim.out, dim.out_extent), (dim.kernel, dim.kernel_extent)]
+    for name, extent in pairs:
+        if extent % mesh.size(name):
+            raise RuntimeFailure(
+                f"layer {layer!r} splits {name} = {extent} in {mesh.size(name)} parts, which do not divide it; "
+                "choose a divisor"
+            )
+
+
+def _range(mesh: DeviceMesh, dim: TensorDim, point: dict[str, int]) -> Range:
+    if isinstance(dim, PlainDim):
+        size = dim.extent // mesh.size(dim.name)
+        low = point.get(dim.name, 0) * size
+        return low, low + size
+    first_out = point.get(dim.out, 0) * (dim.out_extent // mesh.size(dim.out))
+    first_kernel = point.get(dim.kernel, 0) * (dim.kernel_extent // mesh.size(dim.kernel))
+    low = first_out * dim.stride + first_kernel * dim.dilation - dim.pad
+    return low, low + dim.reach(mesh)
+
+
+def shifted(layout: Layout, shape: tuple[int, ...], dim: int, offset: int) -> Layout:
+    """Return the layout of a tensor that is a piece of another one, of that shape, in that one's coordinates."""
+
+    def moved(box: Box) -> Box:
+        low, high = box[dim]
+        return (*box[:dim], (low + offset, high + offset), *box[dim + 1 :])
+
+    return replace(layout, shape=shape, boxes=tuple(moved(box) for box in layout.boxes))

@@ -1,0 +1,175 @@
+"""Bytes that crossed devices in a step, counted in the graphs that TensorFlow ran, and whose they were."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.devices import HOST_PLACE, place
+from pase.targets.mesh_tensorflow.runtime.traffic import NOTHING_MOVED, Movement, Traffic
+
+_FED = re.compile(r"_arg_(.+)_(\d+)_\d+(?::0)?")
+"""The node that stands for what is fed: the operation's name, the number of its output and of the feed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossed:
+    """Bytes that crossed devices in a step.
+
+    by_movement: of each edge and layer, by phase. elsewhere_bytes: of operations that were to move nothing.
+    host_bytes: between the host and the devices (feeds, the loss). between_processes_bytes: of those between devices,
+    what went from one process to another: a tensor that several devices of a process need goes there once.
+    """
+
+    by_movement: Mapping[Movement, int]
+    elsewhere_bytes: int
+    host_bytes: int
+    between_processes_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """All bytes between devices, the host apart."""
+        return sum(self.by_movement.values()) + self.elsewhere_bytes
+
+
+def crossed(run_metadata: Any, graph: Any, traffic: Traffic) -> Crossed:
+    """Return what crossed devices, told apart by the name scopes of the operations that received it.
+
+    run_metadata: of a step run with partition graphs. graph: the graph that was run, which knows the tensors' shapes.
+    What several movements received together, as TensorFlow sends a tensor to a device once, counts for the first.
+    """
+    receivers = _receivers(run_metadata.partition_graphs)
+    ranks = {scope: rank for rank, scope in enumerate(traffic.movements)}
+    by_movement: dict[Movement, int] = {}
+    elsewhere_bytes = host_bytes = between_processes_bytes = 0
+    for sending in _sends(run_metadata, graph):
+        size = sending.size_bytes
+        if sending.is_of_host:
+            host_bytes += size
+            continue
+        if sending.is_between_processes:
+            between_processes_bytes += size
+        found = [_scope(name, ranks) for name in receivers.get(sending.key, ())]
+        scopes = [scope for scope in found if scope]
+        if scopes:
+            movement = traffic.movements[min(scopes, key=ranks.__getitem__)]
+            by_movement[movement] = by_movement.get(movement, 0) + size
+        else:
+            elsewhere_bytes += size
+    return Crossed(
+        by_movement=by_movement,
+        elsewhere_bytes=elsewhere_bytes,
+        host_bytes=host_bytes,
+        between_processes_bytes=between_processes_bytes,
+    )
+
+
+def crossed_bytes(run_metadata: Any, graph: Any) -> int:
+    """Return the bytes of all tensors sent from one device to another, the host apart."""
+    return sum(sending.size_bytes for sending in _sends(run_metadata, graph) if not sending.is_of_host)
+
+
+def tabulated(traffic: Traffic, measured: Crossed) -> dict[str, list[dict[str, Any]]]:
+    """Return rows of edges and of layers, predicted beside measured, with their phases; as JSON has them."""
+    movements = dict.fromkeys([*traffic.bytes_by_movement, *measured.by_movement])
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for movement in movements:
+        predicted = traffic.bytes_by_movement.get(movement, 0)
+        counted = measured.by_movement.get(movement, 0)
+        row = rows.setdefault((movement.producer, movement.consumer), deepcopy(dict(NOTHING_MOVED)))
+        for part in (row, row[movement.phase]):
+            part["predicted_bytes"] += predicted
+            part["measured_bytes"] += counted
+    kept = {key: row for key, row in rows.items() if row["predicted_bytes"] or row["measured_bytes"]}
+    return {
+        "edges": [{"producer": u, "consumer": v} | row for (u, v), row in kept.items() if u != v],
+        "layers": [{"name": u} | row for (u, v), row in kept.items() if u == v],
+    }
+
+
+_Key = tuple[bytes, bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sending:
+    """A tensor sent from one device to another. key: what the receiving operation has in common with the sending one.
+
+    is_of_host: whether it began or ends there.
+    """
+
+    key: _Key
+    size_bytes: int
+    is_of_host: bool
+    is_between_processes: bool
+
+
+def _sends(run_metadata: Any, graph: Any) -> Iterator[_Sending]:
+    """Yield each sending of a tensor from one device to another."""
+    partitions = [{node.name: node for node in partition.node} for partition in run_metadata.partition_graphs]
+    senders = {_key(node): (node, nodes) for nodes in partitions for node in nodes.values() if node.op == "_Send"}
+    for nodes in partitions:
+        for node in nodes.values():
+            if node.op == "_Send" and node.attr["send_device"].s != node.attr["recv_device"].s:
+                # A process receives a tensor once and passes it on to its other devices that need it.
+                first, first_nodes = node, nodes
+                while (earlier := senders.get(_key(_input(first, first_nodes)))) is not None:
+                    first, first_nodes = earlier
+                origin, sender, receiver = _place(first, "send"), _place(node, "send"), _place(node, "recv")
+                yield _Sending(
+                    key=_key(node),
+                    size_bytes=_tensor_bytes(graph, _input(first, first_nodes), first.input[0]),
+                    is_of_host=HOST_PLACE in (origin, receiver),
+                    is_between_processes=sender is not None and receiver is not None and sender[0] != receiver[0],
+                )
+
+
+def _input(node: Any, nodes: Mapping[str, Any]) -> Any:
+    return nodes[node.input[0].partition(":")[0]]
+
+
+def _place(node: Any, end: str) -> tuple[int, str, int] | None:
+    return place(node.attr[f"{end}_device"].s.decode())
+
+
+def _key(node: Any) -> _Key:
+    """Return what a sending and a receiving have in common; of an operation that is neither, what no sending has."""
+    return node.attr["tensor_name"].s, node.attr["send_device"].s, node.attr["recv_device"].s
+
+
+def _receivers(partitions: Iterable[Any]) -> dict[_Key, list[str]]:
+    """Return the operations that use what is received, by what it has in common with the sending."""
+    found: dict[_Key, list[str]] = {}
+    for partition in partitions:
+        receiving = {node.name: found.setdefault(_key(node), []) for node in partition.node if node.op == "_Recv"}
+        for node in partition.node:
+            for name in node.input:
+                users = receiving.get(name.lstrip("^").partition(":")[0])
+                if users is not None and node.op != "_Send":
+                    users.append(node.name)
+    return found
+
+
+def _scope(operation: str, scopes: Mapping[str, int]) -> str:
+    """Return the innermost of the scopes that an operation is in, "" if it is in none."""
+    scope = operation
+    while scope and scope not in scopes:
+        scope = scope.rpartition("/")[0]
+    return scope
+
+
+def _tensor_bytes(graph: Any, sender: Any, name: str) -> int:
+    """Return the size of an operation's output; 0 for the empty constant that stands for a control edge."""
+    if sender.op == "Const":
+        value = sender.attr["value"].tensor
+        return int(prod(dim.size for dim in value.tensor_shape.dim) * tf.as_dtype(value.dtype).size)
+    if sender.op == "_Recv":
+        # What is fed to a cluster comes from outside of it.
+        name = sender.attr["tensor_name"].s.decode()
+    fed = _FED.fullmatch(name)
+    if fed:
+        name = f"{fed[1]}:{fed[2]}"
+    tensor = graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+    return int(tensor.shape.num_elements() * tensor.dtype.size)

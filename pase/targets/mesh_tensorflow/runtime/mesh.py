@@ -1,0 +1,198 @@
+"""`LayerMesh`: the mesh of one layer; `MeshImplementation`: how Mesh-TensorFlow lays tensors out on it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, placement, tf
+from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.runtime.traffic import SMALL_POINTS, Phase, Traffic
+
+
+class LayerMesh(mtf.Mesh):
+    """The devices of one layer in a grid whose axes are named like the dims that they split.
+
+    name: TensorFlow's. layer: its name, for messages. devices: the grid. device_names: [positions] TensorFlow's names.
+    """
+
+    def __init__(
+        self, graph: Any, *, name: str, layer: str, devices: DeviceMesh, device_name: Callable[[int], str]
+    ) -> None:
+        super().__init__(graph, name)
+        self.name = name
+        self.layer = layer
+        self.devices = devices
+        self.device_names = [device_name(device) for device in devices.devices]
+
+    def implementation(self, traffic: Traffic) -> "MeshImplementation":
+        """Return what lowers this mesh's tensors: a dim is split by the axis of its name."""
+        shape = mtf.Shape([mtf.Dimension(name, size) for name, size in self.devices.axes])
+        layout = mtf.LayoutRules([(name, name) for name, _ in self.devices.axes])
+        return MeshImplementation(shape, layout, self.device_names, self.layer, traffic, name=self.name)
+
+
+class MeshImplementation(placement.PlacementMeshImpl):
+    """Explicit placement that checks its devices, adds in a fixed order and reads every variable slice once."""
+
+    def __init__(
+        self, shape: Any, layout: Any, device_names: Sequence[str], layer: str, traffic: Traffic, *, name: str = "mesh"
+    ) -> None:
+        super().__init__(shape, layout, list(device_names))
+        if len(set(device_names)) != self.size or len(device_names) != self.size:
+            raise RuntimeFailure(
+                f"layer {layer!r}: a mesh of {self.size} positions needs as many different devices, "
+                f"found {', '.join(device_names)}"
+            )
+        self.traffic = traffic.account(layer)
+        self._name = name
+
+    class LaidOutVariable:
+        """The slices of a variable on their devices, and the copies from and to the master."""
+
+        def __init__(self, variable: Any, mesh_impl: "MeshImplementation") -> None:
+            self._variable = variable
+            self._implementation = mesh_impl
+            shape = variable.outputs[0].shape
+            slice_shape = mesh_impl.slice_shape(shape)
+            self._slices = []
+            reads = []
+            for position, device in enumerate(mesh_impl.devices):
+                with tf.device(device):
+                    name = f"{variable.name}_slice_{position}"
+                    self._slices.append(
+                        tf.get_variable(
+                            name,
+                            slice_shape,
+                            dtype=variable.slice_dtype,
+                            initializer=tf.zeros_initializer(),
+                            collections=[],
+                            use_resource=True,
+                        )
+                    )
+                    # One read for all uses: another one could happen after the update of the same step.
+                    reads.append(self._slices[-1].read_value())
+            self.laid_out_tensor = mesh_impl.LaidOutTensor(reads)
+            self.copy_master_to_slices = self.assign_to_slices(
+                assign_slice, mesh_impl.make_slices(variable.get_master(), shape)
+            )
+            self._shape = shape
+
+        @property
+        def copy_slices_to_master(self) -> Any:
+            """The operation that gathers the slices in the master, made when it is asked for."""
+            slices = [slice_.read_value() for slice_ in self._slices]
+            return self._variable.assign_to_master(self._implementation.combine_slices(slices, self._shape))
+
+        def assign_to_slices(self, assign_fn: Callable[..., Any], values: Sequence[Any]) -> Any:
+            """Return the operation that assigns a value to each slice, on its device."""
+            operations = []
+            for device, slice_, value in zip(self._implementation.devices, self._slices, values, strict=True):
+                with tf.device(device):
+                    operations.append(assign_fn(self._variable, slice_, value))
+            return tf.group(operations)
+
+    def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
+        """Call a function of tensors, that returns one, for the slices of each position on its device.
+
+        Backward it begins when all of them are there: TensorFlow would compute what depends on the forward pass alone
+        as soon as it can, and hold it until the gradient arrives.
+        """
+        columns = [self._slices_of(item) for item in inputs]
+        results = []
+        for position, device in enumerate(self.devices):
+            own = [column[position] for column in columns]
+            with tf.device(device), tf.control_dependencies(self._awaited(own, device)):
+                results.append(fn(*own))
+        return self.LaidOutTensor(results)
+
+    def _awaited(self, slices: Sequence[Any], device: str) -> list[Any]:
+        """Return the tensors of one device that a gradient waits for."""
+        if self.traffic.traffic.phase is not Phase.BACKWARD:
+            return []
+        place = tf.DeviceSpec.from_string(device)
+        found = [x for x in slices if isinstance(x, tf.Tensor) and tf.DeviceSpec.from_string(x.device) == place]
+        return found if len(found) > 1 else []
+
+    def _slices_of(self, item: Any) -> list[Any]:
+        if hasattr(item, "to_laid_out_tensor"):
+            return list(item.to_laid_out_tensor().tensor_list)
+        return [item] * self.size
+
+    def allreduce(self, x: Any, mesh_axes: Sequence[int], reduction_fn_string: str) -> Any:
+        """Add up (or take the maximum of) the slices along some axes, in the order of the positions.
+
+        Each of k devices reduces a k-th of the n bytes and the others gather it: 2 (k-1)/k · n for each device.
+        """
+        slices = list(x.to_laid_out_tensor().tensor_list)
+        result: list[Any] = [None] * self.size
+        reduce = _REDUCTIONS[reduction_fn_string]
+        # Sums are made where they are first needed, in the midst of another operation, perhaps another layer's.
+        scope = "/".join(filter(None, [tf.get_default_graph().get_name_scope(), self._name, "all_reduce"]))
+        with tf.name_scope(f"{scope}/"):
+            for group in mtf.ops.processor_groups(self.shape, mesh_axes):
+                own = [slices[i] for i in group]
+                self.traffic.add(scope, 2 * (len(group) - 1) * own[0].shape.num_elements() * own[0].dtype.size)
+                for position, value in zip(
+                    group, _reduce_group(own, [self.devices[i] for i in group], reduce), strict=True
+                ):
+                    result[position] = value
+            self.traffic.keep(result)
+        return self.LaidOutTensor(result)
+
+
+def _reduce_group(slices: list[Any], devices: list[str], reduce: Callable[[list[Any]], Any]) -> list[Any]:
+    count = len(slices)
+    if count == 1:
+        return slices
+    shape = slices[0].shape.as_list()
+    num_points = slices[0].shape.num_elements()
+    if num_points < max(SMALL_POINTS, count):
+        with tf.device(devices[0]):
+            total = reduce(slices)
+        results = [total]
+        for device in devices[1:]:
+            with tf.device(device):
+                # Brought here once, whoever uses it.
+                results.append(tf.identity(total))
+        return results
+    sizes = [num_points // count + (i < num_points % count) for i in range(count)]
+    shares = []
+    for device, slice_ in zip(devices, slices, strict=True):
+        with tf.device(device):
+            shares.append(tf.split(tf.reshape(slice_, [-1]), sizes))
+    sums = []
+    for i, device in enumerate(devices):
+        with tf.device(device):
+            sums.append(reduce([share[i] for share in shares]))
+    gathered = []
+    for device in devices:
+        with tf.device(device):
+            gathered.append(tf.reshape(tf.concat(sums, 0), shape))
+    return gathered
+
+
+class PhaseMark(mtf.Operation):
+    """Computes nothing: what is lowered after it belongs to another phase of the step."""
+
+    def __init__(self, mesh: LayerMesh, phase: Phase) -> None:
+        super().__init__([], mesh=mesh, name=f"begin_{phase}")
+        self._phase = phase
+
+    def lower(self, lowering: Any) -> None:
+        """Say so."""
+        lowering.mesh_impl(self).traffic.traffic.phase = self._phase
+
+
+def assign_slice(_: Any, slice_: Any, value: Any) -> Any:
+    """Return the operation that assigns a value to a slice of a variable, and does not read it back."""
+    return slice_.assign(value, read_value=False)
+
+
+def _maximum(values: list[Any]) -> Any:
+    result = values[0]
+    for value in values[1:]:
+        result = tf.maximum(result, value)
+    return result
+
+
+_REDUCTIONS: dict[str, Callable[[list[Any]], Any]] = {"SUM": tf.add_n, "MAX": _maximum}

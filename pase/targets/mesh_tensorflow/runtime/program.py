@@ -1,0 +1,144 @@
+"""`Program`: what an emitted file declares its layers on."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.data import DataInput
+from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
+from pase.targets.mesh_tensorflow.runtime.fan_out import FanOut
+from pase.targets.mesh_tensorflow.runtime.layouts import HOST, DeviceMesh, device_mesh
+from pase.targets.mesh_tensorflow.runtime.masks import Key
+from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
+from pase.targets.mesh_tensorflow.runtime.reshard import reshard
+from pase.targets.mesh_tensorflow.runtime.updates import Updates, add_updates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A trained tensor; tensor: on the mesh of the layer that declared it. deviation: of its initial values.
+
+    handed: the tensor as that layer reads it, from which others get it.
+    """
+
+    name: str
+    tensor: Any
+    handed: Any
+    shape: tuple[int, ...]
+    deviation: float
+
+
+class Program:
+    """Collects the layers of a network: meshes, inputs, weights.
+
+    num_devices: devices of every mesh. dtype: "float32" or "float64". devices: which ones, by default virtual CPUs.
+    Must be used, up to the end of `Training`'s construction, within ``tf.Graph().as_default()``.
+    """
+
+    def __init__(self, *, num_devices: int, dtype: str = "float32", devices: Devices | None = None) -> None:
+        self.num_devices = num_devices
+        self.dtype = tf.as_dtype(dtype)
+        self.graph = mtf.Graph()
+        self.weights: dict[str, Weight] = {}
+        self.inputs: list[DataInput] = []
+        self.placeholders: dict[str, Any] = {}
+        self.meshes: list[LayerMesh] = []
+        self._mask_key: Any = None
+        self.devices = devices or virtual_cpus(num_devices)
+        self._tf_names: set[str] = set()
+        self._host = self._new_mesh("host", DeviceMesh((), (HOST,)))
+
+    def mesh(self, layer: str, axes: Sequence[tuple[str, int]], devices: Sequence[int] | None = None) -> LayerMesh:
+        """Return the mesh of a layer: (dim, number of parts) for each dim that is split.
+
+        devices: a permutation of the program's devices, row-major over the axes and then the replicas.
+        Raises RuntimeFailure where the parts do not divide the devices or the list is no permutation.
+        """
+        return self._new_mesh(layer, device_mesh(layer, axes, self.num_devices, devices))
+
+    def floats(self, name: str, shape: Sequence[int]) -> Any:
+        """Return an input of floating-point numbers, [batch, …], on the host; to be resharded to a layer's mesh."""
+        return self._input(DataInput(name=name, shape=tuple(shape)), self.dtype)
+
+    def indices(self, name: str, shape: Sequence[int], *, below: int) -> Any:
+        """Return an input of whole numbers from 0 to below - 1 on the host."""
+        return self._input(DataInput(name=name, shape=tuple(shape), below=below), tf.int32)
+
+    def weight(self, mesh: LayerMesh, name: str, dims: Sequence[Any], deviation: float = 0.0) -> Any:
+        """Return a trained tensor on a mesh, its initial values normal with the given standard deviation.
+
+        A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight.
+        """
+        shape = tuple(dim.size for dim in dims)
+        if name in self.weights:
+            first = self.weights[name]
+            if first.shape != shape:
+                raise RuntimeFailure(
+                    f"layers {first.tensor.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "
+                    f"{list(first.shape)} and {list(shape)}; give them one shape"
+                )
+            return reshard(first.handed, mesh, dims)
+        for dim in dims:
+            if dim.size % mesh.devices.size(dim.name):
+                raise RuntimeFailure(
+                    f"layer {mesh.layer!r} splits {dim.name} = {dim.size} in {mesh.devices.size(dim.name)} parts, "
+                    "which do not divide it; choose a divisor"
+                )
+        tensor = self._trained(mesh, self._tf_name(name), mtf.Shape(list(dims)))
+        handed = FanOut(tensor).new_output()
+        self.weights[name] = Weight(name=name, tensor=tensor, handed=handed, shape=shape, deviation=deviation)
+        return handed
+
+    def _trained(self, mesh: LayerMesh, tf_name: str, shape: Any) -> Any:
+        """Return the tensor of a weight that nobody declared yet: a variable on its mesh."""
+        return mtf.get_variable(mesh, tf_name, shape, dtype=self.dtype, initializer=tf.zeros_initializer())
+
+    @property
+    def mask_key(self) -> Any:
+        """The key of a step's random masks, on the host, for the layers that drop points."""
+        if self._mask_key is None:
+            with tf.device(self.devices.host):
+                self._mask_key = tf.placeholder(tf.int64, [2])
+        return self._mask_key
+
+    def mask_feeds(self, key: Key) -> dict[Any, Key]:
+        """Return what to feed so that masks are those of a key; nothing where no layer has any."""
+        return {} if self._mask_key is None else {self._mask_key: key}
+
+    def updates(self, rule: Rule, gradients: Mapping[str, Any]) -> Updates:
+        """Declare the updates of the weights that have a gradient."""
+        tensors = {name: weight.tensor for name, weight in self.weights.items()}
+        return add_updates(rule, tensors, gradients, dtype=self.dtype, host=self.devices.host, new_name=self._tf_name)
+
+    def _new_mesh(self, layer: str, devices: DeviceMesh) -> LayerMesh:
+        mesh = LayerMesh(
+            self.graph, name=self._tf_name(layer), layer=layer, devices=devices, device_name=self.devices.name
+        )
+        self.meshes.append(mesh)
+        return mesh
+
+    def _input(self, item: DataInput, dtype: Any) -> Any:
+        if item.name in self.placeholders:
+            raise RuntimeFailure(f"two inputs of the program are named {item.name!r}; names must be unique")
+        with tf.device(self.devices.host):
+            placeholder = tf.placeholder(dtype, item.shape)
+        self.inputs.append(item)
+        self.placeholders[item.name] = placeholder
+        dims = [mtf.Dimension(f"dim{i}", extent) for i, extent in enumerate(item.shape)]
+        return mtf.import_tf_tensor(self._host, placeholder, mtf.Shape(dims))
+
+    def _tf_name(self, name: str) -> str:
+        """Return a name that TensorFlow accepts, different for each name."""
+        plain = re.sub(r"[^A-Za-z0-9_./-]", "_", name)
+        if not re.match(r"[A-Za-z0-9.]", plain):
+            plain = "." + plain
+        unique, count = plain, 1
+        while unique.lower() in self._tf_names:
+            count += 1
+            unique = f"{plain}_{count}"
+        self._tf_names.add(unique.lower())
+        return unique

@@ -1,0 +1,180 @@
+"""The reference: a network trained by plain TensorFlow on one device, without meshes, for comparison."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pase.errors import RuntimeFailure
+from pase.graph import Graph, Operator, Role
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput, data_inputs, read_arrays
+from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation, StepEvaluation, evaluated, held_out_batches
+from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value, parameter_name, shared_order
+from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, Key, kept, step_key
+from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.reference_kinds import COMPUTE
+from pase.targets.mesh_tensorflow.runtime.reference_updates import ReferenceUpdates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceResult:
+    """losses, accuracies: of every step, before its update. tests: on the test data. weights: by name, at the end."""
+
+    losses: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+    tests: list[StepEvaluation] = field(default_factory=list)
+    weights: dict[str, Array] = field(default_factory=dict)
+
+
+def reference_losses(
+    graph: Graph, options: TrainingOptions, *, on_step: Callable[[int, float], None] | None = None
+) -> list[float]:
+    """Return the losses of `reference_training`, which is given the same."""
+    return reference_training(graph, options, on_step=on_step).losses
+
+
+def reference_training(
+    graph: Graph, options: TrainingOptions, *, on_step: Callable[[int, float], None] | None = None
+) -> ReferenceResult:
+    """Train the single-device program; its initial weights, batches and updates are those of the parallel one.
+
+    Raises RuntimeFailure for a kind of layer that it cannot compute, for data that do not fit and for a loss that is
+    not finite.
+    """
+    seed = options.seed or 0
+    with tf.Graph().as_default(), tf.device("/device:CPU:0"):
+        network = _Network(graph, tf.as_dtype(options.dtype))
+        arrays = None if options.data_path is None else read_arrays(options.data_path)
+        batches = Batches(network.inputs, seed=seed, arrays=arrays)
+        test = options.test_data_path and held_out_batches(network.inputs, options.test_data_path)
+        updates = _updates(network, options.rule)
+        config = tf.ConfigProto()
+        # It takes longer than it saves, and rounds differently.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        with tf.Session(config=config) as session:
+            initial = {
+                variable.initializer.inputs[1]: initial_value(
+                    name, tuple(variable.shape.as_list()), network.deviations[name], seed
+                )
+                for name, variable in network.variables.items()
+            }
+            # In one run: each run looks through the whole graph first.
+            variables = [*network.variables.values(), *updates.kept]
+            session.run([variable.initializer for variable in variables], initial)
+
+            def evaluate(batch: Mapping[str, Array]) -> Evaluation:
+                feeds = network.feeds(batch) | network.mask_feeds(NOTHING_DROPPED)
+                loss, accuracy = session.run([network.loss, network.accuracy], feeds)
+                return Evaluation(loss=float(loss), accuracy=float(accuracy))
+
+            result = ReferenceResult()
+            for step in range(options.steps):
+                feeds = network.feeds(batches.batch(step)) | network.mask_feeds(step_key(seed, step))
+                feeds |= {updates.step: step + 1, updates.learning_rate: options.schedule.rate(step)}
+                value, accuracy, _ = session.run([network.loss, network.accuracy, updates.operations], feeds)
+                if not np.isfinite(value):
+                    raise RuntimeFailure(
+                        f"the reference's loss is {value} at step {step + 1}; use a smaller learning rate"
+                    )
+                result.losses.append(float(value))
+                result.accuracies.append(float(accuracy))
+                if test and options.is_test_due(step + 1):
+                    result.tests.append(evaluated(test, evaluate, step=step + 1))
+                if on_step is not None:
+                    on_step(step + 1, result.losses[-1])
+            result.weights.update(session.run(network.variables))
+    return result
+
+
+def _updates(network: "_Network", rule: Rule) -> ReferenceUpdates:
+    variables = network.variables
+    updates = ReferenceUpdates(rule)
+    gradients = tf.gradients(network.loss, list(variables.values()))
+    for (name, variable), gradient in zip(variables.items(), gradients, strict=True):
+        if gradient is not None:
+            updates.add(variable, network.values[name], gradient)
+    return updates
+
+
+class _Network:
+    """The layers that lead to the loss, computed in order."""
+
+    def __init__(self, graph: Graph, dtype: Any) -> None:
+        self.variables: dict[str, Any] = {}
+        self.deviations: dict[str, float] = {}
+        self.placeholders: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
+        self.inputs: list[DataInput] = []
+        self._masks: list[tuple[Operator, Any]] = []
+        items = data_inputs(graph)
+        written: dict[str, Any] = {}
+        losses, accuracies = [], []
+        for operator in graph.operators:
+            if operator.kind not in COMPUTE:
+                raise RuntimeFailure(
+                    f"layer {operator.name!r} is a {operator.kind!r}, which the reference cannot compute; "
+                    f"kinds that it can are {', '.join(sorted(COMPUTE))}"
+                )
+            values = []
+            for i, access in enumerate(operator.reads):
+                edge = graph.incoming.get((operator.name, i))
+                if access.role is Role.PARAMETER:
+                    name = parameter_name(operator, access)
+                    if name not in self.variables:
+                        self.deviations[name] = initial_deviation(operator, access)
+                        self.variables[name] = tf.get_variable(
+                            f"parameter_{len(self.variables)}",
+                            access.shape,
+                            dtype,
+                            initializer=tf.zeros_initializer(),
+                            use_resource=True,
+                        )
+                        # One value for all uses of a step.
+                        self.values[name] = self.variables[name].read_value()
+                    order = shared_order(graph, operator, access)
+                    is_plain = order == tuple(range(len(order)))
+                    values.append(self.values[name] if is_plain else tf.transpose(self.values[name], order))
+                elif edge is not None:
+                    values.append(tf.reshape(written[edge.producer], access.shape))
+                else:
+                    values.append(self._placeholder(items[operator.name, i], dtype))
+            if operator.kind == "dropout":
+                values.append(self._mask(operator, dtype))
+            written[operator.name] = COMPUTE[operator.kind](operator, values)
+            if operator.kind == "softmax_loss":
+                losses.append(written[operator.name])
+                accuracies.append(_accuracy(*values))
+        if len(losses) != 1:
+            raise RuntimeFailure(f"network {graph.name!r} has {len(losses)} losses; training needs exactly one")
+        (self.loss,), (self.accuracy,) = losses, accuracies
+
+    def feeds(self, batch: Mapping[str, Array]) -> dict[Any, Any]:
+        """Return what to feed for a batch."""
+        return {self.placeholders[name]: array for name, array in batch.items()}
+
+    def mask_feeds(self, key: Key) -> dict[Any, Array]:
+        """Return what the layers that drop points multiply them by in the step of a key."""
+        feeds: dict[Any, Array] = {}
+        for operator, mask in self._masks:
+            rate = operator.attribute("rate", 0.0)
+            is_kept = kept(operator.name, operator.reads[0].shape, rate, key)
+            feeds[mask] = is_kept.astype(np.float64) / (1 if key is NOTHING_DROPPED else 1 - rate)
+        return feeds
+
+    def _mask(self, operator: Operator, dtype: Any) -> Any:
+        mask = tf.placeholder(dtype, operator.reads[0].shape)
+        self._masks.append((operator, mask))
+        return mask
+
+    def _placeholder(self, item: DataInput, dtype: Any) -> Any:
+        self.inputs.append(item)
+        self.placeholders[item.name] = tf.placeholder(tf.int32 if item.below else dtype, item.shape)
+        return self.placeholders[item.name]
+
+
+def _accuracy(logits: Any, labels: Any) -> Any:
+    is_right = tf.equal(tf.argmax(logits, axis=-1, output_type=labels.dtype), labels)
+    return tf.reduce_mean(tf.cast(is_right, logits.dtype))

@@ -1,0 +1,224 @@
+"""Seeing through reshapes: two layouts of one tensor, seen with different dims, expressed in common dims.
+
+A reshape keeps the row-major order of the points, so that ranges of ``[c, h, w]`` can be compared with ranges of
+``[c·h·w]``: both are ranges of a finer set of dims or of the one flat dim. Where a box of one is no box of the other
+(a third of 256 channels, seen flat, beside a split of h), the tensor first goes to a layout on its own devices in
+which the reshape is local: only the leading dim stays split.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import prod
+
+from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.boxes import Box, Range, whole
+from pase.targets.mesh_tensorflow.runtime.layouts import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One movement between layouts with the same dims.
+
+    is_local: each position takes what it needs from itself, by position, whatever the others hold.
+    """
+
+    source: Layout
+    target: Layout
+    is_local: bool = False
+
+    @property
+    def adjoint(self) -> "Hop":
+        """The movement that takes gradients back."""
+        return Hop(self.target, self.source, self.is_local)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Neighbouring dims of two shapes that hold the same points; ranges of positions."""
+
+    source: Range
+    target: Range
+
+
+def hops(source: Layout, target: Layout) -> tuple[Hop, ...]:
+    """Return the movements, one or at most three, that take a tensor from one layout to another.
+
+    The shapes may differ by a reshape. Raises RuntimeFailure where their sizes differ.
+    """
+    if source.shape == target.shape:
+        return (Hop(source, target),)
+    groups = _aligned(source.shape, target.shape)
+    views = [_view(source, target, group) for group in groups]
+    if None not in views:
+        return (_seen(source, target, groups, views),)
+    bad = [group for group, view in zip(groups, views, strict=True) if view is None]
+    first = _gathered(source, [group.source for group in bad])
+    last = _gathered(target, [group.target for group in bad])
+    views = [_view(first, last, group) for group in groups]
+    assert None not in views
+    return (
+        Hop(source, _renumbered(first)),
+        _seen(_renumbered(first), last, groups, views),
+        Hop(last, target, is_local=True),
+    )
+
+
+def _aligned(source: Sequence[int], target: Sequence[int]) -> list[_Group]:
+    """Return the smallest groups of neighbouring dims with equal products."""
+    if prod(source) != prod(target):
+        raise RuntimeFailure(
+            f"a tensor of shape {list(source)} cannot be read as {list(target)}: their sizes differ; correct the dims"
+        )
+    groups: list[_Group] = []
+    i = j = 0
+    while i < len(source) and j < len(target):
+        first_i, first_j = i, j
+        left, right = source[i], target[j]
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right:
+                left, i = left * source[i], i + 1
+            else:
+                right, j = right * target[j], j + 1
+        groups.append(_Group((first_i, i), (first_j, j)))
+    # Dims of extent 1 at the end of either shape.
+    if not groups:
+        return [_Group((0, len(source)), (0, len(target)))]
+    groups[-1] = _Group((groups[-1].source[0], len(source)), (groups[-1].target[0], len(target)))
+    return groups
+
+
+_Convert = Callable[[Box], Box | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Common dims of a group, and how a box of either side is written in them."""
+
+    shape: tuple[int, ...]
+    source: _Convert
+    target: _Convert
+
+
+def _view(source: Layout, target: Layout, group: _Group) -> _View | None:
+    """Return dims in which every box of both layouts is a box; None if there are none."""
+    a, b = source.shape[slice(*group.source)], target.shape[slice(*group.target)]
+    if a == b:
+        return _View(a, lambda box: box, lambda box: box)
+    # The flat dim first: it has the fewest pieces.
+    flat = _View((prod(a),), lambda box: _flat(box, a), lambda box: _flat(box, b))
+    fine = _common_dims(a, b)
+    candidates = [flat]
+    if fine is not None:
+        candidates.append(_View(fine, lambda box: _refined(box, a, fine), lambda box: _refined(box, b, fine)))
+    for view in candidates:
+        sources = all(view.source(box[slice(*group.source)]) is not None for box in source.boxes)
+        if sources and all(view.target(box[slice(*group.target)]) is not None for box in target.boxes):
+            return view
+    return None
+
+
+def _seen(source: Layout, target: Layout, groups: list[_Group], views: Sequence[_View | None]) -> Hop:
+    """Return the hop between two layouts, written in the common dims."""
+    pairs = [(group, view) for group, view in zip(groups, views, strict=True) if view is not None]
+    shape = tuple(extent for _, view in pairs for extent in view.shape)
+
+    def written(box: Box, of_source: bool) -> Box:
+        ranges: list[Range] = []
+        for group, view in pairs:
+            part = box[slice(*(group.source if of_source else group.target))]
+            seen = (view.source if of_source else view.target)(part)
+            assert seen is not None
+            ranges.extend(seen)
+        return tuple(ranges)
+
+    return Hop(
+        replace(source, shape=shape, boxes=tuple(written(box, True) for box in source.boxes)),
+        replace(target, shape=shape, boxes=tuple(written(box, False) for box in target.boxes)),
+    )
+
+
+def _flat(box: Box, shape: Sequence[int]) -> Box | None:
+    """Return a box as one range of the flat index, None where its points are not neighbours."""
+    low, high = 0, 1
+    is_run = True
+    for (first, last), extent in zip(box, shape, strict=True):
+        # After the first dim that is a proper range, all dims must be whole; before it, single points.
+        if high - low > 1 and (first, last) != (0, extent):
+            is_run = False
+        if first < 0 or last > extent:
+            is_run = False
+        low, high = low * extent + first, (high - 1) * extent + last
+    return ((low, high),) if is_run else None
+
+
+def _common_dims(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the coarsest dims of which the dims of both shapes are products, None if there are none."""
+    strides = sorted({prod(a[i:]) for i in range(len(a))} | {prod(b[i:]) for i in range(len(b))} | {1})
+    if any(larger % smaller for smaller, larger in pairwise(strides)):
+        return None
+    fine = tuple(larger // smaller for smaller, larger in pairwise(strides))[::-1]
+    return fine or (1,)
+
+
+def _refined(box: Box, shape: Sequence[int], fine: Sequence[int]) -> Box | None:
+    """Return a box of `shape` as a box of its factors `fine`, None where it is none."""
+    ranges: list[Range] = []
+    position = 0
+    for (first, last), extent in zip(box, shape, strict=True):
+        begin, covered = position, 1
+        while covered < extent:
+            covered *= fine[position]
+            position += 1
+        if position - begin == 1:
+            ranges.append((first, last))
+        elif extent > 1:
+            factors = _factored(first, last, fine[begin:position])
+            if factors is None:
+                return None
+            ranges.extend(factors)
+        elif (first, last) != (0, 1):
+            # A window that sticks out of a dim which the common dims leave out.
+            return None
+    # Shapes without a dim larger than 1.
+    return tuple(ranges) if ranges else whole(fine)
+
+
+def _factored(first: int, last: int, factors: Sequence[int]) -> list[Range] | None:
+    """Return the range [first, last) of a product as ranges of its factors, None where it is no box."""
+    if first < 0 or last > prod(factors):
+        return None
+    ranges: list[Range] = []
+    for i, factor in enumerate(factors):
+        inner = prod(factors[i + 1 :])
+        if first % inner == 0 and last % inner == 0:
+            # Whole blocks of the rest: a range of this factor, if it does not wrap around.
+            low, high = first // inner, last // inner
+            return [*ranges, (low, high), *whole(factors[i + 1 :])] if high <= factor else None
+        if first // inner != (last - 1) // inner:
+            return None
+        ranges.append((first // inner, first // inner + 1))
+        first, last = first % inner, (last - 1) % inner + 1
+    raise AssertionError("the last factor is whole blocks of nothing")
+
+
+def _gathered(layout: Layout, groups: Sequence[Range]) -> Layout:
+    """Return the layout in which only the leading dim of each group stays split, by whole boxes of what was there."""
+    boxes = []
+    for box in layout.boxes:
+        ranges = list(box)
+        for begin, end in groups:
+            lead = next((i for i in range(begin, end) if layout.shape[i] > 1), begin)
+            for i in range(begin, end):
+                inside = i == lead and box[i][0] >= 0 and box[i][1] <= layout.shape[i]
+                if not inside:
+                    ranges[i] = (0, layout.shape[i])
+        boxes.append(tuple(ranges))
+    return replace(layout, boxes=tuple(boxes))
+
+
+def _renumbered(layout: Layout) -> Layout:
+    """Return the layout with equal boxes counted as replicas of one part."""
+    numbers: dict[Box, int] = {}
+    return replace(layout, parts=tuple(numbers.setdefault(box, len(numbers)) for box in layout.boxes))

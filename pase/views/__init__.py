@@ -1,0 +1,1 @@
+"""Plans as people look at them: drawings, exports, reports."""

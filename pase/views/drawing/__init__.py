@@ -1,0 +1,27 @@
+"""Drawings of graphs: where everything stands, which parts repeat, and what colours say. No framework, no files."""
+
+from pase.views.drawing.arrangement import Arrangement, Frame, arranged
+from pase.views.drawing.colours import SplitClass, SplitClasses, split_classes
+from pase.views.drawing.folded import FoldedEdge, FoldedGraph, folded
+from pase.views.drawing.folding import Repeat, fold
+from pase.views.drawing.layered import Drawing, layered
+from pase.views.drawing.plans import certificate_text, edge_bytes, folded_plan
+
+__all__ = [
+    "Arrangement",
+    "Drawing",
+    "FoldedEdge",
+    "FoldedGraph",
+    "Frame",
+    "Repeat",
+    "SplitClass",
+    "SplitClasses",
+    "arranged",
+    "certificate_text",
+    "edge_bytes",
+    "fold",
+    "folded",
+    "folded_plan",
+    "layered",
+    "split_classes",
+]

@@ -1,0 +1,198 @@
+"""`layered`: a drawing of a graph in rows, from top to bottom (Sugiyama, Tagawa and Toda 1981)."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+from pase.views.drawing.layering import acyclic, rows
+from pase.views.drawing.routes import Band, Detour, Point, detour, detours, straightened, through
+from pase.views.drawing.stretches import EDGE_GAP, placed
+
+ROW_GAP = 26.0
+"""Between two rows; more where edges go far to the side between them."""
+
+_MOST_ROW_GAP = 76.0
+_SLOPE = 0.12
+"""Height that is added for each unit that an edge goes to the side."""
+
+_LONGEST = 12
+"""Rows that an edge passes within the drawing; longer ones go round it."""
+
+_LOOP = 14.0
+"""How far an edge from a vertex to itself goes out."""
+
+_PARALLEL = 6.0
+"""Between edges that join the same two boxes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """Where everything is; y grows downwards, everything lies in [0, width] x [0, height].
+
+    positions: [V] the middle of each vertex's box. routes: [E] one polyline for each edge, from its source's boundary
+    to its target's.
+    """
+
+    positions: tuple[Point, ...]
+    routes: tuple[tuple[Point, ...], ...]
+    width: float
+    height: float
+
+
+def layered(
+    sizes: Sequence[tuple[float, float]],
+    edges: Sequence[tuple[int, int]],
+    *,
+    ends: Sequence[tuple[float, float]] | None = None,
+    at_top: Collection[int] = (),
+    at_bottom: Collection[int] = (),
+) -> Drawing:
+    """Return a drawing in which edges lead downwards and boxes stay clear of one another and of edges.
+
+    sizes: [V] width and height of each box. edges: (source, target); several between two vertices, one from a vertex
+    to itself, and cycles (some of whose edges lead upwards) are all drawn. The same input gives the same drawing.
+    ends: [E] how far from the middle of its source and of its target each edge begins and ends; the middle by default.
+    at_top: vertices that nothing precedes, for a row above all others; at_bottom: that nothing follows, below them.
+    """
+    assert all(0 <= v < len(sizes) for edge in edges for v in edge), "an edge of a vertex that is not there"
+    ends = [(0.0, 0.0)] * len(edges) if ends is None else ends
+    downward, turned = acyclic(len(sizes), edges)
+    ends = [(b, a) if number in turned else (a, b) for number, (a, b) in enumerate(ends)]
+    row_of = rows(len(sizes), downward, at_top=at_top, at_bottom=at_bottom)
+    loops = {u for u, v in edges if u == v}
+    widths = [width + 2 * _LOOP if v in loops else width for v, (width, _) in enumerate(sizes)]
+    within, around = _divided(row_of, downward)
+    ends = _apart(downward, ends, row_of, sizes)
+    abscissa, passed = placed(row_of, widths, downward, within)
+    ways = {}
+    for number in within:
+        (u, v), (from_middle, to_middle) = downward[number], ends[number]
+        ways[number] = (abscissa[u] + from_middle, *passed[number], abscissa[v] + to_middle)
+    bands = _bands(row_of, sizes, abscissa, [(row_of[downward[number][0]], way) for number, way in ways.items()])
+    positions = [(abscissa[v], bands[row].middle) for v, row in enumerate(row_of)]
+    routes: list[tuple[Point, ...]] = [()] * len(edges)
+    for number, way in ways.items():
+        u, v = downward[number]
+        routes[number] = through(way, bands[row_of[u] : row_of[v] + 1], sizes[u][1], sizes[v][1])
+    for number, route in _around(around, row_of, downward, ends, sizes, positions, bands).items():
+        routes[number] = route
+    for number, (u, v) in enumerate(edges):
+        if u == v:
+            routes[number] = _loop(positions[u], sizes[u])
+    for number in turned:
+        routes[number] = routes[number][::-1]
+    return _framed(positions, sizes, [straightened(route) for route in routes])
+
+
+def _divided(row_of: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return the edges that pass through the rows between their ends, and those that go round the drawing.
+
+    Each row that an edge passes costs as much as a vertex: the longest go round where they would outnumber them.
+    """
+    spans = sorted((row_of[v] - row_of[u], number) for number, (u, v) in enumerate(edges) if u != v)
+    budget = 1000 + 2 * len(row_of)
+    within: list[int] = []
+    around: list[int] = []
+    for span, number in spans:
+        budget -= span - 1
+        (within if span <= _LONGEST and budget >= 0 else around).append(number)
+    return sorted(within), sorted(around)
+
+
+def _bands(
+    row_of: Sequence[int],
+    sizes: Sequence[tuple[float, float]],
+    abscissa: Sequence[float],
+    ways: Sequence[tuple[int, tuple[float, ...]]],
+) -> list[Band]:
+    """Return what each row takes: as high as its highest box, farther from the next where edges go far to the side.
+
+    ways: the first row of an edge and where it is in that and the following ones.
+    """
+    num_rows = max(row_of, default=-1) + 1
+    heights, aside = [0.0] * num_rows, [0.0] * num_rows
+    left, right = [inf] * num_rows, [-inf] * num_rows
+    for v, row in enumerate(row_of):
+        width, height = sizes[v]
+        heights[row] = max(heights[row], height)
+        left[row], right[row] = min(left[row], abscissa[v] - width / 2), max(right[row], abscissa[v] + width / 2)
+    for first, way in ways:
+        for row, (x, following) in enumerate(pairwise(way), first):
+            aside[row] = max(aside[row], abs(following - x))
+        for row, x in enumerate(way[1:-1], first + 1):
+            left[row], right[row] = min(left[row], x), max(right[row], x)
+    bands, top = [], 0.0
+    for row, height in enumerate(heights):
+        bands.append(Band(top=top, bottom=top + height, left=left[row], right=right[row]))
+        top += height + min(ROW_GAP + _SLOPE * aside[row], _MOST_ROW_GAP)
+    return bands
+
+
+def _around(
+    numbers: Sequence[int],
+    row_of: Sequence[int],
+    edges: Sequence[tuple[int, int]],
+    ends: Sequence[tuple[float, float]],
+    sizes: Sequence[tuple[float, float]],
+    positions: Sequence[Point],
+    bands: Sequence[Band],
+) -> dict[int, tuple[Point, ...]]:
+    """Return the ways of the edges that go round the drawing, by edge; those of one source share a lane."""
+    targets: dict[int, dict[int, int]] = {}
+    for number in numbers:
+        targets.setdefault(edges[number][0], {})[number] = edges[number][1]
+    found = [Detour(source=source, targets=of) for source, of in targets.items()]
+    routes = {}
+    for one, lane, level in detours(found, row_of, bands, positions, EDGE_GAP):
+        u = one.source
+        for number, v in one.targets.items():
+            beside = (bands[row_of[u]], bands[row_of[u] + 1], bands[row_of[v] - 1], bands[row_of[v]])
+            source = (positions[u][0] + ends[number][0], positions[u][1] + sizes[u][1] / 2)
+            target = (positions[v][0] + ends[number][1], positions[v][1] - sizes[v][1] / 2)
+            routes[number] = detour(lane, level, source, target, beside)
+    return routes
+
+
+def _loop(position: Point, size: tuple[float, float]) -> tuple[Point, ...]:
+    x, y = position[0] + size[0] / 2, size[1] / 4
+    below, above = position[1] + y, position[1] - y
+    return ((x, below), (x + _LOOP * 0.7, below), (x + _LOOP * 0.7, above), (x, above))
+
+
+def _apart(
+    edges: Sequence[tuple[int, int]],
+    ends: Sequence[tuple[float, float]],
+    row_of: Sequence[int],
+    sizes: Sequence[tuple[float, float]],
+) -> list[tuple[float, float]]:
+    """Return the ends of edges, moved to the side where several lie on the same line."""
+    between: dict[tuple[int, int, tuple[float, float]], list[int]] = {}
+    for number, (u, v) in enumerate(edges):
+        if row_of[v] == row_of[u] + 1:
+            between.setdefault((u, v, ends[number]), []).append(number)
+    moved = list(ends)
+    for (u, v, (from_middle, to_middle)), numbers in between.items():
+        gap = min(_PARALLEL, 0.8 * min(sizes[u][0], sizes[v][0]) / len(numbers))
+        for i, number in enumerate(numbers):
+            aside = gap * (i - (len(numbers) - 1) / 2)
+            moved[number] = (from_middle + aside, to_middle + aside)
+    return moved
+
+
+def _framed(
+    positions: Sequence[Point], sizes: Sequence[tuple[float, float]], routes: Sequence[tuple[Point, ...]]
+) -> Drawing:
+    """Return the drawing moved to where its left and upper edges are at 0."""
+    xs = [x for route in routes for x, _ in route]
+    ys = [y for route in routes for _, y in route]
+    for (x, y), (width, height) in zip(positions, sizes, strict=True):
+        xs += [x - width / 2, x + width / 2]
+        ys += [y - height / 2, y + height / 2]
+    left, top = min(xs, default=0.0), min(ys, default=0.0)
+    return Drawing(
+        positions=tuple((x - left, y - top) for x, y in positions),
+        routes=tuple(tuple((x - left, y - top) for x, y in route) for route in routes),
+        width=max(xs, default=0.0) - left,
+        height=max(ys, default=0.0) - top,
+    )

@@ -1,0 +1,76 @@
+"""Mermaid: the graph of a plan as a flowchart, which Markdown on many sites shows as a picture."""
+
+import re
+from collections.abc import Iterator
+
+from pase.graph.names import visible
+from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined, word
+from pase.views.drawing.colours import FILLS
+from pase.views.exports.drawn import DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
+from pase.views.exports.registry import Exported, ExportOptions
+
+MOST_CHARACTERS = 50_000
+MOST_EDGES = 500
+"""What Mermaid draws unless its configuration (maxTextSize, maxEdges) says otherwise."""
+
+
+def write(plan: Plan, options: ExportOptions) -> Exported:
+    """Return a flowchart: layers are nodes n0, n1, …, and their names are labels; notes tell where it is too large."""
+    drawn = drawn_plan(plan, is_folded=options.fold)
+    text = joined([*_lines(drawn), mermaid("")])
+    is_too_large = len(text) > MOST_CHARACTERS or len(drawn.edges) > MOST_EDGES
+    return Exported(text=text, notes=(_size_note(text, drawn, options),) if is_too_large else ())
+
+
+def _size_note(text: str, drawn: DrawnPlan, options: ExportOptions) -> str:
+    return (
+        f"the flowchart has {len(text):,} characters and {len(drawn.edges):,} edges; Mermaid draws "
+        f"{MOST_CHARACTERS:,} and {MOST_EDGES:,} unless maxTextSize and maxEdges are set to more: "
+        f"{'use dot or svg' if options.fold else 'fold it, or use dot or svg'}"
+    )
+
+
+_MARKS = re.compile(r"[^\w ]|(?<![^\W_])_|_(?![^\W_])")
+"""All but letters, digits and spaces. A single _ within a word, which is common, is no markup either."""
+
+
+def _entity(found: re.Match[str]) -> str:
+    return f"#{ord(found[0])};"
+
+
+def _escaped(line: str) -> str:
+    return _MARKS.sub(_entity, visible(line))
+
+
+mermaid = Grammar(_escaped, between="<br>").write
+"""Returns text of Mermaid. Text from outside stands between quotes, and shows as it is: no markup, no entities."""
+
+
+def _lines(drawn: DrawnPlan) -> Iterator[Text]:
+    yield mermaid("flowchart TD")
+    vertices = {vertex.number: vertex for vertex in drawn.vertices}
+    in_block = {number for block in drawn.blocks for number in block.vertices}
+    for vertex in drawn.vertices:
+        if vertex.number not in in_block:
+            yield mermaid("    {}", _node(vertex))
+    for number, block in enumerate(drawn.blocks):
+        yield mermaid('    subgraph block{}["{}"]', number, f"×{block.count}")
+        yield from (mermaid("        {}", _node(vertices[vertex])) for vertex in block.vertices)
+        yield mermaid("    end")
+    yield from map(_link, drawn.edges)
+    for i, edge in enumerate(drawn.edges):
+        if edge.width > 1:
+            yield mermaid("    linkStyle {} stroke-width:{}px", i, figure(edge.width, ".1f"))
+    for i, split_class in enumerate(drawn.classes):
+        yield mermaid("    classDef split{} fill:{},stroke:#333333,color:#000000", i, word(split_class.light, FILLS))
+
+
+def _node(vertex: DrawnVertex) -> Text:
+    return mermaid('n{}["{}"]:::split{}', vertex.number, vertex.lines, vertex.split_class)
+
+
+def _link(edge: DrawnEdge) -> Text:
+    arrow = mermaid("-.->") if edge.is_back else mermaid("-->")
+    label = mermaid('|"{}"|', edge.label) if edge.label else mermaid("")
+    return mermaid("    n{} {}{} n{}", edge.source, arrow, label, edge.target)

@@ -1,0 +1,101 @@
+"""Cost against the number of devices: the same network searched on each number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pase.errors import ConfigurationError, PaseError
+from pase.planning.plan import Plan
+from pase.planning.planner import MAX_DEVICES, Progress, SearchOptions, search
+
+OURS, DATA_PARALLEL = "PaSE", "data parallelism"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One way to choose a strategy, and its [numbers] total costs; None where there is none."""
+
+    name: str
+    total_cost: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """A network on several numbers of devices, with the same batch.
+
+    [numbers] each: devices; memory_bytes, of a device; exact: whether the cost is proven to be least; search_time_s;
+    problems: why there is no strategy, or "". cost_unit: of the costs of a step.
+    """
+
+    model: str
+    cost_unit: str
+    devices: tuple[int, ...]
+    strategies: tuple[Curve, ...]
+    memory_bytes: tuple[int | None, ...]
+    exact: tuple[bool | None, ...]
+    search_time_s: tuple[float | None, ...]
+    problems: tuple[str, ...]
+
+
+def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = None) -> Sweep:
+    """Return what a plan's network costs on other numbers of devices, with its machine, cost model and memory limit.
+
+    A number that cannot be searched says why.
+    """
+    options = SearchOptions(
+        cost_model=plan.cost_model,
+        keep_batch=True,
+        memory_per_device_bytes=plan.memory_limit_bytes_per_device,
+        optimiser=plan.optimiser,
+    )
+    found: list[Plan | None] = []
+    problems: list[str] = []
+    for number, devices in enumerate(numbers):
+        if on_progress:
+            on_progress(f"searching for {devices} devices", number / len(numbers))
+        try:
+            found.append(search(plan.graph, devices, machine=plan.machine, options=options))
+            problems.append("")
+        except PaseError as error:
+            found.append(None)
+            problems.append(str(error))
+    return Sweep(
+        model=plan.graph.name,
+        cost_unit=plan.cost_unit,
+        devices=tuple(numbers),
+        strategies=(
+            Curve(name=OURS, total_cost=tuple(one.total_cost if one else None for one in found)),
+            Curve(
+                name=DATA_PARALLEL, total_cost=tuple(one.baselines["data_parallel"] if one else None for one in found)
+            ),
+        ),
+        memory_bytes=tuple(one.memory.total_bytes if one else None for one in found),
+        exact=tuple(one.exact if one else None for one in found),
+        search_time_s=tuple(one.search.time_s if one else None for one in found),
+        problems=tuple(problems),
+    )
+
+
+def device_numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers that "1..64" (1, 2, 4, … 64) or "8,12,16" stands for; ConfigurationError for other text."""
+    first, dots, last = text.partition("..")
+    try:
+        numbers = _doubling(int(first), int(last)) if dots else tuple(int(word) for word in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1 or max(numbers) > MAX_DEVICES or list(numbers) != sorted(set(numbers)):
+        raise ConfigurationError(
+            f"{text!r} says no numbers of devices; expected 1..64 (which doubles: 1, 2, 4, … 64) or a list that "
+            f"grows, as 4,8,12, of numbers up to {MAX_DEVICES}"
+        )
+    return numbers
+
+
+def _doubling(first: int, last: int) -> tuple[int, ...]:
+    """Return first, twice that, and so on, and last."""
+    if not 0 < first <= last:
+        return ()
+    numbers = []
+    while first < last:
+        numbers.append(first)
+        first *= 2
+    return (*numbers, last)
