@@ -112,10 +112,12 @@ def _changed_plan(document: dict[str, Any], rng: Random) -> Plan:
     graph = document["graph"]
     kind = rng.random()
     for _ in range(rng.choice((1, 1, 2, 3))):
-        operators = graph["operators"]
-        if not operators:
-            break
+        operators = graph.get("operators")
+        if not isinstance(operators, list) or not operators:
+            break  # what was changed before
         operator = rng.choice(operators)
+        if not isinstance(operator, dict):
+            break
         if kind < 0.45:
             attributes = operator.setdefault("attributes", {})
             names = [*attributes, *_ATTRIBUTES]
