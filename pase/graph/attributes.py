@@ -11,11 +11,10 @@ from types import MappingProxyType
 
 from pase.errors import GraphError
 from pase.graph.names import listed, short
-from pase.graph.operator import SCANNED, Operator, Scalar
+from pase.graph.operator import EPILOGUE, SCANNED, Operator, Scalar
 from pase.graph.operators.activations import ACTIVATIONS
 from pase.graph.operators.elementwise import FUNCTIONS
 from pase.graph.operators.pooling import REDUCTIONS
-from pase.graph.recipe import ATTRIBUTE, EPILOGUE, recipe_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +51,6 @@ def _are_functions(_: Operator, value: Scalar) -> bool:
 
 def _is_label(_: Operator, value: Scalar) -> bool:
     return isinstance(value, str) and value == short(value)
-
-
-def _is_recipe(operator: Operator, _: Scalar) -> bool:
-    return recipe_of(operator) is not None
 
 
 _FLAG = Attribute("true or false", lambda _, value: isinstance(value, bool))
@@ -123,7 +118,6 @@ IMPORTED: Mapping[str, Attribute] = MappingProxyType(
     {
         EPILOGUE: _NAMES,
         SCANNED: _LABEL,
-        ATTRIBUTE: Attribute("the steps that compute it, as PaSE writes them", _is_recipe),
     }
 )
 """What operators of every kind may have besides, where a front end made them."""

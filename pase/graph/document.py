@@ -1,14 +1,19 @@
 """A graph as a JSON document, and back; reading checks every field and the whole graph."""
 
 from dataclasses import fields
+from math import isfinite
 from typing import Any
 
 from pase.common.documents import Field
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Dim, Part, Role, Window
+from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
 from pase.graph.verify import verify
+
+_RECIPE = "forward"
+"""The attribute in which plans held what layers compute before they had bodies."""
 
 _EXCHANGES: dict[str, type[Exchange]] = {"all_reduce": AllReduce, "relayout": Relayout, "handoff": Handoff}
 
@@ -53,6 +58,7 @@ def _operator_document(operator: Operator) -> dict[str, Any]:
         "exchanges": [_exchange_document(exchange) for exchange in operator.exchanges],
         "pipeline": _plain(operator.pipeline) if operator.pipeline else None,
         "intermediates": [_intermediate_document(tensor) for tensor in operator.intermediates],
+        "body": _body_document(operator.body) if operator.body else None,
         "attributes": dict(operator.attributes),
     }
     return document | {key: value for key, value in optional.items() if value}
@@ -63,8 +69,11 @@ def _operator(document: Field) -> Operator:
         field = document.get(key)
         return field.items() if field else ()
 
-    attributes = document.get("attributes")
-    pipeline = document.get("pipeline")
+    attributes, pipeline, body = (document.get(key) for key in ("attributes", "pipeline", "body"))
+    if attributes and isinstance(attributes.value, dict) and _RECIPE in attributes.value:
+        raise attributes.fail(
+            f"has {_RECIPE!r}: the plan is an older version's, which told as text what layers compute; search again"
+        )
     return Operator(
         name=document["name"].text(),
         kind=document["kind"].text(),
@@ -85,8 +94,82 @@ def _operator(document: Field) -> Operator:
             )
             for field in optional("intermediates")
         ),
+        body=_body(body) if body else None,
         attributes=tuple((key, field.scalar()) for key, field in attributes.members()) if attributes else (),
     )
+
+
+def _body_document(body: Body) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "steps": [_step_document(step) for step in body.steps],
+        "constants": [{"name": item.name, "dims": list(item.dims)} for item in body.constants],
+        "inputs": [{"read": item.read, "name": item.name, "shape": list(item.shape)} for item in body.inputs],
+        "outputs": [{"name": item.name, "dims": list(item.dims), "shape": list(item.shape)} for item in body.outputs],
+        "problem": body.problem,
+    }
+    return {key: value for key, value in document.items() if value or key == "steps"}
+
+
+def _step_document(step: Step) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "result": step.result,
+        "function": step.function,
+        "operands": [_operand_document(operand) for operand in step.operands],
+    }
+    optional = {"dims": list(step.dims), "options": dict(step.options)}
+    return document | {key: value for key, value in optional.items() if value}
+
+
+def _operand_document(operand: Operand) -> Any:
+    # JSON has no infinity.
+    return operand if isinstance(operand, str) or isfinite(operand) else {"number": str(float(operand))}
+
+
+def _body(document: Field) -> Body:
+    def optional(key: str) -> tuple[Field, ...]:
+        field = document.get(key)
+        return field.items() if field else ()
+
+    problem = document.get("problem")
+    return Body(
+        steps=tuple(_step(field) for field in document["steps"].items()),
+        constants=tuple(
+            Constant(name=field["name"].text(), dims=_names(field["dims"])) for field in optional("constants")
+        ),
+        inputs=tuple(
+            ModelInput(read=field["read"].integer(), name=field["name"].text(), shape=_extents(field["shape"]))
+            for field in optional("inputs")
+        ),
+        outputs=tuple(
+            ModelOutput(name=field["name"].text(), dims=_names(field["dims"]), shape=_extents(field["shape"]))
+            for field in optional("outputs")
+        ),
+        problem=problem.text() if problem else "",
+    )
+
+
+def _step(document: Field) -> Step:
+    dims, options = document.get("dims"), document.get("options")
+    return Step(
+        result=document["result"].text(),
+        function=document["function"].text(),
+        operands=tuple(_operand(field) for field in document["operands"].items()),
+        dims=_names(dims) if dims else (),
+        options=tuple((key, field.scalar()) for key, field in options.members()) if options else (),
+    )
+
+
+def _operand(document: Field) -> Operand:
+    match document.value:
+        case {"number": "inf" | "-inf" as infinity}:
+            return float(infinity)
+        case str():
+            return document.text()
+        case bool():
+            pass
+        case int() | float():
+            return float(document.scalar())
+    raise document.fail("is no operand; expected the name of a tensor, or a number")
 
 
 def _work(document: Field) -> Work:

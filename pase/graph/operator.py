@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from pase.common.frozen import FrozenDict
 from pase.graph.access import Access, Axis, Dim, Part, Role, access_dims
+from pase.graph.body import Body
 
 Scalar = str | int | float | bool
 ScalarT = TypeVar("ScalarT", str, int, float, bool)
@@ -101,6 +102,9 @@ Exchange = AllReduce | Relayout | Handoff
 FAN_OUT = "fan_out"
 """The kind of the vertices that hand a tensor to its readers, and sum its gradient once (`operators.fan_out`)."""
 
+EPILOGUE = "epilogue"
+"""Attribute of imported layers that names the functions which are applied to what they compute."""
+
 SCANNED = "scanned"
 """Attribute of layers that a source has in the body of a loop: their place in it, which those of all turns share."""
 
@@ -134,7 +138,8 @@ class Operator:
 
     dims: the iteration space. reads, writes: tensors; the reads that are not parameters are the inputs, in
     the order of the edges that feed them. work: FLOP. unsplittable: dims that no configuration may split.
-    exchanges, pipeline, intermediates: what the accesses alone do not say. attributes: what an executor needs besides.
+    exchanges, pipeline, intermediates: what the accesses alone do not say. body: what it computes, where that is told
+    as steps. attributes: what an executor needs besides.
     """
 
     name: str
@@ -147,6 +152,7 @@ class Operator:
     exchanges: tuple[Exchange, ...] = ()
     pipeline: Pipeline | None = None
     intermediates: tuple[Intermediate, ...] = ()
+    body: Body | None = None
     attributes: tuple[tuple[str, Scalar], ...] = ()
 
     def __hash__(self) -> int:

@@ -8,6 +8,7 @@ from math import prod
 from pase.errors import GraphError
 from pase.graph.access import Access, Axis, Part, Role, Window, access_dims, axis_dims, named_dims
 from pase.graph.attributes import check_attributes
+from pase.graph.body import verify_body
 from pase.graph.graph import Graph
 from pase.graph.operator import AllReduce, Handoff, Operator, Relayout
 
@@ -75,6 +76,13 @@ def verify_operator(operator: Operator) -> None:
     if operator.pipeline:
         _verify_known(operator, (operator.pipeline.stage, operator.pipeline.sequence), f"{where}: pipeline")
     check_attributes(operator)
+    if operator.body:
+        verify_body(
+            operator.body,
+            layer=operator.name,
+            reads=[access.tensor for access in operator.reads],
+            dims=tuple(operator.extents),
+        )
 
 
 def _verify_fan_out(operator: Operator, where: str) -> None:

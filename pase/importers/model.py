@@ -7,7 +7,7 @@ from math import isclose
 
 from pase.errors import ModelError
 from pase.graph import Graph, Scalar
-from pase.importers.execution import Execution, with_recipes
+from pase.importers.execution import Execution, with_bodies
 from pase.importers.ir import Generic, Trace
 from pase.importers.ir.count import live_parameters, product_flop
 from pase.importers.lower import Lowered, lower
@@ -29,7 +29,7 @@ class ImportedModel:
     @cached_property
     def execution(self) -> Execution:
         """How the forward pass is computed."""
-        return with_recipes(self.traces, self.lowered)
+        return with_bodies(self.traces, self.lowered)
 
     @cached_property
     def num_operators(self) -> dict[str, int]:

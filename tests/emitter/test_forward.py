@@ -1,41 +1,42 @@
 """Programs of a forward pass as text: what they say, what they refuse, and that names from outside stay names."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from pase.errors import EmitError, GraphError
-from pase.graph import Graph, Operator
+from pase.common.documents import Field
+from pase.errors import EmitError, PlanError
+from pase.graph import Graph, graph_document, graph_from_document
+from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, is_before_layout
 from pase.graph.builder import Builder
 from pase.graph.operators.contract import contract
 from pase.graph.operators.pointwise import pointwise
-from pase.graph.recipe import ATTRIBUTE, Fed, Recipe, Returned, Step, is_before_layout, recipe_of
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
 
-DENSE = Recipe(
+DENSE = Body(
     steps=(
-        Step(name="t1", function="einsum", of=("x", "w"), dims=("b", "n")),
-        Step(name="t2", function="clip", of=("t1", 0.0, 6.0)),
+        Step(result="t1", function="einsum", operands=("x", "w"), dims=("b", "n")),
+        Step(result="t2", function="clip", operands=("t1", 0.0, 6.0)),
     ),
-    inputs=(Fed(read=0, name="pixels", shape=(4, 8)),),
+    inputs=(ModelInput(read=0, name="pixels", shape=(4, 8)),),
 )
-SUM = Recipe(
-    steps=(Step(name="t1", function="add", of=("x0", 0.5)),),
-    outputs=(Returned(name="scores", dims=("b", "n"), shape=(4, 6)),),
+SUM = Body(
+    steps=(Step(result="t1", function="add", operands=("x0", 0.5)),),
+    outputs=(ModelOutput(name="scores", dims=("b", "n"), shape=(4, 6)),),
 )
 
 
-def network(first: Recipe = DENSE, last: Recipe = SUM, name: str = "fc") -> Graph:
+def network(first: Body = DENSE, last: Body = SUM, name: str = "fc") -> Graph:
     net = Builder("net")
     x = net.input((4, 8))
     y = net.add(contract, name, x, y=(8, 6), axes=(("b", "c"), ("c", "n")), out=("b", "n"), parameter=1, kind="dense")
     net.add(pointwise, "sum", y, dims=("b", "n"), out=(4, 6), function="add")
     graph = net.build()
     operators = tuple(
-        replace(operator, attributes=((ATTRIBUTE, recipe.to_text()),))
-        for operator, recipe in zip(graph.operators, (first, last), strict=True)
+        replace(operator, body=body) for operator, body in zip(graph.operators, (first, last), strict=True)
     )
     return replace(graph, operators=operators)
 
@@ -52,8 +53,8 @@ def test_a_block_says_what_it_reads_and_computes() -> None:
 
 def test_names_from_outside_stay_names() -> None:
     evil = '"); import os  # \\'
-    outputs = (Returned(name=evil, dims=("b", "n"), shape=(4, 6)),)
-    first = replace(DENSE, inputs=(Fed(read=0, name=evil, shape=(4, 8)),))
+    outputs = (ModelOutput(name=evil, dims=("b", "n"), shape=(4, 6)),)
+    first = replace(DENSE, inputs=(ModelInput(read=0, name=evil, shape=(4, 8)),))
     source = emit_forward(make_plan(network(first, replace(SUM, outputs=outputs), evil), 1, {}))
     assert "import os" not in {line.strip() for line in source.splitlines()}
     assert source.count('\\"); import os') >= 4
@@ -61,25 +62,25 @@ def test_names_from_outside_stay_names() -> None:
 
 @pytest.mark.parametrize("function", ["system", "__class__", "add(", ""])
 def test_a_function_that_is_not_known_is_refused(function: str) -> None:
-    recipe = replace(SUM, steps=(Step(name="t1", function=function, of=("x0",)),))
+    body = replace(SUM, steps=(Step(result="t1", function=function, operands=("x0",)),))
     with pytest.raises(
         EmitError,
-        match=r"layer 'sum': a step of its recipe is not known: unknown function .* known functions are abs, ",
+        match=r"layer 'sum': a step of its body is not known: unknown function .* known functions are abs, ",
     ):
-        emit_forward(make_plan(network(last=recipe), 1, {}))
+        emit_forward(make_plan(network(last=body), 1, {}))
 
 
 def test_a_layer_that_cannot_be_computed_is_refused_with_the_reason() -> None:
     with pytest.raises(
         EmitError, match=r"layer 'fc' \(dense\) cannot be written as a program: Foo: it is odd; replace"
     ):
-        emit_forward(make_plan(network(Recipe(problem="Foo: it is odd")), 1, {}))
+        emit_forward(make_plan(network(Body(problem="Foo: it is odd")), 1, {}))
 
 
 def test_a_layer_that_leads_to_no_output_is_left_out() -> None:
-    recipe = replace(DENSE, outputs=(Returned(name="hidden", dims=("b", "n"), shape=(4, 6)),))
+    body = replace(DENSE, outputs=(ModelOutput(name="hidden", dims=("b", "n"), shape=(4, 6)),))
     last = replace(SUM, outputs=(), problem="never mind")
-    source = emit_forward(make_plan(network(recipe, last), 1, {}))
+    source = emit_forward(make_plan(network(body, last), 1, {}))
     assert 'program.mesh("fc"' in source
     assert 'program.mesh("sum"' not in source
 
@@ -99,37 +100,71 @@ def test_a_split_that_does_not_divide_is_refused() -> None:
         emit_forward(make_plan(network(), 4, {"fc": {"n": 4}}))
 
 
-# -- recipes
+# -- bodies in documents
 
 
-def operator(text: str) -> Operator:
-    return replace(network().operators[0], attributes=((ATTRIBUTE, text),))
+def document(body: object) -> Field:
+    """Return the document of the network, the body of its first layer in place of the right one."""
+    found = graph_document(network())
+    found["operators"][0]["body"] = body
+    return Field(found, "graph", PlanError, "plan.json")
 
 
-def test_a_recipe_is_what_its_text_says() -> None:
-    full = replace(DENSE, outputs=SUM.outputs, problem="none")
-    assert recipe_of(operator(full.to_text())) == full
-    assert recipe_of(replace(network().operators[0], attributes=())) is None
+def test_a_body_is_what_its_document_says() -> None:
+    infinite = Step(result="t3", function="maximum", operands=("t2", float("-inf")))
+    pooled = Step(result="t4", function="pool", operands=("t3",), options=(("reduction", "max"),))
+    full = replace(DENSE, steps=(*DENSE.steps, infinite, pooled), outputs=SUM.outputs, problem="none")
+    graph = network(full, replace(SUM, constants=(Constant(name="c1", dims=("n",)),)))
+    text = json.dumps(graph_document(graph), allow_nan=False)
+    assert graph_from_document(Field(json.loads(text), "graph", PlanError, "plan.json")) == graph
+
+
+STEP = {"result": "t1", "function": "exp", "operands": ["x"]}
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("body", "message"),
     [
-        ("{", "is no recipe"),
-        ('{"steps": [["t1", "add"]]}', "is no recipe"),
-        ('{"steps": [["t1", "add", [true], []]]}', "operand True is no name and no number"),
-        ('{"steps": [["t1", "exp", ["y"], []]]}', "a step of its recipe reads 'y', which nothing makes"),
-        ('{"steps": [["t1", "sum", ["x"], ["z"]]]}', r"names dims or inputs that it has not: \['z'\]"),
-        ('{"inputs": [[7, "x", [4]]]}', "names dims or inputs that it has not"),
+        ("{", r"body is '\{'; expected an object"),
+        ({"steps": [{"result": "t1", "function": "add"}]}, r"steps\[0\].operands is missing"),
+        ({"steps": [{**STEP, "operands": [True]}]}, r"steps\[0\].operands\[0\] is no operand"),
+        ({"steps": [{**STEP, "operands": [{"number": "1"}]}]}, r"operands\[0\] is no operand"),
+        ({"steps": [{**STEP, "operands": ["y"]}]}, "a step of its body reads 'y', which nothing makes"),
+        ({"steps": [{**STEP, "function": "system"}]}, "a step of its body is not known: unknown function 'system'"),
+        ({"steps": [{**STEP, "operands": ["x", "x"]}]}, "'exp', has 2 operands; expected 1 to 1"),
+        ({"steps": [{**STEP, "result": "x"}]}, "two steps of its body make 'x'"),
+        ({"steps": [{**STEP, "options": {"along": "b"}}]}, "'exp', has option along = 'b'; it has none"),
+        (
+            {"steps": [{**STEP, "function": "pool", "options": {"reduction": "prod"}}]},
+            "'pool', has option reduction = 'prod'; it has reduction, count_padding",
+        ),
+        (
+            {"steps": [{**STEP, "function": "concat", "options": {"along": "z"}}]},
+            "'concat', has option along = 'z'",
+        ),
+        (
+            {"steps": [{**STEP, "function": "sum", "dims": ["z"]}]},
+            r"names dims or inputs that it has not: \['z'\]",
+        ),
+        ({"steps": [], "inputs": [{"read": 7, "name": "x", "shape": [4]}]}, "names dims or inputs that it has not"),
     ],
 )
-def test_a_text_that_is_no_recipe_is_refused(text: str, message: str) -> None:
-    with pytest.raises(GraphError, match=message):
-        recipe_of(operator(text))
+def test_a_document_that_is_no_body_is_refused(body: object, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        graph_from_document(document(body))
+
+
+def test_plans_that_told_what_layers_compute_as_text_are_refused() -> None:
+    found = graph_document(network())
+    found["operators"][0]["attributes"] = {"forward": '{"steps": []}'}
+    with pytest.raises(
+        PlanError, match=r"operators\[0\].attributes has 'forward': the plan is an older .* search again"
+    ):
+        graph_from_document(Field(found, "graph", PlanError, "plan.json"))
 
 
 def test_functions_of_points_of_one_tensor_can_come_first() -> None:
-    scaled = Step(name="t1", function="multiply", of=("x", 0.5))
-    assert is_before_layout([scaled, Step(name="t2", function="add", of=("t1", "x"))], "x")
-    assert not is_before_layout([scaled, Step(name="t2", function="add", of=("t1", "w"))], "x")
-    assert not is_before_layout([Step(name="t1", function="mean", of=("x",), dims=("b",))], "x")
+    scaled = Step(result="t1", function="multiply", operands=("x", 0.5))
+    assert is_before_layout([scaled, Step(result="t2", function="add", operands=("t1", "x"))], "x")
+    assert not is_before_layout([scaled, Step(result="t2", function="add", operands=("t1", "w"))], "x")
+    assert not is_before_layout([Step(result="t1", function="mean", operands=("x",), dims=("b",))], "x")

@@ -181,7 +181,9 @@ def renamed(graph: Graph, names: dict[str, str]) -> Graph:
         match value:
             case dict():
                 return {
-                    names.get(k, k) if key == "dims" else k: attributes(v) if k == "attributes" else change(v, k)
+                    names.get(k, k) if key == "dims" else k: attributes(v)
+                    if k in ("attributes", "options")
+                    else change(v, k)
                     for k, v in value.items()
                 }
             case list():
@@ -191,16 +193,7 @@ def renamed(graph: Graph, names: dict[str, str]) -> Graph:
         return value
 
     def attributes(found: dict[str, Any]) -> dict[str, Any]:
-        told = {key: names.get(value, value) if key in ("along", "over") else value for key, value in found.items()}
-        if "forward" in told:
-            # Not the functions of steps: those are of a vocabulary.
-            recipe = json.loads(told["forward"])
-            for step in recipe["steps"]:
-                step[3] = change(step[3])
-            for other in ("inputs", "outputs"):
-                recipe[other] = change(recipe.get(other, []))
-            told["forward"] = json.dumps(recipe)
-        return told
+        return {key: names.get(value, value) if key in ("along", "over") else value for key, value in found.items()}
 
     return read(change(graph_document(graph)))
 

@@ -87,9 +87,6 @@ def test_hostile_texts_are_no_attributes(kind: str, name: str) -> None:
         ("concat", "along", "z", r"attribute 'along' is 'z'; expected one of its dims"),
         ("attention", "casual", True, r"attribute 'casual' is none that its kind has; expected causal"),
         ("embedding", "causal", True, r"attribute 'causal' is none that its kind has; expected none"),
-        ("dense", "forward", "{}x", r"its attribute 'forward' is no recipe"),
-        ("dense", "forward", '{"steps":[["t","system",["x"],[]]]}', r"a step of its recipe is not known: .*'system'"),
-        ("dense", "forward", '{"steps":[["t","relu",["x","x"],[]]]}', r"'relu', has 2 operands; expected 1 to 1"),
         ("dense", "epilogue", "relu,", r"attribute 'epilogue' is 'relu,'; expected names of functions"),
     ],
 )  # fmt: skip

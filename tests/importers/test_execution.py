@@ -1,5 +1,6 @@
 """Programs of a forward pass compute what onnxruntime and Keras compute, under any strategy."""
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,9 +15,11 @@ onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 keras = pytest.importorskip("keras")
 
-from pase.errors import EmitError, ModelError, RuntimeFailure  # noqa: E402
+from pase.common.documents import Field  # noqa: E402
+from pase.errors import EmitError, ModelError, PlanError, RuntimeFailure  # noqa: E402
+from pase.graph import graph_document, graph_from_document  # noqa: E402
+from pase.graph.body import Body  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
-from pase.graph.recipe import Recipe, recipe_of  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.weights import read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
@@ -338,7 +341,7 @@ def test_keras_applications(name: str, options: dict[str, Any]) -> None:
     model = _moved(getattr(keras.applications, name)(weights=None, input_shape=(32, 32, 3), classes=10, **options))
     data = keras_data(model, 2)
     graph = import_model(model, batch=2).graph
-    (fed,) = {fed.name for operator in graph.operators for fed in (recipe_of(operator) or Recipe()).inputs}
+    (fed,) = {fed.name for operator in graph.operators for fed in (operator.body or Body()).inputs}
     found = run(data_parallel_plan(graph, 2), read_weights(model), {fed: data})
     (output,) = found.outputs.values()
     assert difference(output, np.asarray(model(data, training=False))) < TOLERANCE
@@ -375,9 +378,8 @@ def test_weights_of_what_holds_none() -> None:
         read_weights("model.bin")
 
 
-def test_every_recipe_survives_its_text() -> None:
-    for operator in import_model(transformer()[0]).graph.operators:
-        recipe = recipe_of(operator)
-        assert recipe is not None
-        assert recipe.steps
-        assert recipe.to_text() == dict(operator.attributes)["forward"]
+def test_every_layer_has_a_body_that_survives_its_document() -> None:
+    graph = import_model(transformer()[0]).graph
+    assert all(operator.body is not None and operator.body.steps for operator in graph.operators)
+    document = json.loads(json.dumps(graph_document(graph), allow_nan=False))
+    assert graph_from_document(Field(document, "graph", PlanError, "plan.json")) == graph

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from pase import load, search
-from pase.graph.recipe import recipe_of
 from pase.importers.frameworks import import_model
 
 torch = pytest.importorskip("torch")
@@ -142,7 +141,7 @@ def test_one_tensor_given_twice_is_two_inputs() -> None:
     assert [leaf.role for leaf in twice.traces[0].leaves].count("input") == 2
     (lookup,) = (op for op in twice.graph.operators if op.kind == "embedding")
     (gather,) = (op for op in twice.graph.operators if op.kind == "gather")
-    fed = {op.name: recipe.inputs[0].name for op in (lookup, gather) if (recipe := recipe_of(op)) is not None}
+    fed = {op.name: op.body.inputs[0].name for op in (lookup, gather) if op.body is not None}
     assert fed[lookup.name] != fed[gather.name]
 
 

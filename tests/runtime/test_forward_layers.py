@@ -8,7 +8,7 @@ import pytest
 from scipy import special
 
 from pase.errors import RuntimeFailure
-from pase.graph.recipe import POINTWISE
+from pase.graph.body import POINTWISE
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
 from pase.targets.mesh_tensorflow.runtime.layers.forward import (
     arrange,
@@ -78,7 +78,7 @@ def test_functions_of_points() -> None:
         np.testing.assert_allclose(found[name], oracle(x, *own), rtol=1e-12, atol=1e-13, err_msg=name)
 
 
-def test_every_function_of_recipes_can_be_computed() -> None:
+def test_every_function_of_bodies_can_be_computed() -> None:
     x = np.abs(numbers()) / 10 + 0.2
 
     def build(t: Any, _: Any) -> dict[str, Any]:

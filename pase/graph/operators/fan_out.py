@@ -9,9 +9,9 @@ from dataclasses import replace
 from math import lcm, prod
 
 from pase.graph.access import Access, Axis, Dim, access_dims, split_dim
+from pase.graph.body import Body, Step
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import FAN_OUT, Operator, Scalar
-from pase.graph.recipe import ATTRIBUTE, Recipe, Step
+from pase.graph.operator import FAN_OUT, Operator
 
 _PARTS = "g"
 """Name of the dim whose split is the number of devices over which the gradient arrives in parts."""
@@ -33,6 +33,7 @@ def fan_out(
         dims=(*(Dim(dim, extent) for dim, extent in extents.items()), Dim(over, parts)),
         reads=(read,),
         writes=(Access(tensor="y", shape=x, axes=axes, partial_over=()),),
+        body=Body(steps=(Step(result="y1", function="copy", operands=("x",)),)),
     )
 
 
@@ -96,11 +97,7 @@ def _behind(producer: Operator, output: int, parts: int, names: Iterable[str]) -
                 extents[dim] = extent
                 axes.append(dim)
     name = f"{producer.name}_{FAN_OUT}" if len(producer.writes) == 1 else f"{producer.name}_{output}_{FAN_OUT}"
-    # As the model's other layers: a program of the forward pass copies the tensor.
-    copy = Recipe(steps=(Step(name="y", function="copy", of=("x",)),)).to_text()
-    attributes: tuple[tuple[str, Scalar], ...] = ((ATTRIBUTE, copy),) if producer.attribute(ATTRIBUTE, "") else ()
-    found = fan_out(_unused(name, names), write.shape, axes=tuple(axes), extents=extents, parts=parts)
-    return replace(found, attributes=attributes)
+    return fan_out(_unused(name, names), write.shape, axes=tuple(axes), extents=extents, parts=parts)
 
 
 def _unused(name: str, taken: Iterable[str]) -> str:

@@ -1,13 +1,13 @@
-"""Recipes: for each vertex, what the source computes between what it reads and what it writes."""
+"""Bodies: for each vertex, what the source computes between what it reads and what it writes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from pase.graph import Graph, Operator, Part, Role, Window
-from pase.graph.recipe import ATTRIBUTE, Fed, Recipe, Returned, is_before_layout
+from pase.graph.body import Body, ModelInput, ModelOutput, Option, is_before_layout
 from pase.importers.execution.atoms import Atom, Axes, Axis, atoms_of, behind, flat, grouped, through
-from pase.importers.execution.sheet import Known, NoRecipeError, Sheet, seen
+from pase.importers.execution.sheet import Known, NoBodyError, Sheet, seen
 from pase.importers.execution.source import Source
 from pase.importers.execution.steps import COMPUTE
 from pase.importers.ir import (
@@ -48,13 +48,13 @@ _KEEPS_ZERO = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """graph: with recipes. constants: (layer, constant), what it is of the source before its passes."""
+    """graph: its operators with bodies. constants: (layer, constant), what it is of the source before its passes."""
 
     graph: Graph
     constants: Mapping[tuple[str, str], Use]
 
 
-def with_recipes(traces: Sequence[Trace], lowered: Lowered) -> Execution:
+def with_bodies(traces: Sequence[Trace], lowered: Lowered) -> Execution:
     """Return the graph of a model whose operators say how their forward pass is computed, or why they cannot."""
     source = Source.of(traces)
     operators: list[Operator] = []
@@ -62,51 +62,50 @@ def with_recipes(traces: Sequence[Trace], lowered: Lowered) -> Execution:
     for operator in lowered.graph.operators:
         sheet = Sheet(taken={access.tensor for access in operator.reads} | set(operator.extents))
         try:
-            recipe = _recipe(source, lowered, operator, sheet)
-        except NoRecipeError as error:
+            body = _body(source, lowered, operator, sheet)
+        except NoBodyError as error:
             node = lowered.nodes.get(operator.name, "")
             where = source.described(node)
-            outputs = tuple(Returned(name=n, dims=(), shape=s) for n, s in source.returned(node))
-            recipe = Recipe(problem=f"{where}{error}", outputs=outputs)
-        recipe = replace(recipe, inputs=tuple(_fed(source, lowered, operator)))
+            outputs = tuple(ModelOutput(name=n, dims=(), shape=s) for n, s in source.returned(node))
+            body = Body(problem=f"{where}{error}", outputs=outputs)
+        body = replace(body, inputs=tuple(_model_inputs(source, lowered, operator)))
         constants |= {(operator.name, name): use for name, use in sheet.sources.items()}
-        pairs = tuple(pair for pair in operator.attributes if pair[0] != ATTRIBUTE)
-        operators.append(replace(operator, attributes=(*pairs, (ATTRIBUTE, recipe.to_text()))))
+        operators.append(replace(operator, body=body))
     return Execution(graph=replace(lowered.graph, operators=tuple(operators)), constants=constants)
 
 
-def _fed(source: Source, lowered: Lowered, operator: Operator) -> Iterator[Fed]:
+def _model_inputs(source: Source, lowered: Lowered, operator: Operator) -> Iterator[ModelInput]:
     """Yield the inputs of the model that an operator reads."""
     for i, (access, read) in enumerate(zip(operator.reads, lowered.reads[operator.name], strict=True)):
         if access.role is Role.PARAMETER or (operator.name, i) in lowered.graph.incoming:
             continue
         value = source.final.values.get(read.use.value)
         if value is not None and read.use.piece is None:
-            yield Fed(read=i, name=value.name, shape=value.shape)
+            yield ModelInput(read=i, name=value.name, shape=value.shape)
 
 
-def _recipe(source: Source, lowered: Lowered, operator: Operator, sheet: Sheet) -> Recipe:
+def _body(source: Source, lowered: Lowered, operator: Operator, sheet: Sheet) -> Body:
     name = lowered.nodes.get(operator.name)
     if name is None:
         function = "piece" if operator.kind in ("piece", "opaque") else "copy"
         sheet.step(function, [operator.reads[0].tensor])
-        return Recipe(steps=tuple(sheet.steps))
+        return Body(steps=tuple(sheet.steps))
     node = source.node(name)
     value = _Vertex(source, lowered, operator, node, sheet).computed()
     outputs = tuple(_returned(source, node, value))
-    return Recipe(steps=tuple(sheet.steps), constants=tuple(sheet.constants), outputs=outputs)
+    return Body(steps=tuple(sheet.steps), constants=tuple(sheet.constants), outputs=outputs)
 
 
-def _returned(source: Source, node: Node, value: Known) -> Iterator[Returned]:
+def _returned(source: Source, node: Node, value: Known) -> Iterator[ModelOutput]:
     """Yield the outputs of the model that a node's first output is, seen as they are returned."""
     for name, use, shape in source.outputs(node):
         known = seen(value, use)
         assert known.axes is not None
-        yield Returned(name=name, dims=tuple(atom.name for atom in flat(known.axes)), shape=shape)
+        yield ModelOutput(name=name, dims=tuple(atom.name for atom in flat(known.axes)), shape=shape)
 
 
 class _Vertex:
-    """One vertex while its recipe is written."""
+    """One vertex while its body is written."""
 
     def __init__(self, source: Source, lowered: Lowered, operator: Operator, node: Node, sheet: Sheet) -> None:
         self._source = source
@@ -123,7 +122,7 @@ class _Vertex:
         inside = self._source.between(self._source.held(self._node.outputs[0].name), set(self._entries))
         if not inside:
             what = type(self._node.op).__name__.lower()
-            raise NoRecipeError(
+            raise NoBodyError(
                 f"several operations of the source were recognised as {what}, and how they compute it cannot be "
                 "followed yet"
             )
@@ -141,28 +140,31 @@ class _Vertex:
         if kind in MOVED:
             return self._moved(node)
         if isinstance(node.op, Generic):
-            raise NoRecipeError("nothing is known of what it computes")
+            raise NoBodyError("nothing is known of what it computes")
         assert kind in (Gather, Recurrent), f"{kind} is not computed"
         what = "a recurrent layer" if kind is Recurrent else "an element of each row"
-        raise NoRecipeError(f"{what} of an imported model cannot be written yet")
+        raise NoBodyError(f"{what} of an imported model cannot be written yet")
 
     def _laid(self, node: Node) -> Known:
         """A step of the operator's own kind, on its reads as they are laid out."""
         tensors = {"convolve": ("x", "w"), "pool": ("x",), "embedding": ("table", "x")}[LAID[type(node.op)]]
         known = {access.tensor for access in self._operator.reads}
         if not set(tensors) <= known:
-            raise NoRecipeError("it is split along its batch alone, and cannot be written yet")
+            raise NoBodyError("it is split along its batch alone, and cannot be written yet")
         operands: list[str | float] = [*tensors]
         place = tensors.index("x")
         before = self._known.get(node.inputs[0].value)
         if before is not None:
             is_alone = is_before_layout(self._sheet.steps, "x")
             if LAID[type(node.op)] != "convolve" and self._is_padded() and not is_alone:
-                raise NoRecipeError("a function is applied to what is pooled with padding")
+                raise NoBodyError("a function is applied to what is pooled with padding")
             if self._is_padded() and not is_alone and any(s.function not in _KEEPS_ZERO for s in self._sheet.steps):
-                raise NoRecipeError("a function that does not keep zeros is applied to what is padded")
+                raise NoBodyError("a function that does not keep zeros is applied to what is padded")
             operands[place] = before.operand
-        made = self._result(node, self._sheet.step(LAID[type(node.op)], operands))
+        options: dict[str, Option] = {}
+        if isinstance(node.op, Pool):
+            options = {"reduction": node.op.function, "count_padding": node.op.counts_padding}
+        made = self._result(node, self._sheet.step(LAID[type(node.op)], operands, (), **options))
         if isinstance(node.op, Convolve) and node.op.has_bias:
             bias = self._input(node, 2)
             assert made.axes is not None
@@ -185,14 +187,14 @@ class _Vertex:
     def _moved(self, node: Node) -> Known:
         """What moves data alone, straight from what is read."""
         if any(use.value in self._known for use in node.inputs):
-            raise NoRecipeError("data are moved within it")
+            raise NoBodyError("data are moved within it")
         if isinstance(node.op, Concat) and len(node.inputs) != len(self._operator.reads):
-            raise NoRecipeError("constants are joined to it")
+            raise NoBodyError("constants are joined to it")
         if any(access.role is Role.PARAMETER for access in self._operator.reads):
-            raise NoRecipeError("weights are moved within it")
-        return self._result(
-            node, self._sheet.step(MOVED[type(node.op)], [access.tensor for access in self._operator.reads])
-        )
+            raise NoBodyError("weights are moved within it")
+        options = {"along": self._operator.attribute("along", "")} if isinstance(node.op, Concat) else {}
+        tensors = [access.tensor for access in self._operator.reads]
+        return self._result(node, self._sheet.step(MOVED[type(node.op)], tensors, **options))
 
     def _result(self, node: Node, name: str) -> Known:
         """What a step gives that has the dims of the operator's first output."""
@@ -208,7 +210,7 @@ class _Vertex:
             atoms = atoms_of(self._operator, write)
             axes = None if atoms is None else grouped(atoms, shape)
         if axes is None:
-            raise NoRecipeError("what it writes is not told by its iteration space")
+            raise NoBodyError("what it writes is not told by its iteration space")
         return Known(operand=name, shape=shape, axes=axes)
 
     def _input(self, node: Node, position: int) -> Known:
@@ -220,7 +222,7 @@ class _Vertex:
         known = self._source.constant(node, position) or self._weight(use)
         known = known or Known(operand="", shape=self._source.shape(use), source=use)
         if known.source is not None and self._source.is_of_input(known.source.value):
-            raise NoRecipeError("it is computed with what depends on an input of the model that no layer reads")
+            raise NoBodyError("it is computed with what depends on an input of the model that no layer reads")
         return replace(known, is_truth=self._source.is_truth(use.value))
 
     def _entry(self, use: Use) -> Known:
@@ -229,7 +231,7 @@ class _Vertex:
         last = self._source.final_use(self._node, name)
         read = self._read(name, use.piece, None if last is None else last.view)
         if read is None:
-            raise NoRecipeError("a part of a tensor is read in a way that is not told")
+            raise NoBodyError("a part of a tensor is read in a way that is not told")
         view = self._source.view_of_held(use.value, name) if use.piece is None else None
         whole = use.view if view is None else view if use.view is None else use.view.of(view)
         if whole is not None and whole == self._reads[read].use.view:
@@ -238,7 +240,7 @@ class _Vertex:
         if view is not None:
             axes = through(view, atoms)
             if axes is None:
-                raise NoRecipeError("a view cuts a dim")
+                raise NoBodyError("a view cuts a dim")
             atoms = flat(axes)
         return self._viewed(read, atoms, use)
 
@@ -246,11 +248,11 @@ class _Vertex:
         """A tensor that is read in the very shape of the operator's access, or of its producer's dims."""
         atoms = atoms_of(self._operator, self._operator.reads[read])
         if atoms is None:
-            raise NoRecipeError("a tensor is read whole, in a way that is not told")
+            raise NoBodyError("a tensor is read whole, in a way that is not told")
         in_order = _is_in_view_order(self._reads[read], view)
         axes = grouped(atoms, view.shape) if in_order else through(view, atoms)
         if axes is None:
-            raise NoRecipeError("a view cuts a dim")
+            raise NoBodyError("a view cuts a dim")
         return Known(operand=self._operator.reads[read].tensor, shape=view.shape, axes=axes)
 
     def _weight(self, use: Use) -> Known | None:
@@ -262,14 +264,14 @@ class _Vertex:
             if use.view is not None and use.view == self._reads[read].use.view:
                 return self._as_it_is_read(read, use.view)
             return self._viewed(read, self._atoms(read), use)
-        except NoRecipeError:
+        except NoBodyError:
             return None
 
     def _viewed(self, read: int, atoms: Axis, use: Use) -> Known:
         shape = self._source.shape(replace(use, view=None))
         axes = through(use.view, atoms) if use.view is not None else grouped(atoms, shape)
         if axes is None:
-            raise NoRecipeError("a view cuts a dim")
+            raise NoBodyError("a view cuts a dim")
         return Known(operand=self._operator.reads[read].tensor, shape=self._source.shape(use), axes=axes)
 
     def _read(self, value: str, piece: object, view: View | None) -> int | None:
@@ -287,7 +289,7 @@ class _Vertex:
             axes = grouped(atoms, view.shape)
             atoms = None if axes is None else behind(view, axes)
         if atoms is None:
-            raise NoRecipeError("a tensor is read whole, in a way that is not told")
+            raise NoBodyError("a tensor is read whole, in a way that is not told")
         return atoms
 
 

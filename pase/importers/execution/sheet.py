@@ -1,14 +1,14 @@
-"""`Sheet`: the steps of a recipe while they are written, and what each tensor's dims are made of."""
+"""`Sheet`: the steps of a body while they are written, and what each tensor's dims are made of."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pase.graph.recipe import Constant, Operand, Step
+from pase.graph.body import Constant, Operand, Option, Step
 from pase.importers.execution.atoms import Atom, Axes, Axis, flat, grouped, merged, names, size, through
 from pase.importers.ir import Use
 
 
-class NoRecipeError(Exception):
+class NoBodyError(Exception):
     """What is computed cannot be told as steps; the text says why."""
 
 
@@ -36,10 +36,13 @@ class Sheet:
     constants: list[Constant] = field(default_factory=list)
     sources: dict[str, Use] = field(default_factory=dict)
 
-    def step(self, function: str, of: Sequence[Operand], dims: Sequence[str] = ()) -> str:
+    def step(self, function: str, operands: Sequence[Operand], dims: Sequence[str] = (), **options: Option) -> str:
         """Add a step and return the name of what it computes."""
         name = self._new("t")
-        self.steps.append(Step(name=name, function=function, of=tuple(of), dims=tuple(dims)))
+        numbers = tuple(operand if isinstance(operand, str) else float(operand) for operand in operands)
+        self.steps.append(
+            Step(result=name, function=function, operands=numbers, dims=tuple(dims), options=tuple(options.items()))
+        )
         return name
 
     def constant(self, known: Known, axes: Axes) -> Known:
@@ -47,7 +50,7 @@ class Sheet:
         assert known.source is not None
         aligned = broadcast_axes(axes, known.shape)
         if any(not atom.name for atom in flat(aligned)):
-            raise NoRecipeError("a constant meets a tensor whose dims are not told")
+            raise NoBodyError("a constant meets a tensor whose dims are not told")
         name = self._new("c")
         self.constants.append(Constant(name=name, dims=names(flat(aligned))))
         self.sources[name] = known.source
@@ -66,11 +69,11 @@ def broadcast_axes(axes: Axes, shape: Sequence[int]) -> Axes:
     if len(shape) > len(axes):
         # More dims, of one element each.
         if any(extent != 1 for extent in shape[: len(shape) - len(axes)]):
-            raise NoRecipeError("a tensor of more dims is broadcast")
+            raise NoBodyError("a tensor of more dims is broadcast")
         return ((),) * (len(shape) - len(axes)) + broadcast_axes(axes, shape[len(shape) - len(axes) :])
     last = axes[len(axes) - len(shape) :]
     if any(extent != 1 and extent != size(axis) for axis, extent in zip(last, shape, strict=True)):
-        raise NoRecipeError(f"a tensor of shape {tuple(shape)} cannot be broadcast")
+        raise NoBodyError(f"a tensor of shape {tuple(shape)} cannot be broadcast")
     return tuple(() if extent == 1 else axis for axis, extent in zip(last, shape, strict=True))
 
 
@@ -85,7 +88,7 @@ def result_axes(knowns: Sequence[Known], shape: Sequence[int]) -> Axes:
             if axis and offset + i >= 0:
                 both = merged(found[offset + i], axis)
                 if both is None:
-                    raise NoRecipeError("points of different dims meet")
+                    raise NoBodyError("points of different dims meet")
                 found[offset + i] = both
     return tuple(found)
 
@@ -93,7 +96,7 @@ def result_axes(knowns: Sequence[Known], shape: Sequence[int]) -> Axes:
 def seen(known: Known, use: Use) -> Known:
     """Return a tensor as a use of it reads it."""
     if use.piece is not None or use.seen_as is not None:
-        raise NoRecipeError("a piece is read within the layer")
+        raise NoBodyError("a piece is read within the layer")
     if use.view is None:
         return known
     if known.axes is None:
@@ -101,7 +104,7 @@ def seen(known: Known, use: Use) -> Known:
         return replace(known, shape=use.view.shape, source=replace(known.source, view=use.view))
     axes = through(use.view, flat(known.axes))
     if axes is None:
-        raise NoRecipeError("a view cuts a dim")
+        raise NoBodyError("a view cuts a dim")
     return replace(known, shape=use.view.shape, axes=axes)
 
 
@@ -110,5 +113,5 @@ def as_shape(known: Known, shape: Sequence[int]) -> Known:
     assert known.axes is not None
     axes = grouped(flat(known.axes), shape)
     if axes is None:
-        raise NoRecipeError("a reshape cuts a dim")
+        raise NoBodyError("a reshape cuts a dim")
     return replace(known, shape=tuple(shape), axes=axes)

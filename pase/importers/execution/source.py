@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from pase.importers.execution.sheet import Known, NoRecipeError
+from pase.importers.execution.sheet import Known, NoBodyError
 from pase.importers.ir import Broadcast, Identity, Node, Pointwise, Reduce, Reshape, Slice, Trace, Transpose, Use, View
 from pase.importers.passes import PASSES
 from pase.importers.passes.constants import Depends, dependencies
@@ -115,10 +115,10 @@ class Source:
                 own = own.reshaped(node.outputs[0].shape) or own
             is_plain = isinstance(node.op, Pointwise | Reduce) and all(other.view == use.view for other in others)
             if own.shape != node.outputs[0].shape or (not is_plain and any(o.view is not None for o in (use, *others))):
-                raise NoRecipeError("what its producer holds is not told")
+                raise NoBodyError("what its producer holds is not told")
             view = own if view is None else view.of(own)
             if view is None:
-                raise NoRecipeError("a view cuts a dim")
+                raise NoBodyError("a view cuts a dim")
             value = use.value
         return None if view is None or view.is_plain else view
 
@@ -198,5 +198,5 @@ class Source:
         whole = View.plain(shape).reshaped(before)
         found = None if whole is None else composed(use, Use(value=use.value, view=whole), shape)
         if found is None or prod(before) != prod(shape):
-            raise NoRecipeError("what the model returns is a view that is not told")
+            raise NoBodyError("what the model returns is a view that is not told")
         return found

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod, sqrt
 from types import MappingProxyType
 
-from pase.graph.recipe import POINTWISE, REDUCTIONS, Operand
+from pase.graph.body import POINTWISE, REDUCTIONS, Operand
 from pase.importers.execution.atoms import Axes, Axis, flat, merged, names
-from pase.importers.execution.sheet import Known, NoRecipeError, Sheet, broadcast_axes, result_axes
+from pase.importers.execution.sheet import Known, NoBodyError, Sheet, broadcast_axes, result_axes
 from pase.importers.ir import Attention, Contract, Node, Normalise, Op, Pointwise, Reduce, Softmax
 
 Compute = Callable[[Sheet, Node, Sequence[Known]], Known]
@@ -55,7 +55,7 @@ def pointwise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
 def _function(function: str) -> str:
     name = _SAME.get(function, function)
     if name not in POINTWISE:
-        raise NoRecipeError(f"function {function!r} is not known")
+        raise NoBodyError(f"function {function!r} is not known")
     return name
 
 
@@ -63,7 +63,7 @@ def _operands(function: str, operands: Sequence[Operand], numbers: Sequence[floa
     found = [*operands, *numbers]
     fewest, most = POINTWISE[_function(function)]
     if not fewest <= len(found) <= most:
-        raise NoRecipeError(f"function {function!r} has {len(found)} operands that are known; expected {fewest}")
+        raise NoBodyError(f"function {function!r} has {len(found)} operands that are known; expected {fewest}")
     return found
 
 
@@ -82,15 +82,15 @@ def reduce(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
 
 def _reduced(sheet: Sheet, function: str, x: Operand, over: Sequence[Axis], *, is_exact: bool = True) -> str:
     if any(not atom.name for axis in over for atom in axis):
-        raise NoRecipeError("a dim that is reduced is not told")
+        raise NoBodyError("a dim that is reduced is not told")
     dims = names(flat(tuple(over)))
     if function == "variance" and not is_exact:
-        raise NoRecipeError("by how many points a variance is divided is not told")
+        raise NoBodyError("by how many points a variance is divided is not told")
     if function == "variance":
         centred = sheet.step("subtract", [x, sheet.step("mean", [x], dims)])
         return sheet.step("mean", [sheet.step("square", [centred])], dims)
     if function not in REDUCTIONS:
-        raise NoRecipeError(f"reduction {function!r} is not known")
+        raise NoBodyError(f"reduction {function!r} is not known")
     return sheet.step(function, [x], dims)
 
 
@@ -112,7 +112,7 @@ def normalise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
     x = _tensor(x)
     assert x.axes is not None
     if op.kind == "response" or op.groups > 1:
-        raise NoRecipeError(f"a {op.kind} normalisation in groups cannot be written yet")
+        raise NoBodyError(f"a {op.kind} normalisation in groups cannot be written yet")
     channels = tuple(x.axes[i] for i in op.channels)
     along = [_along(sheet, known, channels) for known in rest]
     weights, statistics = along[: op.has_scale + op.has_shift], along[op.has_scale + op.has_shift :]
@@ -165,15 +165,15 @@ def _product(sheet: Sheet, operands: Sequence[Known], letters: Sequence[str], ou
         for letter, axis in zip(own, known.axes, strict=True):
             both = merged(found[letter], axis) if letter in found else axis
             if both is None:
-                raise NoRecipeError("the dims of a product do not lie over each other")
+                raise NoBodyError("the dims of a product do not lie over each other")
             found[letter] = both
     axes = tuple(found[letter] for letter in output)
     summed = [found[letter] for letter in found if letter not in output]
     if any(not atom.name for axis in (*axes, *summed) for atom in axis):
-        raise NoRecipeError("a dim of a product is not told")
+        raise NoBodyError("a dim of a product is not told")
     used = [name for axis in (*axes, *summed) for name in names(axis)]
     if len(set(used)) != len(used):
-        raise NoRecipeError("a product reads one dim twice")
+        raise NoBodyError("a product reads one dim twice")
     shape = tuple(prod(atom.extent for atom in axis) for axis in axes)
     name = sheet.step("einsum", [known.operand for known in operands], names(flat(axes)))
     return Known(operand=name, shape=shape, axes=axes)
@@ -200,7 +200,7 @@ def attention(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
     if op.is_causal:
         queries, keys = _named(scores.axes[2]), _named(scores.axes[3])
         if len(queries) != 1 or len(keys) != 1:
-            raise NoRecipeError("queries and keys of a causal attention are more than one dim each")
+            raise NoBodyError("queries and keys of a causal attention are more than one dim each")
         name = sheet.step("causal", [name], (*queries, *keys))
     name = sheet.step("softmax", [name], _named(scores.axes[3]))
     weights = Known(operand=name, shape=scores.shape, axes=scores.axes)
@@ -219,20 +219,20 @@ def _with_heads(known: Known, heads: Axis) -> Known:
     if prod(atom.extent for atom in own) == whole:
         return known
     if names(heads)[: len(names(own))] != names(own):
-        raise NoRecipeError("the heads of queries and keys do not lie over each other")
+        raise NoBodyError("the heads of queries and keys do not lie over each other")
     axes = (known.axes[0], heads, *known.axes[2:])
     return Known(operand=known.operand, shape=(known.shape[0], whole, *known.shape[2:]), axes=axes)
 
 
 def _tensor(known: Known) -> Known:
     if known.axes is None:
-        raise NoRecipeError("a constant takes the place of a tensor")
+        raise NoBodyError("a constant takes the place of a tensor")
     return known
 
 
 def _named(axis: Axis) -> tuple[str, ...]:
     if any(not atom.name for atom in axis):
-        raise NoRecipeError("a dim is not told")
+        raise NoBodyError("a dim is not told")
     return names(axis)
 
 

@@ -1,5 +1,6 @@
 """`Draft`: a vertex as its kind defines it, with its dims in the usual order, and where its tensors come from."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,6 +21,11 @@ class Draft:
     sources: tuple[Use, ...]
     orders: tuple[tuple[int, ...] | None, ...] = (None,)
     approximations: tuple[str, ...] = field(default=())
+
+
+def functions_text(functions: Sequence[str]) -> str:
+    """Return names of functions of any framework as an attribute holds them."""
+    return ",".join(re.sub(r"[^a-z0-9_]", "_", function.lower())[:60] or "_" for function in functions)
 
 
 def shaped(trace: Trace, use: Use, shape: tuple[int, ...]) -> Use:

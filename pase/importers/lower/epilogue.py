@@ -6,9 +6,9 @@ from math import prod
 
 from pase.graph import Access, Part, Role, Work
 from pase.graph.access import Axis
-from pase.graph.recipe import EPILOGUE, functions_text
+from pase.graph.operator import EPILOGUE
 from pase.importers.ir import Folded, Node, Trace
-from pase.importers.lower.draft import Draft, is_parameter
+from pase.importers.lower.draft import Draft, functions_text, is_parameter
 
 
 def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:

@@ -9,9 +9,8 @@ from pase.graph.operators.normalisation import batch_norm, layer_norm, normalisi
 from pase.graph.operators.opaque import opaque
 from pase.graph.operators.pointwise import pointwise
 from pase.graph.operators.reduction import reduction, softmax
-from pase.graph.recipe import functions_text
 from pase.importers.ir import Generic, Node, Normalise, Pointwise, Reduce, Softmax, Trace, Use
-from pase.importers.lower.draft import Draft, is_parameter, reordered, shaped, shapes, spare
+from pase.importers.lower.draft import Draft, functions_text, is_parameter, reordered, shaped, shapes, spare
 from pase.importers.passes.regions import is_activation
 
 _NORMALISE_FLOP = 3

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Operator, Role
-from pase.graph.recipe import ATTRIBUTE
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.mesh_tensorflow.emitter.block import (
     WINDOWS,
@@ -98,7 +97,7 @@ def emit(plan: Plan) -> str:
 
 def _leading_to_loss(plan: Plan) -> set[str]:
     losses = [o.name for o in plan.graph.operators if o.kind in KINDS and KINDS[o.kind].is_loss]
-    if not losses and any(name == ATTRIBUTE for o in plan.graph.operators for name, _ in o.attributes):
+    if not losses and any(o.body and not o.is_fan_out for o in plan.graph.operators):
         raise EmitError(
             f"network {plan.graph.name!r} was imported: training programs are written for built-in networks and those "
             "of pase.Builder, which end in a softmax_loss; write one of its forward pass: pase emit PLAN --forward"

@@ -5,9 +5,9 @@ from dataclasses import replace
 from textwrap import wrap
 
 from pase.errors import EmitError, GraphError, PaseError
-from pase.graph import Access, Edge, Operator, Part, Role
+from pase.graph import Access, Edge, Operator, Part, Role, verify_operator
+from pase.graph.body import MOVES, WINDOWED, Body, Step, is_before_layout
 from pase.graph.names import short
-from pase.graph.recipe import LAID_OUT, Recipe, Step, is_before_layout, recipe_of
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.mesh_tensorflow.emitter.block import (
     WINDOWS,
@@ -18,7 +18,7 @@ from pase.targets.mesh_tensorflow.emitter.block import (
     window_variables,
 )
 from pase.targets.mesh_tensorflow.emitter.program import assembled, check_splits, layers_import, leading_to
-from pase.targets.mesh_tensorflow.emitter.steps import LAYOUTS, Written, nested, written_steps
+from pase.targets.mesh_tensorflow.emitter.steps import Written, nested, written_steps
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,
@@ -70,67 +70,68 @@ def emit_forward(plan: Plan) -> str:
     computed, as long as there is another one; the script says so. Raises EmitError where none is left, and for a
     network that was not imported.
     """
-    recipes = _recipes(plan)
-    ends = _ends(plan, recipes)
-    lost = _problems(plan, recipes, ends)
+    bodies = _bodies(plan)
+    ends = _ends(plan, bodies)
+    lost = _problems(plan, bodies, ends)
     kept = [name for name in ends if name not in lost] or ends
     wanted = leading_to(plan.graph, kept)
     for name in sorted(wanted, key=plan.index.__getitem__):
-        _check(plan[name], plan.graph[name], recipes[name])
-    body = list(_body(plan, recipes, wanted, kept))
+        _check(plan[name], plan.graph[name], bodies[name])
+    body = list(_body(plan, bodies, wanted, kept))
     return assembled(_head(plan, body, outputs_left_out(plan)), body, plan.num_devices)
 
 
 def outputs_left_out(plan: Plan) -> tuple[str, ...]:
     """Return, in words, which outputs of the model a program of its forward pass leaves out, and why."""
-    recipes = _recipes(plan)
-    lost = _problems(plan, recipes, _ends(plan, recipes))
+    bodies = _bodies(plan)
+    lost = _problems(plan, bodies, _ends(plan, bodies))
     return tuple(
         f"output {short(output)} is left out, as layer {short(at)} cannot be written: {printable(reason, 200)}"
         for end, (at, reason) in lost.items()
-        for output in ([item.name for item in recipes[end].outputs] or [end])
+        for output in ([item.name for item in bodies[end].outputs] or [end])
     )
 
 
-def _problems(plan: Plan, recipes: dict[str, Recipe], ends: list[str]) -> dict[str, tuple[str, str]]:
+def _problems(plan: Plan, bodies: dict[str, Body], ends: list[str]) -> dict[str, tuple[str, str]]:
     """Return the ends that cannot be computed, with the first layer that they need and that is the reason."""
     found: dict[str, tuple[str, str]] = {}
     for end in ends:
         needed = sorted(leading_to(plan.graph, [end]), key=plan.index.__getitem__)
-        first = next((name for name in needed if recipes[name].problem), None)
+        first = next((name for name in needed if bodies[name].problem), None)
         if first is not None:
-            found[end] = first, recipes[first].problem
+            found[end] = first, bodies[first].problem
     return found
 
 
-def _recipes(plan: Plan) -> dict[str, Recipe]:
-    found: dict[str, Recipe] = {}
+def _bodies(plan: Plan) -> dict[str, Body]:
+    found: dict[str, Body] = {}
     for operator in plan.graph.operators:
-        try:
-            recipe = recipe_of(operator)
-        except GraphError as error:
-            raise EmitError(str(error)) from None
-        if recipe is None:
+        body = operator.body
+        if body is None:
             raise EmitError(
                 f"layer {operator.name!r} of network {plan.graph.name!r} does not say how it is computed: programs of "
                 "a forward pass are written for imported models; emit one that trains instead (without --forward)"
             )
-        found[operator.name] = recipe
+        try:
+            verify_operator(operator)
+        except GraphError as error:
+            raise EmitError(str(error)) from None
+        found[operator.name] = body
     return found
 
 
-def _ends(plan: Plan, recipes: dict[str, Recipe]) -> list[str]:
+def _ends(plan: Plan, bodies: dict[str, Body]) -> list[str]:
     """Return the layers that the model returns; those that nobody reads where it is not told which these are."""
-    returned = [name for name, recipe in recipes.items() if recipe.outputs]
+    returned = [name for name, body in bodies.items() if body.outputs]
     read = {edge.producer for edge in plan.graph.edges}
     return returned or [operator.name for operator in plan.graph.operators if operator.name not in read]
 
 
-def _check(layer: LayerPlan, operator: Operator, recipe: Recipe) -> None:
-    if recipe.problem or not recipe.steps:
+def _check(layer: LayerPlan, operator: Operator, body: Body) -> None:
+    if body.problem or not body.steps:
         raise EmitError(
             f"layer {operator.name!r} ({operator.kind}) cannot be written as a program: "
-            f"{recipe.problem or 'it has no steps'}; replace it in the model, or use the plan without a program"
+            f"{body.problem or 'it has no steps'}; replace it in the model, or use the plan without a program"
         )
     check_splits(layer, operator)
 
@@ -161,14 +162,14 @@ def _head(plan: Plan, body: list[Text], left_out: tuple[str, ...]) -> list[Text]
     ]
 
 
-def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str], ends: list[str]) -> Iterator[Text]:
+def _body(plan: Plan, bodies: dict[str, Body], wanted: set[str], ends: list[str]) -> Iterator[Text]:
     yield code("def build(program: Program) -> Outputs:")
     yield code('{}"""Declare the layers in order and return what the network computes."""', INDENT)
     graph = plan.graph
     identifiers = Identifiers((*_WORDS, "Outputs"))
     dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
     variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
-    fed, lines = _inputs(plan, recipes, wanted, identifiers)
+    fed, lines = _inputs(plan, bodies, wanted, identifiers)
     yield from lines
     results: dict[str, Text] = {}
     returned: list[tuple[str, Text, tuple[int, ...]]] = []
@@ -182,7 +183,7 @@ def _body(plan: Plan, recipes: dict[str, Recipe], wanted: set[str], ends: list[s
             for i, access in enumerate(graph[layer.name].reads)
             if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
         }
-        block = _Block(plan, layer, recipes[layer.name], variables, sources, results[layer.name], taken)
+        block = _Block(plan, layer, bodies[layer.name], variables, sources, results[layer.name], taken)
         yield code("")
         yield from block.lines()
         if layer.name in ends:
@@ -205,7 +206,7 @@ def _tuple(shape: tuple[int, ...]) -> Text:
 
 
 def _inputs(
-    plan: Plan, recipes: dict[str, Recipe], wanted: set[str], identifiers: Identifiers
+    plan: Plan, bodies: dict[str, Body], wanted: set[str], identifiers: Identifiers
 ) -> tuple[dict[tuple[str, int], Text], list[Text]]:
     """Return the variable of each read that the model's inputs feed, and the lines that declare these."""
     fed: dict[tuple[str, int], Text] = {}
@@ -214,7 +215,7 @@ def _inputs(
     for operator in plan.graph.operators:
         if operator.name not in wanted:
             continue
-        for item in recipes[operator.name].inputs:
+        for item in bodies[operator.name].inputs:
             if item.name not in declared:
                 declared[item.name] = identifiers.new(item.name, fallback="input")
                 read = operator.reads[item.read]
@@ -251,20 +252,20 @@ class _Block:
         self,
         plan: Plan,
         layer: LayerPlan,
-        recipe: Recipe,
+        body: Body,
         variables: dict[str, Text],
         sources: dict[int, Text],
         result: Text,
         taken: set[Text],
     ) -> None:
         self._plan, self._layer = plan, layer
-        self._before, self._recipe = _taken_apart(recipe)
+        self._before, self._body = _taken_apart(body)
         self._operator = plan.graph[layer.name]
         self._variables, self._sources, self._result = variables, sources, result
         self._local = Identifiers({*taken, *_WORDS})
         # A layer that moves data takes its inputs from where they are.
-        self._is_moved = recipe.steps[0].function in LAYOUTS
-        used = {name for step in self._recipe.steps for name in step.of if isinstance(name, str)}
+        self._is_moved = body.steps[0].function in MOVES
+        used = {name for step in self._body.steps for name in step.operands if isinstance(name, str)}
         self._used = [i for i, access in enumerate(self._operator.reads) if access.tensor in used]
         self._windows: dict[WindowDim, Text] = {}
         self._names: dict[str, Text] = {}
@@ -272,7 +273,7 @@ class _Block:
     def lines(self) -> Iterator[Text]:
         """Yield the block."""
         operator = self._operator
-        steps = [step.function for step in self._recipe.steps]
+        steps = [step.function for step in self._body.steps]
         yield commented(self._layer, f"{operator.kind}: {', '.join(steps)}")
         yield from block_dims(operator, self._variables)
         yield from block_mesh(self._plan, self._layer)
@@ -288,16 +289,16 @@ class _Block:
             result=self._result,
             new=self._local.new,
         )
-        lines, moved = written_steps(self._recipe, written), self._bytes(self._used) if self._is_moved else ""
+        lines, moved = written_steps(self._body, written), self._bytes(self._used) if self._is_moved else ""
         yield from with_comment(lines, moved) if len(lines) == 1 else lines
 
     def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Text]]]:
         """Yield the outputs of the model that the layer computes: name, variable, shape, lines that lay them out."""
         operator = self._operator
         own = _written_dims(operator)
-        if not self._recipe.outputs:
+        if not self._body.outputs:
             yield operator.name, self._result, operator.writes[0].shape, []
-        for output in self._recipe.outputs:
+        for output in self._body.outputs:
             kept = tuple(dim for dim in own if operator.extents.get(dim, 1) > 1)
             if output.dims == kept or not output.dims:
                 yield output.name, self._result, output.shape, []
@@ -349,8 +350,8 @@ class _Block:
             if access.role is Role.PARAMETER:
                 dims = [d.name for d in tensor_dims(operator, access) if isinstance(d, PlainDim)]
                 found.append((access.tensor, dims))
-        used = {name for step in self._recipe.steps for name in step.of}
-        found += [(item.name, list(item.dims)) for item in self._recipe.constants if item.name in used]
+        used = {name for step in self._body.steps for name in step.operands}
+        found += [(item.name, list(item.dims)) for item in self._body.constants if item.name in used]
         lines = []
         for tensor, dims in found:
             self._names[tensor] = self._local.new(tensor, fallback="w")
@@ -370,15 +371,15 @@ class _Block:
         return f"{moved} B" if moved else "nothing moves"
 
 
-def _taken_apart(recipe: Recipe) -> tuple[tuple[Step, ...], Recipe]:
+def _taken_apart(body: Body) -> tuple[tuple[Step, ...], Body]:
     """Return functions that are applied before a tensor is laid out for its windows, and the other steps."""
-    place = next((i for i, step in enumerate(recipe.steps) if step.function in LAID_OUT), 0)
-    before = recipe.steps[:place]
+    place = next((i for i, step in enumerate(body.steps) if step.function in WINDOWED), 0)
+    before = body.steps[:place]
     if not before or not is_before_layout(before, "x"):
-        return (), recipe
-    laid = recipe.steps[place]
-    laid = replace(laid, of=tuple("x" if operand == before[-1].name else operand for operand in laid.of))
-    return before, replace(recipe, steps=(laid, *recipe.steps[place + 1 :]))
+        return (), body
+    laid = body.steps[place]
+    laid = replace(laid, operands=tuple("x" if operand == before[-1].result else operand for operand in laid.operands))
+    return before, replace(body, steps=(laid, *body.steps[place + 1 :]))
 
 
 def _written_dims(operator: Operator) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Steps of a recipe as expressions: what is used once and is short stands in the expression that uses it."""
+"""Steps of a body as expressions: what is used once and is short stands in the expression that uses it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +8,9 @@ from types import MappingProxyType
 
 from pase.errors import EmitError
 from pase.graph import Access, Operator, Part
-from pase.graph.recipe import POINTWISE, Recipe, Step
+from pase.graph.body import MOVES, POINTWISE, Body, Step
 from pase.targets.mesh_tensorflow.emitter.text import Text, call, code, word
 from pase.targets.mesh_tensorflow.runtime.tensor_dims import WHOLE
-
-LAYOUTS = ("concat", "padded", "piece", "copy")
-"""Functions that take tensors from other meshes as they are."""
 
 _INLINED = 48
 
@@ -62,20 +59,20 @@ class _Call:
         return code("{}({})", self.function, self.arguments)
 
 
-def written_steps(recipe: Recipe, block: Written) -> list[Text]:
+def written_steps(body: Body, block: Written) -> list[Text]:
     """Return the lines that compute the steps; the last one gives the result its dims' order."""
-    uses = Counter(name for step in recipe.steps for name in step.of if isinstance(name, str))
+    uses = Counter(name for step in body.steps for name in step.operands if isinstance(name, str))
     expressions: dict[str, Text] = dict(block.names)
     lines: list[Text] = []
-    for i, step in enumerate(recipe.steps):
+    for i, step in enumerate(body.steps):
         found = _call(step, _operands(step, expressions), block)
-        if i == len(recipe.steps) - 1:
+        if i == len(body.steps) - 1:
             return [*lines, *_assigned(block.result, _last(step, found, block))]
-        if uses[step.name] == 1 and len(found.text) <= _INLINED:
-            expressions[step.name] = found.text
+        if uses[step.result] == 1 and len(found.text) <= _INLINED:
+            expressions[step.result] = found.text
             continue
-        expressions[step.name] = block.new(step.name)
-        lines += _assigned(expressions[step.name], found)
+        expressions[step.result] = block.new(step.result)
+        lines += _assigned(expressions[step.result], found)
     raise EmitError(f"layer {block.operator.name!r} has no steps")
 
 
@@ -83,12 +80,12 @@ def nested(steps: Sequence[Step], names: Mapping[str, Text]) -> Text:
     """Return functions of points as one expression."""
     expressions = dict(names)
     for step in steps:
-        expressions[step.name] = _of_points(step, _operands(step, expressions)).text
-    return expressions[steps[-1].name]
+        expressions[step.result] = _of_points(step, _operands(step, expressions)).text
+    return expressions[steps[-1].result]
 
 
 def _last(step: Step, found: _Call, block: Written) -> _Call:
-    if step.function in LAYOUTS or step.function in ("einsum", "convolve", "pool"):
+    if step.function in MOVES or step.function in ("einsum", "convolve", "pool"):
         # Their dims are those of the result already.
         return found
     return _Call(code("arrange"), (found.text, block.result_dims))
@@ -99,7 +96,7 @@ def _assigned(variable: Text, found: _Call) -> list[Text]:
 
 
 def _operands(step: Step, expressions: Mapping[str, Text]) -> tuple[Text, ...]:
-    return tuple(expressions[operand] if isinstance(operand, str) else _number(operand) for operand in step.of)
+    return tuple(expressions[operand] if isinstance(operand, str) else _number(operand) for operand in step.operands)
 
 
 def _number(value: float) -> Text:
@@ -113,7 +110,7 @@ def _call(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
         return _Call(_OVER[step.function], (operands[0], block.listed(step.dims)))
     if step.function in _WRITTEN:
         return _WRITTEN[step.function](step, operands, block)
-    raise EmitError(f"layer {block.operator.name!r}: its recipe has a step {step.function!r} that is not known")
+    raise EmitError(f"layer {block.operator.name!r}: its body has a step {step.function!r} that is not known")
 
 
 def _of_points(step: Step, operands: tuple[Text, ...]) -> _Call:
@@ -135,9 +132,9 @@ def _convolve(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     return _Call(code("convolve"), (operands[0], operands[1], code("[{}]", block.windows), block.result_dims))
 
 
-def _pool(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    function = code("function={}", block.operator.attribute("reduction", "max"))
-    counted = [code("count_padding=True")] if block.operator.attribute("count_padding", False) else []
+def _pool(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    function = code("function={}", step.option("reduction", "max"))
+    counted = [code("count_padding=True")] if step.option("count_padding", False) else []
     return _Call(code("pool"), (operands[0], code("[{}]", block.windows), block.result_dims, function, *counted))
 
 
@@ -149,8 +146,8 @@ def _embedding(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     return _Call(code("lookup"), (operands[0], operands[1], *(block.dims[name] for name in names)))
 
 
-def _concat(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    dim = block.operator.attribute("along", "")
+def _concat(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    dim = str(step.option("along", ""))
     if dim not in block.dims:
         raise _unwritten(block, f"joins tensors along {dim!r}, which is none of its dims")
     along = code("along={}", block.dims[dim])

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pase.graph import Access, Operator
 from pase.graph.names import listed
+from pase.graph.operator import EPILOGUE
 from pase.graph.operators.activations import ACTIVATIONS
-from pase.graph.recipe import EPILOGUE
 from pase.targets.mesh_tensorflow.emitter.text import Text, code, word
 from pase.targets.mesh_tensorflow.runtime.layouts import PlainDim
 from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
