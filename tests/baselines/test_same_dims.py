@@ -3,9 +3,14 @@
 import pytest
 
 from pase import load_machine
-from pase.analysis.baselines.same_dims import same_dims
-from pase.analysis.baselines.structure import dense_product, follows, is_convolution, leads_to
-from pase.analysis.baselines.transformer_dims import transformer_dims
+from pase.analysis.baselines.recognition import (
+    dense_product,
+    follows,
+    is_convolution,
+    leads_to,
+    same_dims,
+    transformer_dims,
+)
 from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, Part
 from pase.graph.operators import attention, dense, embedding, layer_norm, softmax_loss
 from pase.planning.planner import problem_of

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from pase.analysis.explanation.scaling import ScaledTables
+from pase.analysis.explanation.sensitivity import ScaledTables
 from pase.tables.cost_tables import CostTables
 from tests.solver.problems import random_tables, total_cost, tree
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from pase.analysis.explanation import alternatives
-from pase.analysis.explanation.alternatives import Alternatives
-from pase.analysis.explanation.nearest import nearest
-from pase.analysis.explanation.subproblems import islands
+from pase.analysis.explanation.alternatives import Alternatives, islands
+from pase.analysis.explanation.constrained_search import nearest
 from pase.planning.planner import problem_of
 from pase.solver import near_optimal, solve
 from pase.tables.cost_tables import CostTables, restricted

@@ -5,8 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from pase.analysis.explanation.flips import breakpoints
-from pase.analysis.explanation.scaling import scaled_links, scaled_tables
+from pase.analysis.explanation.sensitivity import breakpoints, scaled_links, scaled_tables
 from pase.machine import load_machine
 from pase.planning.planner import problem_of
 from pase.solver import Solution, solve

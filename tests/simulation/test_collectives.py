@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.analysis.simulation.collectives import COLLECTIVES, Network, group_members, link_bytes
-from pase.analysis.simulation.engine import Schedule, run
-from pase.analysis.simulation.fabric import Fabric
-from pase.analysis.simulation.tasks import Label, TaskGraph
-from pase.analysis.simulation.usage import link_bytes as bytes_of_links
+from pase.analysis.simulation.engine import Fabric, Label, Schedule, TaskGraph, run
+from pase.analysis.simulation.simulation import link_bytes as bytes_of_links
+from pase.analysis.simulation.step import COLLECTIVES, Network, group_members, link_bytes
 from pase.pairs import all_reduce_pairs
 from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.runtime.traffic import Phase

@@ -2,10 +2,18 @@
 
 import pytest
 
-from pase.analysis.simulation.critical import Activity, critical_path
-from pase.analysis.simulation.engine import Schedule, run
-from pase.analysis.simulation.fabric import Direction, Fabric
-from pase.analysis.simulation.tasks import Collective, Compute, Label, Message, TaskGraph
+from pase.analysis.simulation.engine import (
+    Collective,
+    Compute,
+    Direction,
+    Fabric,
+    Label,
+    Message,
+    Schedule,
+    TaskGraph,
+    run,
+)
+from pase.analysis.simulation.simulation import Activity, critical_path
 from pase.targets.mesh_tensorflow.runtime.traffic import Phase
 from tests.simulation.machines import machine
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from pase import load, search
 from pase.analysis.simulation import COLLECTIVES, Activity, Simulation, simulate
-from pase.analysis.simulation.fabric import Direction
-from pase.analysis.simulation.tasks import Collective, Compute
-from pase.analysis.simulation.usage import link_bytes
-from pase.analysis.simulation.work import layer_work
+from pase.analysis.simulation.engine import Collective, Compute, Direction
+from pase.analysis.simulation.simulation import link_bytes
+from pase.analysis.simulation.step import layer_work
 from pase.errors import MachineError, SimulationError
 from pase.graph import Graph
 from pase.machine import Machine

@@ -1,11 +1,8 @@
 """How a step is put together: which movements follow one another, and what a sum waits for."""
 
 from pase.analysis.simulation import COLLECTIVES
-from pase.analysis.simulation.collectives import Front, Network
-from pase.analysis.simulation.fabric import Fabric
-from pase.analysis.simulation.step import build_step
-from pase.analysis.simulation.tasks import Collective, Compute, Label, TaskGraph
-from pase.analysis.simulation.work import layer_work
+from pase.analysis.simulation.engine import Collective, Compute, Fabric, Label, TaskGraph
+from pase.analysis.simulation.step import Front, Network, build_step, layer_work
 from pase.pairs import Stage, hop_pairs
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.traffic import edge_hops

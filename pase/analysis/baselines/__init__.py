@@ -1,10 +1,9 @@
 """Strategies to compare with: other people's choices, completed and costed in the same space."""
 
-from pase.analysis.baselines.baseline import Baseline
 from pase.analysis.baselines.compare import Comparison, Contender, compare
+from pase.analysis.baselines.completion import complete, restrict
 from pase.analysis.baselines.mcmc import Sampled, Sampling, sample
-from pase.analysis.baselines.partial import complete, restrict
-from pase.analysis.baselines.registry import BASELINES, chosen
+from pase.analysis.baselines.registry import BASELINES, Baseline, chosen
 
 __all__ = [
     "BASELINES",

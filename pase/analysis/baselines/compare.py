@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from math import isclose
 from time import perf_counter
 
-from pase.analysis.baselines.baseline import Baseline
-from pase.analysis.baselines.registry import BASELINES
+from pase.analysis.baselines.registry import BASELINES, Baseline
 from pase.common.documents import StrPath
 from pase.costs import Problem
 from pase.importers import load

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from pase.analysis.baselines.layout import with_best_fan_outs
+from pase.analysis.baselines.completion import with_best_fan_outs
 from pase.costs import Problem
 from pase.costs.configurations import divisors
 from pase.errors import IntegratedError

@@ -1,15 +1,19 @@
 """Why a plan is as it is: what binds each layer, what the next best would cost, and when the choice would change."""
 
-from pase.analysis.explanation.explain import ExplainOptions, explain
-from pase.analysis.explanation.findings import Explanation, Flip, LayerExplanation, MemoryBinding, RunnerUp
-from pase.analysis.explanation.flips import FARTHEST
-from pase.analysis.explanation.nearest import TIE
-from pase.analysis.explanation.opaque import Held, held_by_opaque_layers
-from pase.analysis.explanation.overview import BriefRunnerUp, LayerOverview, Overview, overview
-from pase.analysis.explanation.padding import Padding, worthwhile_padding
+from pase.analysis.explanation.constrained_search import TIE
+from pase.analysis.explanation.explain import BriefRunnerUp, ExplainOptions, LayerOverview, Overview, explain, overview
+from pase.analysis.explanation.model_changes import Held, Padding, held_by_opaque_layers, worthwhile_padding
 from pase.analysis.explanation.parts import Part, PartKind, own_parts
-from pase.analysis.explanation.reasons import configuration_text, percent
-from pase.analysis.explanation.sensitivity import Sensitivity, sensitivity
+from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
+from pase.analysis.explanation.why_not import (
+    Explanation,
+    Flip,
+    LayerExplanation,
+    MemoryBinding,
+    RunnerUp,
+    configuration_text,
+    percent,
+)
 
 __all__ = [
     "FARTHEST",

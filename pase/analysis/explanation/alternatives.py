@@ -10,14 +10,84 @@ proves nothing, and is looked for again under a higher one, at last in the whole
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 import numpy as np
 
-from pase.analysis.explanation.nearest import TIE
-from pase.analysis.explanation.searching import Searching
-from pase.analysis.explanation.subproblems import Island, islands
-from pase.solver import Marginals, Solution, min_marginals, near_optimal
-from pase.tables.cost_tables import CostTables, IndexArray, restricted
+from pase.analysis.explanation.constrained_search import LIMITED_TIME_S, TIE, ConstrainedSearch
+from pase.errors import SolverError
+from pase.solver import Marginals, Solution, min_marginals, near_optimal, solve_limited
+from pase.tables.cost_tables import CostTables, FloatArray, IndexArray, restricted, restricted_edge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Island:
+    """A connected part of a problem whose other neighbours have one configuration each.
+
+    vertices: [W] of the whole problem. kept: [W] the configurations that are left of each.
+    tables: its own problem, over `kept`; transfers to decided neighbours are part of the layer costs.
+    """
+
+    vertices: tuple[int, ...]
+    kept: tuple[IndexArray, ...]
+    tables: CostTables
+
+    def present(self, choice: Sequence[int]) -> list[int]:
+        """Return the island's part of a strategy of the whole problem, all of which is among `kept`."""
+        return [int(np.searchsorted(rows, choice[v])) for v, rows in zip(self.vertices, self.kept, strict=True)]
+
+    def numbered(self, choice: Sequence[int]) -> dict[int, int]:
+        """Return a strategy of the island by the whole problem's vertices and configurations."""
+        return {v: int(rows[c]) for v, rows, c in zip(self.vertices, self.kept, choice, strict=True)}
+
+
+def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Island]:
+    """Return the island of each vertex that has more than one of the `kept` configurations, [V] each ascending."""
+    found: dict[int, Island] = {}
+    open_vertices = [v for v, rows in enumerate(kept) if len(rows) > 1]
+    for start in open_vertices:
+        if start in found:
+            continue
+        reached, frontier = {start}, [start]
+        while frontier:
+            new = {w for w in tables.neighbours[frontier.pop()] if len(kept[w]) > 1} - reached
+            reached |= new
+            frontier.extend(new)
+        island = _island(tables, kept, tuple(sorted(reached)))
+        found |= dict.fromkeys(island.vertices, island)
+    return found
+
+
+def _island(tables: CostTables, kept: Sequence[IndexArray], vertices: tuple[int, ...]) -> Island:
+    position = {v: i for i, v in enumerate(vertices)}
+    costs = []
+    edges: dict[int, tuple[int, int]] = {}
+    for vertex in vertices:
+        total = tables.layer_costs(vertex)[kept[vertex]]
+        for number in tables.incident[vertex]:
+            u, v = tables.edges[number]
+            if u in position and v in position:
+                edges[number] = position[u], position[v]
+                continue
+            table = tables.edge(number)
+            rows, cols = table.row_class[kept[u]], table.col_class[kept[v]]
+            total = total + table.values[rows, cols]  # one of the two has one configuration
+        costs.append(total)
+    return Island(
+        vertices=vertices,
+        kept=tuple(kept[v] for v in vertices),
+        tables=CostTables(
+            vertex_names=tuple(tables.vertex_names[v] for v in vertices),
+            vertex_costs=tuple(costs),
+            vertex_table=tuple(range(len(vertices))),
+            edges=tuple(edges.values()),
+            edge_tables=tuple(
+                restricted_edge(tables.edge(n), kept[tables.edges[n][0]], kept[tables.edges[n][1]]) for n in edges
+            ),
+            edge_table=tuple(range(len(edges))),
+        ),
+    )
+
 
 SLACKS = (3e-5, 3e-4, 0.001, 0.003, 0.007, 0.015, 0.03, 0.06, 0.12, 0.3)
 """Limits that are tried one after the other, above the optimum, as parts of it."""
@@ -64,11 +134,11 @@ class _Stage:
 class Alternatives:
     """Finds cheapest strategies under a condition on one vertex; narrowed problems are made when first needed."""
 
-    def __init__(self, tables: CostTables, optimum: Solution, search: Searching | None = None) -> None:
+    def __init__(self, tables: CostTables, optimum: Solution, search: ConstrainedSearch | None = None) -> None:
         """Take a problem, its solution, and how to search for others; memory is no matter here."""
         self._tables = tables
         self._optimum = optimum
-        self._search = search or Searching()
+        self._search = search or ConstrainedSearch()
         self._best = self._answer(optimum.choice, optimum.exact)
         self._stages: dict[int, _Stage] = {}
 
@@ -219,3 +289,56 @@ class Alternatives:
 
     def _answer(self, choice: Sequence[int], is_exact: bool) -> Alternative:
         return Alternative(total_cost=self._tables.evaluate(choice), choice=tuple(choice), is_exact=is_exact)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeasibleAlternatives:
+    """Finds cheapest strategies that fit, under a condition on one vertex.
+
+    optimum: the cheapest that fits. free: finds them whether they fit or not, and is all there is without a limit.
+    """
+
+    tables: CostTables
+    optimum: Solution
+    search: ConstrainedSearch
+    free: Alternatives
+
+    def without(self, vertex: int, configuration: int) -> Alternative | None:
+        """Return the cheapest strategy in which a vertex has another configuration; None if none is found that fits."""
+        rows = np.arange(self.tables.domain_sizes[vertex], dtype=np.int32)
+        return self.among(vertex, np.delete(rows, configuration))
+
+    def among(self, vertex: int, rows: IndexArray) -> Alternative | None:
+        """Return the cheapest strategy in which a vertex has one of some configurations; None if none is found."""
+        if self.optimum.choice[vertex] in rows:
+            return Alternative(total_cost=self.optimum.cost, choice=self.optimum.choice, is_exact=self.optimum.exact)
+        found = self.free.among(vertex, rows)
+        if found is None or self.search.fits(found.choice):
+            return found
+        return self._limited(vertex, rows)
+
+    def _limited(self, vertex: int, rows: IndexArray) -> Alternative | None:
+        weighted = self.search.weighted(self.tables)
+        assert weighted is not None
+        keep = np.zeros(self.tables.domain_sizes[vertex], dtype=bool)
+        keep[rows] = True
+        beside = self.tables.costs_beside(vertex, self.optimum.choice)
+        fitting = weighted.weights_beside(vertex, self.optimum.choice) <= weighted.limit
+        beside[~(keep & fitting)] = inf
+        start = list(self.optimum.choice)
+        start[vertex] = int(beside.argmin())
+        try:
+            limited = solve_limited(
+                weighted.with_alone(vertex, keep),
+                time_limit_s=self.search.time_limit_s or LIMITED_TIME_S,
+                known=[start] if np.isfinite(beside.min()) else [],
+            )
+        except SolverError:  # nothing fits, or nothing that does was found in time
+            return None
+        solution = limited.solution
+        return Alternative(total_cost=solution.cost, choice=solution.choice, is_exact=solution.exact)
+
+    def weights_beside(self, vertex: int, choice: tuple[int, ...] | None = None) -> FloatArray:
+        """Return the [K] bytes that a strategy, by default the optimum, takes with each configuration of a vertex."""
+        assert self.search.limited is not None
+        return self.search.limited.weights_beside(vertex, self.optimum.choice if choice is None else choice)

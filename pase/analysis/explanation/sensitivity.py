@@ -1,20 +1,242 @@
-"""What another machine would change: the search again with each of its figures a fifth lower and higher."""
+"""What another machine would change: links faster and slower by any factor, and each figure a fifth lower and higher.
+
+A strategy's cost is A(φ) + s · B(φ), computation and communication, where links are s times as slow as the machine's,
+in latency and in bytes/s: under every cost model here a time for messages is proportional to latencies and inverse
+bandwidths, and r of Eq. 1 to the latter. The least cost over all strategies is then a concave, piecewise linear
+function of s. Two strategies that are optimal at two scales meet at a scale between them: where the optimum there costs
+as much as they do, they are neighbours and this is a breakpoint; where it costs less, it is a third strategy, and both
+sides are looked at in turn (Eisner & Severance 1976). Every breakpoint takes two solutions. It is walked from the
+machine itself, scale 1, outwards, so that what is found is complete up to where it ends.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 
-from pase.analysis.explanation.optimum import optimum_near, planned_choice, present_optimum
-from pase.analysis.explanation.searching import Searching, searching
+from pase.analysis.explanation.constrained_search import (
+    TIE,
+    ConstrainedSearch,
+    constrained_search,
+    nearest,
+    optimum_near,
+    planned_choice,
+    present_optimum,
+)
 from pase.errors import SolverError
+from pase.graph import Graph
 from pase.machine import Device, Level, Machine
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, problem_of
 from pase.solver import Solution
 from pase.tables.cost_tables import CostTables
+
+_FAR = 2.0**200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A strategy and its cost at any scale, compute + s · communication."""
+
+    choice: tuple[int, ...]
+    compute: float
+    communication: float
+
+    def at(self, scale: float) -> float:
+        """Return the cost at a scale."""
+        return self.compute + scale * self.communication
+
+    def is_parallel_to(self, other: "Line") -> bool:
+        """Whether two strategies cost the same at every scale, as far as the solver can tell."""
+        return abs(self.compute - other.compute) <= TIE * max(self.compute, other.compute) and abs(
+            self.communication - other.communication
+        ) <= TIE * max(self.communication, other.communication)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScaledTables:
+    """compute, communication: cost tables of one structure, which add up to the machine's own problem."""
+
+    compute: CostTables
+    communication: CostTables
+
+    def at(self, scale: float) -> CostTables:
+        """Return the problem at a scale."""
+        return replace(
+            self.compute,
+            vertex_costs=tuple(
+                a + scale * b for a, b in zip(self.compute.vertex_costs, self.communication.vertex_costs, strict=True)
+            ),
+            edge_tables=tuple(
+                replace(a, values=a.values + scale * b.values)
+                for a, b in zip(self.compute.edge_tables, self.communication.edge_tables, strict=True)
+            ),
+        )
+
+    def line(self, choice: Sequence[int]) -> Line:
+        """Return what a strategy costs."""
+        return Line(
+            choice=tuple(choice),
+            compute=self.compute.evaluate(choice),
+            communication=self.communication.evaluate(choice),
+        )
+
+
+def scaled_tables(
+    graph: Graph, num_devices: int, machine: Machine, cost_model: str, on_progress: Progress | None = None
+) -> ScaledTables:
+    """Return a graph's problem at every communication scale."""
+    free = problem_of(graph, num_devices, scaled_links(machine, 1 / _FAR), cost_model, on_progress).tables
+    slow = problem_of(graph, num_devices, scaled_links(machine, _FAR), cost_model, on_progress).tables
+    communication = replace(
+        slow,
+        vertex_costs=tuple(costs / _FAR for costs in slow.vertex_costs),
+        edge_tables=tuple(replace(table, values=table.values / _FAR) for table in slow.edge_tables),
+    )
+    assert communication.vertex_table == free.vertex_table
+    assert communication.edge_table == free.edge_table
+    return ScaledTables(compute=free, communication=communication)
+
+
+def scaled_links(machine: Machine, scale: float) -> Machine:
+    """Return the machine with every latency × scale and every bandwidth ÷ scale."""
+    return replace(
+        machine,
+        levels=tuple(
+            replace(level, latency_s=level.latency_s * scale, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / scale)
+            for level in machine.levels
+        ),
+    )
+
+
+FARTHEST = 32.0
+"""Scales from 1/32 to 32 are looked at."""
+MAX_SOLUTIONS = 200
+"""Of one side."""
+
+
+class Optimum(Protocol):
+    """What a solver has to give: a strategy, and whether it is proven to be cheapest."""
+
+    @property
+    def choice(self) -> tuple[int, ...]:
+        """[V] configuration index of each vertex."""
+        ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether no strategy is cheaper."""
+        ...
+
+
+class Optimise(Protocol):
+    """A solver; known: strategies to start from."""
+
+    def __call__(self, tables: CostTables, known: Sequence[Sequence[int]]) -> Optimum:
+        """Return a cheapest strategy."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakpoint:
+    """scale: from here on, away from 1, `choice` is a cheapest strategy, which differs least from the one before."""
+
+    scale: float
+    choice: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """Breakpoints from scale 1 outwards; searched_to: they are complete up to this scale."""
+
+    breakpoints: tuple[Breakpoint, ...]
+    searched_to: float
+
+    def flip(self, vertex: int, configuration: int) -> tuple[float, int] | None:
+        """Return (scale, configuration) at which a vertex first has another than the given one; None: nowhere."""
+        for point in self.breakpoints:
+            if point.choice[vertex] != configuration:
+                return point.scale, point.choice[vertex]
+        return None
+
+
+NO_FLIPS = Side(breakpoints=(), searched_to=1.0)
+"""Where none were looked for."""
+
+
+def _everything_fits(_choice: Sequence[int]) -> bool:
+    return True
+
+
+def breakpoints(
+    problem: ScaledTables,
+    start: Sequence[int],
+    optimise: Optimise,
+    *,
+    farthest: float = FARTHEST,
+    max_solutions: int = MAX_SOLUTIONS,
+    fits: Callable[[Sequence[int]], bool] = _everything_fits,
+) -> Side:
+    """Return the breakpoints between scale 1, where `start` is cheapest, and `farthest`, above 1 or below it.
+
+    optimise: answers with strategies that fit, if not all do.
+    """
+    walk = _Walk(problem, optimise, max_solutions)
+    first = problem.line(start)
+    found: list[Breakpoint] = []
+    choice, searched_to = tuple(start), farthest
+    try:
+        last = walk.best(farthest, (first,))
+        for scale, line in walk.between(1.0, first, farthest, last):
+            near = nearest((problem.compute, problem.communication), choice, line.choice)
+            choice = near if fits(near) else line.choice
+            if choice != (found[-1].choice if found else tuple(start)):
+                found.append(Breakpoint(scale=scale, choice=choice))
+    except _EnoughError:
+        searched_to = walk.complete_to
+    return Side(breakpoints=tuple(found), searched_to=searched_to)
+
+
+class _EnoughError(Exception):
+    """The number of solutions is used up, or one was not proven."""
+
+
+class _Walk:
+    """Finds optima, and counts them; complete_to: up to this scale all breakpoints are found."""
+
+    def __init__(self, problem: ScaledTables, optimise: Optimise, max_solutions: int) -> None:
+        self._problem = problem
+        self._optimise = optimise
+        self._left = max_solutions
+        self.complete_to = 1.0
+
+    def best(self, scale: float, known: Sequence[Line]) -> Line:
+        """Return an optimum at a scale."""
+        if not self._left:
+            raise _EnoughError
+        self._left -= 1
+        solution = self._optimise(self._problem.at(scale), [line.choice for line in known])
+        if not solution.exact:
+            raise _EnoughError
+        return self._problem.line(solution.choice)
+
+    def between(self, start: float, near: Line, end: float, far: Line) -> Iterator[tuple[float, Line]]:
+        """Yield (scale, strategy from there on) from `start`, where `near` is cheapest, to `end`, where `far` is."""
+        if not near.is_parallel_to(far) and near.at(end) > far.at(end) * (1 + TIE):
+            low, high = sorted((start, end))
+            meeting = (far.compute - near.compute) / (near.communication - far.communication)
+            meeting = min(max(meeting, low), high)
+            middle = self.best(meeting, (near, far))
+            if middle.at(meeting) >= near.at(meeting) * (1 - TIE):
+                yield meeting, far
+            else:
+                yield from self.between(start, near, meeting, middle)
+                yield from self.between(meeting, middle, end, far)
+        self.complete_to = end
+
 
 CHANGE = 0.2
 """Figures are taken this much lower and higher."""
@@ -57,7 +279,7 @@ def sensitivity(
     """
     problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model)
     choice = planned_choice(plan, problem)
-    search = searching(plan, problem, time_limit_s)
+    search = constrained_search(plan, problem, time_limit_s)
     present = present_optimum(plan, problem.tables, choice, search, on_progress)
     present_s = present.cost * _seconds(plan.machine, plan.cost_unit)
     found = []
@@ -91,7 +313,7 @@ def sensitivity(
             )
         )
         if on_progress:
-            on_progress(f"searching with another {figure.name}", (number + 1) / len(every))
+            on_progress(f"constrained_search with another {figure.name}", (number + 1) / len(every))
     return tuple(found)
 
 
@@ -123,7 +345,7 @@ def _of_limit(plan: Plan, limit_bytes: int) -> Callable[[float], Plan]:
     return lambda factor: replace(plan, memory_limit_bytes_per_device=int(limit_bytes * factor))
 
 
-def _optimum(tables: CostTables, choice: Sequence[int], search: Searching) -> Solution | None:
+def _optimum(tables: CostTables, choice: Sequence[int], search: ConstrainedSearch) -> Solution | None:
     """Return the cheapest strategy, the nearest to a given one of equals; None where nothing was found that fits."""
     try:
         return optimum_near(tables, choice, search) if search.fits(choice) else search.cheapest(tables)

@@ -8,12 +8,207 @@ after it began on the last one. A collective asks for all links of its members a
 from when it is free, and starts when it has got the last one.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from pase.analysis.simulation.fabric import FabricLink
-from pase.analysis.simulation.tasks import Collective, Compute, Join, Message, TaskGraph
+from pase.machine import Level, Machine
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+
+
+class Direction(StrEnum):
+    """Of a link, as seen from the devices behind it; the two do not hinder each other."""
+
+    OUT = "out"
+    IN = "in"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricLink:
+    """One direction of what attaches a group of devices (one device, at the innermost level) to its level.
+
+    level: position, the innermost first. devices: those behind it, first and one past the last.
+    """
+
+    level: int
+    direction: Direction
+    devices: tuple[int, int]
+    bandwidth_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """From one device to another. links: numbers, in the order in which they come.
+
+    level: the outermost that is crossed. latency_s: α of that level. s_per_byte: of the slowest link.
+    """
+
+    level: int
+    links: tuple[int, ...]
+    latency_s: float
+    s_per_byte: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fabric:
+    """The links that some devices of a machine use. levels: the innermost first."""
+
+    num_devices: int
+    levels: tuple[Level, ...]
+
+    @classmethod
+    def of(cls, machine: Machine, num_devices: int) -> "Fabric":
+        """Return the fabric of the first devices of a machine; MachineError where its levels do not hold them."""
+        return cls(num_devices=num_devices, levels=machine.levels_for(num_devices))
+
+    @cached_property
+    def behind(self) -> tuple[int, ...]:
+        """[levels] devices behind one link of each level."""
+        return (1, *(level.num_devices for level in self.levels[:-1]))
+
+    @cached_property
+    def _first(self) -> tuple[int, ...]:
+        """[levels + 1] number of the first link of each level, two for each group."""
+        first = [0]
+        for behind in self.behind:
+            first.append(first[-1] + 2 * -(-self.num_devices // behind))
+        return tuple(first)
+
+    @cached_property
+    def links(self) -> tuple[FabricLink, ...]:
+        """Every link, by its number."""
+        return tuple(
+            FabricLink(
+                level=number,
+                direction=direction,
+                devices=(start, min(start + behind, self.num_devices)),
+                bandwidth_bytes_per_s=level.bandwidth_bytes_per_s,
+            )
+            for number, (level, behind) in enumerate(zip(self.levels, self.behind, strict=True))
+            for start in range(0, self.num_devices, behind)
+            for direction in Direction
+        )
+
+    def link(self, level: int, device: int, direction: Direction) -> int:
+        """Return the number of the link of a level behind which a device is."""
+        return self._first[level] + 2 * (device // self.behind[level]) + (direction is Direction.IN)
+
+    def level_between(self, one: int, other: int) -> int:
+        """Return the innermost level that has both devices in one group."""
+        for number, level in enumerate(self.levels):
+            if level.num_devices == 0 or one // level.num_devices == other // level.num_devices:
+                return number
+        return len(self.levels) - 1
+
+    def path(self, sender: int, receiver: int) -> Path:
+        """Return what a message takes from one device to another: out, level by level, and in again."""
+        level = self.level_between(sender, receiver)
+        out = [self.link(number, sender, Direction.OUT) for number in range(level + 1)]
+        into = [self.link(number, receiver, Direction.IN) for number in reversed(range(level + 1))]
+        return Path(
+            level=level,
+            links=(*out, *into),
+            latency_s=self.levels[level].latency_s,
+            s_per_byte=max(1 / crossed.bandwidth_bytes_per_s for crossed in self.levels[: level + 1]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Whose task it is, one for many tasks. producer, consumer: equal within a layer. tensor: "" for computation."""
+
+    producer: str
+    consumer: str
+    tensor: str
+    phase: Phase
+
+    @property
+    def text(self) -> str:
+        """What people read."""
+        layers = self.producer if self.producer == self.consumer else f"{self.producer} → {self.consumer}"
+        return f"{layers}: {self.tensor}" if self.tensor else f"{layers} {self.phase}"
+
+
+class Compute(NamedTuple):
+    """Work of one device."""
+
+    label: Label
+    device: int
+    duration_s: float
+
+
+class Message(NamedTuple):
+    """Bytes from one device to another; latency_s: of all messages that it stands for, one after the other."""
+
+    label: Label
+    sender: int
+    receiver: int
+    path: Path
+    size_bytes: float
+    latency_s: float
+
+    @property
+    def level(self) -> int:
+        """The outermost level that it crosses."""
+        return self.path.level
+
+    @property
+    def duration_s(self) -> float:
+        """On links that are free."""
+        return self.latency_s + self.size_bytes * self.path.s_per_byte
+
+
+class Collective(NamedTuple):
+    """What a group does together. links, link_bytes: the links that it takes, and what goes over each of them.
+
+    duration_s, latency_s: on links that are free; the part of it that is left without bytes. level: the outermost.
+    """
+
+    label: Label
+    devices: tuple[int, ...]
+    links: tuple[int, ...]
+    link_bytes: tuple[float, ...]
+    duration_s: float
+    latency_s: float
+    level: int
+
+
+class Join(NamedTuple):
+    """Nothing but the waiting for several tasks."""
+
+
+Task = Compute | Message | Collective | Join
+
+
+@dataclass(frozen=True, slots=True)
+class TaskGraph:
+    """Tasks under construction, then the step: numbers are in the order of the program.
+
+    tasks: [tasks]. num_awaited: [tasks] how many others each one waits for. followers: [tasks] those that wait for it.
+    """
+
+    tasks: list[Task] = field(default_factory=list)
+    num_awaited: list[int] = field(default_factory=list)
+    followers: list[list[int]] = field(default_factory=list)
+
+    def add(self, task: Task, after: Iterable[int]) -> int:
+        """Add a task that waits for others, and return its number."""
+        number = len(self.tasks)
+        self.tasks.append(task)
+        self.followers.append([])
+        awaited = set(after)
+        for before in awaited:
+            self.followers[before].append(number)
+        self.num_awaited.append(len(awaited))
+        return number
+
+    def joined(self, after: Sequence[int]) -> tuple[int, ...]:
+        """Return one task, or none, to wait for in place of several."""
+        return tuple(after) if len(after) < 2 else (self.add(Join(), after),)
+
 
 _END, _ARRIVAL = 0, 1
 

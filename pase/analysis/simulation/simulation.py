@@ -1,20 +1,313 @@
-"""`simulate`: one training step of a placed plan on a machine, and what there is to say of it."""
+"""`simulate`: one training step of a placed plan on a machine, and what there is to say of it.
 
+The critical path is what the step waited for, from its end back to its beginning, without a gap.
+"""
+
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum, StrEnum
 from functools import cached_property
 
-from pase.analysis.simulation.collectives import COLLECTIVES, DEFAULT_COLLECTIVES, Network
-from pase.analysis.simulation.critical import Activity, PathStep, critical_path
-from pase.analysis.simulation.engine import Schedule, run
-from pase.analysis.simulation.fabric import Fabric
-from pase.analysis.simulation.step import build_step
-from pase.analysis.simulation.tasks import TaskGraph
-from pase.analysis.simulation.usage import DeviceTime, LevelUse, PhaseTime, device_times, level_uses, phase_times
-from pase.analysis.simulation.work import layer_work
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.analysis.simulation.engine import (
+    NONE,
+    Collective,
+    Compute,
+    Direction,
+    Fabric,
+    Join,
+    Label,
+    Message,
+    Schedule,
+    Task,
+    TaskGraph,
+    run,
+)
+from pase.analysis.simulation.step import COLLECTIVES, DEFAULT_COLLECTIVES, Network, build_step, layer_work
 from pase.common.documents import StrPath
 from pase.errors import SimulationError, unknown_name
 from pase.machine import Machine, load_machine
 from pase.planning.plan import Plan
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+
+
+class Activity(StrEnum):
+    """What a part of the critical path is spent on."""
+
+    FORWARD = "forward computation"
+    BACKWARD = "backward computation"
+    UPDATE = "updates"
+    TRANSFER = "bytes on links"
+    LATENCY = "latencies"
+    QUEUE = "links taken by others"
+
+
+_COMPUTING = {Phase.FORWARD: Activity.FORWARD, Phase.BACKWARD: Activity.BACKWARD, Phase.UPDATE: Activity.UPDATE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathStep:
+    """A part of the critical path. label: whose task it is: of a link that was taken, whose bytes were on it.
+
+    device: that computed, or sent (the first of a group). level: the outermost that was crossed, None for computation.
+    """
+
+    activity: Activity
+    label: Label
+    device: int
+    level: int | None
+    begin_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """How long it took."""
+        return self.end_s - self.begin_s
+
+
+def critical_path(graph: TaskGraph, schedule: Schedule) -> tuple[PathStep, ...]:
+    """Return what the step consists of, in order: each part begins where the one before it ends; they fill the step."""
+    if not graph.tasks:
+        return ()
+    end_s = schedule.end_s
+    task = max(range(len(end_s)), key=lambda number: (end_s[number], -number))
+    walk = _Walk(graph, schedule)
+    while task != NONE:
+        task = walk.before(task)
+    return tuple(reversed(walk.steps))
+
+
+class _Walk:
+    """A walk from the end of the step to its beginning. steps: the parts, the latest first."""
+
+    def __init__(self, graph: TaskGraph, schedule: Schedule) -> None:
+        self._tasks, self._schedule = graph.tasks, schedule
+        self.steps: list[PathStep] = []
+
+    def before(self, task: int) -> int:
+        """Add what a task took, and return the one whose end it started at."""
+        found, schedule = self._tasks[task], self._schedule
+        start_s, end_s = schedule.start_s[task], schedule.end_s[task]
+        match found:
+            case Compute():
+                self._add(_COMPUTING[found.label.phase], found, start_s, end_s)
+                is_free = start_s <= schedule.ready_s[task]
+                return schedule.awaited[task] if is_free else schedule.before[task]
+            case Join():
+                return schedule.awaited[task]
+            case _:
+                sent_s = max(start_s, end_s - found.latency_s)
+                self._add(Activity.LATENCY, found, sent_s, end_s)
+                self._add(Activity.TRANSFER, found, start_s, sent_s)
+                return self._queue(task, self._last_link(task, start_s))
+
+    def _queue(self, task: int, place: int) -> int:
+        """Add who was on the links before, as long as it was links that were waited for; return the task awaited.
+
+        place: which of the task's links. Whoever waited for it began when the one before released it.
+        """
+        schedule = self._schedule
+        while True:
+            links, positions = _links(self._tasks[task]), schedule.positions[task]
+            occupancy = schedule.occupancy[links[place]]
+            begin_s = occupancy.begin_s[positions[place]]
+            if begin_s <= schedule.ready_s[task]:
+                return schedule.awaited[task]
+            if isinstance(self._tasks[task], Message) and place and begin_s <= self._begin_s(task, place - 1):
+                place -= 1
+                continue
+            link, position = links[place], positions[place] - 1
+            task = occupancy.tasks[position]
+            self._add(Activity.QUEUE, self._tasks[task], occupancy.begin_s[position], begin_s)
+            place = _links(self._tasks[task]).index(link)
+
+    def _begin_s(self, task: int, place: int) -> float:
+        link = _links(self._tasks[task])[place]
+        return self._schedule.occupancy[link].begin_s[self._schedule.positions[task][place]]
+
+    def _last_link(self, task: int, start_s: float) -> int:
+        """Return which of its links a task began on last."""
+        places = range(len(self._schedule.positions[task]))
+        return next(place for place in reversed(places) if self._begin_s(task, place) == start_s)
+
+    def _add(self, activity: Activity, found: Task, begin_s: float, end_s: float) -> None:
+        assert not isinstance(found, Join)
+        if end_s > begin_s:
+            self.steps.append(
+                PathStep(
+                    activity=activity,
+                    label=found.label,
+                    device=_device(found),
+                    level=None if isinstance(found, Compute) else found.level,
+                    begin_s=begin_s,
+                    end_s=end_s,
+                )
+            )
+
+
+def _links(found: Task) -> tuple[int, ...]:
+    assert isinstance(found, Message | Collective)
+    return found.path.links if isinstance(found, Message) else found.links
+
+
+def _device(found: Compute | Message | Collective) -> int:
+    match found:
+        case Compute():
+            return found.device
+        case Message():
+            return found.sender
+        case Collective():
+            return found.devices[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTime:
+    """How a device spends the step, in seconds: computing, communicating while it does not compute, and waiting.
+
+    sending_s, receiving_s: how long its own link is taken, out and in, also while it computes.
+    """
+
+    device: int
+    computing_s: float
+    communicating_s: float
+    waiting_s: float
+    sending_s: float
+    receiving_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTime:
+    """One phase of the step, as its computation goes. begin_s, end_s: of the first task and the last; phases overlap.
+
+    computing_s: of the busiest device. moved_bytes: that leave a device, of all devices together.
+    """
+
+    phase: Phase
+    begin_s: float
+    end_s: float
+    computing_s: float
+    moved_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LevelUse:
+    """The links of one level. num_links: in either direction. moved_bytes: over all that lead out.
+
+    busiest_s: how long the one is taken that is taken longest. utilisation: the share of the step in which a link is
+    taken, in the mean.
+    """
+
+    name: str
+    num_links: int
+    moved_bytes: float
+    busiest_s: float
+    utilisation: float
+
+
+def device_times(graph: TaskGraph, schedule: Schedule, fabric: Fabric) -> tuple[DeviceTime, ...]:
+    """Return how each device spends the step."""
+    computed: list[list[tuple[float, float]]] = [[] for _ in range(fabric.num_devices)]
+    for task, found in enumerate(graph.tasks):
+        if isinstance(found, Compute):
+            computed[found.device].append((schedule.start_s[task], schedule.end_s[task]))
+    times = []
+    for device, computing in enumerate(computed):
+        out, into = (_taken(schedule, fabric.link(0, device, direction)) for direction in Direction)
+        busy = np.array(computing, dtype=np.float64).reshape(-1, 2)
+        computing_s = _covered_s(busy)
+        active_s = max(_covered_s(np.concatenate([busy, out, into])), computing_s)
+        times.append(
+            DeviceTime(
+                device=device,
+                computing_s=computing_s,
+                communicating_s=active_s - computing_s,
+                waiting_s=max(schedule.step_time_s - active_s, 0.0),
+                sending_s=_covered_s(out),
+                receiving_s=_covered_s(into),
+            )
+        )
+    return tuple(times)
+
+
+def phase_times(graph: TaskGraph, schedule: Schedule, fabric: Fabric) -> tuple[PhaseTime, ...]:
+    """Return what each phase takes."""
+    computing_s = {phase: [0.0] * fabric.num_devices for phase in Phase}
+    moved_bytes = dict.fromkeys(Phase, 0.0)
+    begins: dict[Phase, float] = {}
+    ends: dict[Phase, float] = {}
+    is_port_out = [link.level == 0 and link.direction is Direction.OUT for link in fabric.links]
+    for task, found in enumerate(graph.tasks):
+        if isinstance(found, Compute):
+            phase = found.label.phase
+            computing_s[phase][found.device] += found.duration_s
+            begins[phase] = min(begins.get(phase, schedule.start_s[task]), schedule.start_s[task])
+            ends[phase] = max(ends.get(phase, 0.0), schedule.end_s[task])
+        elif isinstance(found, Message):
+            moved_bytes[found.label.phase] += found.size_bytes
+        elif isinstance(found, Collective):
+            sizes = zip(found.links, found.link_bytes, strict=True)
+            moved_bytes[found.label.phase] += sum(size for link, size in sizes if is_port_out[link])
+    return tuple(
+        PhaseTime(
+            phase=phase,
+            begin_s=begins.get(phase, 0.0),
+            end_s=ends.get(phase, 0.0),
+            computing_s=max(computing_s[phase]),
+            moved_bytes=moved_bytes[phase],
+        )
+        for phase in Phase
+    )
+
+
+def link_bytes(graph: TaskGraph, fabric: Fabric) -> list[float]:
+    """Return [links] what goes over each of them in a step."""
+    total = [0.0] * len(fabric.links)
+    for found in graph.tasks:
+        if isinstance(found, Message):
+            for link in found.path.links:
+                total[link] += found.size_bytes
+        elif isinstance(found, Collective):
+            for link, size in zip(found.links, found.link_bytes, strict=True):
+                total[link] += size
+    return total
+
+
+def level_uses(graph: TaskGraph, schedule: Schedule, fabric: Fabric) -> tuple[LevelUse, ...]:
+    """Return how the links of each level are used, the innermost first."""
+    sizes = link_bytes(graph, fabric)
+    found = []
+    for number, level in enumerate(fabric.levels):
+        own = [i for i, link in enumerate(fabric.links) if link.level == number]
+        taken = [float((_taken(schedule, i) @ [-1.0, 1.0]).sum()) for i in own]
+        found.append(
+            LevelUse(
+                name=level.name,
+                num_links=len(own) // len(Direction),
+                moved_bytes=sum(sizes[i] for i in own if fabric.links[i].direction is Direction.OUT),
+                busiest_s=max(taken),
+                utilisation=sum(taken) / len(taken) / schedule.step_time_s if schedule.step_time_s else 0.0,
+            )
+        )
+    return tuple(found)
+
+
+def _taken(schedule: Schedule, link: int) -> NDArray[np.float64]:
+    """Return [times that a link was taken, 2] the begin and the end."""
+    occupancy = schedule.occupancy[link]
+    return np.array([occupancy.begin_s, occupancy.release_s], dtype=np.float64).T.reshape(-1, 2)
+
+
+def _covered_s(intervals: NDArray[np.float64]) -> float:
+    """Return how long at least one of some intervals [intervals, 2] lasts."""
+    if not len(intervals):
+        return 0.0
+    ordered = intervals[np.argsort(intervals[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(ordered[:, 1])
+    begins = np.maximum(ordered[1:, 0], reached[:-1])
+    return float(reached[0] - ordered[0, 0] + np.clip(ordered[1:, 1] - begins, 0.0, None).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,3 +391,101 @@ def simulate(
         tasks=tasks,
         schedule=run(tasks, fabric.links, plan.num_devices),
     )
+
+
+class Track(IntEnum):
+    """What a device does side by side; the numbers are those of threads in a trace."""
+
+    COMPUTE = 0
+    SEND = 1
+    RECEIVE = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineEvent:
+    """Something that a device did. level: the outermost that a message crossed, "" for computation."""
+
+    device: int
+    track: Track
+    name: str
+    phase: str
+    begin_s: float
+    end_s: float
+    size_bytes: float
+    level: str
+
+
+def timeline(simulation: Simulation) -> Iterator[TimelineEvent]:
+    """Yield what every device computed, and what was on its own link, out and in; nothing on one track overlaps."""
+    schedule, levels = simulation.schedule, simulation.fabric.levels
+    for task, found in enumerate(simulation.tasks.tasks):
+        match found:
+            case Compute():
+                yield TimelineEvent(
+                    device=found.device,
+                    track=Track.COMPUTE,
+                    name=found.label.text,
+                    phase=found.label.phase,
+                    begin_s=schedule.start_s[task],
+                    end_s=schedule.end_s[task],
+                    size_bytes=0.0,
+                    level="",
+                )
+            case Message() | Collective():
+                yield from _on_links(simulation, task, found, levels[found.level].name)
+            case Join():
+                pass
+
+
+def _on_links(simulation: Simulation, task: int, found: Message | Collective, level: str) -> Iterator[TimelineEvent]:
+    schedule = simulation.schedule
+    links = found.path.links if isinstance(found, Message) else found.links
+    sizes = (found.size_bytes,) * len(links) if isinstance(found, Message) else found.link_bytes
+    for link, size_bytes, position in zip(links, sizes, schedule.positions[task], strict=True):
+        taken = simulation.fabric.links[link]
+        if taken.level == 0:
+            yield TimelineEvent(
+                device=taken.devices[0],
+                track=Track.SEND if taken.direction is Direction.OUT else Track.RECEIVE,
+                name=found.label.text,
+                phase=found.label.phase,
+                begin_s=schedule.occupancy[link].begin_s[position],
+                end_s=schedule.occupancy[link].release_s[position],
+                size_bytes=size_bytes,
+                level=level,
+            )
+
+
+def chrome_trace(simulation: Simulation) -> str:
+    """Return the timeline in the format of chrome://tracing and Perfetto: a process for each device, times in µs."""
+    events: list[dict[str, object]] = []
+    for device in range(simulation.fabric.num_devices):
+        events.append({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}})
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": device, "tid": int(track), "args": {"name": track.name.lower()}}
+            for track in Track
+        ]
+    for event in timeline(simulation):
+        arguments = {"bytes": event.size_bytes, "level": event.level} if event.level else {}
+        events.append(
+            {
+                "ph": "X",
+                "name": event.name,
+                "cat": event.phase,
+                "pid": event.device,
+                "tid": int(event.track),
+                "ts": event.begin_s * 1e6,
+                "dur": (event.end_s - event.begin_s) * 1e6,
+                "args": arguments,
+            }
+        )
+    document = {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "model": simulation.plan.graph.name,
+            "machine": simulation.machine.name,
+            "collectives": simulation.collectives,
+        },
+    }
+    return json.dumps(document, separators=(",", ":"))

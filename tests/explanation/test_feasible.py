@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pase.analysis.explanation import searching
-from pase.analysis.explanation.alternatives import Alternatives
-from pase.analysis.explanation.fitting import Fitting
-from pase.analysis.explanation.searching import Searching
+from pase.analysis.explanation import constrained_search
+from pase.analysis.explanation.alternatives import Alternatives, FeasibleAlternatives
+from pase.analysis.explanation.constrained_search import ConstrainedSearch
 from pase.solver import Weighted, solve
 from pase.tables.cost_tables import CostTables
 from tests.explanation.brute import every_strategy, random_problem
@@ -26,7 +25,7 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
     weights = weights_of(tables, seed)
     least, most = (sum(float(pick(w)) for w in weights) for pick in (np.min, np.max))
     limit = round(least + part * (most - least))
-    search = Searching(limited=Weighted(tables=tables, weights=weights, limit=limit))
+    search = ConstrainedSearch(limited=Weighted(tables=tables, weights=weights, limit=limit))
     fitting = [
         (choice, cost)
         for choice, cost in every_strategy(tables)
@@ -34,7 +33,9 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
     ]
     optimum = search.cheapest(tables)
     assert optimum.cost == pytest.approx(min(cost for _, cost in fitting))
-    found = Fitting(tables=tables, optimum=optimum, search=search, free=Alternatives(tables, solve(tables)))
+    found = FeasibleAlternatives(
+        tables=tables, optimum=optimum, search=search, free=Alternatives(tables, solve(tables))
+    )
     num_limited = 0
     for vertex, size in enumerate(tables.domain_sizes):
         for configuration in range(size):
@@ -55,14 +56,14 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
 
 
 def test_without_a_limit_everything_fits() -> None:
-    assert Searching().fits((1, 2, 3))
-    assert Searching().weighted(random_problem(1)) is None
+    assert ConstrainedSearch().fits((1, 2, 3))
+    assert ConstrainedSearch().weighted(random_problem(1)) is None
 
 
 def test_an_interrupted_search_ends_the_explanation(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = random_problem(4)
     cut = replace(solve(tables), exact=False)
-    monkeypatch.setattr(searching, "solve", lambda *_args, **_kwargs: cut)
+    monkeypatch.setattr(constrained_search, "solve", lambda *_args, **_kwargs: cut)
     with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        Searching().unlimited(tables)
-    assert Searching(time_limit_s=1.0).unlimited(tables) is cut
+        ConstrainedSearch().unlimited(tables)
+    assert ConstrainedSearch(time_limit_s=1.0).unlimited(tables) is cut

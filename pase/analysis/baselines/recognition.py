@@ -1,0 +1,222 @@
+"""What experts' rules speak of, recognised by what layers do, not by their names.
+
+Dims of different layers are the same where both index one dim of a tensor that flows between the layers. The heads of
+an attention, for instance, are a produced dim of the three projections before it and a reduced dim of the one behind
+it. What Mesh-TensorFlow's layouts and Megatron's rule name once is found here in any network.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from pase.costs import shared_weights
+from pase.costs.layouts import Component, components
+from pase.graph import Access, Graph, Operator, Role, Window
+from pase.graph.access import access_dims, split_dim
+
+DimClass = int
+"""A set of dims that are the same, by number."""
+
+
+def same_dims(graph: Graph) -> dict[tuple[str, str], DimClass]:
+    """Return the class of every dim, by (layer, dim).
+
+    Where a view takes a dim apart (a width into heads and channels), its first factor is the same as the whole: a split
+    of either into as many parts gives the same parts. A split of a concatenation counts as one of its pieces.
+    """
+    root = {(operator.name, dim): (operator.name, dim) for operator in graph.operators for dim in operator.extents}
+
+    def find(dim: tuple[str, str]) -> tuple[str, str]:
+        while root[dim] != dim:
+            root[dim] = root[root[dim]]
+            dim = root[dim]
+        return dim
+
+    for one, other in _pairs(graph):
+        root[find(one)] = find(other)
+    numbers: dict[tuple[str, str], DimClass] = {}
+    return {dim: numbers.setdefault(find(dim), len(numbers)) for dim in root}
+
+
+def _pairs(graph: Graph) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    for edge in graph.edges:
+        u, v = graph[edge.producer], graph[edge.consumer]
+        for one, other in _aligned(_components(u, u.writes[edge.output]), _components(v, v.reads[edge.input])):
+            yield (u.name, one), (v.name, other)
+    for weight in shared_weights(graph):
+        owned, used = graph[weight.owner].reads[weight.owner_read], graph[weight.user].reads[weight.user_read]
+        for one, other in _of_one_weight(owned, used):
+            yield (weight.owner, one), (weight.user, other)
+
+
+def _of_one_weight(owned: Access, used: Access) -> Iterator[tuple[str, str]]:
+    """Yield the dims of a weight's two users that are the same; the one may read it transposed, dims named alike."""
+    axes = owned.axes if set(owned.axes) == set(used.axes) else used.axes
+    for one, other in zip(owned.axes, axes, strict=False):
+        if isinstance(one, str) and isinstance(other, str):
+            yield one, other
+
+
+def _components(operator: Operator, access: Access) -> list[Component]:
+    return [part for part in components(access.shape, access.axes, operator.extents) if part.length > 1]
+
+
+def _aligned(written: Sequence[Component], read: Sequence[Component]) -> Iterator[tuple[str, str]]:
+    """Yield the dims that begin at the same place of a tensor, row-major, taken apart by its producer and consumer."""
+    i = j = 0
+    while i < len(written) and j < len(read):
+        one, other = split_dim(written[i].axis), split_dim(read[j].axis)
+        if one and other:
+            yield one, other
+        left, right = written[i].length, read[j].length
+        i, j = i + 1, j + 1
+        while left != right:
+            if left < right and i < len(written):
+                left, i = left * written[i].length, i + 1
+            elif right < left and j < len(read):
+                right, j = right * read[j].length, j + 1
+            else:
+                return
+
+
+ATTENTION = "attention"
+EMBEDDING = "embedding"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """The dims of a dense layer: those of its input that stay, those that it makes, those that it sums over."""
+
+    lead: tuple[str, ...]
+    out: tuple[str, ...]
+    reduce: tuple[str, ...]
+
+
+def dense_product(operator: Operator) -> Product | None:
+    """Return the dims of a dense layer; None for any other layer."""
+    if operator.kind != "dense":
+        return None
+    work = next(work for work in operator.work if work.contraction)
+    weights, inputs, outputs = (
+        frozenset[str]().union(*map(access_dims, accesses))
+        for accesses in (
+            [operator.reads[i] for i in work.reads if operator.reads[i].role is Role.PARAMETER],
+            [operator.reads[i] for i in work.reads if operator.reads[i].role is not Role.PARAMETER],
+            operator.writes,
+        )
+    )
+    return Product(
+        lead=tuple(dim for dim in operator.extents if dim in inputs - weights),
+        out=tuple(dim for dim in operator.extents if dim in weights - inputs),
+        reduce=tuple(dim for dim in operator.extents if dim in (weights & inputs) - outputs),
+    )
+
+
+def is_convolution(operator: Operator) -> bool:
+    """Return whether a layer multiplies what lies under sliding windows with trained weights."""
+    accesses = (*operator.reads, *operator.writes)
+    return any(isinstance(axis, Window) for access in accesses for axis in access.axes) and any(
+        work.contraction and any(operator.reads[i].role is Role.PARAMETER for i in work.reads) for work in operator.work
+    )
+
+
+def leads_to(graph: Graph, wanted: Callable[[Operator], bool]) -> frozenset[str]:
+    """Return the layers from which a path leads to a wanted layer behind them."""
+    return _next_to(graph, [(edge.consumer, edge.producer) for edge in graph.edges], wanted)
+
+
+def follows(graph: Graph, wanted: Callable[[Operator], bool]) -> frozenset[str]:
+    """Return the layers to which a path leads from a wanted layer before them."""
+    return _next_to(graph, [(edge.producer, edge.consumer) for edge in graph.edges], wanted)
+
+
+def _next_to(graph: Graph, steps: Iterable[tuple[str, str]], wanted: Callable[[Operator], bool]) -> frozenset[str]:
+    """Return the layers that steps lead to from wanted ones."""
+    after: dict[str, list[str]] = {}
+    for one, other in steps:
+        after.setdefault(one, []).append(other)
+    found: set[str] = set()
+    frontier = [operator.name for operator in graph.operators if wanted(operator)]
+    while frontier:
+        new = set(after.get(frontier.pop(), ())) - found
+        found |= new
+        frontier.extend(new)
+    return frozenset(found)
+
+
+_VOCABULARY_SHARE = 0.5
+"""A table with more rows than this share of the largest one's is a vocabulary, not one of positions or segments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerDims:
+    """Classes of dims that are the same, and of which kind they are. classes: that of each (layer, dim)."""
+
+    classes: dict[tuple[str, str], DimClass]
+    batch: frozenset[DimClass]
+    heads: frozenset[DimClass]
+    hidden: frozenset[DimClass]
+    vocabulary: frozenset[DimClass]
+
+
+def transformer_dims(graph: Graph) -> TransformerDims | None:
+    """Return the batch, the heads, the hidden units of feed-forward pairs and the vocabularies; None without attention.
+
+    Heads: the dim of that meaning of every attention. Hidden: what one dense layer makes and another sums over, with
+    nothing between them that must see all of it. Vocabulary: the rows of embedding tables, and what the last dense
+    layers make where that is more than they sum over. The model's width, which the projections of attentions read and
+    write, is none of them.
+    """
+    classes = same_dims(graph)
+    attentions = [operator.name for operator in graph.operators if operator.kind == ATTENTION]
+    if not attentions:
+        return None
+    batch = frozenset(classes[name, dim] for name in attentions for dim in graph.batch[name].dims)
+    heads = frozenset(classes[name, _first(graph[name], "h")] for name in attentions)
+    made, summed, width = set[DimClass](), set[DimClass](), set[DimClass]()
+    inner = leads_to(graph, lambda operator: operator.kind == ATTENTION or dense_product(operator) is not None)
+    last = set[DimClass]()
+    for operator in graph.operators:
+        product = dense_product(operator)
+        if product is None:
+            continue
+        out = {classes[operator.name, dim] for dim in product.out}
+        reduced = {classes[operator.name, dim] for dim in product.reduce}
+        made |= out
+        summed |= reduced
+        width |= reduced if out & heads else out if reduced & heads else set()
+        if operator.name not in inner and _num_points(operator, product.out) > _num_points(operator, product.reduce):
+            last |= out
+    attended = {classes[name, dim] for name in attentions for dim in graph[name].extents}
+    vocabulary = last | {classes[dim] for dim in _large_tables(graph)}
+    whole = {classes[dim] for dim in _seen_whole(graph)}
+    return TransformerDims(
+        classes=classes,
+        batch=batch,
+        heads=heads,
+        hidden=frozenset(made & summed - whole - width - attended - vocabulary),
+        vocabulary=frozenset(vocabulary - width - attended),
+    )
+
+
+def _first(operator: Operator, letter: str) -> str:
+    """Return an attention's dim of a meaning; where heads share keys, h1 are the groups of heads that do, h2 these."""
+    return next(dim for dim in operator.extents if dim.rstrip("0123456789") == letter)
+
+
+def _num_points(operator: Operator, dims: Iterable[str]) -> int:
+    return prod(operator.extents[dim] for dim in dims)
+
+
+def _large_tables(graph: Graph) -> Iterable[tuple[str, str]]:
+    """Return the rows of the embedding tables that are vocabularies, as (layer, dim)."""
+    rows = {op.name: op.extents["v"] for op in graph.operators if op.kind == EMBEDDING and op.parameters}
+    return [(name, "v") for name, extent in rows.items() if extent > _VOCABULARY_SHARE * max(rows.values())]
+
+
+def _seen_whole(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Yield the dims over which a layer reduces something inside itself, as normalisations do."""
+    for operator in graph.operators:
+        for exchange in operator.exchanges:
+            for dim in getattr(exchange, "over", ()):
+                yield operator.name, dim

@@ -1,0 +1,333 @@
+"""What an explanation says of a layer, and the sentence that says why it has no other configuration."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from types import MappingProxyType
+
+from pase.analysis.explanation.alternatives import Alternative
+from pase.analysis.explanation.parts import CostParts, Part, PartKind
+from pase.common.quantities import quantity
+from pase.costs import Problem
+from pase.costs.configurations import data_parallel
+from pase.planning.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerUp:
+    """The cheapest strategy in which a layer has another configuration.
+
+    difference: its cost less that of the cheapest strategy that keeps the layer's own; below 0 where the layer's own is
+    not the best. is_tie: they cost the same. is_exact: whether that is proven. changes: the other layers
+    whose configuration differs with it, and what it becomes. alone, alone_difference: the best other configuration
+    while all other layers stay as they are (None where none fits), and what that costs more than the plan.
+    """
+
+    splits: Mapping[str, int]
+    total_cost: float
+    difference: float
+    is_tie: bool
+    is_exact: bool
+    changes: tuple[tuple[str, dict[str, int]], ...]
+    alone: dict[str, int] | None
+    alone_difference: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flip:
+    """scale: by how much slower the links are when the layer's choice changes; splits: what it becomes."""
+
+    scale: float
+    splits: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBinding:
+    """A configuration that a layer would have at a lower cost if it fitted.
+
+    difference: what it costs more than the plan, below 0. is_alone: with all other layers as they are; else in the
+    cheapest strategy without a limit. needed_bytes, limit_bytes: on each device.
+    """
+
+    splits: Mapping[str, int]
+    difference: float
+    is_alone: bool
+    needed_bytes: float
+    limit_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerExplanation:
+    """Why a layer has its configuration.
+
+    parts: of the cost it has a say in, the dearest first. best: its configuration in the cheapest strategy, which is
+    its own where `is_best`. kept_total_cost: of the cheapest strategy with its own. runner_up: None where it has no
+    other configuration that fits. memory: None where memory makes no difference to it. below, above: the nearest flips
+    with faster and slower links; None where there is none. reason: one sentence.
+    """
+
+    name: str
+    kind: str
+    splits: Mapping[str, int]
+    num_configurations: int
+    parts: tuple[Part, ...]
+    is_best: bool
+    best: Mapping[str, int]
+    kept_total_cost: float
+    runner_up: RunnerUp | None
+    memory: MemoryBinding | None
+    below: Flip | None
+    above: Flip | None
+    reason: str
+
+    @property
+    def binding(self) -> Part | None:
+        """The part that costs most; None where the layer costs nothing."""
+        return self.parts[0] if self.parts else None
+
+    @property
+    def share(self) -> float:
+        """The binding part's share of all parts, 0 to 1."""
+        return self.parts[0].cost / sum(part.cost for part in self.parts) if self.parts else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Why a plan is as it is.
+
+    optimum_cost: of the cheapest strategy found now; is_proven: whether it is proven to be cheapest. is_optimal:
+    the plan costs no more than that. flop_per_byte: r of Eq. 1, None for a cost model in seconds. searched: the
+    scales, from and to, within which flips are complete.
+    """
+
+    plan_cost: float
+    optimum_cost: float
+    is_optimal: bool
+    is_proven: bool
+    cost_unit: str
+    flop_per_byte: float | None
+    searched: tuple[float, float]
+    layers: tuple[LayerExplanation, ...]
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of each explained layer by name."""
+        return {layer.name: i for i, layer in enumerate(self.layers)}
+
+    def __getitem__(self, name: str) -> LayerExplanation:
+        """Return what is said of a layer."""
+        return self.layers[self.index[name]]
+
+    def relative(self, difference: float) -> float:
+        """Return a difference in cost as a part of the plan's cost."""
+        return difference / self.plan_cost if self.plan_cost else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excess:
+    """The part that costs most more under another choice than under a layer's own.
+
+    layer: whose part it is, "" for the layer itself. part: as it is under the other choice. before: the same part
+    under the layer's own; None where it costs nothing there.
+    """
+
+    layer: str = ""
+    part: Part
+    before: Part | None
+
+    @property
+    def cost(self) -> float:
+        """By how much it costs more."""
+        return self.part.cost - (self.before.cost if self.before else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contrast:
+    """Another choice for a layer, in words ("splitting the batch (b=32)"), and what is dearest about it."""
+
+    choice: str
+    excess: Excess
+
+
+def configuration_text(splits: Mapping[str, int], num_devices: int) -> str:
+    """Return a configuration in words: "b=4 n=2", with "×4" where four devices hold each part, or "not split"."""
+    text = " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
+    replicas = num_devices // prod(splits.values())
+    return text if replicas == 1 else f"{text} ×{replicas}"
+
+
+def percent(fraction: float) -> str:
+    """Return a signed part of a hundred with two digits: "+1.2%"."""
+    value = 100 * fraction
+    if 0 < abs(value) < 1e-4:
+        return f"{'+' if value > 0 else '-'}<0.0001%"
+    return f"{value:+.0f}%" if abs(value) >= 9.95 else f"{value:+.2g}%"
+
+
+def only_reason(layer: str, own: str, *, is_only: bool) -> str:
+    """Return the sentence for a layer without another configuration, or (not is_only) without another that fits."""
+    return f"{layer}: {own}, its only configuration{'' if is_only else ' for which a strategy was found that fits'}"
+
+
+def memory_reason(other: str, memory: MemoryBinding, plan_cost: float) -> str:
+    """Return what is added to a layer's sentence where its cheaper configuration does not fit."""
+    when = "" if memory.is_alone else " together with others"
+    return (
+        f"; memory binds: {other}{when} would cost {percent(memory.difference / plan_cost)} but takes "
+        f"{quantity(memory.needed_bytes, 'B')} on each device, over the limit of {quantity(memory.limit_bytes, 'B')}"
+    )
+
+
+def tie_reason(layer: str, own: str, other: str, contrast: Contrast | None, unit: str) -> str:
+    """Return the sentence for a layer whose runner-up costs the same."""
+    because = f", because {contrast.choice} would {would(contrast.excess, unit)}" if contrast else ""
+    return f"{layer}: {own}{because}; {other} costs the same"
+
+
+def best_reason(layer: str, own: str, other: str, relative: float, contrast: Contrast | None, unit: str) -> str:
+    """Return the sentence for a layer whose configuration is the best; contrast: with another than the runner-up."""
+    because = f", because {contrast.choice} would {would(contrast.excess, unit)}" if contrast else ""
+    return f"{layer}: {own}{because}; next best {other} costs {percent(relative)}"
+
+
+def next_best_reason(layer: str, own: str, other: str, relative: float, excess: Excess, unit: str) -> str:
+    """Return the sentence for a layer that is compared with its runner-up itself."""
+    return f"{layer}: {own}, because the next best, {other}, would {would(excess, unit)}: {percent(relative)} in all"
+
+
+def not_best_reason(layer: str, own: str, best: str, saved: float, excess: Excess | None, unit: str) -> str:
+    """Return the sentence for a layer that a cheapest strategy has otherwise.
+
+    saved: by the best over the cheapest strategy with its own, as a part of the plan's cost; excess: of the latter.
+    """
+    keeping = f": keeping {own} would {would(excess, unit)}" if excess else ""
+    return f"{layer}: {own} is not the best, {best} would save {percent(saved).lstrip('+')} of the plan's cost{keeping}"
+
+
+def would(excess: Excess, unit: str) -> str:
+    """Return what the other choice would do: "all-reduce 151 MB of weight gradients over 32 devices"."""
+    part, before = excess.part, excess.before
+    action = _ACTIONS[part.kind](part, excess, unit)
+    if before is not None and before.size_bytes and part.kind is not PartKind.COMPUTE:
+        if before.size_bytes < part.size_bytes:
+            over = f" over {before.group}" if before.group not in (0, part.group) else ""
+            action += f", not {quantity(before.size_bytes, 'B')}{over}"
+        else:  # it is not the bytes: more devices, or links further out
+            action += f" at {quantity(excess.cost, unit)} more"
+    return f"make {excess.layer} {action}" if excess.layer else action
+
+
+def _compute(_part: Part, excess: Excess, unit: str) -> str:
+    return f"compute {'' if unit == 'FLOP' else 'for '}{quantity(excess.cost, unit)} more on each device"
+
+
+def _summed(what: str) -> "_Action":
+    def action(part: Part, _excess: Excess, _unit: str) -> str:
+        return f"all-reduce {quantity(part.size_bytes, 'B')} of {what} over {part.group} devices"
+
+    return action
+
+
+def _sent(verb: str, what: str) -> "_Action":
+    def action(part: Part, _excess: Excess, _unit: str) -> str:
+        return f"{verb} {quantity(part.size_bytes, 'B')}{what}{part.other}"
+
+    return action
+
+
+_Action = Callable[[Part, Excess, str], str]
+
+_ACTIONS: Mapping[PartKind, _Action] = MappingProxyType(
+    {
+        PartKind.COMPUTE: _compute,
+        PartKind.GRADIENTS: _summed("weight gradients"),
+        PartKind.PARTIAL_SUMS: _summed("partial sums"),
+        PartKind.INPUT_GRADIENTS: _summed("its input's gradient"),
+        PartKind.HALO: _sent("exchange", " of halo"),
+        PartKind.EXCHANGE: _sent("exchange", " inside it"),
+        PartKind.RESHARD_FROM: _sent("re-shard", " from "),
+        PartKind.RESHARD_TO: _sent("re-shard", " to "),
+        PartKind.SHARED_WEIGHT: _sent("move", " of the weight that it shares with "),
+    }
+)
+
+
+class Reasons:
+    """Finds reasons: the layer is compared with data parallelism where its own part is what that would cost.
+
+    Else, and where data parallelism is the runner-up, or its own choice, it is compared with the runner-up.
+    """
+
+    def __init__(self, plan: Plan, problem: Problem, choice: tuple[int, ...], parts: CostParts) -> None:
+        """Take a plan, its problem, its strategy by configuration index, and what takes its costs apart."""
+        self._plan = plan
+        self._problem = problem
+        self._choice = choice
+        self._parts = parts
+        self._plan_cost = problem.tables.evaluate(choice)
+
+    def sentence(self, vertex: int, kept: Alternative, runner_up: RunnerUp | None, other: Alternative | None) -> str:
+        """Return the sentence of a layer; kept: the cheapest strategy with its own configuration, other: without."""
+        name, unit = self._plan.layers[vertex].name, self._plan.cost_unit
+        own = self._text(vertex, self._choice[vertex])
+        if runner_up is None or other is None:
+            return only_reason(name, own, is_only=self._problem.tables.domain_sizes[vertex] == 1)
+        relative = runner_up.difference / self._plan_cost if self._plan_cost else 0.0
+        next_best = self._text(vertex, other.choice[vertex])
+        if relative < 0 and not runner_up.is_tie:
+            excess = self._excess(vertex, other.choice, kept.choice)
+            return not_best_reason(name, own, next_best, -relative, excess, unit)
+        contrast = self._with_data_parallel(vertex)
+        if runner_up.is_tie:
+            return tie_reason(name, own, next_best, contrast, unit)
+        if contrast is None or self._is_data_parallel(vertex, other.choice[vertex]):
+            excess = self._excess(vertex, kept.choice, other.choice)
+            if excess is not None:
+                return next_best_reason(name, own, next_best, relative, excess, unit)
+        return best_reason(name, own, next_best, relative, contrast, unit)
+
+    def _text(self, vertex: int, configuration: int) -> str:
+        return self.text(self._problem.splits(vertex, configuration))
+
+    def text(self, splits: Mapping[str, int]) -> str:
+        """Return a configuration in words."""
+        return configuration_text(splits, self._plan.num_devices)
+
+    def _data_parallel(self, vertex: int) -> tuple[int, ...]:
+        graph = self._problem.graph
+        return data_parallel(graph, graph.operators[vertex], self._plan.num_devices)
+
+    def _is_data_parallel(self, vertex: int, configuration: int) -> bool:
+        splits = self._data_parallel(vertex)
+        return self._problem.choice(vertex, splits) == configuration
+
+    def _with_data_parallel(self, vertex: int) -> Contrast | None:
+        """Return what splitting this layer's batch alone would cost it; None if it is split so, or nothing would."""
+        splits = self._data_parallel(vertex)
+        configuration = self._problem.choice(vertex, splits)
+        if configuration is None or configuration == self._choice[vertex]:
+            return None
+        choice = (*self._choice[:vertex], configuration, *self._choice[vertex + 1 :])
+        excess = self._excess(vertex, self._choice, choice)
+        if excess is None or excess.part.other:
+            return None  # what an edge costs depends on the neighbours, which would not stay as they are
+        text = self._text(vertex, configuration)
+        action = "not splitting it" if text.startswith("not split") else f"splitting the batch alone ({text})"
+        return Contrast(choice=action, excess=excess)
+
+    def _excess(self, vertex: int, before: Sequence[int], after: Sequence[int]) -> Excess | None:
+        """Return the part that costs most more after a change: of the layer, or of others that change with it."""
+        found = [_most_more("", self._parts.of(vertex, before), self._parts.of(vertex, after))]
+        for v, (b, a) in enumerate(zip(before, after, strict=True)):
+            if b != a and v != vertex:
+                name = self._plan.layers[v].name
+                found.append(_most_more(name, self._parts.of(v, before), self._parts.of(v, after)))
+        return max((excess for excess in found if excess), key=lambda excess: excess.cost, default=None)
+
+
+def _most_more(layer: str, before: Iterable[Part], after: Iterable[Part]) -> Excess | None:
+    known = {(part.kind, part.other): part for part in before}
+    rises = [Excess(layer=layer, part=part, before=known.get((part.kind, part.other))) for part in after]
+    most = max(rises, key=lambda excess: excess.cost, default=None)
+    return most if most is not None and most.cost > 0 else None
