@@ -6,7 +6,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pase.views.drawing import split_classes
-from pase.views.drawing.colours import PALETTE, PATTERNS, UNSPLIT
+from pase.views.drawing.plans import PALETTE, PATTERNS, UNSPLIT
 
 Floats = NDArray[np.float64]
 

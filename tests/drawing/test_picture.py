@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pase.planning.plan import Plan
-from pase.views.drawing.picture import svg
+from pase.views.exports.svg import svg
 from tests.drawing.graphs import overlap
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_plan, tiny_plan

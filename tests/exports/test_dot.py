@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from pase import Plan
-from pase.analysis.explanation.reasons import configuration_text
+from pase.analysis.explanation.why_not import configuration_text
 from pase.graph.names import short, visible
 from pase.views.drawing import split_classes
 from pase.views.exports import ExportOptions, export

@@ -15,8 +15,8 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.runtime.initial import parameter_name
 from pase.views.exports import export
+from pase.views.exports.jax import without_miscomputed
 from pase.views.exports.named_mesh import named_mesh
-from pase.views.exports.xla_convolutions import without_miscomputed
 from tests.exports.boxes import pairs, plan_boxes
 from tests.exports.children import run_child
 from tests.exports.example import write_example

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from pase import Builder, Plan
-from pase.analysis.explanation.reasons import configuration_text
+from pase.analysis.explanation.why_not import configuration_text
 from pase.graph.names import short, visible
 from pase.graph.operators import dense
 from pase.views.exports import ExportOptions, export

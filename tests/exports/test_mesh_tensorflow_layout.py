@@ -15,7 +15,7 @@ from pase.graph.names import visible
 from pase.graph.operators import dense
 from pase.targets.mesh_tensorflow.runtime.compat import mtf
 from pase.views.exports import export
-from pase.views.exports.shared_meshes import different_splits, shared_meshes
+from pase.views.exports.mesh_tensorflow_layout import different_splits, shared_meshes
 from tests.hostile import hostile_plan
 from tests.networks import small_plan
 from tests.runtime.plans import make_plan

@@ -12,7 +12,7 @@ from pase.graph.operator import SCANNED
 from pase.planning.planner import problem_of
 from pase.tables.cost_tables import CostTables, EdgeTable
 from pase.views.exports import export
-from pase.views.exports.scans import cheapest_alike, scanned_layers
+from pase.views.exports.jax import cheapest_alike, scanned_layers
 from tests.networks import slow_machine
 from tests.runtime.plans import make_plan
 

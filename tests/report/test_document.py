@@ -19,7 +19,7 @@ from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh, layout_of
 from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
 from pase.traffic import flows
 from pase.views.reports import NamedPlan, report_document
-from pase.views.reports.movements import PREDICTED
+from pase.views.reports.document import PREDICTED
 from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
 from tests.networks import slow_machine, small_graph, small_plan
@@ -170,7 +170,7 @@ def test_where_no_program_could_be_laid_out_the_predicted_bytes_are_shown(monkey
         raise EmitError("no mesh")
 
     plan = small_plan("rnnlm", 8)
-    monkeypatch.setattr("pase.views.reports.movements.flows", refuse)
+    monkeypatch.setattr("pase.views.reports.document.flows", refuse)
     found = only(plan, explains=False)
     assert found["moved_are"] == PREDICTED
     assert found["traffic"] is None

@@ -1,11 +1,9 @@
 """Drawings of graphs: where everything stands, which parts repeat, and what colours say. No framework, no files."""
 
 from pase.views.drawing.arrangement import Arrangement, Frame, arranged
-from pase.views.drawing.colours import SplitClass, SplitClasses, split_classes
-from pase.views.drawing.folded import FoldedEdge, FoldedGraph, folded
-from pase.views.drawing.folding import Repeat, fold
+from pase.views.drawing.folding import FoldedEdge, FoldedGraph, Repeat, fold, folded
 from pase.views.drawing.layered import Drawing, layered
-from pase.views.drawing.plans import certificate_text, edge_bytes, folded_plan
+from pase.views.drawing.plans import SplitClass, SplitClasses, certificate_text, edge_bytes, folded_plan, split_classes
 
 __all__ = [
     "Arrangement",

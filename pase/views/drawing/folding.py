@@ -1,9 +1,184 @@
-"""`fold`: the parts of a graph that come several times in a row."""
+"""`fold`: the parts of a graph that come several times in a row; `folded`: the graph in which they are one.
+
+Runs of blocks are where a graph continues as it was a period before. For a period p, each vertex is compared with the
+one p before it, and each edge with its copy, the edge between the vertices p before its own. In a run of blocks all
+edges between its vertices have copies; what comes in from before the run, or goes out to after it, may instead come
+from the same vertex, or go to the same, in all blocks.
+"""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from pase.views.drawing.periods import Run, runs
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`count` isomorphic blocks of `period` vertices from vertex `first`; any two or more in a row are a run as
+    well."""
+
+    first: int
+    period: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """The first vertex after the last block."""
+        return self.first + self.period * self.count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """What one period leaves of the edges into vertices. Pairs (w, w + period) are told by w.
+
+    starts: [V + 1] whether two blocks may begin at a vertex. broken: [V] whether a pair after the first block ends a
+    run. outside: [V] the last vertex that either of a pair reads without a copy: it has to be before the run; -1 for
+    none.
+    """
+
+    starts: Bools
+    broken: Bools
+    outside: Ints
+
+
+class Side:
+    """The edges of a graph by what comes into its vertices; of the graph read backwards, by what goes out.
+
+    classes: [V] equal numbers for equal signatures. sources, targets: [E], each source before its target.
+    """
+
+    def __init__(self, classes: Ints, sources: Ints, targets: Ints) -> None:
+        self.classes = classes
+        order = np.lexsort((targets, sources))
+        self.sources, self.targets = sources[order], targets[order]
+        # Edges between the same two vertices are told apart by their number among them.
+        pairs = self.sources * len(classes) + self.targets
+        self.numbers = np.arange(len(pairs)) - np.searchsorted(pairs, pairs)
+        self.width = int(self.numbers.max(initial=0)) + 1
+        self.keys = pairs * self.width + self.numbers
+        self.nearest = np.full(len(classes), len(classes), np.int64)
+        np.minimum.at(self.nearest, self.targets, self.targets - self.sources)
+
+    def candidates(self, period: int) -> Bools:
+        """Return [V + 1] where two blocks may begin as far as signatures and the nearest edge into each vertex
+        tell."""
+        w = np.arange(len(self.classes) - period)
+        equal = self.classes[period:] == self.classes[:-period]
+        nearest, later = self.nearest[:-period], self.nearest[period:]
+        # Where one of a pair alone has an edge that short, it must come from before the run.
+        reach = np.where(equal, w - np.minimum(nearest, later), w)
+        wrong = ~equal | (nearest != later)
+        return ~_any((w - period + 1)[wrong], reach[wrong], len(self.classes))
+
+    def view(self, period: int) -> _View:
+        """Return what a period leaves, with every edge compared."""
+        size = len(self.classes)
+        has_earlier = self._present(-period, -period)
+        has_later = self._present(period, period)
+        later = (self.targets >= period) & ~has_earlier
+        earlier = (self.targets < size - period) & ~has_later
+        same_before, same_after = self._present(0, -period)[later], self._present(0, period)[earlier]
+        w_later, u_later = self.targets[later] - period, self.sources[later]
+        w_earlier, u_earlier = self.targets[earlier], self.sources[earlier]
+        w = np.arange(size - period)
+        unequal = w[self.classes[period:] != self.classes[:-period]]
+        lone, from_lone = w_later[~same_before], u_later[~same_before]
+        first = np.concatenate([unequal, w_earlier, w_later]) - period + 1
+        last = np.concatenate([unequal, u_earlier, u_later - period])
+        first = np.concatenate([first, np.maximum(lone - period + 1, from_lone + 1)])
+        last = np.concatenate([last, lone])
+        broken = np.zeros(size, np.bool_)
+        broken[unequal] = broken[lone] = broken[w_earlier[~same_after]] = True
+        outside = np.full(size, -1, np.int64)
+        np.maximum.at(outside, w_later, u_later)
+        np.maximum.at(outside, w_earlier, u_earlier)
+        return _View(starts=~_any(first, last, size), broken=broken, outside=outside)
+
+    def _present(self, by_source: int, by_target: int) -> Bools:
+        """Return [E] whether there is an edge between the vertices so far from each edge's own."""
+        size = len(self.classes)
+        sources, targets = self.sources + by_source, self.targets + by_target
+        keys = (sources * size + targets) * self.width + self.numbers
+        place = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        inside = (sources >= 0) & (sources < targets) & (targets < size)
+        return np.asarray(inside & (self.keys[place] == keys), np.bool_) if len(keys) else np.zeros(0, np.bool_)
+
+
+def _any(first: Ints, last: Ints, size: int) -> Bools:
+    """Return [size + 1] which numbers lie in any of some intervals, both ends included; empty ones count nothing."""
+    full = last >= np.maximum(first, 0)
+    first, last = np.maximum(first[full], 0), last[full]
+    steps = np.bincount(first, minlength=size + 2) - np.bincount(last + 1, minlength=size + 2)
+    return np.asarray(np.cumsum(steps)[: size + 1] > 0, np.bool_)
+
+
+def runs(classes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[Run]:
+    """Return runs of at least two blocks, as long as each start of its period lets them be.
+
+    Left out are those that lie within a run of a period that divides theirs. Time: O(V + E) for each period for which
+    signatures and shortest edges repeat; O(V) otherwise.
+    """
+    size = len(classes)
+    pairs = np.asarray(edges, np.int64).reshape(-1, 2)
+    numbers = np.asarray(classes, np.int64)
+    forwards = Side(numbers, pairs[:, 0], pairs[:, 1])
+    backwards = Side(numbers[::-1].copy(), size - 1 - pairs[:, 1], size - 1 - pairs[:, 0])
+    found: list[Run] = []
+    long: list[Run] = []  # of which a run of a longer period could be a part
+    for period in range(1, size // 2 + 1):
+        if np.count_nonzero(forwards.classes[period:] == forwards.classes[:-period]) < period:
+            continue
+        allowed = forwards.candidates(period)
+        allowed[max(size - 2 * period + 1, 0) :] = False
+        long = [run for run in long if run.end - run.first >= 2 * period]
+        for run in long:
+            if period % run.period == 0:
+                allowed[run.first : run.end - 2 * period + 1] = False
+        if allowed.any() and backwards.candidates(period).any():
+            of_period = _of_period(period, forwards.view(period), backwards.view(period), allowed)
+            found += of_period
+            long += of_period
+    return found
+
+
+def _of_period(period: int, forwards: _View, backwards: _View, allowed: Bools) -> list[Run]:
+    size = len(forwards.broken)
+    starts = np.flatnonzero(forwards.starts & allowed)
+    ends = backwards.starts[::-1]  # by the vertex after the last block
+    # The same pairs, told by their earlier vertices again.
+    broken_out = np.zeros(size, np.bool_)
+    broken_out[: size - period] = backwards.broken[: size - period][::-1]
+    outside_out = np.full(size, size, np.int64)
+    outside_out[: size - period] = size - 1 - backwards.outside[: size - period][::-1]
+    next_in, next_out = _following(forwards.broken), _following(broken_out)
+    reached = [0] * period
+    found = []
+    for first in starts.tolist():
+        if first + 2 * period <= reached[first % period]:
+            continue
+        last = min(int(next_in[min(first + period, size)]) + period, int(next_out[first]) + 2 * period, size)
+        for end in range(first + (last - first) // period * period, first + period, -period):
+            middle_in, middle_out = (
+                forwards.outside[first + period : end - period],
+                outside_out[first : end - 2 * period],
+            )
+            if ends[end] and middle_in.max(initial=-1) < first and middle_out.min(initial=size) >= end:
+                found.append(Run(first=first, period=period, count=(end - first) // period))
+                reached[first % period] = end
+                break
+    return found
+
+
+def _following(marks: Bools) -> Ints:
+    """Return [size + 1] the first marked number from each on; the size where there is none."""
+    size = len(marks)
+    places = np.where(marks, np.arange(size), size)
+    return np.append(np.minimum.accumulate(places[::-1])[::-1], size)
+
 
 LEAST_REMOVED = 2
 """Vertices that a fold has to take away: a frame around one vertex that comes twice says no less than two vertices."""
@@ -104,3 +279,56 @@ def _chosen(ends: Sequence[Repeat | None]) -> list[Repeat]:
             chosen.append(repeat)
             position = repeat.first
     return chosen[::-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedEdge:
+    """Edges of a graph that are one after folding.
+
+    source, target: representatives. is_loop_back: leads from a block to a later one of the same repeat. edges: numbers
+    of those that it stands for.
+    """
+
+    source: int
+    target: int
+    is_loop_back: bool
+    edges: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedGraph:
+    """Vertices that stand for themselves, or for those at their place in every block of a repeat.
+
+    vertices: representatives, in their order. members: all vertices of each. edges: in the order of their first.
+    """
+
+    vertices: tuple[int, ...]
+    members: dict[int, tuple[int, ...]]
+    edges: tuple[FoldedEdge, ...]
+
+
+def folded(num_vertices: int, edges: Sequence[tuple[int, int]], repeats: Sequence[Repeat]) -> FoldedGraph:
+    """Return the graph in which the first block of each repeat stands for all of them."""
+    representative = list(range(num_vertices))
+    block: list[tuple[int, int]] = [(-1, 0)] * num_vertices  # (repeat, block of it)
+    for number, repeat in enumerate(repeats):
+        for v in range(repeat.first, repeat.end):
+            place = v - repeat.first
+            representative[v] = repeat.first + place % repeat.period
+            block[v] = (number, place // repeat.period)
+    members: dict[int, list[int]] = {}
+    for v, of in enumerate(representative):
+        members.setdefault(of, []).append(v)
+    merged: dict[tuple[int, int, bool], list[int]] = {}
+    for number, (u, v) in enumerate(edges):
+        (repeat_u, block_u), (repeat_v, block_v) = block[u], block[v]
+        is_loop_back = repeat_u == repeat_v >= 0 and block_u != block_v
+        merged.setdefault((representative[u], representative[v], is_loop_back), []).append(number)
+    return FoldedGraph(
+        vertices=tuple(members),
+        members={of: tuple(vertices) for of, vertices in members.items()},
+        edges=tuple(
+            FoldedEdge(source=u, target=v, is_loop_back=back, edges=tuple(numbers))
+            for (u, v, back), numbers in merged.items()
+        ),
+    )

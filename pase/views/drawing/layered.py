@@ -1,13 +1,199 @@
-"""`layered`: a drawing of a graph in rows, from top to bottom (Sugiyama, Tagawa and Toda 1981)."""
+"""`layered`: a drawing of a graph in rows, from top to bottom (Sugiyama, Tagawa and Toda 1981).
 
-from collections.abc import Collection, Sequence
+Edges are polylines: straight down beside boxes, to the side only between two rows.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from pase.views.drawing.layering import acyclic, rows
-from pase.views.drawing.routes import Band, Detour, Point, detour, detours, straightened, through
-from pase.views.drawing.stretches import EDGE_GAP, placed
+from pase.views.drawing.x_coordinates import EDGE_GAP, placed
+
+
+def acyclic(num_vertices: int, edges: Sequence[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], frozenset[int]]:
+    """Return the edges with some of them turned round so that no cycle is left, and the numbers of those turned.
+
+    Edges between a vertex and itself stay as they are. Where there is no cycle, nothing is turned.
+    """
+    if all(u <= v for u, v in edges):
+        return tuple(edges), frozenset()
+    leaving: list[list[int]] = [[] for _ in range(num_vertices)]
+    for number, (u, v) in enumerate(edges):
+        if u != v:
+            leaving[u].append(number)
+    entered = [False] * num_vertices
+    turned = _edges_back(num_vertices, edges, leaving, entered)
+    return tuple((v, u) if number in turned else (u, v) for number, (u, v) in enumerate(edges)), turned
+
+
+def _edges_back(
+    num_vertices: int, edges: Sequence[tuple[int, int]], leaving: list[list[int]], entered: list[bool]
+) -> frozenset[int]:
+    """Return the edges that lead to a vertex that a depth-first search has entered and not yet left."""
+    active = [False] * num_vertices
+    found = set()
+    for start in range(num_vertices):
+        if entered[start]:
+            continue
+        entered[start] = active[start] = True
+        path = [(start, iter(leaving[start]))]
+        while path:
+            vertex, numbers = path[-1]
+            for number in numbers:
+                target = edges[number][1]
+                if active[target]:
+                    found.add(number)
+                elif not entered[target]:
+                    entered[target] = active[target] = True
+                    path.append((target, iter(leaving[target])))
+                    break
+            else:
+                active[vertex] = False
+                path.pop()
+    return frozenset(found)
+
+
+def rows(
+    num_vertices: int,
+    edges: Sequence[tuple[int, int]],
+    *,
+    at_top: Collection[int] = (),
+    at_bottom: Collection[int] = (),
+) -> tuple[int, ...]:
+    """Return [V] the row of each vertex of an acyclic graph: every edge leads to a later row.
+
+    A vertex that nothing follows stands as early as its predecessors let it, all others as late as their successors
+    let them: what enters late (a second input) stands by its reader, and what ends early (a second output) by its
+    source. at_top: vertices without predecessors, in a row before all others; at_bottom: without successors, after all
+    others.
+    """
+    apart = {*at_top, *at_bottom}
+    inner = [(u, v) for u, v in edges if not (u in apart or v in apart)] if apart else edges
+    found = _tight_rows(num_vertices, inner)
+    if not apart:
+        return tuple(found)
+    shift = 1 if at_top else 0
+    last = max((found[v] for v in range(num_vertices) if v not in apart), default=-1) + shift + 1
+    top, bottom = dict.fromkeys(at_top, 0), dict.fromkeys(at_bottom, last)
+    return tuple(top.get(v, bottom.get(v, row + shift)) for v, row in enumerate(found))
+
+
+def _tight_rows(num_vertices: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    after: list[list[int]] = [[] for _ in range(num_vertices)]
+    waiting = [0] * num_vertices
+    for u, v in edges:
+        if u != v:
+            after[u].append(v)
+            waiting[v] += 1
+    row = [0] * num_vertices
+    order = [v for v in range(num_vertices) if not waiting[v]]
+    for u in order:
+        following = row[u] + 1
+        for v in after[u]:
+            if row[v] < following:
+                row[v] = following
+            waiting[v] -= 1
+            if not waiting[v]:
+                order.append(v)  # the list is the queue
+    assert len(order) == num_vertices, "the graph has a cycle"
+    for u in reversed(order):
+        if after[u]:
+            row[u] = min([row[v] for v in after[u]]) - 1
+    return row
+
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """The height that a row takes; left and right: how far its boxes, and the edges that pass them, reach."""
+
+    top: float
+    bottom: float
+    left: float
+    right: float
+
+    @property
+    def middle(self) -> float:
+        """Where the boxes of the row are."""
+        return (self.top + self.bottom) / 2
+
+
+def through(
+    xs: Sequence[float], bands: Sequence[Band], source_height: float, target_height: float
+) -> tuple[Point, ...]:
+    """Return the way of an edge through some rows; xs: where it is in each, from its source to its target."""
+    first, last = bands[0], bands[-1]
+    points = [(xs[0], first.middle + source_height / 2), (xs[0], first.bottom)]
+    for x, band in zip(xs[1:-1], bands[1:-1], strict=True):
+        points += [(x, band.top), (x, band.bottom)]
+    return (*points, (xs[-1], last.top), (xs[-1], last.middle - target_height / 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detour:
+    """Edges with one source that go round the drawing; targets: vertex by edge number."""
+
+    source: int
+    targets: Mapping[int, int]
+
+
+def detours(
+    found: Iterable[Detour], row_of: Sequence[int], bands: Sequence[Band], positions: Sequence[Point], gap: float
+) -> Iterator[tuple[Detour, float, float]]:
+    """Yield each detour with its lane: where it is, outside of all that stands in the rows it passes, and a number in
+    [0, 1).
+
+    Shorter ones are nearer to the drawing. The numbers tell lanes apart where they meet.
+    """
+    left, right = [band.left for band in bands], [band.right for band in bands]
+
+    def span(detour: Detour) -> tuple[int, int]:
+        return row_of[detour.source] + 1, max(row_of[v] for v in detour.targets.values())
+
+    for number, detour in enumerate(sorted(found, key=lambda d: (span(d)[1] - span(d)[0], span(d)[0], d.source))):
+        first, last = span(detour)
+        lanes = (max(right[first:last]) + gap, min(left[first:last]) - gap)
+        ends = [positions[v][0] for v in (detour.source, *detour.targets.values())]
+        lane = min(lanes, key=lambda x: sum(abs(x - end) for end in ends))
+        side = right if lane == lanes[0] else left
+        side[first:last] = [lane] * (last - first)
+        yield detour, lane, number * 0.381966 % 1
+
+
+def detour(
+    lane: float, number: float, source: Point, target: Point, rows: tuple[Band, Band, Band, Band]
+) -> tuple[Point, ...]:
+    """Return the way of an edge along a lane, between two points on the boundaries of its boxes.
+
+    rows: the source's, the next, the one before the target's, the target's. number: in [0, 1), how high between two
+    rows.
+    """
+    leave = rows[0].bottom + (rows[1].top - rows[0].bottom) * (0.2 + 0.6 * number)
+    enter = rows[2].bottom + (rows[3].top - rows[2].bottom) * (0.2 + 0.6 * number)
+    (x, y), (end, end_y) = source, target
+    return ((x, y), (x, leave), (lane, leave), (lane, enter), (end, enter), (end, end_y))
+
+
+def straightened(route: Sequence[Point]) -> tuple[Point, ...]:
+    """Return a polyline without the points that lie on the straight line between those beside them."""
+    kept: list[Point] = []
+    for point in route:
+        if kept and point == kept[-1]:
+            continue
+        while len(kept) > 1 and _on_line(kept[-2], kept[-1], point):
+            kept.pop()
+        kept.append(point)
+    return tuple(kept)
+
+
+def _on_line(a: Point, b: Point, c: Point) -> bool:
+    across = (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+    along = (b[0] - a[0]) * (c[0] - b[0]) + (b[1] - a[1]) * (c[1] - b[1])
+    return abs(across) < 1e-6 and along >= 0
+
 
 ROW_GAP = 26.0
 """Between two rows; more where edges go far to the side between them."""
@@ -64,13 +250,13 @@ def layered(
     widths = [width + 2 * _LOOP if v in loops else width for v, (width, _) in enumerate(sizes)]
     within, around = _divided(row_of, downward)
     ends = _apart(downward, ends, row_of, sizes)
-    abscissa, passed = placed(row_of, widths, downward, within)
+    x_of, passed = placed(row_of, widths, downward, within)
     ways = {}
     for number in within:
         (u, v), (from_middle, to_middle) = downward[number], ends[number]
-        ways[number] = (abscissa[u] + from_middle, *passed[number], abscissa[v] + to_middle)
-    bands = _bands(row_of, sizes, abscissa, [(row_of[downward[number][0]], way) for number, way in ways.items()])
-    positions = [(abscissa[v], bands[row].middle) for v, row in enumerate(row_of)]
+        ways[number] = (x_of[u] + from_middle, *passed[number], x_of[v] + to_middle)
+    bands = _bands(row_of, sizes, x_of, [(row_of[downward[number][0]], way) for number, way in ways.items()])
+    positions = [(x_of[v], bands[row].middle) for v, row in enumerate(row_of)]
     routes: list[tuple[Point, ...]] = [()] * len(edges)
     for number, way in ways.items():
         u, v = downward[number]
@@ -103,7 +289,7 @@ def _divided(row_of: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[l
 def _bands(
     row_of: Sequence[int],
     sizes: Sequence[tuple[float, float]],
-    abscissa: Sequence[float],
+    x_of: Sequence[float],
     ways: Sequence[tuple[int, tuple[float, ...]]],
 ) -> list[Band]:
     """Return what each row takes: as high as its highest box, farther from the next where edges go far to the side.
@@ -116,7 +302,7 @@ def _bands(
     for v, row in enumerate(row_of):
         width, height = sizes[v]
         heights[row] = max(heights[row], height)
-        left[row], right[row] = min(left[row], abscissa[v] - width / 2), max(right[row], abscissa[v] + width / 2)
+        left[row], right[row] = min(left[row], x_of[v] - width / 2), max(right[row], x_of[v] + width / 2)
     for first, way in ways:
         for row, (x, following) in enumerate(pairwise(way), first):
             aside[row] = max(aside[row], abs(following - x))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pase.graph.names import visible
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined
-from pase.views.exports.drawn import DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
+from pase.views.drawing.plans import DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
 from pase.views.exports.registry import Exported, ExportOptions
 
 

@@ -1,12 +1,180 @@
 """A plan for JAX: a module with a mesh and the PartitionSpec of each tensor of each layer."""
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+import numpy as np
+
+from pase.common.quantities import quantity
+from pase.graph import Graph, Operator, Window
+from pase.graph.access import access_dims
+from pase.graph.operator import SCANNED
 from pase.planning.plan import Plan
+from pase.planning.planner import problem_of
+from pase.solver import Solution, solve
+from pase.tables.cost_tables import CostTables, EdgeTable
 from pase.targets.mesh_tensorflow.emitter.text import Text, code, joined
-from pase.views.exports.named_mesh import NamedDim, NamedTensor, named_mesh, notes
+from pase.views.exports.named_mesh import (
+    NamedDim,
+    NamedLayer,
+    NamedMesh,
+    NamedTensor,
+    constants,
+    heading,
+    listed,
+    named_mesh,
+    notes,
+    table,
+)
 from pase.views.exports.registry import Exported, ExportOptions
-from pase.views.exports.scans import scan_notes
-from pase.views.exports.sharding_text import constants, heading, table
-from pase.views.exports.xla_convolutions import without_miscomputed
+
+_TIME_LIMIT_S = 10.0
+
+
+def scan_notes(plan: Plan) -> tuple[str, ...]:
+    """Return a line that names the layers of a loop that are split otherwise in another turn, if there are any."""
+    places = scanned_layers(plan.graph)
+    unlike = [
+        name for names in places.values() if len({tuple(plan[n].splits.items()) for n in names}) > 1 for name in names
+    ]
+    if not unlike:
+        return ()
+    problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model)
+    groups = [[problem.graph.index[name] for name in names] for names in places.values()]
+    solution = cheapest_alike(problem.tables, groups)
+    found = "the cheapest strategy" if solution.exact else "a strategy"
+    told = (
+        f"split differently in the turns of one lax.scan: {listed(unlike)}; a scan has one body, and so one spec for "
+        f"all turns: write the loop out, or give all turns the specs of one; {found} with all turns alike costs "
+        f"{quantity(solution.cost, plan.cost_unit)}, this one {quantity(plan.total_cost, plan.cost_unit)}"
+    )
+    return (told,)
+
+
+def scanned_layers(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """Return the layers of all turns of a loop, by their place in its body; those alone that can be split alike."""
+    found: dict[str, list[Operator]] = {}
+    for operator in graph.operators:
+        place = operator.attribute(SCANNED, "")
+        if place:
+            found.setdefault(place, []).append(operator)
+    return {
+        place: tuple(operator.name for operator in turns)
+        for place, turns in found.items()
+        if len({(operator.dims, operator.unsplittable) for operator in turns}) == 1
+    }
+
+
+def cheapest_alike(tables: CostTables, groups: Sequence[Sequence[int]]) -> Solution:
+    """Return a cheapest strategy in which the vertices of each group have one configuration; they have the same ones.
+
+    The solution's choice is of all vertices.
+    """
+    first = list(range(tables.num_vertices))
+    for group in groups:
+        for vertex in group:
+            first[vertex] = group[0]
+    kept = sorted(set(first))
+    place = {vertex: i for i, vertex in enumerate(kept)}
+    costs = [np.zeros(tables.domain_sizes[vertex]) for vertex in kept]
+    for vertex, number in enumerate(tables.vertex_table):
+        costs[place[first[vertex]]] += tables.vertex_costs[number]
+    joined: Counter[tuple[int, int, int, bool]] = Counter()
+    for (u, v), number in zip(tables.edges, tables.edge_table, strict=True):
+        a, b = place[first[u]], place[first[v]]
+        if a == b:
+            table = tables.edge_tables[number]
+            costs[a] += table.values[table.row_class, table.col_class]
+        else:
+            joined[min(a, b), max(a, b), number, a > b] += 1
+    edge_tables = []
+    for (_, _, number, is_turned), count in joined.items():
+        table = tables.edge_tables[number]
+        rows, cols, values = table.row_class, table.col_class, table.values * count
+        edge_tables.append(
+            EdgeTable(row_class=cols, col_class=rows, values=np.ascontiguousarray(values.T))
+            if is_turned
+            else EdgeTable(row_class=rows, col_class=cols, values=values)
+        )
+    solution = solve(
+        CostTables(
+            vertex_names=tuple(tables.vertex_names[vertex] for vertex in kept),
+            vertex_costs=tuple(costs),
+            vertex_table=tuple(range(len(kept))),
+            edges=tuple((a, b) for a, b, _, _ in joined),
+            edge_tables=tuple(edge_tables),
+            edge_table=tuple(range(len(edge_tables))),
+        ),
+        time_limit_s=_TIME_LIMIT_S,
+    )
+    return replace(solution, choice=tuple(solution.choice[place[vertex]] for vertex in first))
+
+
+_REASON = "held back, because XLA (jaxlib 0.10.2) computes a convolution wrong that is split so"
+
+
+def without_miscomputed(plan: Plan, mesh: NamedMesh) -> NamedMesh:
+    """Return what can be said to XLA: some convolutions are not split by position, a few are not split at all."""
+    layers = tuple(
+        _without(layer, _held_back(operator, layer, plan.num_devices))
+        for operator, layer in zip(plan.graph.operators, mesh.layers, strict=True)
+    )
+    return replace(mesh, layers=layers)
+
+
+def _held_back(operator: Operator, layer: NamedLayer, num_devices: int) -> frozenset[str]:
+    """Return the dims whose splits are not to be said.
+
+    Wrong are positions that are split together with channels or the kernel, or on some of the devices alone; and
+    grouped convolutions on some of the devices alone. Splits within a group end the process by a failed check.
+    """
+    windows = [(read, axis) for read in operator.reads for axis in read.axes if isinstance(axis, Window)]
+    kernels = {window.kernel for _, window in windows}
+    weights = [access for access in operator.parameters if access_dims(access) & kernels]
+    if not weights or all(operator.extents[kernel] == 1 for kernel in kernels):
+        return frozenset()
+    positions = frozenset(window.out for _, window in windows)
+    read = frozenset[str]().union(*(access_dims(access) for access, _ in windows))
+    written = frozenset[str]().union(*(access_dims(access) for access in operator.writes))
+    weighed = frozenset[str]().union(*(access_dims(access) for access in weights))
+    groups = read & written & weighed
+    batch = (read & written) - weighed
+    split = frozenset(layer.splits)
+    if split <= batch | groups | positions and prod(layer.splits.values()) == num_devices:
+        return frozenset()
+    return split if groups else split & positions
+
+
+def _without(layer: NamedLayer, dims: frozenset[str]) -> NamedLayer:
+    held = {axis for dim in dims for axis in layer.axes[dim]}
+    if not held:
+        return layer
+
+    def told(tensors: tuple[NamedTensor, ...]) -> tuple[NamedTensor, ...]:
+        return tuple(
+            replace(
+                tensor,
+                dims=tuple(
+                    replace(dim, axes=tuple(axis for axis in dim.axes if axis not in held), reason=_REASON)
+                    if held.intersection(dim.axes)
+                    else dim
+                    for dim in tensor.dims
+                ),
+                sums=tuple(axis for axis in tensor.sums if axis not in held),
+            )
+            for tensor in tensors
+        )
+
+    return replace(
+        layer,
+        axes={dim: axes for dim, axes in layer.axes.items() if dim not in dims},
+        inputs=told(layer.inputs),
+        parameters=told(layer.parameters),
+        outputs=told(layer.outputs),
+    )
+
 
 _USE = code(
     """\

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pase.graph.names import visible
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined, word
-from pase.views.drawing.colours import FILLS
-from pase.views.exports.drawn import DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
+from pase.views.drawing.plans import FILLS, DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
 from pase.views.exports.registry import Exported, ExportOptions
 
 MOST_CHARACTERS = 50_000

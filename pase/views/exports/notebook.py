@@ -13,8 +13,8 @@ from pase.graph.html import bar_html, name_html, page_html
 from pase.graph.names import short
 from pase.planning.plan import Plan
 from pase.views.drawing import certificate_text
+from pase.views.exports.csv import Row, layer_rows
 from pase.views.exports.registry import ExportOptions, export
-from pase.views.exports.rows import Row, layer_rows
 
 _HEADERS = ("layer", "kind", "iteration space", "configuration", "cost", "share")
 
@@ -52,7 +52,7 @@ def html(plan: Plan) -> str:
 
 
 def data_frame(plan: Plan) -> Any:
-    """Return a pandas.DataFrame with one row for each layer (`pase.views.exports.rows.Row`); MissingExtraError."""
+    """Return a pandas.DataFrame with one row for each layer (`pase.views.exports.csv.Row`); MissingExtraError."""
     try:
         pandas = import_module("pandas")
     except ModuleNotFoundError as error:

@@ -1,8 +1,508 @@
-"""SVG: the graph of a plan as a picture."""
+"""SVG: the graph of a plan as one self-contained picture.
 
-from pase.planning.plan import Plan
-from pase.views.drawing.picture import svg
+Everything in its style sheet begins with the picture's own id: several pictures in one page leave one another alone.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import pairwise
+from math import dist, sqrt
+
+from pase.analysis.explanation.why_not import configuration_text
+from pase.common.quantities import quantity
+from pase.graph.names import visible
+from pase.planning.plan import LayerPlan, Plan
+from pase.targets.mesh_tensorflow.emitter.text import Text, joined, word
+from pase.views.drawing.arrangement import Arrangement, Frame, arranged
+from pase.views.drawing.folding import FoldedEdge, FoldedGraph
+from pase.views.drawing.layered import Point
+from pase.views.drawing.plans import (
+    FILLS,
+    PATTERNS,
+    SplitClass,
+    SplitClasses,
+    certificate_text,
+    edge_bytes,
+    folded_plan,
+    split_classes,
+)
+from pase.views.exports.lettering import shortened, text_width, xml
 from pase.views.exports.registry import Exported, ExportOptions
+
+THINNEST, WIDEST = 1.2, 7.0
+"""Width of an edge over which nothing moves, and of the one over which most moves."""
+
+_RADIUS = 9.0
+"""Of the round corners."""
+
+_LONG = 60.0
+"""Of a vertical piece beside which there is room for a label."""
+
+
+def stroke_width(moved_bytes: float, most_bytes: float) -> float:
+    """Return the width of an edge; by the root of the bytes, so that few are seen beside many."""
+    if moved_bytes <= 0 or most_bytes <= 0:
+        return THINNEST
+    return THINNEST + 0.6 + (WIDEST - THINNEST - 0.6) * sqrt(moved_bytes / most_bytes)
+
+
+def path_data(route: Sequence[Point]) -> Text:
+    """Return a polyline with round corners, as the `d` of an SVG path."""
+    parts = [xml("M{}", _pair(route[0]))]
+    for before, corner, after in zip(route, route[1:], route[2:], strict=False):
+        radius = min(_RADIUS, dist(before, corner) / 2, dist(corner, after) / 2)
+        start, end = towards(corner, before, radius), towards(corner, after, radius)
+        parts.append(xml("L{}Q{} {}", _pair(start), _pair(corner), _pair(end)))
+    return xml("{}L{}", parts, _pair(route[-1]))
+
+
+def head_data(start: Point, tip: Point, width: float) -> tuple[Text, Point]:
+    """Return an arrowhead for a line of that width, as the `d` of a path, and the point where the line ends behind
+    it."""
+    length = min(6.0 + 1.3 * width, 0.9 * dist(start, tip))
+    half = 2.6 + 0.8 * width
+    base = towards(tip, start, length)
+    whole = dist(start, tip) or 1.0
+    across = ((tip[1] - start[1]) / whole * half, (start[0] - tip[0]) / whole * half)
+    left, right = (base[0] + across[0], base[1] + across[1]), (base[0] - across[0], base[1] - across[1])
+    return xml("M{}L{}L{}z", _pair(left), _pair(tip), _pair(right)), towards(tip, start, 0.8 * length)
+
+
+def longest_piece(route: Sequence[Point]) -> tuple[Point, Point]:
+    """Return the ends of the longest straight piece of a polyline."""
+    return max(pairwise(route), key=lambda piece: dist(*piece))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelPlace:
+    """Where a label's baseline begins, or ends where it is left of its line."""
+
+    x: float
+    y: float
+    is_left: bool
+
+
+def label_place(route: Sequence[Point], width: float, *, near_target: bool) -> LabelPlace:
+    """Return where the label of a line of that width stands: beside it, clear of the boxes at both ends.
+
+    It is where edges that meet at the other end are apart; beside the way round other vertices, if there is one.
+    """
+    aside = width / 2 + 4.0
+    if len(route) > 2 and route[-3][0] == route[-2][0] and route[-2][1] - route[-3][1] >= _LONG:
+        return LabelPlace(x=route[-2][0] + aside, y=(route[-3][1] + route[-2][1]) / 2 + 3.5, is_left=False)
+    if not near_target:
+        return LabelPlace(x=_x_at(route[0], route[1], route[0][1] + 9.0) + aside, y=route[0][1] + 14.0, is_left=False)
+    start, tip = route[-2], route[-1]
+    is_left = start[0] > tip[0] + 1.0
+    return LabelPlace(
+        x=_x_at(start, tip, tip[1] - 9.0) + (-aside if is_left else aside), y=tip[1] - 6.0, is_left=is_left
+    )
+
+
+def _x_at(a: Point, b: Point, y: float) -> float:
+    part = (y - a[1]) / (b[1] - a[1]) if b[1] != a[1] else 0.5
+    return a[0] + (b[0] - a[0]) * min(max(part, 0.0), 1.0)
+
+
+def number(value: float) -> Text:
+    """Return a coordinate in as few characters as a tenth of a unit needs."""
+    tenths = round(value, 1)
+    return xml("{}", int(tenths) if tenths == int(tenths) else tenths)
+
+
+def _pair(point: Point) -> Text:
+    return xml("{} {}", number(point[0]), number(point[1]))
+
+
+def towards(start: Point, end: Point, length: float) -> Point:
+    """Return the point of a line that is so far from its start."""
+    whole = dist(start, end)
+    part = length / whole if whole else 0.0
+    return start[0] + (end[0] - start[0]) * part, start[1] + (end[1] - start[1]) * part
+
+
+_LIGHT = {
+    "paper": "#ffffff",
+    "ink": "#16191d",
+    "muted": "#4d545c",
+    "border": "#5b636c",
+    "quiet": "#8b939c",
+    "moving": "#1d3557",
+    "frame": "#f1f3f5",
+}
+_DARK = {
+    "paper": "#14171a",
+    "ink": "#f4f6f8",
+    "muted": "#b6bec7",
+    "border": "#aab3bd",
+    "quiet": "#79828c",
+    "moving": "#f2c879",
+    "frame": "#20252a",
+}
+"""Colours of everything but what is split."""
+
+_RULES = (
+    xml(
+        'text{font-family:system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;font-size:11px;fill:var(--ink)}'
+    ),
+    xml(".paper{fill:var(--paper)}"),
+    xml(".title{font-size:16px;font-weight:600}"),
+    xml(".muted{fill:var(--muted)}"),
+    xml(".name{font-size:12px;font-weight:600;text-anchor:middle}"),
+    xml(".text{text-anchor:middle}"),
+    xml(".verdict{font-size:12px}"),
+    xml(".box{stroke:var(--border);stroke-width:1}"),
+    xml(".frame{fill:var(--frame);stroke:var(--border);stroke-width:1.2;stroke-dasharray:6 3}"),
+    xml(".times{font-size:13px;font-weight:700}"),
+    xml(".edge{fill:none;stroke-linejoin:round}"),
+    xml(".still .edge{stroke:var(--quiet)}"),
+    xml(".still .head{fill:var(--quiet)}"),
+    xml(".moving .edge{stroke:var(--moving)}"),
+    xml(".moving .head{fill:var(--moving)}"),
+    xml(".back{stroke-dasharray:5 4}"),
+    xml(".bytes{font-size:10px;paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}"),
+    xml(".left{text-anchor:end}"),
+    xml(".overlay{stroke:none}"),
+)
+
+_DRAWN = {
+    "stripes": xml('<path d="M-2 2l4-4M0 8l8-8M6 10l4-4"/>'),
+    "dots": xml('<path d="M2 2h.01M6 6h.01" stroke-width="2.4" stroke-linecap="round"/>'),
+    "grid": xml('<path d="M0 4h8M4 0v8"/>'),
+    "waves": xml('<path d="M0 4q2-4 4 0t4 0" fill="none"/>'),
+}
+"""Patterns that are laid over a colour, in a square of 8."""
+
+
+def style(own: Text, classes: Sequence[SplitClass]) -> Text:
+    """Return the style sheet of the picture with that id; `.c0`, `.c1`, … are the fills of its classes."""
+    rules = [xml("#{}{max-width:100%;height:auto;{}}", own, _variables(_LIGHT, classes, is_dark=False))]
+    rules += [xml("#{} {}", own, rule) for rule in _RULES]
+    for number, of in enumerate(classes):
+        rules.append(xml("#{} .c{}{fill:var(--c{})}", own, number, number))
+        if of.pattern != PATTERNS[0]:
+            rules.append(xml("#{} .p{}{fill:url(#{}-{})}", own, number, own, word(of.pattern, PATTERNS)))
+    dark = _variables(_DARK, classes, is_dark=True)
+    return joined([*rules, xml("@media (prefers-color-scheme:dark){#{}{{}}}", own, dark)])
+
+
+def _variables(colours: Mapping[str, str], classes: Sequence[SplitClass], *, is_dark: bool) -> Text:
+    fills = (of.dark if is_dark else of.light for of in classes)
+    named = [xml("--{}:{}", name, colour) for name, colour in colours.items()]
+    named += [xml("--c{}:{}", number, word(fill, FILLS)) for number, fill in enumerate(fills)]
+    return joined(named, ";")
+
+
+def patterns(own: Text, classes: Sequence[SplitClass]) -> Text:
+    """Return the definitions of the patterns that the classes use."""
+    form = (
+        '<pattern id="{}-{}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        '<g stroke="var(--ink)" stroke-opacity=".35" stroke-width="1.2">{}</g></pattern>'
+    )
+    names = dict.fromkeys(of.pattern for of in classes)
+    return xml("{}", [xml(form, own, name, _DRAWN[name]) for name in names if name in _DRAWN])
+
+
+_MARK = 26.0
+"""Width of what stands before an entry's text."""
+
+_MOST_CLASSES = 20
+
+_GAP = 18.0
+_ROW = 20.0
+_SIZE = 11.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A sign and what it stands for; mark: SVG, within 26 x 14 from (0, 0)."""
+
+    mark: Text
+    text: str
+
+
+def class_entries(classes: Sequence[SplitClass]) -> Iterator[Entry]:
+    """Yield an entry for each class of layers, those with the most layers; the last one says how many others are
+    left."""
+    for i, of in enumerate(classes[:_MOST_CLASSES]):
+        layers = f"{of.num_layers} layer{'s' * (of.num_layers != 1)}"
+        mark = xml('<rect class="box c{}" x="1" y="1" width="22" height="12" rx="3"/>', i)
+        if of.pattern != PATTERNS[0]:
+            mark = xml('{}<rect class="overlay p{}" x="1" y="1" width="22" height="12" rx="3"/>', mark, i)
+        split = f"split in {visible(of.label)}" if of.dims else of.label
+        yield Entry(mark=mark, text=f"{split} ({layers})")
+    if others := classes[_MOST_CLASSES:]:
+        yield Entry(mark=xml(""), text=f"{len(others)} others ({sum(of.num_layers for of in others)} layers)")
+
+
+def line_entries(most_bytes: float, *, has_blocks: bool, has_loops: bool) -> Iterator[Entry]:
+    """Yield an entry for each kind of line that a picture has; most_bytes: that move along one edge."""
+    yield Entry(mark=_line(THINNEST, "still"), text="nothing moves")
+    if most_bytes:
+        few = most_bytes / 16
+        yield Entry(mark=_line(stroke_width(few, most_bytes), "moving"), text=quantity(few, "B"))
+        yield Entry(mark=_line(WIDEST, "moving"), text=f"{quantity(most_bytes, 'B')} move between layouts")
+    if has_blocks:
+        mark = xml('<rect class="frame" x="1" y="1" width="22" height="12" rx="3"/>')
+        yield Entry(mark=mark, text="comes ×n, shown once")
+    if has_loops:
+        yield Entry(mark=_line(THINNEST, "still", " back"), text="to the next block")
+
+
+def _line(width: float, kind: str, look: str = "") -> Text:
+    form = '<g class="{}"><path class="edge{}" stroke-width="{}" d="M1 7H23"/></g>'
+    return xml(form, kind, look, number(width))
+
+
+def legend(groups: Sequence[Sequence[Entry]], width: float) -> tuple[Text, float]:
+    """Return groups of entries in rows no wider than that, as SVG from (0, 0) down, and how high they are."""
+    found = []
+    y = -_ROW
+    for group in groups:
+        x, y = 0.0, y + _ROW
+        for entry in group:
+            text = shortened(entry.text, _SIZE, width - _MARK)
+            needed = _MARK + text_width(text, _SIZE)
+            if x and x + needed > width:
+                x, y = 0.0, y + _ROW
+            form = '<g transform="translate({} {})">{}<text x="{}" y="11">{}</text></g>'
+            found.append(xml(form, number(x), number(y), entry.mark, number(_MARK + 2), text))
+            x += needed + _GAP
+    return joined(found), y + _ROW
+
+
+MARGIN = 20.0
+"""Around everything."""
+
+_BOX_HEIGHT, _BOX_PAD = 38.0, 9.0
+_LEAST_BOX, _MOST_BOX = 76.0, 220.0
+_NAME_SIZE, _TEXT_SIZE, _TITLE_SIZE, _BYTES_SIZE = 13.2, 11.0, 17.6, 10.0
+"""Of letters; of bold ones as much larger as they are wider."""
+
+_HEADING = 56.0
+"""Height of the title and what stands below it."""
+
+_LEAST_WIDTH = 480.0
+"""Of the picture, so that its legend has room."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What a picture shows: moved_bytes: [E] of the plan's graph, forward and backward."""
+
+    plan: Plan
+    graph: FoldedGraph
+    classes: SplitClasses
+    moved_bytes: tuple[float, ...]
+
+    @property
+    def most_bytes(self) -> float:
+        return max(self.moved_bytes, default=0.0)
+
+
+def svg(plan: Plan, *, fold: bool = True) -> str:
+    """Return the graph of a plan as the text of an SVG file; fold: whether blocks that repeat are drawn once, framed.
+
+    Boxes are layers, coloured by which dims are split; wide edges move many bytes. Names are text, whatever they hold.
+    """
+    graph, repeats = folded_plan(plan, is_folded=fold)
+    subject = _Subject(plan=plan, graph=graph, classes=split_classes(plan.layers), moved_bytes=edge_bytes(plan))
+    lines = [_lines(plan, plan.layers[v]) for v in graph.vertices]
+    drawing = arranged(graph, repeats, [(_box_width(*line), _BOX_HEIGHT) for line in lines])
+    width = max(drawing.width, _LEAST_WIDTH)
+    has_loops = any(edge.is_loop_back for edge in graph.edges)
+    signs, signs_height = legend(
+        [
+            list(class_entries(subject.classes.classes)),
+            list(line_entries(subject.most_bytes, has_blocks=bool(repeats), has_loops=has_loops)),
+        ],
+        width,
+    )
+    head = _HEADING + signs_height + MARGIN
+    body = [
+        *_heading(plan, width),
+        xml('<g transform="translate({} {})">', number(MARGIN), number(MARGIN + _HEADING)),
+        signs,
+        xml("</g>"),
+        xml('<g transform="translate({} {})">', number(MARGIN + (width - drawing.width) / 2), number(MARGIN + head)),
+        *(_frame(frame, plan) for frame in drawing.frames),
+        *_edges(subject, drawing),
+        *_vertices(subject, drawing, lines),
+        xml("</g>"),
+    ]
+    return _document(subject, joined(body), width + 2 * MARGIN, drawing.height + head + 2 * MARGIN)
+
+
+def _document(subject: _Subject, body: Text, width: float, height: float) -> Text:
+    classes = subject.classes.classes
+    own = xml("pase-{}", sha256(body.encode()).hexdigest()[:10])
+    size = number(width), number(height)
+    lines = [
+        xml('<svg xmlns="http://www.w3.org/2000/svg" id="{}" viewBox="0 0 {} {}" ', own, *size),
+        xml('width="{}" height="{}" role="img" aria-labelledby="{}-title {}-desc">\n', *size, own, own),
+        xml('<title id="{}-title">{}</title>\n', own, _title(subject.plan)),
+        xml('<desc id="{}-desc">{}</desc>\n', own, _description(subject)),
+        xml("<style>\n{}\n</style>\n", style(own, classes)),
+        xml("<defs>{}</defs>\n", patterns(own, classes)),
+        xml('<rect class="paper" width="100%" height="100%"/>\n{}\n</svg>\n', body),
+    ]
+    return xml("{}", lines)
+
+
+def _title(plan: Plan) -> str:
+    return f"{visible(plan.graph.name)} {_where(plan)}"
+
+
+def _where(plan: Plan) -> str:
+    return f"on {plan.num_devices} × {visible(plan.machine.device.name)}"
+
+
+def _verdict(plan: Plan) -> str:
+    cost = quantity(plan.total_cost, plan.cost_unit)
+    return f"total cost {cost} a step, {certificate_text(plan)} (cost model {plan.cost_model})"
+
+
+def _description(subject: _Subject) -> str:
+    """Return what the picture shows, for those who do not see it."""
+    plan, graph = subject.plan, subject.graph
+    parts = [f"{_verdict(plan)}. {len(plan.layers)} layers"]
+    if len(graph.vertices) < len(plan.layers):
+        parts[0] += f", drawn as {len(graph.vertices)} because blocks repeat"
+    split = (
+        f"{of.num_layers} {f'split in {visible(of.label)}' if of.dims else of.label}" for of in subject.classes.classes
+    )
+    return f"{parts[0]}: {', '.join(split)}. {quantity(sum(subject.moved_bytes), 'B')} move between layouts in a step."
+
+
+def _heading(plan: Plan, width: float) -> Iterator[Text]:
+    name = shortened(visible(plan.graph.name), _TITLE_SIZE, width / 2)
+    title = shortened(f"{name} {_where(plan)}", _TITLE_SIZE, width)
+    yield xml('<text class="title" x="{}" y="{}">{}</text>', number(MARGIN), number(MARGIN + 16), title)
+    verdict = shortened(_verdict(plan), _NAME_SIZE, width)
+    yield xml('<text class="muted verdict" x="{}" y="{}">{}</text>', number(MARGIN), number(MARGIN + 36), verdict)
+
+
+def _lines(plan: Plan, layer: LayerPlan) -> tuple[str, str]:
+    """Return the two lines of text in a layer's box."""
+    room = _MOST_BOX - 2 * _BOX_PAD
+    configuration = configuration_text({visible(dim): k for dim, k in layer.splits.items()}, plan.num_devices)
+    return shortened(visible(layer.name) or "(no name)", _NAME_SIZE, room), shortened(configuration, _TEXT_SIZE, room)
+
+
+def _box_width(name: str, text: str) -> float:
+    return max(_LEAST_BOX, text_width(name, _NAME_SIZE) + 2 * _BOX_PAD, text_width(text, _TEXT_SIZE) + 2 * _BOX_PAD)
+
+
+def _frame(frame: Frame, plan: Plan) -> Text:
+    repeat = frame.repeat
+    ends = plan.layers[repeat.first].name, plan.layers[repeat.end - 1].name
+    box = xml(
+        '<rect class="frame" x="{}" y="{}" width="{}" height="{}" rx="8"/>',
+        *map(number, (frame.x, frame.y, frame.width, frame.height)),
+    )
+    times = xml('<text class="times" x="{}" y="{}">×{}</text>', number(frame.x + 9), number(frame.y + 18), repeat.count)
+    form = "<g><title>{} blocks of {} layers: {} … {}</title>{}{}</g>"
+    return xml(form, repeat.count, repeat.period, *ends, box, times)
+
+
+def _edges(subject: _Subject, drawing: Arrangement) -> Iterator[Text]:
+    """Yield edges with little on them before those with much, and the labels after all of them."""
+    graph, plan = subject.graph, subject.plan
+    num_out = Counter(edge.source for edge in graph.edges)
+    num_in = Counter(edge.target for edge in graph.edges)
+    labels = []
+    order = sorted(range(len(graph.edges)), key=lambda n: (_most(subject, graph.edges[n]), n))
+    for n in order:
+        edge, route = graph.edges[n], drawing.routes[n]
+        total, most = sum(subject.moved_bytes[e] for e in edge.edges), _most(subject, edge)
+        ends = f"{plan.layers[edge.source].name} → {plan.layers[edge.target].name}"
+        about = f"{ends}: {_amount(total, most, len(edge.edges)) or 'nothing moves'}"
+        width = stroke_width(most, subject.most_bytes)
+        head, end = head_data(route[-2], route[-1], width)
+        heads = [head]
+        if edge.is_loop_back:
+            start, tip = longest_piece(route)
+            heads.append(head_data(start, towards(start, tip, dist(start, tip) / 2), width)[0])
+        yield xml(
+            '<g class="{}"><title>{}</title><path class="edge{}" d="{}" stroke-width="{}"/>'
+            '<path class="head" d="{}"/></g>',
+            "moving" if total else "still",
+            about,
+            " back" if edge.is_loop_back else "",
+            path_data([*route[:-1], end]),
+            number(width),
+            heads,
+        )
+        if total:
+            amount = _amount(total, most, len(edge.edges))
+            place = label_place(route, width, near_target=num_out[edge.source] >= num_in[edge.target])
+            labels.append(_label(place, amount, drawing.width))
+    yield from labels
+
+
+def _most(subject: _Subject, edge: FoldedEdge) -> float:
+    return max(subject.moved_bytes[e] for e in edge.edges)
+
+
+def _amount(total: float, most: float, count: int) -> str:
+    """Return what moves over the edges that one stands for."""
+    if not total:
+        return ""
+    if count == 1:
+        return quantity(total, "B")
+    return f"{quantity(most, 'B')} ×{count}" if total > 0.999 * most * count else f"{quantity(total, 'B')} in {count}"
+
+
+def _label(place: LabelPlace, text: str, width: float) -> Text:
+    """Return the bytes beside an edge, within the picture's margins; width: of what is drawn."""
+    x, is_left = place.x, place.is_left
+    room = text_width(text, _BYTES_SIZE)
+    x = max(x, room - MARGIN) if is_left else min(x, width + MARGIN - room)
+    look = "bytes left" if is_left else "bytes"
+    return xml('<text class="{}" x="{}" y="{}">{}</text>', look, number(x), number(place.y), text)
+
+
+def _vertices(subject: _Subject, drawing: Arrangement, lines: Sequence[tuple[str, str]]) -> Iterator[Text]:
+    for v, (x, y), (name, text) in zip(subject.graph.vertices, drawing.positions, lines, strict=True):
+        layer, number_of_class = subject.plan.layers[v], subject.classes.of_layer[v]
+        width = _box_width(name, text)
+        left, top = x - width / 2, y - _BOX_HEIGHT / 2
+        box = xml(
+            '<rect class="box c{}" x="{}" y="{}" width="{}" height="{}" rx="5"/>',
+            number_of_class,
+            *map(number, (left, top, width, _BOX_HEIGHT)),
+        )
+        if subject.classes.classes[number_of_class].pattern != PATTERNS[0]:
+            # Beside the text, not behind it.
+            box = xml(
+                '{}<rect class="overlay p{}" x="{}" y="{}" width="{}" height="{}" rx="4"/>',
+                box,
+                number_of_class,
+                *map(number, (left + 1, top + 1, _BOX_PAD - 1, _BOX_HEIGHT - 2)),
+            )
+        shown = [
+            xml('<text class="name" x="{}" y="{}">{}</text>', number(x), number(y - 3), name),
+            xml('<text class="text" x="{}" y="{}">{}</text>', number(x), number(y + 12), text),
+        ]
+        yield xml("<g><title>{}</title>{}{}</g>", _about(subject, v, layer), box, shown)
+
+
+def _about(subject: _Subject, v: int, layer: LayerPlan) -> str:
+    """Return all of what is said of a layer, its whole name first."""
+    plan = subject.plan
+    count = len(subject.graph.members[v])
+    cost = layer.layer_cost + sum(transfer.cost for transfer in layer.transfers)
+    lines = [
+        layer.name,
+        f"{layer.kind}: {' '.join(f'{dim}={extent}' for dim, extent in layer.dims.items())}",
+        configuration_text(layer.splits, plan.num_devices),
+        f"cost {quantity(cost, plan.cost_unit)}, {quantity(layer.memory_bytes, 'B')} on each device",
+    ]
+    if count > 1:
+        lines.append(f"and {count - 1} more like it, to {plan.layers[subject.graph.members[v][-1]].name}")
+    return "\n".join(lines)
 
 
 def write(plan: Plan, options: ExportOptions) -> Exported:

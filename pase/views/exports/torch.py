@@ -5,9 +5,19 @@ from dataclasses import replace
 
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.text import Text, code, joined
-from pase.views.exports.named_mesh import NamedLayer, NamedMesh, NamedTensor, listed, named_mesh, notes
+from pase.views.exports.named_mesh import (
+    NamedLayer,
+    NamedMesh,
+    NamedTensor,
+    TensorText,
+    constants,
+    heading,
+    listed,
+    named_mesh,
+    notes,
+    table,
+)
 from pase.views.exports.registry import Exported, ExportOptions
-from pase.views.exports.sharding_text import TensorText, constants, heading, table
 
 _USE = code(
     """\

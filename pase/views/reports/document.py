@@ -1,20 +1,249 @@
 """The report of plans as one JSON object: all that its page shows. The page computes no costs."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any
 
+import numpy as np
+
 from pase._version import __version__
-from pase.analysis.explanation import LayerOverview, Overview, Part, PartKind, overview
-from pase.errors import PlanError
+from pase.analysis.explanation import LayerOverview, Overview, Part, PartKind, overview, own_parts
+from pase.costs import cost_model, signature, traffic_of
+from pase.errors import PaseError, PlanError
+from pase.graph import Axis, Operator, Window
+from pase.graph import Part as Piece
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import Progress
-from pase.views.drawing import SplitClasses, split_classes
-from pase.views.reports.costs import cost_parts
-from pase.views.reports.drawings import drawings
-from pase.views.reports.movements import Matrix, Movements, movements
+from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+from pase.traffic import Flow, flows
+from pase.views.drawing import SplitClasses, arranged, folded_plan, split_classes
 from pase.views.reports.sweep import Sweep
-from pase.views.reports.tensors import layer_tensors
+
+
+def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
+    """Return [layers] the parts of each layer cost t_l; repeated layers are taken apart once."""
+    model = cost_model(plan.cost_model, plan.machine, plan.num_devices)
+    known: dict[Hashable, tuple[Part, ...]] = {}
+    found = []
+    for operator, layer in zip(plan.graph.operators, plan.layers, strict=True):
+        splits = np.array([list(layer.splits.values())], dtype=np.int32)
+        key = signature(plan.graph, operator), splits.tobytes()
+        if key not in known:
+            known[key] = own_parts(operator, traffic_of(plan.graph, operator, splits), model)
+        found.append(known[key])
+    return tuple(found)
+
+
+BOX = (168.0, 44.0)
+"""Width and height of a layer's box, in CSS pixels at scale 1."""
+
+
+def drawings(plan: Plan) -> dict[str, Any]:
+    """Return the drawing with repeated blocks folded, and the one of every layer."""
+    return {"folded": _drawing(plan, is_folded=True), "full": _drawing(plan, is_folded=False)}
+
+
+def _drawing(plan: Plan, *, is_folded: bool) -> dict[str, Any]:
+    graph, repeats = folded_plan(plan, is_folded=is_folded)
+    drawn = arranged(graph, repeats, [BOX] * len(graph.vertices))
+    return {
+        "width": round(drawn.width, 1),
+        "height": round(drawn.height, 1),
+        "vertices": [
+            {
+                "layer": layer,
+                "x": round(x, 1),
+                "y": round(y, 1),
+                "w": BOX[0],
+                "h": BOX[1],
+                "count": len(graph.members[layer]),
+                "members": list(graph.members[layer]),
+            }
+            for layer, (x, y) in zip(graph.vertices, drawn.positions, strict=True)
+        ],
+        "edges": [
+            {
+                "edges": list(edge.edges),
+                "points": [[round(x, 1), round(y, 1)] for x, y in route],
+                "back": edge.is_loop_back,
+            }
+            for edge, route in zip(graph.edges, drawn.routes, strict=True)
+        ],
+        "blocks": [
+            {
+                "x": round(frame.x, 1),
+                "y": round(frame.y, 1),
+                "w": round(frame.width, 1),
+                "h": round(frame.height, 1),
+                "count": frame.repeat.count,
+                "label": f"×{frame.repeat.count}",
+            }
+            for frame in drawn.frames
+        ],
+    }
+
+
+def layer_tensors(operator: Operator, splits: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return the tensors that an operator reads and writes, with the parts that its splits make of each dim.
+
+    A dim has `parts` parts, numbered by the digits of the iteration dims in `by` (their positions), row-major.
+    """
+    position = {name: number for number, name in enumerate(operator.extents)}
+    named = [*((read, str(read.role)) for read in operator.reads), *((write, "output") for write in operator.writes)]
+    return [
+        {
+            "name": access.tensor,
+            "role": role,
+            "dims": [
+                _tensor_dim(axis, extent, splits, position)
+                for axis, extent in zip(access.axes, access.shape, strict=True)
+            ],
+        }
+        for access, role in named
+    ]
+
+
+def _tensor_dim(axis: Axis, extent: int, splits: Mapping[str, int], position: Mapping[str, int]) -> dict[str, Any]:
+    label, dims = _indexed_by(axis)
+    by = [dim for dim in dims if splits[dim] > 1]
+    return {
+        "label": label,
+        "extent": extent,
+        "parts": prod(splits[dim] for dim in by),
+        "by": [position[dim] for dim in by],
+    }
+
+
+def _indexed_by(axis: Axis) -> tuple[str, tuple[str, ...]]:
+    """Return how a tensor dim is called, and the iteration dims whose splits part it."""
+    match axis:
+        case None:
+            return "", ()
+        case str():
+            return axis, (axis,)
+        case Window():
+            return f"{axis.out} (window {axis.kernel})", (axis.out,)
+        case Piece():
+            return f"{axis.dim} [{axis.offset}:{axis.offset + axis.extent}]", (axis.dim,)
+        case _:
+            return "·".join(axis), axis
+
+
+MOST_GROUPS = 64
+"""Rows of the table of devices; where there are more devices, a row is a group of them."""
+
+MOST_DEVICES = 256
+"""Of more of them not every pair is looked at: the plan's own prediction of the busiest device stands in."""
+
+EXACT, PREDICTED = "between all devices", "to the busiest device"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Bytes from group to group of consecutive devices: groups of them, of group_size each, called label.
+
+    bytes: (from, to, bytes), those of 0 left out; from a group to itself, what its devices send one another.
+    """
+
+    groups: int
+    group_size: int
+    label: str
+    bytes: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movements:
+    """what: what the bytes are. edge_bytes: (forward, backward) by consumer and input. layer_bytes: within a layer.
+
+    matrix: None where costs alone say what moves: of very many devices, or where no program has a plan's layouts.
+    """
+
+    what: str
+    edge_bytes: Mapping[tuple[str, int], tuple[int, int]]
+    layer_bytes: Mapping[str, int]
+    matrix: Matrix | None
+
+
+def movements(plan: Plan) -> Movements:
+    """Return what a step of a plan moves."""
+    if plan.num_devices > MOST_DEVICES:
+        return _predicted(plan)
+    try:
+        found = flows(plan)
+    except PaseError:
+        return _predicted(plan)
+    total = _Totals(found)
+    by_flow: dict[tuple[str, str, str], list[int]] = {}
+    layers: dict[str, int] = {}
+    for flow in found:
+        ends, size = flow.movement, total.bytes_of(flow)
+        if flow.is_of_edge:
+            both = by_flow.setdefault((ends.producer, ends.consumer, flow.tensor), [0, 0])
+            both[ends.phase is not Phase.FORWARD] += size
+        else:
+            layers[ends.consumer] = layers.get(ends.consumer, 0) + size
+    edges = {}
+    for edge in plan.graph.edges:
+        tensor = plan.graph[edge.consumer].reads[edge.input].tensor
+        forward, backward = by_flow.get((edge.producer, edge.consumer, tensor), (0, 0))
+        edges[edge.consumer, edge.input] = forward, backward
+    return Movements(what=EXACT, edge_bytes=edges, layer_bytes=layers, matrix=_matrix(plan, total.bytes_by_pair()))
+
+
+def _predicted(plan: Plan) -> Movements:
+    edges = {
+        (layer.name, transfer.input): (round(transfer.forward_bytes), round(transfer.backward_bytes))
+        for layer in plan.layers
+        for transfer in layer.transfers
+    }
+    return Movements(what=PREDICTED, edge_bytes=edges, layer_bytes={}, matrix=None)
+
+
+class _Totals:
+    """Sums over flows; those of repeated layers have one table of bytes, which is looked at once."""
+
+    def __init__(self, found: Sequence[Flow]) -> None:
+        self._times = Counter(id(flow.bytes_by_pair) for flow in found)
+        self._table = {id(flow.bytes_by_pair): flow.bytes_by_pair for flow in found}
+        self._sum = {key: sum(table.values()) for key, table in self._table.items()}
+
+    def bytes_of(self, flow: Flow) -> int:
+        return self._sum[id(flow.bytes_by_pair)]
+
+    def bytes_by_pair(self) -> dict[tuple[int, int], int]:
+        found: dict[tuple[int, int], int] = {}
+        for key, table in self._table.items():
+            times = self._times[key]
+            for ends, size in table.items():
+                found[ends] = found.get(ends, 0) + times * size
+        return found
+
+
+def _matrix(plan: Plan, pairs: Mapping[tuple[int, int], int]) -> Matrix:
+    size, label = _grouping(plan)
+    table: dict[tuple[int, int], int] = {}
+    for (sender, receiver), moved in pairs.items():
+        ends = sender // size, receiver // size
+        table[ends] = table.get(ends, 0) + moved
+    return Matrix(
+        groups=-(-plan.num_devices // size),
+        group_size=size,
+        label=label,
+        bytes=tuple((*ends, moved) for ends, moved in sorted(table.items())),
+    )
+
+
+def _grouping(plan: Plan) -> tuple[int, str]:
+    """Return how many devices a row stands for, and what such a group is called: a level of the machine's if it can."""
+    if plan.num_devices <= MOST_GROUPS:
+        return 1, "device"
+    for level in plan.machine.levels_spanned(plan.num_devices)[:-1]:
+        if level.num_devices and plan.num_devices <= MOST_GROUPS * level.num_devices:
+            return level.num_devices, level.name
+    return -(-plan.num_devices // MOST_GROUPS), "group"
+
 
 SCHEMA_VERSION = 1
 

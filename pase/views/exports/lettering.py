@@ -1,4 +1,4 @@
-"""Text in drawings: how wide it is, how it is shortened, and how it is written into XML."""
+"""Text in pictures: how wide it is, how it is shortened, and how it is written into XML."""
 
 from html import escape
 from unicodedata import combining, east_asian_width
