@@ -12,7 +12,7 @@ from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.keras.model import KerasFrontEnd
 from pase.importers.model import ImportedModel, imported
 from pase.importers.onnx.file import OnnxFrontEnd
-from pase.importers.torch.module import TorchFrontEnd
+from pase.importers.torch.export import TorchFrontEnd
 
 FRONT_ENDS: tuple[FrontEnd, ...] = (KerasFrontEnd(), TorchFrontEnd(), OnnxFrontEnd(), JaxFrontEnd())
 """By what they take: the first one wins."""

@@ -18,7 +18,7 @@ from pase.importers.front_end import framework
 from pase.importers.ir import Piece, Trace, Use, View
 from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.onnx import weights as onnx_weights
-from pase.importers.torch.module import values_of
+from pase.importers.torch.export import values_of
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ from pase.importers.frameworks import import_model
 from pase.importers.ir import Generic
 from pase.importers.ir.names import Names
 from pase.importers.model import ImportedModel, imported
-from pase.importers.torch.module import TorchFrontEnd, trace_module
+from pase.importers.torch.export import TorchFrontEnd, trace_module
 from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
 
 torch = pytest.importorskip("torch")

@@ -9,8 +9,8 @@ import pytest
 
 from pase import load
 from pase.errors import MissingExtraError, ModelError
-from pase.importers.torch.failures import failure, location
-from pase.importers.torch.module import TorchFrontEnd
+from pase.importers.torch.export import TorchFrontEnd, failure
+from pase.importers.torch.program import location
 
 torch = pytest.importorskip("torch")
 

@@ -258,7 +258,7 @@ def test_the_steps_compute_what_the_operator_does(name: str) -> None:
 
 def _check(function: Callable[..., Any], given: tuple[Any, ...], made: Mapping[str, Any] | None = None) -> None:
     """Check the trace of a function, done again; made: values of nodes without inputs, by the ends of their names."""
-    from pase.importers.torch.module import trace_module
+    from pase.importers.torch.export import trace_module
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *inputs: Any) -> Any:

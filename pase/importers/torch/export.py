@@ -1,30 +1,133 @@
-"""`exported`: a torch module's program as `torch.export` gives it, without operators that write into their inputs."""
+"""PyTorch modules with example inputs; `torch.export` traces them on tensors without values."""
 
 import io
+import linecache
 import logging
 import sys
+import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
+from pathlib import PurePath
 from typing import Any
 
 from pase.errors import ModelError
-from pase.importers.torch.aten import is_known
-from pase.importers.torch.constants import known_values
-from pase.importers.torch.failures import failure, is_control_flow
-from pase.importers.torch.tensors import check_tensors, mapped, on_one_device
+from pase.graph import Scalar
+from pase.importers.front_end import framework
+from pase.importers.ir import Trace, check_trace
+from pase.importers.torch.program import TRANSLATIONS, constant_values, is_framework, read_program
+from pase.importers.torch.tensors import check_tensors, known_values, mapped, on_one_device, with_batch, without_values
 
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._export", "torch.export", "torch._subclasses")
 """They explain failures at length, which are told in one line here."""
 
 
-def exported(
+class TorchFrontEnd:
+    """Takes (module, example inputs) or (module, example inputs, keyword inputs): what a call of the module takes."""
+
+    package = "torch"
+    extra = "torch"
+
+    def takes(self, source: object) -> bool:
+        """Return whether a source is a module, alone or with inputs."""
+        torch = sys.modules.get("torch")
+        first = source[0] if isinstance(source, list | tuple) and source else source
+        return torch is not None and isinstance(first, torch.nn.Module)
+
+    def trace(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Trace:
+        """Return the trace of a module."""
+        torch = framework("torch", "torch")
+        module, positional, keywords = _call(torch, source, batch)
+        if arguments:
+            raise ModelError(
+                f"a torch module takes no argument {next(iter(arguments))!r} here; arguments are those of a factory"
+            )
+        return trace_module(module, positional, keywords)
+
+    def without_weights(self) -> AbstractContextManager[object]:
+        """Return a context in which tensors have shapes alone."""
+        context: AbstractContextManager[object] = without_values(framework("torch", "torch"))
+        return context
+
+
+def trace_module(module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, name: str = "") -> Trace:
+    """Return the trace of a torch module called with example inputs; no weight's value is read.
+
+    The module is traced as it is outside training (dropout does nothing), and left as it was. Raises ModelError where
+    it cannot be: control flow that depends on values, sizes that do, a GPU that is not there, a call that fails.
+    """
+    torch = framework("torch", "torch")
+    module = _unwrapped(torch, module)
+    program, notes = _exported(torch, module, tuple(arguments), dict(keywords))
+    return check_trace(read_program(torch, module, program, name or type(module).__name__, notes))
+
+
+def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) -> dict[str, Any]:
+    """Return weights, buffers and what a module computes of these alone as tensors, by their names in its trace.
+
+    source, batch: those of the trace. Values that the module does not have, or computes of its inputs, are left out;
+    ModelError for a weight that was made without values.
+    """
+    torch = framework("torch", "torch")
+    module = _unwrapped(torch, source[0] if isinstance(source, list | tuple) else source)
+    held = {**dict(module.named_buffers()), **module.state_dict()}
+    found = {name: held[name].detach().cpu() for name in names if name in held}
+    for name, tensor in found.items():
+        if tensor.is_meta:
+            raise ModelError(f"weight {name!r} was made without values (on the device 'meta')")
+    rest = [name for name in names if name not in held]
+    if rest:
+        _, positional, keywords = _call(torch, source, batch)
+        program, _ = _exported(torch, module, positional, keywords)
+        found |= constant_values(torch, module, program, rest)
+    return found
+
+
+def _unwrapped(torch: Any, module: Any) -> Any:
+    """Return the module within one that is compiled or copied to several devices; ModelError for TorchScript."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            "a TorchScript module has no Python source that could be traced; give the module that it was made of, or "
+            "export it to ONNX"
+        )
+    if isinstance(module, torch.nn.DataParallel | torch.nn.parallel.DistributedDataParallel):
+        return module.module
+    return getattr(module, "_orig_mod", module)
+
+
+def _call(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return the module, its positional and its keyword inputs, with another batch where one is given."""
+    if not isinstance(source, list | tuple) or len(source) not in (2, 3):
+        raise ModelError(
+            "a torch module needs example inputs: give (module, inputs), inputs being a tensor, a tuple of tensors "
+            "or a dict of them by name, or (module, inputs, dict of more); tensors on the device 'meta' will do"
+        )
+    module, given, *more = source
+    # Some libraries' dicts of inputs (of tokens, say) are mappings without being dicts.
+    keywords: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    positional = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, list | tuple) else (given,)
+    for extra in more:
+        if not isinstance(extra, Mapping):
+            raise ModelError(
+                f"a torch module's third item is a dict of inputs by name; found a {type(extra).__name__}; give all "
+                "positional inputs as one tuple: (module, (x, y))"
+            )
+        keywords |= dict(extra)
+    if batch is not None:
+        positional, keywords = with_batch(torch, positional, keywords, batch)
+    return module, positional, keywords
+
+
+# -- the exported program
+
+
+def _exported(
     torch: Any, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the exported program of a module and what was assumed; ModelError where it cannot be traced."""
     check_tensors(torch, module)
-    arguments, keywords = _apart(torch, (tuple(arguments), dict(keywords)))
+    arguments, keywords = _apart(torch, (arguments, dict(keywords)))
     notes: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(_quiet())
@@ -33,7 +136,7 @@ def exported(
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         # The fast path has a whole encoder layer as one operator that nothing more is known of.
         torch.backends.mha.set_fastpath_enabled(False)
-        hook = module.register_forward_hook(lambda _module, _inputs, output: _tensors(torch, output))
+        hook = module.register_forward_hook(lambda _module, _inputs, output: _returned(torch, output))
         stack.callback(hook.remove)
         positional, named = stack.enter_context(on_one_device(torch, module, (arguments, keywords)))
         try:
@@ -62,18 +165,14 @@ def _traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[st
     """Return the program; control flow and sizes that depend on what the module makes itself are known."""
     try:
         program = torch.export.export(module, positional, named, strict=False)
-        if not _has_unknown_sizes(program):
+        examples = (node.meta.get("val") for node in program.graph.nodes)
+        if all(isinstance(extent, int) for example in examples for extent in getattr(example, "shape", ())):
             return program
     except Exception as error:
-        if not is_control_flow(error):
+        if _explanation(error) is not _CONTROL_FLOW:
             raise
     with known_values(torch):
         return torch.export.export(module, positional, named, strict=False)
-
-
-def _has_unknown_sizes(program: Any) -> bool:
-    examples = (node.meta.get("val") for node in program.graph.nodes)
-    return any(not isinstance(extent, int) for example in examples for extent in getattr(example, "shape", ()))
 
 
 def _plain(torch: Any, program: Any) -> Any:
@@ -82,7 +181,7 @@ def _plain(torch: Any, program: Any) -> Any:
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     calls = [node.target for node in nodes if node.users or _is_mutable(torch, node.target)]
     operators = {target for target in calls if isinstance(target, torch._ops.OpOverload)}
-    unknown = {target for target in operators if not is_known(target._schema.name.rpartition("::")[2].rstrip("_"))}
+    unknown = {t for t in operators if t._schema.name.rpartition("::")[2].rstrip("_") not in TRANSLATIONS}
     writes = any(_is_mutable(torch, target) for target in operators)
     regions = any(str(getattr(target, "__name__", "")).startswith("wrap_with") for target in calls)
     decompositions = torch.export.default_decompositions() if unknown else {}
@@ -93,6 +192,9 @@ def _plain(torch: Any, program: Any) -> Any:
 def _is_mutable(torch: Any, target: Any) -> bool:
     """Whether an operator writes into what it reads."""
     return isinstance(target, torch._ops.OpOverload) and bool(target._schema.is_mutable)
+
+
+# -- the state of a module while it is traced
 
 
 @contextmanager
@@ -139,16 +241,14 @@ def _exportable_experts(module: Any, notes: list[str]) -> Iterator[None]:
                 # It has no experts, or of one implementation alone.
                 continue
             stack.callback(put, found)
-            if "experts" not in " ".join(notes):
+            if not notes:
                 notes.append("experts are traced as a grouped product, not one after the other")
         yield
 
 
-def _tensors(torch: Any, output: Any) -> Any:
+def _returned(torch: Any, output: Any) -> Any:
     """Return the tensors that a module returns: those in lists, dicts and dataclasses; caches and the like are not."""
-    found: dict[int, Any] = {}
-    for tensor in _walk(torch, output):
-        found.setdefault(id(tensor), tensor)
+    found = {id(tensor): tensor for tensor in _tensors(torch, output)}
     if not found:
         raise ModelError(
             f"the module returns no tensor but {type(output).__name__}; expected tensors, or lists, dicts or "
@@ -157,18 +257,87 @@ def _tensors(torch: Any, output: Any) -> Any:
     return tuple(found.values())
 
 
-def _walk(torch: Any, output: Any) -> Iterator[Any]:
+def _tensors(torch: Any, output: Any) -> Iterator[Any]:
     if isinstance(output, torch.Tensor):
         yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _walk(torch, value)
+        return
+    inside: Iterable[Any] = ()
+    if isinstance(output, Mapping):
+        inside = output.values()
     elif isinstance(output, list | tuple | set):
-        yield from _each(torch, output)
+        inside = output
     elif is_dataclass(output) and not isinstance(output, type):
-        yield from _each(torch, (getattr(output, field.name) for field in fields(output)))
+        inside = (getattr(output, field.name) for field in fields(output))
+    for value in inside:
+        yield from _tensors(torch, value)
 
 
-def _each(torch: Any, outputs: Iterable[Any]) -> Iterator[Any]:
-    for value in outputs:
-        yield from _walk(torch, value)
+# -- why a module cannot be traced
+
+
+def failure(error: BaseException) -> str:
+    """Return what is said of an error that `torch.export` raised: what was found, at which operator, in which line."""
+    place, text = _place(error), _explanation(error)
+    if text:
+        return text.format(place=place, operator=_operator(error) or "a branch or loop on a tensor's values")
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return f"the module cannot be traced{place}: {type(error).__name__}: {line}"
+
+
+def _explanation(error: BaseException) -> str:
+    return next((text for applies, text in _EXPLANATIONS if applies(error)), "")
+
+
+def _place(error: BaseException) -> str:
+    """Return " at file:line (source)" of the innermost frame of the user's in a traceback, "" where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not is_framework(frame.filename):
+            source = (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
+            return f" at {PurePath(frame.filename).name}:{frame.lineno}" + (f" ({source})" if source else "")
+    return ""
+
+
+def _operator(error: BaseException) -> str:
+    """Return the operator that was being traced."""
+    named = getattr(error, "func", None)
+    if named is not None:
+        return f"operator {named}"
+    frames = error.__traceback__
+    found = ""
+    while frames is not None:
+        candidate: Any = frames.tb_frame.f_locals.get("func")
+        if hasattr(candidate, "_schema"):
+            found = f"operator {candidate}"
+        frames = frames.tb_next
+    return found
+
+
+def _named(*names: str) -> Callable[[BaseException], bool]:
+    return lambda error: any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _says(*texts: str) -> Callable[[BaseException], bool]:
+    return lambda error: any(text in str(error).lower() for text in texts)
+
+
+_GPU = (
+    "the module needs a GPU{place}: it moves tensors to a device that is not here; leave out .cuda() and "
+    "device='cuda', or take the device of an input, as in torch.zeros(n, device=x.device)"
+)
+_CONTROL_FLOW = (
+    "the module's control flow depends on values{place}: {operator}; tracing has no values: use torch.where, or an "
+    "argument of the factory, instead"
+)
+_SIZES = (
+    "a tensor's size depends on values{place}: {operator}; sizes have to be fixed: use a mask, or torch.where, instead"
+)
+_NO_GPU = ("not linked with support for", "not compiled with cuda", "no nvidia driver", "no cuda gpus", "cuda error")
+
+_EXPLANATIONS: tuple[tuple[Callable[[BaseException], bool], str], ...] = (
+    (_says(*_NO_GPU), _GPU),
+    (lambda error: _says("same device")(error) and _says("cuda")(error), _GPU),
+    (_named("DynamicOutputShapeException"), _SIZES),
+    (_named("GuardOnDataDependentSymNode", "DataDependentOutputException"), _CONTROL_FLOW),
+    (_says("data-dependent", "dynamic control flow", "cannot be called on meta tensors"), _CONTROL_FLOW),
+)
+"""Texts by what they apply to; the first one wins."""

@@ -1,14 +1,19 @@
 """`read_program`: an exported program's graph as a trace."""
 
-from collections.abc import Iterable, Mapping
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
+from pathlib import PurePath
 from typing import Any, Literal
 
 from pase.errors import ModelError
-from pase.importers.ir import Leaf, Node, Op, Origin, Slice, Trace, Use, Value
-from pase.importers.torch.aten import Call, is_known, translate
-from pase.importers.torch.failures import location
-from pase.importers.torch.storage import Tied, tied_weights
+from pase.importers.ir import Leaf, Node, Origin, Slice, Trace, Use, Value
+from pase.importers.torch.aten import Call, Translation, generic, losses, moves, points, products
+
+TRANSLATIONS: dict[str, Translation] = (
+    points.TRANSLATIONS | moves.TRANSLATIONS | products.TRANSLATIONS | losses.TRANSLATIONS
+)
+"""By the operator's name, without its overload and the mark of one that writes into its input."""
 
 _MAX_SHOWN = 3
 """Names in a note."""
@@ -25,19 +30,35 @@ _CONTROL_FLOW = frozenset(
     {"cond", "while_loop", "scan", "map", "map_impl", "associative_scan", "while_loop_stack_output"}
 )
 
+_OWN = PurePath(__file__).parents[1]
+"""The folder of the front ends."""
+
 
 def read_program(torch: Any, module: Any, program: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
     """Return the trace of an exported program; ModelError for control flow and for sizes that depend on values."""
-    reader = _Reader(torch, program, tied_weights(torch, module))
+    reader = _Reader(torch, program, tied_weights(module))
     reader.read()
     return Trace(
         name=name,
         leaves=tuple(reader.leaves),
         nodes=tuple(reader.nodes),
         outputs=tuple(dict.fromkeys(reader.outputs)),
-        notes=(*notes, *_notes(module), *_unused(reader.unused)),
+        notes=(*notes, *_notes(module, reader.unused)),
         num_source_operators=reader.count,
     )
+
+
+def _notes(module: Any, unused: list[str]) -> Iterator[str]:
+    types = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()} - {"float32"})
+    if types:
+        yield f"weights are {', '.join(types)}; the costs count 4 bytes for every element"
+    if unused:
+        shown = ", ".join(unused[:_MAX_SHOWN]) + (", …" if len(unused) > _MAX_SHOWN else "")
+        found = "1 weight takes" if len(unused) == 1 else f"{len(unused)} weights take"
+        yield f"{found} no part in what the module returns: {shown}"
+
+
+# -- values that depend on no input
 
 
 def constant_values(torch: Any, module: Any, program: Any, names: Iterable[str]) -> dict[str, Any]:
@@ -45,7 +66,7 @@ def constant_values(torch: Any, module: Any, program: Any, names: Iterable[str])
 
     Those that depend on an input, on chance, or on weights without values are left out.
     """
-    reader = _Reader(torch, program, tied_weights(torch, module))
+    reader = _Reader(torch, program, tied_weights(module))
     reader.read()
     wanted = set(names)
     places = {
@@ -90,13 +111,10 @@ def _evaluate(torch: Any, program: Any, node: Any, known: dict[Any, Any]) -> Non
         if found is not None and not found.is_meta and not hasattr(found, "fake_mode"):
             known[node] = found.detach().cpu()
         return
-    tags = getattr(node.target, "tags", ())
-    is_operator = isinstance(node.target, torch._ops.OpOverload)
-    is_by_chance = torch.Tag.nondeterministic_seeded in tags
+    is_by_chance = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    is_operator = isinstance(node.target, torch._ops.OpOverload) or _is_getitem(node)
     is_known = all(source in known for source in node.all_input_nodes)
-    if node.op != "call_function" or is_by_chance or not is_known:
-        return
-    if not is_operator and getattr(node.target, "__name__", "") != "getitem":
+    if node.op != "call_function" or is_by_chance or not is_known or not is_operator:
         return
     arguments = torch.fx.map_arg(node.args, lambda source: known[source])
     keywords = dict(torch.fx.map_arg(node.kwargs, lambda source: known[source]))
@@ -105,33 +123,61 @@ def _evaluate(torch: Any, program: Any, node: Any, known: dict[Any, Any]) -> Non
     known[node] = node.target(*arguments, **keywords)
 
 
-def _notes(module: Any) -> list[str]:
-    types = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()} - {"float32"})
-    if not types:
-        return []
-    return [f"weights are {', '.join(types)}; the costs count 4 bytes for every element"]
+# -- weights that are one and the same
 
 
-def _unused(weights: list[str]) -> list[str]:
-    if not weights:
-        return []
-    shown = ", ".join(weights[:_MAX_SHOWN]) + (", …" if len(weights) > _MAX_SHOWN else "")
-    found = "1 weight takes" if len(weights) == 1 else f"{len(weights)} weights take"
-    return [f"{found} no part in what the module returns: {shown}"]
+def tied_weights(module: Any) -> dict[str, tuple[str, int | None]]:
+    """Return for each weight, by its name, whose values it has, told by what holds them.
+
+    Returns:
+        (name of the weight that holds the values, None), or, of rows of a larger one, (its name, the first row).
+    """
+    # Tensors without values have storages that can be told apart, too.
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    by_storage: dict[int, list[tuple[str, Any]]] = {}
+    for name, weight in module.named_parameters(remove_duplicate=False):
+        by_storage.setdefault(int(StorageWeakRef(weight.untyped_storage()).cdata), []).append((name, weight))
+    found: dict[str, tuple[str, int | None]] = {}
+    for group in by_storage.values():
+        holder, first = max(group, key=lambda item: item[1].numel())
+        for name, weight in group:
+            found[name] = _tied(name, weight, holder, first)
+    return found
+
+
+def _tied(name: str, weight: Any, holder: str, first: Any) -> tuple[str, int | None]:
+    offset = weight.storage_offset() - first.storage_offset()
+    has_strides = weight.stride() == first.stride()
+    if weight is first or (weight.shape == first.shape and has_strides and not offset):
+        return holder, None
+    row = first.stride(0) if first.dim() else 0
+    is_rows = (
+        weight.dim() == first.dim() > 0
+        and weight.shape[1:] == first.shape[1:]
+        and has_strides
+        and row > 0
+        and offset >= 0
+        and offset % row == 0
+        and offset // row + weight.shape[0] <= first.shape[0]
+    )
+    return (holder, offset // row) if is_rows else (name, None)
+
+
+# -- nodes
 
 
 class _Reader:
     """Reads nodes one after the other. made: by the program's names, what they are in the trace."""
 
-    def __init__(self, torch: Any, program: Any, tied: Mapping[str, Tied]) -> None:
+    def __init__(self, torch: Any, program: Any, tied: Mapping[str, tuple[str, int | None]]) -> None:
         self.leaves: list[Leaf] = []
         self.nodes: list[Node] = []
         self.outputs: list[str] = []
         self.unused: list[str] = []
         self.count = 0
-        self._torch, self._program = torch, program
-        self._tied = tied
         self.made: dict[str, Any] = {}
+        self._torch, self._program, self._tied = torch, program, tied
         self._taken: set[str] = set()
 
     def read(self) -> None:
@@ -164,23 +210,22 @@ class _Reader:
             self.made[node.name] = value
             self._add_leaf(value, role)
             if role == "parameter" and node.users:
-                used.add(self._storage(value.name))
+                used.add(self._holder(value.name)[0])
         # A tied weight takes part by any of its names.
-        self.unused = [name for name in weights.values() if self._storage(name) == name not in used]
+        self.unused = [name for name in weights.values() if self._holder(name) == (name, None) and name not in used]
 
-    def _storage(self, name: str) -> str:
+    def _holder(self, name: str) -> tuple[str, int | None]:
         """Return what holds a weight's values."""
-        return self._tied[name].storage if name in self._tied else name
+        return self._tied.get(name, (name, None))
 
     def _add_leaf(self, value: Value, role: Literal["input", "parameter", "constant"]) -> None:
-        tied = self._tied.get(value.name) if role == "parameter" else None
-        storage = tied.storage if tied is not None else value.name
-        if tied is None or tied.rows is None:
+        storage, row = self._holder(value.name) if role == "parameter" else (value.name, None)
+        if row is None:
             self.leaves.append(Leaf(value=value, role=role, storage=storage))
             return
         # Rows of another weight: that one is the parameter.
         rank = len(value.shape)
-        op = Slice(starts=(tied.rows, *(0,) * (rank - 1)), steps=(1,) * rank)
+        op = Slice(starts=(row, *(0,) * (rank - 1)), steps=(1,) * rank)
         origin = Origin(operator="view of a weight", scope=value.name)
         self.nodes.append(
             Node(name=f"{value.name}:rows", op=op, inputs=(Use(value=storage),), outputs=(value,), origin=origin)
@@ -199,7 +244,7 @@ class _Reader:
         return Value(name=name, shape=tuple(example.shape), dtype=_type(example))
 
     def _call(self, node: Any) -> None:
-        if getattr(node.target, "__name__", "") == "getitem":
+        if _is_getitem(node):
             source, at = node.args
             found = self.made.get(source.name)
             self.made[node.name] = found[at] if isinstance(found, list | tuple) and at < len(found) else None
@@ -207,21 +252,22 @@ class _Reader:
         function = _function(node)
         example = node.meta.get("val")
         is_one = not isinstance(example, list | tuple)
-        examples = [example] if is_one else example
         results = [
             self._value(node.name if is_one else f"{node.name}:{i}", item, node) if hasattr(item, "shape") else None
-            for i, item in enumerate(_flat(examples))
+            for i, item in enumerate(_flat([example]))
         ]
         self.made[node.name] = results[0] if is_one and results else results
         if not any(results):
             return
         numbers = self._numbers(node) if function in _BY_NUMBERS else {}
         call = Call(name=function, arguments=self._arguments(node), outputs=tuple(results), numbers=numbers)
-        origin = _origin(node)
-        steps = translate(call)
-        for i, step in enumerate(steps):
-            name = node.name if i == len(steps) - 1 else f"{node.name}:{i}"
-            self._add(name, step.op, step.inputs, step.outputs, origin)
+        # An operator that nothing is known of passes the leading dim through, if any.
+        TRANSLATIONS.get(call.function, generic)(call)
+        line, _ = location(node.meta.get("stack_trace") or "")
+        origin = Origin(operator=str(node.target), scope=_scope(node), line=line)
+        for i, step in enumerate(call.steps):
+            name = node.name if i == len(call.steps) - 1 else f"{node.name}:{i}"
+            self.nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
 
     def _numbers(self, node: Any) -> dict[str, tuple[int, ...]]:
         """Return the whole numbers that a node reads and that depend on no input, by their values' names."""
@@ -231,9 +277,6 @@ class _Reader:
         asked = [s for s, v in read.items() if v.dtype in _WHOLE and prod(v.shape) <= _MAX_NUMBERS]
         known = _evaluated(self._torch, self._program, asked)
         return {read[s].name: tuple(known[s].flatten().tolist()) for s in asked if s in known}
-
-    def _add(self, name: str, op: Op, inputs: tuple[Use, ...], outputs: tuple[Value, ...], origin: Origin) -> None:
-        self.nodes.append(Node(name=name, op=op, inputs=inputs, outputs=outputs, origin=origin))
 
     def _arguments(self, node: Any) -> dict[str, Any]:
         """Return the arguments by the names of the operator's schema; by number where it has none."""
@@ -253,6 +296,10 @@ class _Reader:
         return argument
 
 
+def _is_getitem(node: Any) -> bool:
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
 def _type(example: Any) -> str:
     """Return a type as the intermediate form has it; a complex number, which has a gradient too, counts as a float."""
     name = str(example.dtype).removeprefix("torch.")
@@ -266,7 +313,7 @@ def _function(node: Any) -> str:
         return str(schema.name).rpartition("::")[2]
     name = str(getattr(node.target, "__name__", node.target))
     has_programs = any(getattr(argument, "op", "") == "get_attr" for argument in node.args)
-    if name in _CONTROL_FLOW or (has_programs and not is_known(name)):
+    if name in _CONTROL_FLOW or (has_programs and name not in TRANSLATIONS):
         raise ModelError(
             f"the module has control flow{_where(node)}: operator torch.{name} runs a program of its own; which part "
             "runs, and how often, is not known without values: give the module without it, or one branch of it"
@@ -274,9 +321,11 @@ def _function(node: Any) -> str:
     return name
 
 
-def _origin(node: Any) -> Origin:
-    line, _ = location(node.meta.get("stack_trace") or "")
-    return Origin(operator=str(node.target), scope=_scope(node), line=line)
+def _flat(items: Any) -> list[Any]:
+    return [one for item in items for one in (_flat(item) if isinstance(item, list | tuple) else [item])]
+
+
+# -- where a node comes from
 
 
 def _scope(node: Any) -> str:
@@ -290,5 +339,28 @@ def _where(node: Any) -> str:
     return (f" at {line}" + (f" ({source})" if source else "")) if line else ""
 
 
-def _flat(items: Any) -> list[Any]:
-    return [one for item in items for one in (_flat(item) if isinstance(item, list | tuple) else [item])]
+def location(stack_trace: str) -> tuple[str, str]:
+    """Return ("file.py:12", that line) of the innermost frame of a printed stack that is no framework's own."""
+    frames: list[tuple[str, str, str]] = []
+    lines = stack_trace.splitlines()
+    for line, following in zip(lines, [*lines[1:], ""], strict=False):
+        text = line.strip()
+        if text.startswith('File "'):
+            file, _, rest = text.removeprefix('File "').partition('", line ')
+            frames.append((file, rest.partition(",")[0], following.strip()))
+    for file, number, source in reversed(frames):
+        if not is_framework(file):
+            return f"{PurePath(file).name}:{number}", source
+    return "", ""
+
+
+def is_framework(file: str) -> bool:
+    """Return whether a file is part of torch, of this package, of Python's library or of no file at all."""
+    parts = PurePath(file).parts
+    if PurePath(file).is_relative_to(_OWN):
+        return True
+    if "site-packages" not in parts:
+        is_library = PurePath(file).is_relative_to(sysconfig.get_paths()["stdlib"])
+        return is_library or file.startswith("<")
+    inside = parts[len(parts) - parts[::-1].index("site-packages") :]
+    return inside[:1] == ("torch",)

@@ -1,7 +1,13 @@
-"""Tensors without values: of example inputs, of modules made without weights, and of modules while they are traced."""
+"""Tensors without values: of example inputs, of modules made without weights, and of modules while they are traced.
+
+`known_values` keeps the values of small tensors that depend on no input and no weight, so that control flow on them is
+known: a module may make a mask of ones itself and then ask whether any of it is zero. Tracing knows shapes alone and
+stops there; beside each such tensor its values are kept, computed as the module computes them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from math import log, pi
 from typing import Any
 
 from pase.errors import ModelError
@@ -11,6 +17,16 @@ _SMALL = "arange linspace logspace tensor as_tensor eye scalar_tensor"
 
 _MAX_SMALL = 4096
 """Elements of such a tensor."""
+
+_RANDOM = ("rand", "empty", "normal", "bernoulli", "multinomial", "dropout", "new_empty")
+"""Beginnings of the names of functions whose results have no values that could be told."""
+
+_LIKE_ANOTHER = frozenset({"new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"})
+"""These ask a tensor for its shape and type, not for its values."""
+
+_QUESTIONS = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
+_MAX_ELEMENTS = 1 << 20
+"""Elements of a tensor whose values are kept."""
 
 
 def mapped(function: Callable[[Any], Any], torch: Any, given: Any) -> Any:
@@ -89,7 +105,7 @@ def on_one_device(torch: Any, module: Any, given: Any) -> Iterator[Any]:
         yield given
         return
     modes = [tensor.fake_mode for tensor in (*held, *inputs) if hasattr(tensor, "fake_mode")]
-    mode = modes[0] if modes else _fake_mode()
+    mode = modes[0] if modes else torch._subclasses.FakeTensorMode()
     made: dict[int, Any] = {}
 
     def fake(tensor: Any) -> Any:
@@ -109,11 +125,7 @@ def on_one_device(torch: Any, module: Any, given: Any) -> Iterator[Any]:
                     if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
                         stack.callback(holder.__setitem__, name, tensor)
                         holder[name] = fake(tensor)
-        yield mapped(lambda t: t if t.device == home and not modes and _is_real(t) else fake(t), torch, given)
-
-
-def _is_real(tensor: Any) -> bool:
-    return bool(tensor.device.type != "meta")
+        yield mapped(lambda t: t if t.device == home and not modes and not t.is_meta else fake(t), torch, given)
 
 
 def _has_meta(torch: Any, module: Any) -> bool:
@@ -122,12 +134,6 @@ def _has_meta(torch: Any, module: Any) -> bool:
         for part in module.modules()
         for value in part.__dict__.values()
     )
-
-
-def _fake_mode() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
 
 
 @contextmanager
@@ -153,3 +159,80 @@ def without_values(torch: Any) -> Iterator[None]:
 
     with torch.device("meta"), Values():
         yield
+
+
+# -- values that are known while a module is traced
+
+
+def known_values(torch: Any) -> AbstractContextManager[object]:
+    """Return a context for `torch.export`, in which questions about such tensors are answered."""
+
+    class Known(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+        """values: by the id of a tensor, that tensor (so that its id stays its own) and one with its values."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.values: dict[int, tuple[Any, Any]] = {}
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            given = dict(kwargs or {})
+            if function is torch.nn.functional.gaussian_nll_loss:
+                # It asks whether a variance is negative, which no strategy depends on.
+                return _gaussian_nll(torch, *args, **given)
+            name = str(getattr(function, "__name__", ""))
+            read = tensors_in(torch, (args, given))
+            is_known = all(id(tensor) in self.values for tensor in read) and not name.startswith(_RANDOM)
+            if name in _QUESTIONS and is_known and read:
+                return self._computed(function, args, given)
+            made = function(*args, **given)
+            if read and _writes(name):
+                if is_known:
+                    self._computed(function, args, given)
+                else:
+                    self.values.pop(id(read[0]), None)
+            elif (is_known or name in _LIKE_ANOTHER) and _is_small(torch, made):
+                # What cannot be computed apart (a function that asks where its tensors are) is not known.
+                with suppress(RuntimeError, TypeError, ValueError):
+                    self.values[id(made)] = made, self._computed(function, args, given)
+            return made
+
+        def _computed(self, function: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
+            """Return what a function gives of values, without its being traced."""
+            from torch.utils._python_dispatch import _disable_current_modes
+
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                real, named = (mapped(self._real, torch, part) for part in (args, given))
+                named = {key: value for key, value in named.items() if key not in ("device", "pin_memory")}
+                return function(*real, **named)
+
+        def _real(self, tensor: Any) -> Any:
+            """Return a tensor with its values; with any where its shape alone is asked for."""
+            if id(tensor) in self.values:
+                return self.values[id(tensor)][1]
+            return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+
+    return Known()
+
+
+def _gaussian_nll(
+    torch: Any, x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Any:
+    """Return the negative log-likelihood of normal distributions; var: of x's shape, or of one for each row."""
+    if isinstance(var, torch.Tensor) and var.dim() < x.dim() and var.shape == x.shape[:-1]:
+        var = var.unsqueeze(-1)
+    var = torch.clamp(torch.as_tensor(var), min=eps)
+    loss = 0.5 * (torch.log(var) + (x - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * log(2 * pi)
+    return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+def _writes(name: str) -> bool:
+    """Return whether a function writes into its first tensor."""
+    return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+
+
+def _is_small(torch: Any, made: Any) -> bool:
+    return isinstance(made, torch.Tensor) and made.numel() <= _MAX_ELEMENTS

@@ -5,8 +5,8 @@ Masks and the counts of targets depend on whole numbers of the input alone, so t
 
 from math import prod
 
-from pase.importers.ir import Gather, Generic, Identity, Lookup, Pointwise, Reduce, Softmax, Step, Value
-from pase.importers.torch.aten.call import Call, inner, reshaped, step_to, table
+from pase.importers.ir import Generic, Identity, Lookup, Softmax, Value
+from pase.importers.torch.aten import Call, generic, table
 
 _NONE, _MEAN = 0, 1
 """Ways of reduction, as operators number them; the other one is the sum."""
@@ -15,160 +15,103 @@ _IGNORED = -100
 """The target that is left out where no other one is named."""
 
 
-def nll(call: Call) -> list[Step]:
-    """Return the negative log-likelihood of targets, whose logarithms of probabilities lie along one dim."""
-    return _negative_log(call, call.tensors[0], smoothing=0.0)
+def nll(call: Call) -> None:
+    """Write the negative log-likelihood of targets, whose logarithms of probabilities lie along one dim."""
+    _of_classes(call, call.x, smoothing=0.0)
 
 
-def cross_entropy(call: Call) -> list[Step]:
-    """Return the cross-entropy of a softmax with targets, which are classes or their probabilities."""
+def cross_entropy(call: Call) -> None:
+    """Write the cross-entropy of a softmax with targets, which are classes or their probabilities."""
     x, target = call.tensors[:2]
-    log = inner(call, "log", x.shape)
-    first = step_to(Softmax(dim=_classes(x), is_log=True), log, x)
-    smoothing = float(call.get("label_smoothing", 0.0))
-    found = _of_probabilities if target.is_float else _negative_log
-    return [first, *found(call, log, smoothing=smoothing)]
+    log = call.add(Softmax(dim=_classes(x), is_log=True), x, shape=x.shape)
+    (_of_probabilities if target.is_float else _of_classes)(call, log, smoothing=float(call.get("label_smoothing", 0)))
 
 
 def _classes(x: Value) -> int:
     return 1 if len(x.shape) > 1 else 0
 
 
-def _negative_log(call: Call, log: Value, *, smoothing: float) -> list[Step]:
-    """Return the loss of classes: what the target's column holds, and a share of all columns where it is smoothed."""
-    target = call.value("target")
-    dim, rows = _classes(log), target.shape
-    kept = inner(call, "kept", rows, "bool")
+def _of_classes(call: Call, log: Value, *, smoothing: float) -> None:
+    """Write the loss of classes: what the target's column holds, and a share of all columns where it is smoothed."""
+    target, dim, weight = call.value("target"), _classes(log), call.maybe("weight")
     ignored = float(call.get("ignore_index", _IGNORED))
-    steps = [step_to(Pointwise(functions=("not_equal",), constant=ignored), kept, target)]
-    more, places = reshaped(call, target, (*log.shape[:dim], 1, *log.shape[dim + 1 :]), "places")
-    found = inner(call, "found", places.shape)
-    steps += [*more, step_to(Gather(dim=dim), found, log, places)]
-    more, picked = reshaped(call, found, rows, "picked")
-    steps += more
-    share: tuple[Value, ...] = ()
-    for weight in call.maybe("weight"):
-        share = (inner(call, "share", rows),)
-        weighted = inner(call, "weighted", rows)
-        steps += [
-            step_to(Lookup(), share[0], weight, target),
-            step_to(Pointwise(functions=("multiply",)), weighted, picked, *share),
-        ]
-        picked = weighted
-    if smoothing:
-        more, every = _summed_over_classes(call, log, call.maybe("weight"))
-        one, other, both = (inner(call, name, rows) for name in ("one", "other", "both"))
-        steps += [
-            *more,
-            step_to(Pointwise(functions=("multiply",), constant=1.0 - smoothing), one, picked),
-            step_to(Pointwise(functions=("multiply",), constant=smoothing / log.shape[dim]), other, every),
-            step_to(Pointwise(functions=("add",)), both, one, other),
-        ]
-        picked = both
-    negative = inner(call, "negative", rows)
-    steps.append(step_to(Pointwise(functions=("negate",)), negative, picked))
-    if call.get("reduction", _MEAN) == _NONE:
-        steps.append(step_to(Pointwise(functions=("where",), constant=0.0), call.result, kept, negative))
-        return steps + [Step(op=Generic(is_index=True), inputs=(), outputs=(value,)) for value in call.results[1:]]
-    masked = inner(call, "masked", rows)
-    steps.append(step_to(Pointwise(functions=("where",), constant=0.0), masked, kept, negative))
+    kept = call.point("not_equal", target, constant=ignored, dtype="bool", name="kept")
+    places = call.reshape(target, (*log.shape[:dim], 1, *log.shape[dim + 1 :]), name="places")
+    picked = call.reshape(call.gather(log, places, dim), target.shape)
+    share = [call.add(Lookup(), weights, target, shape=target.shape) for weights in weight]
     if share:
-        counted = inner(call, "counted", rows)
-        steps.append(step_to(Pointwise(functions=("where",), constant=0.0), counted, kept, *share))
-    else:
-        counted = inner(call, "counted", rows)
-        steps.append(step_to(Identity(), counted, kept))
-    count = call.results[1] if len(call.results) > 1 else inner(call, "count", ())
-    steps.append(_sum(count, counted))
-    if call.get("reduction", _MEAN) != _MEAN:
-        return [*steps, _sum(call.result, masked)]
-    total = inner(call, "total", ())
-    return [*steps, _sum(total, masked), step_to(Pointwise(functions=("divide",)), call.result, total, count)]
-
-
-def _of_probabilities(call: Call, log: Value, *, smoothing: float) -> list[Step]:
-    """Return the loss of probabilities of all classes."""
-    target = call.value("target")
-    dim, steps = _classes(log), list[Step]()
+        picked = call.point("multiply", picked, *share)
     if smoothing:
-        less, smooth = inner(call, "less", target.shape), inner(call, "smooth", target.shape)
-        steps += [
-            step_to(Pointwise(functions=("multiply",), constant=1.0 - smoothing), less, target),
-            step_to(Pointwise(functions=("add",), constant=smoothing / log.shape[dim]), smooth, less),
-        ]
-        target = smooth
-    weighted = inner(call, "weighted", log.shape)
-    steps.append(step_to(Pointwise(functions=("multiply",)), weighted, log, target))
-    more, rows = _summed_over_classes(call, weighted, call.maybe("weight"))
-    steps += more
-    if call.get("reduction", _MEAN) == _NONE:
-        return [*steps, step_to(Pointwise(functions=("negate",)), call.result, rows)]
-    negative = inner(call, "negative", rows.shape)
-    steps.append(step_to(Pointwise(functions=("negate",)), negative, rows))
-    if call.get("reduction", _MEAN) != _MEAN:
-        return [*steps, _sum(call.result, negative)]
-    total = inner(call, "total", ())
-    count = float(max(1, prod(rows.shape)))
-    return [
-        *steps,
-        _sum(total, negative),
-        step_to(Pointwise(functions=("divide",), constant=count), call.result, total),
-    ]
+        every = _summed_over_classes(call, log, weight)
+        one = call.point("multiply", picked, constant=1.0 - smoothing)
+        other = call.point("multiply", every, constant=smoothing / log.shape[dim])
+        picked = call.point("add", one, other)
+    negative, reduction = call.point("negate", picked), call.get("reduction", _MEAN)
+    if reduction == _NONE:
+        call.point("where", kept, negative, constant=0.0, out=call.result)
+        return call.unread(call.results[1:])
+    masked = call.point("where", kept, negative, constant=0.0)
+    if share:
+        counted = call.point("where", kept, *share, constant=0.0, name="counted")
+    else:
+        counted = call.add(Identity(), kept, shape=kept.shape, dtype=log.dtype, name="counted")
+    count = call.total(counted, out=call.results[1] if len(call.results) > 1 else None, name="count")
+    if reduction == _MEAN:
+        call.point("divide", call.total(masked), count, out=call.result)
+    else:
+        call.total(masked, out=call.result)
+    return None
 
 
-def _summed_over_classes(call: Call, x: Value, weight: tuple[Value, ...]) -> tuple[list[Step], Value]:
-    """Return the sum over the classes, each times its weight where it has one."""
-    dim, steps = _classes(x), list[Step]()
+def _of_probabilities(call: Call, log: Value, *, smoothing: float) -> None:
+    """Write the loss of probabilities of all classes."""
+    target = call.value("target")
+    if smoothing:
+        less = call.point("multiply", target, constant=1.0 - smoothing)
+        target = call.point("add", less, constant=smoothing / log.shape[_classes(log)])
+    rows = _summed_over_classes(call, call.point("multiply", log, target), call.maybe("weight"))
+    reduction = call.get("reduction", _MEAN)
+    if reduction == _NONE:
+        call.point("negate", rows, out=call.result)
+        return
+    negative = call.point("negate", rows)
+    if reduction == _MEAN:
+        call.point("divide", call.total(negative), constant=float(max(1, prod(rows.shape))), out=call.result)
+    else:
+        call.total(negative, out=call.result)
+
+
+def _summed_over_classes(call: Call, x: Value, weight: tuple[Value, ...]) -> Value:
+    """Write the sum over the classes, each times its weight where it has one."""
+    dim = _classes(x)
     for found in weight:
-        more, along = reshaped(call, found, (x.shape[dim], *(1,) * (len(x.shape) - dim - 1)), "weight of classes")
-        scaled = inner(call, "scaled", x.shape)
-        steps += [*more, step_to(Pointwise(functions=("multiply",)), scaled, x, along)]
-        x = scaled
-    every = inner(call, "every", (*x.shape[:dim], *x.shape[dim + 1 :]))
-    return [*steps, step_to(Reduce(function="sum", over=(dim,)), every, x)], every
+        along = call.reshape(found, (x.shape[dim], *(1,) * (len(x.shape) - dim - 1)))
+        x = call.point("multiply", x, along)
+    return call.reduce("sum", x, (dim,))
 
 
-def _sum(out: Value, x: Value) -> Step:
-    if not x.shape:
-        return step_to(Identity(), out, x)
-    return step_to(Reduce(function="sum", over=tuple(range(len(x.shape)))), out, x)
-
-
-def multilabel_margin(call: Call) -> list[Step]:
-    """Return the sum, over pairs of a target's class and another one, of by how much it is not one larger."""
+def multilabel_margin(call: Call) -> None:
+    """Write the sum, over pairs of a target's class and another one, of by how much it is not one larger."""
     x, target = call.tensors[:2]
     lead, classes = x.shape[:-1], x.shape[-1]
-    found = inner(call, "found", target.shape)
     pairs = (*lead, target.shape[-1], classes)
-    counted = inner(call, "counted", pairs, "bool")
-    steps = [
-        # Classes up to the first that is negative, with those that are not among them.
-        Step(op=Generic(is_index=True), inputs=(), outputs=(counted,)),
-        step_to(Gather(dim=len(lead)), found, x, target),
-    ]
-    more, own = reshaped(call, found, (*lead, target.shape[-1], 1), "own")
-    steps += more
-    more, others = reshaped(call, x, (*lead, 1, classes), "others")
-    steps += more
-    names = ("difference", "margin", "short", "masked", "scaled")
-    difference, margin, short, masked, scaled = (inner(call, name, pairs) for name in names)
-    steps += [
-        step_to(Pointwise(functions=("subtract",)), difference, others, own),
-        step_to(Pointwise(functions=("add",), constant=1.0), margin, difference),
-        step_to(Pointwise(functions=("relu",)), short, margin),
-        step_to(Pointwise(functions=("where",), constant=0.0), masked, counted, short),
-    ]
-    reduction, rows = call.get("reduction", _MEAN), prod(lead)
-    divisor = float(classes * (rows if reduction == _MEAN else 1))
-    steps.append(step_to(Pointwise(functions=("divide",), constant=divisor), scaled, masked))
-    over = tuple(range(len(pairs)))[-2 if reduction == _NONE else 0 :]
-    steps.append(step_to(Reduce(function="sum", over=over), call.result, scaled))
-    return steps + [Step(op=Generic(is_index=True), inputs=(), outputs=(value,)) for value in call.results[1:]]
+    # Classes up to the first that is negative, with those that are not among them.
+    counted = call.add(Generic(is_index=True), shape=pairs, dtype="bool", name="counted")
+    own = call.reshape(call.gather(x, target, len(lead)), (*lead, target.shape[-1], 1))
+    difference = call.point("subtract", call.reshape(x, (*lead, 1, classes)), own)
+    short = call.point("relu", call.point("add", difference, constant=1.0))
+    masked = call.point("where", counted, short, constant=0.0)
+    reduction = call.get("reduction", _MEAN)
+    scaled = call.point("divide", masked, constant=float(classes * (prod(lead) if reduction == _MEAN else 1)))
+    over = range(len(pairs))[-2 if reduction == _NONE else 0 :]
+    call.reduce("sum", scaled, over, out=call.result)
+    call.unread(call.results[1:])
 
 
 TRANSLATIONS = table(
     (nll, "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward"),
     (cross_entropy, "cross_entropy_loss"),
     (multilabel_margin, "multilabel_margin_loss multilabel_margin_loss_forward"),
+    (generic, "ctc_loss"),
 )
 """Of losses, by the operator's name."""

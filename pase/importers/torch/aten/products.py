@@ -1,244 +1,299 @@
-"""Products: linear layers, matrix products, einsum."""
+"""What multiplies: linear layers, matrix products, einsum, convolutions and pooling, attention, recurrent networks."""
 
-from pase.importers.ir import Contract, Op, Pad, Pointwise, Reduce, Reshape, Slice, Step, Transpose, Value
-from pase.importers.torch.aten.call import Call, generic, inner, letters, reshaped, step, step_to, table, uses
+from collections.abc import Sequence
+from math import prod
+from typing import Literal
 
+from pase.importers.ir import Attention, Convolve, Generic, Pad, Pool, Recurrent, Value
+from pase.importers.ir.steps import Shape, letters
+from pase.importers.torch.aten import Call, each, table
 
-def linear(call: Call) -> list[Step]:
-    """Return x · wᵀ + bias."""
-    x, w, bias = call.value("input"), call.value("weight"), call.maybe("bias")
-    lead = letters(len(x.shape) - 1, without="kn")
-    if len(w.shape) == 1:
-        return step(call, Contract(operands=(f"{lead}k", "k"), output=lead), x, w)
-    return step(call, Contract(operands=(f"{lead}k", "nk"), output=f"{lead}n", has_bias=bool(bias)), x, w, *bias)
+# -- products
 
 
-def matmul(call: Call) -> list[Step]:
-    """Return a product as NumPy's matmul has it; batch dims that only one operand has are read again and again."""
+def linear(call: Call) -> None:
+    """Write x · wᵀ + bias."""
+    x, w = call.value("input"), call.value("weight")
+    lead, n = letters(len(x.shape) - 1, without="kn"), "n" if len(w.shape) > 1 else ""
+    call.contract(x, w, (f"{lead}k", f"{n}k"), lead + n, *call.maybe("bias")[: len(n)], out=call.result)
+
+
+def matmul(call: Call) -> None:
+    """Write a product as NumPy's matmul has it; with a vector it is a pass over a tensor, and no matrix product."""
     x, y = call.tensors[:2]
-    ranks = len(x.shape), len(y.shape)
-    lead = letters(max(*ranks, 2) - 2, without="kmn")
-    left = "k" if ranks[0] == 1 else lead[len(lead) - (ranks[0] - 2) :] + "mk"
-    right = "k" if ranks[1] == 1 else lead[len(lead) - (ranks[1] - 2) :] + "kn"
-    output = lead + ("m" if ranks[0] > 1 else "") + ("n" if ranks[1] > 1 else "")
-    if ranks[1] == 1:
-        return _weighted_sum(call, x, y)
-    return _product(call, [x, y], [left, right], output)
+    if len(y.shape) == 1:
+        _weighted_sum(call, x, y, call.result)
+    else:
+        call.matmul(x, y, out=call.result)
 
 
-def addmm(call: Call) -> list[Step]:
-    """Return input + mat1 · mat2."""
+def _weighted_sum(call: Call, x: Value, vector: Value, out: Value | None = None) -> Value:
+    return call.reduce("sum", call.point("multiply", x, vector), (len(x.shape) - 1,), out=out)
+
+
+def addmm(call: Call) -> None:
+    """Write input + mat1 · mat2."""
     bias, x, w = call.value("input"), call.value("mat1"), call.value("mat2")
     if len(bias.shape) == 1 and bias.shape[0] == w.shape[1]:
-        return step(call, Contract(operands=("mk", "kn"), output="mn", has_bias=True), x, w, bias)
-    return _added(call, bias, Contract(operands=("mk", "kn"), output="mn"), x, w)
+        call.contract(x, w, ("mk", "kn"), "mn", bias, out=call.result)
+    else:
+        _added(call, x, w, ("mk", "kn"), "mn")
 
 
-def baddbmm(call: Call) -> list[Step]:
-    """Return input + batch1 · batch2."""
-    bias, x, y = call.value("input"), call.value("batch1"), call.value("batch2")
-    return _added(call, bias, Contract(operands=("amk", "akn"), output="amn"), x, y)
+def baddbmm(call: Call) -> None:
+    """Write input + batch1 · batch2."""
+    _added(call, call.value("batch1"), call.value("batch2"), ("amk", "akn"), "amn")
 
 
-def _weighted_sum(call: Call, x: Value, vector: Value, result: Value | None = None) -> list[Step]:
-    """Return the last dim summed, weighted by a vector: a pass over a tensor, which no matrix product is."""
-    result = result or call.result
-    terms = inner(call, "terms", x.shape)
-    return [
-        step_to(Pointwise(functions=("multiply",)), terms, x, vector),
-        step_to(Reduce(function="sum", over=(len(x.shape) - 1,)), result, terms),
-    ]
-
-
-def addmv(call: Call) -> list[Step]:
-    """Return input + mat · vec."""
-    summed = inner(call, "summed", call.result.shape)
-    steps = _weighted_sum(call, call.value("mat"), call.value("vec"), summed)
-    return [*steps, *step(call, Pointwise(functions=("add",)), summed, call.value("input"))]
-
-
-def outer(call: Call) -> list[Step]:
-    """Return the product of every pair."""
-    x, y = call.tensors[:2]
-    steps, column = reshaped(call, x, (x.shape[0], 1), "column")
-    return [*steps, *step(call, Pointwise(functions=("multiply",)), column, y)]
-
-
-def bilinear(call: Call) -> list[Step]:
-    """Return x₁ · w · x₂ + bias as two products."""
-    x, y, w = call.value("input1"), call.value("input2"), call.value("weight")
-    bias = call.maybe("bias")
-    lead = letters(len(x.shape) - 1, without="nxy")
-    first = inner(call, "first", (*x.shape[:-1], w.shape[0], y.shape[-1]))
-    second = Contract(operands=(f"{lead}ny", f"{lead}y"), output=f"{lead}n", has_bias=bool(bias))
-    return [
-        step_to(Contract(operands=(f"{lead}x", "nxy"), output=f"{lead}ny"), first, x, w),
-        *step(call, second, first, y, *bias),
-    ]
-
-
-def einsum(call: Call) -> list[Step]:
-    """Return a sum of products of tensors, two at a time from the left; a diagonal is not known."""
-    tensors = list(call.tensors)
-    parsed = _parsed(str(call.get("equation", "")), tensors)
-    if parsed is None:
-        return generic(call)
-    operands, output = parsed
-    extents = _extents(tensors, operands)
-    steps: list[Step] = []
-    while len(tensors) > 2:
-        rest = set("".join(operands[2:]) + output)
-        kept = "".join(c for c in dict.fromkeys(operands[0] + operands[1]) if c in rest)
-        made = inner(call, f"product{len(tensors)}", tuple(extents[c] for c in kept))
-        steps += _product(call, tensors[:2], operands[:2], kept, made)
-        tensors, operands = [made, *tensors[2:]], [kept, *operands[2:]]
-    if len(tensors) == 1:
-        return _single(call, tensors[0], operands[0], output)
-    return [*steps, *_product(call, tensors, operands, output)]
-
-
-def _parsed(equation: str, tensors: list[Value]) -> tuple[list[str], str] | None:
-    """Return the letters of each tensor's dims and of the result's; None where one has a letter twice."""
-    inputs, arrow, output = equation.replace(" ", "").partition("->")
-    operands = inputs.split(",")
-    if len(operands) != len(tensors):
-        return None
-    spare = letters(8, without=equation)
-    if not arrow:
-        every = inputs.replace(",", "").replace("...", "")
-        output = ("..." if "..." in inputs else "") + "".join(sorted(c for c in set(every) if every.count(c) == 1))
-    widths = [len(v.shape) - len(o.replace("...", "")) for v, o in zip(tensors, operands, strict=True) if "..." in o]
-    width = max(widths, default=0)
-    full = [
-        operand.replace("...", spare[width - (len(value.shape) - len(operand.replace("...", ""))) : width])
-        for value, operand in zip(tensors, operands, strict=True)
-    ]
-    if any(len(set(operand)) != len(operand) for operand in full):
-        return None
-    return full, output.replace("...", spare[:width])
-
-
-def _extents(tensors: list[Value], operands: list[str]) -> dict[str, int]:
-    """Return the extent of every letter: a dim of one element is repeated to the other's."""
-    found: dict[str, int] = {}
-    for value, operand in zip(tensors, operands, strict=True):
-        for letter, extent in zip(operand, value.shape, strict=True):
-            found[letter] = max(extent, found.get(letter, 1))
-    return found
-
-
-def _single(call: Call, x: Value, operand: str, output: str) -> list[Step]:
-    """Return one tensor summed over some dims, the others in another order."""
-    over = tuple(i for i, c in enumerate(operand) if c not in output)
-    left = [c for c in operand if c in output]
-    order = tuple(left.index(c) for c in output)
-    if not over:
-        return step(call, Transpose(order=order), x)
-    summed = inner(call, "summed", tuple(e for i, e in enumerate(x.shape) if i not in over))
-    return [step_to(Reduce(function="sum", over=over), summed, x), *step(call, Transpose(order=order), summed)]
-
-
-def _product(
-    call: Call, tensors: list[Value], operands: list[str], output: str, result: Value | None = None
-) -> list[Step]:
-    """Return a product of two tensors.
-
-    Dims of one element that the other has more of are seen through; those that one alone has are summed before.
-    """
-    result = result or call.result
-    steps: list[Step] = []
-    found: list[Value] = []
-    extents = _extents(tensors, operands)
-    told = list(operands)
-    for i, value in enumerate(tensors):
-        alone = tuple(place for place, c in enumerate(operands[i]) if c not in output and c not in operands[1 - i])
-        if alone:
-            shape = tuple(e for place, e in enumerate(value.shape) if place not in alone)
-            summed = inner(call, f"{result.name}:summed{i}", shape, value.dtype)
-            steps.append(step_to(Reduce(function="sum", over=alone), summed, value))
-            value = summed
-            told[i] = "".join(c for place, c in enumerate(operands[i]) if place not in alone)
-        kept = [
-            place
-            for place, (c, extent) in enumerate(zip(told[i], value.shape, strict=True))
-            if extent == extents[c] or c not in operands[1 - i]
-        ]
-        more, value = reshaped(call, value, [value.shape[place] for place in kept], f"{result.name}:operand{i}")
-        steps += more
-        told[i] = "".join(told[i][place] for place in kept)
-        found.append(value)
-    if set(told[0] + told[1]) <= set(output):
-        return [*steps, *_multiplied(call, found, told, output, result)]
-    op: Op = Contract(operands=(told[0], told[1]), output=output)
-    return [*steps, Step(op=op, inputs=uses(*found), outputs=(result,))]
-
-
-def _multiplied(call: Call, tensors: list[Value], operands: list[str], output: str, result: Value) -> list[Step]:
-    """Return a product without a sum: both tensors are brought to the dims of the result, where they lack none."""
-    steps: list[Step] = []
-    found: list[Value] = []
-    for i, (value, operand) in enumerate(zip(tensors, operands, strict=True)):
-        order = tuple(operand.index(c) for c in output if c in operand)
-        turned = inner(call, f"{result.name}:turned{i}", tuple(value.shape[j] for j in order), value.dtype)
-        steps.append(step_to(Transpose(order=order), turned, value))
-        extents = dict(zip(operand, value.shape, strict=True))
-        more, seen = reshaped(call, turned, tuple(extents.get(c, 1) for c in output), f"{result.name}:wide{i}")
-        steps += more
-        found.append(seen)
-    return [*steps, step_to(Pointwise(functions=("multiply",)), result, *found)]
-
-
-def _added(call: Call, bias: Value, product: Contract, *operands: Value) -> list[Step]:
-    between = inner(call, "product", call.result.shape)
+def _added(call: Call, x: Value, y: Value, operands: tuple[str, str], output: str) -> None:
     if call.get("beta", 1) == 0:
-        return step(call, product, *operands)
-    return [step_to(product, between, *operands), *step(call, Pointwise(functions=("add",)), between, bias)]
+        call.contract(x, y, operands, output, out=call.result)
+    else:
+        call.point("add", call.contract(x, y, operands, output), call.value("input"), out=call.result)
 
 
-def tensordot(call: Call) -> list[Step]:
-    """Return a product summed over given dims of both."""
+def addmv(call: Call) -> None:
+    """Write input + mat · vec."""
+    call.point("add", _weighted_sum(call, call.value("mat"), call.value("vec")), call.value("input"), out=call.result)
+
+
+def outer(call: Call) -> None:
+    """Write the product of every pair."""
+    x, y = call.tensors[:2]
+    call.point("multiply", call.reshape(x, (x.shape[0], 1)), y, out=call.result)
+
+
+def bilinear(call: Call) -> None:
+    """Write x₁ · w · x₂ + bias as two products."""
+    x, y, w = call.value("input1"), call.value("input2"), call.value("weight")
+    lead = letters(len(x.shape) - 1, without="nxy")
+    first = call.contract(x, w, (f"{lead}x", "nxy"), f"{lead}ny")
+    call.contract(first, y, (f"{lead}ny", f"{lead}y"), f"{lead}n", *call.maybe("bias"), out=call.result)
+
+
+def einsum(call: Call) -> None:
+    """Write a sum of products of tensors, two at a time from the left."""
+    if not call.einsum(str(call.get("equation", "")), call.tensors, out=call.result):
+        call.opaque()
+
+
+def tensordot(call: Call) -> None:
+    """Write a product summed over given dims of both."""
     x, y = call.tensors[:2]
     mine = [d % len(x.shape) for d in call.get("dims_self", [])]
     other = [d % len(y.shape) for d in call.get("dims_other", [])]
-    left = letters(len(x.shape))
-    fresh = letters(len(x.shape) + len(y.shape))[len(x.shape) :]
+    names = letters(len(x.shape) + len(y.shape))
+    left, fresh = names[: len(x.shape)], names[len(x.shape) :]
     right = "".join(left[mine[other.index(i)]] if i in other else fresh[i] for i in range(len(y.shape)))
     output = "".join(c for i, c in enumerate(left) if i not in mine)
     output += "".join(c for i, c in enumerate(right) if i not in other)
-    return _product(call, [x, y], [left, right], output)
+    call.product((x, y), (left, right), output, out=call.result)
 
 
-def inner_product(call: Call) -> list[Step]:
-    """Return the products of last dims, summed over them."""
+def inner_product(call: Call) -> None:
+    """Write the products of last dims, summed over them."""
     x, y = call.tensors[:2]
     fresh = letters(len(x.shape) + len(y.shape) - 2, without="k")
-    left, right = fresh[: len(x.shape) - 1], fresh[len(x.shape) - 1 :]
-    return step(call, Contract(operands=(f"{left}k", f"{right}k"), output=left + right), x, y)
+    call.contract(x, y, (f"{fresh[: len(x.shape) - 1]}k", f"{fresh[len(x.shape) - 1 :]}k"), fresh, out=call.result)
 
 
-def grouped_mm(call: Call) -> list[Step]:
-    """Return rows, each multiplied by the matrix of its own group: inputs [m, k], [groups, k, n], ends of the groups.
+def grouped_mm(call: Call) -> None:
+    """Write rows, each multiplied by the matrix of its own group: inputs [m, k], [groups, k, n], ends of the groups.
 
     Every group is taken to have as many rows, which are made more where they cannot be shared out evenly.
     """
     x, w = call.tensors[:2]
     if len(x.shape) != 2 or len(w.shape) != 3:
-        return generic(call)
+        return call.opaque()
     (rows, width), (groups, _, columns) = x.shape, w.shape
-    each = -(-rows // groups)
-    steps: list[Step] = []
-    if each * groups != rows:
-        padded = inner(call, "padded", (each * groups, width))
-        steps, x = [step_to(Pad(before=(0, 0)), padded, x)], padded
-    apart, told = reshaped(call, x, (groups, each, width), "rows")
-    made = inner(call, "groups", (groups, each, columns))
-    steps += [*apart, step_to(Contract(operands=("gmk", "gkn"), output="gmn"), made, told, w)]
-    if each * groups == rows:
-        return [*steps, *step(call, Reshape(), made)]
-    together = inner(call, "together", (each * groups, columns))
-    cut = Slice(starts=(0, 0), steps=(1, 1))
-    return [*steps, step_to(Reshape(), together, made), *step(call, cut, together)]
+    size = -(-rows // groups)
+    if size * groups != rows:
+        x = call.add(Pad(before=(0, 0)), x, shape=(size * groups, width))
+    made = call.contract(call.reshape(x, (groups, size, width)), w, ("gmk", "gkn"), "gmn")
+    if size * groups == rows:
+        call.reshape(made, out=call.result)
+    else:
+        call.cut(call.reshape(made, (size * groups, columns)), 0, 0, out=call.result)
+    return None
 
+
+# -- windows
+
+
+def convolution(call: Call) -> None:
+    """Write a convolution over the last dims; one example without a batch is a batch of one."""
+    x, w, bias = call.value("input"), call.value("weight"), call.maybe("bias")
+    rank = len(w.shape) - 2
+    dilation = each(call.get("dilation", 1), rank)
+    op = Convolve(
+        channels=1,
+        spatial=tuple(range(2, 2 + rank)),
+        filters=tuple(range(2 + rank)),
+        stride=each(call.get("stride", 1), rank),
+        dilation=dilation,
+        pads=_pads(call, w.shape[2:], dilation),
+        groups=call.get("groups", 1),
+        is_transposed=bool(call.get("transposed", False)) or "transpose" in call.name,
+        has_bias=bool(bias),
+    )
+    if len(x.shape) == rank + 2:
+        call.add(op, x, w, *bias, out=call.result)
+    else:
+        batched = call.reshape(x, (1, *x.shape))
+        call.reshape(call.add(op, batched, w, *bias, shape=(1, *call.result.shape)), out=call.result)
+
+
+def _pads(call: Call, kernel: Shape, dilation: Shape) -> tuple[tuple[int, int], ...]:
+    padding = call.get("padding", 0)
+    if not isinstance(padding, str):
+        return tuple((p, p) for p in each(padding, len(kernel)))
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+    return tuple((r // 2, r - r // 2) if padding == "same" else (0, 0) for r in reach)
+
+
+def pool(call: Call) -> None:
+    """Write pooling over the last dims; where the maxima are from is not told."""
+    rank = _spatial_rank(call)
+    kernel = each(call.get("kernel_size"), rank)
+    _pooled(
+        call,
+        kernel,
+        stride=each(call.get("stride") or kernel, rank),
+        dilation=each(call.get("dilation", 1), rank),
+        pads=tuple((p, p) for p in each(call.get("padding", 0), rank)),
+        counts_padding=bool(call.get("count_include_pad", True)) and "avg" in call.name,
+    )
+
+
+def adaptive_pool(call: Call) -> None:
+    """Write pooling to a given size: nothing where it is that size already, a mean where it is one, windows else."""
+    x, rank = call.x, _spatial_rank(call)
+    before, after = x.shape[-rank:], call.result.shape[-rank:]
+    places = range(len(x.shape) - rank, len(x.shape))
+    if before != after and any(a != 1 for a in after):
+        if any(b < a for b, a in zip(before, after, strict=True)):
+            return call.opaque(over=places)
+        stride = tuple(max(1, b // a) for b, a in zip(before, after, strict=True))
+        kernel = tuple(b - (a - 1) * s for b, a, s in zip(before, after, stride, strict=True))
+        return _pooled(call, kernel, stride=stride, dilation=(1,) * rank, pads=((0, 0),) * rank)
+    if before == after:
+        call.identity(x, out=call.result)
+    else:
+        call.reduce("max" if "max" in call.name else "mean", x, places, keeps_dims=True, out=call.result)
+    return call.unread(call.results[1:])
+
+
+def _spatial_rank(call: Call) -> int:
+    """Return the number of spatial dims that an operator's name tells ("max_pool2d")."""
+    return int(next(c for c in call.name if c.isdigit()))
+
+
+def _pooled(
+    call: Call,
+    kernel: Shape,
+    *,
+    stride: Shape,
+    dilation: Shape,
+    pads: tuple[tuple[int, int], ...],
+    counts_padding: bool = False,
+) -> None:
+    rank = len(call.x.shape)
+    op = Pool(
+        function="max" if "max" in call.name else "mean",
+        spatial=tuple(range(rank - len(kernel), rank)),
+        kernel=kernel,
+        stride=stride,
+        dilation=dilation,
+        pads=pads,
+        counts_padding=counts_padding,
+    )
+    call.add(op, call.x, out=call.result)
+    call.unread(call.results[1:])
+
+
+def upsample(call: Call) -> None:
+    """Write images in another resolution: repeated pixels where that is a multiple, a function of rows and columns."""
+    x, rank = call.x, len(call.x.shape)
+    before, after = x.shape[2:], call.result.shape[2:]
+    if "nearest" in call.name and all(b % a == 0 for a, b in zip(before, after, strict=True)):
+        wide = [extent for a, b in zip(before, after, strict=True) for extent in (a, b // a)]
+        made = call.broadcast(x, (*x.shape[:2], *wide), (0, 1, *range(2, 2 * rank - 2, 2)))
+        call.reshape(made, out=call.result)
+    else:
+        taps = 2 ** (rank - 2) if "linear" in call.name else 16 if "cubic" in call.name else 1
+        call.opaque(over=range(2, rank), flop_per_point=2.0 * taps)
+
+
+def unfold(call: Call) -> None:
+    """Write windows side by side: the batch passes through, and the channels into the leading part of theirs."""
+    call.opaque(over=range(1, len(call.x.shape)), flop_per_point=0.0)
+
+
+def grid_sample(call: Call) -> None:
+    """Write values between pixels: batch and channels pass through."""
+    call.opaque(over=range(2, len(call.x.shape)), flop_per_point=8.0)
+
+
+# -- sequences
+
+
+def attention(call: Call) -> None:
+    """Write scaled dot-product attention; queries may have more heads than keys and values.
+
+    Tensors of three dims, or more than four, have their leading dims put together.
+    """
+    given = [call.value(name) for name in ("query", "key", "value")]
+    op = Attention(is_causal=bool(call.get("is_causal", False)), is_fused=True, scale=call.get("scale"))
+    masks = call.maybe("attn_mask", "attn_bias")
+    if all(len(value.shape) == 4 for value in given):
+        call.add(op, *given, *masks, out=call.result)
+    else:
+        flat = [call.reshape(value, _of_four(value.shape)) for value in given]
+        made = call.add(op, *flat, *masks, shape=(*flat[0].shape[:3], given[2].shape[-1]))
+        call.reshape(made, out=call.result)
+    call.unread(call.results[1:])
+
+
+def _of_four(shape: Sequence[int]) -> Shape:
+    lead = shape[:-2]
+    return (prod(lead[:-1]), lead[-1] if lead else 1, *shape[-2:])
+
+
+def flexible_attention(call: Call) -> None:
+    """Write attention whose scores pass through a function of the source's: that is taken to cost nothing."""
+    if len(call.tensors) < 3 or any(len(value.shape) != 4 for value in call.tensors[:3]):
+        return call.opaque()
+    call.add(Attention(is_fused=True), *call.tensors[:3], out=call.result)
+    return call.unread(call.results[1:])
+
+
+def attention_layer(call: Call) -> None:
+    """Write a whole layer of attention that its source has as one operator: only the batch passes through."""
+    call.give(Generic(passes=((0, 0),)), *call.tensors)
+
+
+_CELLS: dict[str, Literal["lstm", "gru", "rnn"]] = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
+
+
+def recurrent(call: Call) -> None:
+    """Write a recurrent network over a sequence: inputs are the tensor, the weights, then the first states."""
+    x = call.value("input")
+    if len(x.shape) != 3:
+        return call.opaque()
+    directions = 2 if call.get("bidirectional") else 1
+    op = Recurrent(
+        cell=_CELLS[call.function],
+        units=call.result.shape[-1] // directions,
+        layers=int(call.get("num_layers", 1)),
+        is_bidirectional=directions == 2,
+        is_batch_first=bool(call.get("batch_first", False)),
+    )
+    states = call.get("hx", [])
+    given = [*call.get("params", []), *(states if isinstance(states, list) else [states])]
+    return call.give(op, x, *(value for value in given if isinstance(value, Value)))
+
+
+_UPSAMPLE = "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d"
 
 TRANSLATIONS = table(
     (linear, "linear"),
@@ -252,5 +307,22 @@ TRANSLATIONS = table(
     (tensordot, "tensordot"),
     (inner_product, "inner"),
     (grouped_mm, "_grouped_mm grouped_mm grouped_mm_fallback"),
+    (convolution, "convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
+    (pool, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d"),
+    (pool, "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"),
+    (adaptive_pool, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
+    (adaptive_pool, "_adaptive_avg_pool2d _adaptive_avg_pool3d"),
+    (adaptive_pool, "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
+    (upsample, f"{_UPSAMPLE} upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
+    (upsample, "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"),
+    (unfold, "im2col col2im"),
+    (grid_sample, "grid_sampler grid_sampler_2d grid_sampler_3d"),
+    (attention, "scaled_dot_product_attention _scaled_dot_product_flash_attention"),
+    (attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"),
+    (attention, "_scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math"),
+    (attention, "_scaled_dot_product_attention_math_for_mps"),
+    (flexible_attention, "flex_attention"),
+    (attention_layer, "_native_multi_head_attention _transformer_encoder_layer_fwd"),
+    (recurrent, " ".join(_CELLS)),
 )
-"""Of products, by the operator's name."""
+"""Of what multiplies, by the operator's name."""

@@ -1,0 +1,325 @@
+"""`StepBuilder`: what an operator of a source is translated into, written step by step; what front ends have in common.
+
+A front end's call of an operator is a `StepBuilder`, so that a translation reads as what the operator computes:
+``call.reshape(call.transpose(x, order), out=call.result)``.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pase.importers.ir.ops import (
+    Broadcast,
+    Concat,
+    Contract,
+    Gather,
+    Generic,
+    Identity,
+    Op,
+    Pointwise,
+    Reduce,
+    Reshape,
+    Slice,
+    Transpose,
+)
+from pase.importers.ir.trace import Step, Use, Value
+
+Shape = tuple[int, ...]
+
+_ALPHABET = "abcdefghijlmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def letters(count: int, without: str = "") -> str:
+    """Return so many letters for dims; ValueError where there are not as many."""
+    found = [c for c in _ALPHABET if c not in without][:count]
+    if len(found) < count:
+        raise ValueError(f"a tensor has {count} dims; at most {len(found)} are known of")
+    return "".join(found)
+
+
+def with_extent(shape: Sequence[int], dim: int, extent: int) -> Shape:
+    """Return a shape with one extent replaced."""
+    return (*shape[:dim], extent, *shape[dim + 1 :])
+
+
+def floats_first(values: Iterable[Value]) -> tuple[Value, ...]:
+    """Return values with those that have a gradient first."""
+    return tuple(sorted(values, key=lambda value: not value.is_float))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBuilder(ABC):
+    """An operator as its source calls it, and the steps of its translation so far.
+
+    Each method writes one step, or a few, and returns the value that is made: `out` where it is given (a result of the
+    operator), else a new one between two steps. ValueError where shapes do not fit.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Value, ...]:
+        """All tensors that the operator reads, in order."""
+
+    @property
+    @abstractmethod
+    def results(self) -> tuple[Value, ...]:
+        """The tensors that it returns."""
+
+    @property
+    def result(self) -> Value:
+        """The first tensor that it returns."""
+        return self.results[0]
+
+    # -- one step
+
+    def write(self, op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
+        """Write a step of any number of outputs."""
+        self.steps.append(Step(op=op, inputs=tuple(Use(value=x.name) for x in inputs), outputs=tuple(outputs)))
+
+    def give(self, op: Op, *inputs: Value) -> None:
+        """Write the step that makes all results."""
+        self.write(op, inputs, self.results)
+
+    def add(
+        self,
+        op: Op,
+        *inputs: Value,
+        shape: Sequence[int] = (),
+        dtype: str = "",
+        out: Value | None = None,
+        name: str = "",
+    ) -> Value:
+        """Write a step of one output.
+
+        shape, dtype: of a new value, by default of the first input's type. name: its own, where it may be seen: whole
+        numbers that a model computes of its inputs are inputs of its program.
+        """
+        if out is None:
+            dtype = dtype or next((x.dtype for x in floats_first(inputs)), self.result.dtype)
+            name = f":{name}" if name else f"~{len(self.steps)}"
+            out = Value(name=f"{self.result.name}{name}", shape=tuple(shape), dtype=dtype)
+        self.write(op, inputs, (out,))
+        return out
+
+    def identity(self, x: Value, *, out: Value | None = None) -> Value:
+        """Write a tensor as it is."""
+        return self.add(Identity(), x, shape=x.shape, out=out)
+
+    def reshape(self, x: Value, shape: Sequence[int] = (), *, out: Value | None = None, name: str = "") -> Value:
+        """Write the same elements in another shape; nothing where it is its own already and no result."""
+        is_same = out is None and x.shape == tuple(shape)
+        return x if is_same else self.add(Reshape(), x, shape=shape, out=out, name=name)
+
+    def transpose(self, x: Value, order: Sequence[int], *, out: Value | None = None) -> Value:
+        """Write the dims in another order."""
+        return self.add(Transpose(order=tuple(order)), x, shape=[x.shape[i] for i in order], out=out)
+
+    def broadcast(
+        self, x: Value, shape: Sequence[int] = (), places: Sequence[int] | None = None, *, out: Value | None = None
+    ) -> Value:
+        """Write a tensor repeated to a shape; places: of its dims there, by default the last ones."""
+        rank = len(shape if out is None else out.shape)
+        places = range(rank - len(x.shape), rank) if places is None else places
+        return self.add(Broadcast(places=tuple(places)), x, shape=shape, out=out)
+
+    def cut(self, x: Value, dim: int, start: int, size: int = 1, *, stride: int = 1, out: Value | None = None) -> Value:
+        """Write a piece along one dim, all of the others."""
+        rank = len(x.shape)
+        op = Slice(starts=with_extent((0,) * rank, dim, start), steps=with_extent((1,) * rank, dim, stride))
+        return self.add(op, x, shape=with_extent(x.shape, dim, size), out=out)
+
+    def concat(self, values: Sequence[Value], dim: int, *, out: Value | None = None) -> Value:
+        """Write tensors end to end; a single one as it is."""
+        if len(values) == 1:
+            return self.identity(values[0], out=out)
+        shape = with_extent(values[0].shape, dim, sum(value.shape[dim] for value in values))
+        return self.add(Concat(dim=dim), *values, shape=shape, out=out)
+
+    def point(
+        self, function: str, *inputs: Value, out: Value | None = None, dtype: str = "", name: str = "", **details: Any
+    ) -> Value:
+        """Write a function point by point; details: of the Pointwise."""
+        op = Pointwise(functions=(function,), **details)
+        return self.add(op, *inputs, shape=broadcast_shape(inputs), dtype=dtype, out=out, name=name)
+
+    def reduce(
+        self, function: str, x: Value, over: Iterable[int], *, keeps_dims: bool = False, out: Value | None = None
+    ) -> Value:
+        """Write a reduction over some dims."""
+        gone = tuple(sorted(over))
+        shape = [1 if i in gone else e for i, e in enumerate(x.shape) if keeps_dims or i not in gone]
+        return self.add(Reduce(function=function, over=gone, keeps_dims=keeps_dims), x, shape=shape, out=out)
+
+    def contract(
+        self, x: Value, y: Value, operands: tuple[str, str], output: str, *bias: Value, out: Value | None = None
+    ) -> Value:
+        """Write a sum of products, perhaps with a bias of the last dims."""
+        extents = dict(zip("".join(operands), (*x.shape, *y.shape), strict=True))
+        op = Contract(operands=operands, output=output, has_bias=bool(bias))
+        return self.add(op, x, y, *bias, shape=[extents[c] for c in output], out=out)
+
+    def gather(self, x: Value, places: Value, dim: int, *, out: Value | None = None) -> Value:
+        """Write elements at places along one dim."""
+        return self.add(Gather(dim=dim), x, places, shape=places.shape, out=out)
+
+    # -- what is not known
+
+    def opaque(
+        self,
+        *inputs: Value,
+        passes: Sequence[tuple[int, int]] | None = None,
+        over: Iterable[int] | None = None,
+        flop_per_point: float = 1.0,
+    ) -> None:
+        """Write a step of which the shapes alone are known, that makes all results.
+
+        Args:
+            inputs: What it reads; by default all tensors, those that have a gradient first.
+            passes: Pairs (dim of the first input, dim of the results) that pass through.
+            over: In place of passes, dims of the first input that it works along: the others pass where they stay.
+                Without either, the leading dim passes where all results have it.
+            flop_per_point: Of each element of the first result.
+        """
+        inputs = inputs or floats_first(self.tensors)
+        first = inputs[0].shape if inputs else ()
+        floats = [value.shape for value in self.results if value.is_float]
+        if over is not None:
+            within = {dim % max(1, len(first)) for dim in over}
+            shapes = floats or [value.shape for value in self.results]
+            passes = [
+                (i, i)
+                for i, extent in enumerate(first)
+                if i not in within and all(len(shape) > i and shape[i] == extent for shape in shapes)
+            ]
+        elif passes is None:
+            passes = [(0, 0)] if first and floats and all(shape[:1] == first[:1] for shape in floats) else []
+        self.give(Generic(passes=tuple(passes), flop_per_point=flop_per_point, is_index=not floats), *inputs)
+
+    def unread(self, values: Iterable[Value]) -> None:
+        """Write results from nothing: places of maxima, statistics and the like, that carry no gradient."""
+        for value in values:
+            self.write(Generic(is_index=True), (), (value,))
+
+    # -- several steps
+
+    def rearrange(self, x: Value, apart: Sequence[int], order: Sequence[int], *, out: Value) -> Value:
+        """Write a tensor seen in a shape, its dims in another order, in the shape of a result."""
+        return self.reshape(self.transpose(self.reshape(x, apart), order), out=out)
+
+    def repeat(self, x: Value, times: Sequence[int], *, out: Value) -> Value:
+        """Write a tensor laid end to end with itself: a dim [n] repeated r times is [r, n] put together."""
+        more = len(times) - len(x.shape)
+        wide = [extent for pair in zip(times, (1,) * more + x.shape, strict=True) for extent in pair]
+        places = [2 * (more + i) + 1 for i in range(len(x.shape))]
+        return self.reshape(self.broadcast(x, wide, places), out=out)
+
+    def total(self, x: Value, *, out: Value | None = None, name: str = "") -> Value:
+        """Write the sum of all elements."""
+        op = Reduce(function="sum", over=tuple(range(len(x.shape)))) if x.shape else Identity()
+        return self.add(op, x, out=out, name=name)
+
+    def matmul(self, x: Value, y: Value, *, out: Value | None = None) -> Value:
+        """Write a product as NumPy's matmul has it; batch dims that only one operand has are read again and again."""
+        ranks = len(x.shape), len(y.shape)
+        if 0 in ranks:
+            raise ValueError("a product needs matrices")
+        lead = letters(max(*ranks, 2) - 2, without="kmn")
+        left = "k" if ranks[0] == 1 else lead[len(lead) - (ranks[0] - 2) :] + "mk"
+        right = "k" if ranks[1] == 1 else lead[len(lead) - (ranks[1] - 2) :] + "kn"
+        output = lead + ("m" if ranks[0] > 1 else "") + ("n" if ranks[1] > 1 else "")
+        return self.product((x, y), (left, right), output, out=out)
+
+    def product(
+        self, tensors: Sequence[Value], operands: Sequence[str], output: str, *, out: Value | None = None
+    ) -> Value:
+        """Write the einsum of two tensors.
+
+        Dims of one element that the other has more of are seen through; those that one alone has are summed before.
+        """
+        extents = _extents(tensors, operands)
+        found, told = list[Value](), list[str]()
+        for x, own, other in zip(tensors, operands, operands[::-1], strict=True):
+            alone = [i for i, c in enumerate(own) if c not in output and c not in other]
+            if alone:
+                x = self.reduce("sum", x, alone)
+                own = "".join(c for i, c in enumerate(own) if i not in alone)
+            kept = [i for i, c in enumerate(own) if x.shape[i] == extents[c] or c not in other]
+            found.append(self.reshape(x, [x.shape[i] for i in kept]))
+            told.append("".join(own[i] for i in kept))
+        if not set(told[0] + told[1]) <= set(output):
+            return self.contract(found[0], found[1], (told[0], told[1]), output, out=out)
+        # Without a sum both are brought to the dims of the result, where they lack none.
+        wide = []
+        for x, own in zip(found, told, strict=True):
+            turned = self.transpose(x, [own.index(c) for c in output if c in own])
+            lengths = dict(zip(own, x.shape, strict=True))
+            wide.append(self.reshape(turned, [lengths.get(c, 1) for c in output]))
+        return self.point("multiply", *wide, out=out)
+
+    def einsum(self, equation: str, tensors: Sequence[Value], *, out: Value) -> bool:
+        """Write a sum of products of tensors, two at a time from the left.
+
+        Returns:
+            Whether it is known: a diagonal is not, nor what does not fit its tensors; nothing is written then.
+        """
+        parsed = _parsed(equation, tensors)
+        if parsed is None:
+            return False
+        operands, output = parsed
+        if len(tensors) == 1:
+            over = [i for i, c in enumerate(operands[0]) if c not in output]
+            left = [c for c in operands[0] if c in output]
+            x = self.reduce("sum", tensors[0], over) if over else tensors[0]
+            self.transpose(x, [left.index(c) for c in output], out=out)
+            return True
+        while len(tensors) > 2:
+            rest = set("".join(operands[2:]) + output)
+            kept = "".join(c for c in dict.fromkeys(operands[0] + operands[1]) if c in rest)
+            made = self.product(tensors[:2], operands[:2], kept)
+            tensors, operands = [made, *tensors[2:]], [kept, *operands[2:]]
+        self.product(tensors, operands, output, out=out)
+        return True
+
+
+def broadcast_shape(values: Sequence[Value]) -> Shape:
+    """Return the shape that tensors are broadcast to, as NumPy does."""
+    rank = max((len(value.shape) for value in values), default=0)
+    aligned = [(1,) * (rank - len(value.shape)) + value.shape for value in values]
+    return tuple(next((e for e in extents if e != 1), 1) for extents in zip(*aligned, strict=True))
+
+
+def _extents(tensors: Sequence[Value], operands: Sequence[str]) -> dict[str, int]:
+    """Return the extent of every letter: a dim of one element is repeated to the other's; ValueError for others."""
+    found: dict[str, int] = {}
+    for value, operand in zip(tensors, operands, strict=True):
+        for letter, extent in zip(operand, value.shape, strict=True):
+            known = found.get(letter, 1)
+            if 1 not in (known, extent) and known != extent:
+                raise ValueError(f"a product meets dims of {known} and {extent} elements")
+            found[letter] = known if extent == 1 else extent
+    return found
+
+
+def _parsed(equation: str, tensors: Sequence[Value]) -> tuple[list[str], str] | None:
+    """Return the letters of each tensor's dims and of the result's; None where they are not plain."""
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    operands = inputs.split(",")
+    bare = [operand.replace("...", "") for operand in operands]
+    if len(operands) != len(tensors) or "." in "".join(bare):
+        return None
+    if not arrow:
+        every = "".join(bare)
+        output = ("..." if "..." in inputs else "") + "".join(sorted(c for c in set(every) if every.count(c) == 1))
+    widths = [len(value.shape) - len(own) for value, own in zip(tensors, bare, strict=True)]
+    width = max((w for w, operand in zip(widths, operands, strict=True) if "..." in operand), default=0)
+    if any(w < 0 or (w and "..." not in operand) for w, operand in zip(widths, operands, strict=True)):
+        return None
+    spare = letters(width, without=equation)
+    full = [operand.replace("...", spare[width - w :]) for operand, w in zip(operands, widths, strict=True)]
+    output = output.replace("...", spare)
+    if any(len(set(term)) != len(term) for term in (*full, output)) or not set(output) <= set("".join(full)):
+        return None
+    return full, output

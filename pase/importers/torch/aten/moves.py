@@ -1,0 +1,318 @@
+"""What moves elements and computes nothing: views, orders, repetition, pieces and their replacement, look-ups."""
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from pase.importers.ir import Broadcast, Generic, Lookup, Pad, Slice, Value
+from pase.importers.ir.steps import floats_first, with_extent
+from pase.importers.torch.aten import Call, as_list, generic, table
+
+# -- views
+
+
+def reshape(call: Call) -> None:
+    """Write the same elements in another shape."""
+    call.reshape(call.x, out=call.result)
+
+
+def transpose(call: Call) -> None:
+    """Write the dims in another order."""
+    call.transpose(call.x, _ORDERS.get(call.function, _swapped)(call, len(call.x.shape)), out=call.result)
+
+
+def _swapped(call: Call, rank: int) -> Sequence[int]:
+    order = list(range(rank))
+    if rank:
+        first, second = (call.dim(name=f"{'dim' if 'dim0' in call.arguments else 'axis'}{i}") for i in (0, 1))
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _moved(call: Call, rank: int) -> Sequence[int]:
+    source, target = ([d % rank for d in as_list(call.get(key))] for key in ("source", "destination"))
+    order = [d for d in range(rank) if d not in source]
+    for place, dim in sorted(zip(target, source, strict=True)):
+        order.insert(place, dim)
+    return order
+
+
+def _last_swapped(_: Call, rank: int) -> Sequence[int]:
+    return (*range(rank - 2), rank - 1, rank - 2) if rank > 1 else range(rank)
+
+
+_ORDERS: dict[str, Callable[[Call, int], Sequence[int]]] = {
+    **dict.fromkeys(("permute", "permute_copy"), lambda call, rank: [d % rank for d in call.get("dims")]),
+    **dict.fromkeys(("t", "t_copy", "mT", "mH", "adjoint"), _last_swapped),
+    "numpy_T": lambda _, rank: range(rank)[::-1],
+    **dict.fromkeys(("movedim", "moveaxis"), _moved),
+}
+
+
+def expand(call: Call) -> None:
+    """Write a tensor repeated along dims of one element."""
+    call.broadcast(call.x, out=call.result)
+
+
+def repeat(call: Call) -> None:
+    """Write a tensor laid end to end with itself."""
+    out = call.result.shape
+    shape = (1,) * (len(out) - len(call.x.shape)) + call.x.shape
+    call.repeat(call.x, [new // old if old else new for old, new in zip(shape, out, strict=True)], out=call.result)
+
+
+def repeat_interleave(call: Call) -> None:
+    """Write every element of a dim so many times; of a dim [n] that is [n, r] put together."""
+    x, times, dim = call.x, call.get("repeats"), call.get("dim")
+    if not isinstance(times, int) or len(call.tensors) != 1:
+        return call.opaque(over=range(0 if dim is None else dim % len(x.shape), len(x.shape)))
+    x = call.reshape(x, (prod(x.shape),)) if dim is None else x
+    dim = (dim or 0) % len(x.shape)
+    places = [i if i <= dim else i + 1 for i in range(len(x.shape))]
+    made = call.broadcast(x, (*x.shape[: dim + 1], times, *x.shape[dim + 1 :]), places)
+    call.reshape(made, out=call.result)
+    return None
+
+
+def windows(call: Call) -> None:
+    """Write windows along one dim, which becomes their number; their elements come last."""
+    x, dim = call.x, call.dim(name="dimension")
+    size, stride = call.get("size"), call.get("step")
+    if size != stride or not x.shape or x.shape[dim] % size:
+        return call.opaque(over=[dim], flop_per_point=0.0)
+    apart = (*x.shape[:dim], x.shape[dim] // size, size, *x.shape[dim + 1 :])
+    order = [i for i in range(len(apart)) if i != dim + 1]
+    call.transpose(call.reshape(x, apart), [*order, dim + 1], out=call.result)
+    return None
+
+
+def as_complex(call: Call) -> None:
+    """Write pairs in the last dim as complex numbers: it is gone then."""
+    x, last = call.x, len(call.x.shape) - 1
+    call.point("complex", *(call.reshape(call.cut(x, last, i), x.shape[:-1]) for i in (0, 1)), out=call.result)
+
+
+def as_pairs(call: Call) -> None:
+    """Write complex numbers as pairs in a new last dim."""
+    x, dtype = call.x, call.result.dtype
+    parts = [call.reshape(call.point(name, x, dtype=dtype), (*x.shape, 1)) for name in ("real", "imag")]
+    call.concat(parts, len(x.shape), out=call.result)
+
+
+def rearrange(call: Call) -> None:
+    """Write channels as pixels, pixels as channels, or channels of several groups in turn."""
+    match call.function:
+        case "pixel_shuffle":
+            (*lead, c, h, w), r = call.x.shape, call.get("upscale_factor")
+            apart, order = (*lead, c // r**2, r, r, h, w), (0, 3, 1, 4, 2)
+        case "pixel_unshuffle":
+            (*lead, c, h, w), r = call.x.shape, call.get("downscale_factor")
+            apart, order = (*lead, c, h // r, r, w // r, r), (0, 2, 4, 1, 3)
+        case _:
+            (b, c, *rest), groups = call.x.shape, call.get("groups")
+            lead, apart = [b], (b, groups, c // groups, *rest)
+            order = (1, 0, *range(2, 2 + len(rest)))
+    n = len(lead)
+    call.rearrange(call.x, apart, (*range(n), *(n + i for i in order)), out=call.result)
+
+
+# -- pieces
+
+
+def slice_(call: Call) -> None:
+    """Write a piece along one dim."""
+    call.cut(call.x, *_start(call), stride=call.get("step", 1), out=call.result)
+
+
+def _start(call: Call) -> tuple[int, int]:
+    dim, start = call.dim(), call.get("start", 0)
+    extent = call.x.shape[dim]
+    return dim, max(0, start + extent) if start < 0 else min(start, extent)
+
+
+def select(call: Call) -> None:
+    """Write one element along a dim, without that dim."""
+    dim, at = call.dim(), call.get("index", 0)
+    if not isinstance(at, int):
+        return call.opaque()
+    call.reshape(call.cut(call.x, dim, at % max(1, call.x.shape[dim])), out=call.result)
+    return None
+
+
+def split(call: Call) -> None:
+    """Write pieces that make up a tensor."""
+    dim, at = call.dim(), 0
+    for result in call.results:
+        call.cut(call.x, dim, at, out=result)
+        at += result.shape[dim]
+
+
+def unbind(call: Call) -> None:
+    """Write each element along a dim, without that dim."""
+    for at, result in enumerate(call.results):
+        call.reshape(call.cut(call.x, call.dim(), at), out=result)
+
+
+def concat(call: Call) -> None:
+    """Write tensors end to end; those without elements are left out."""
+    rank = len(call.result.shape)
+    dim = call.get("dim", 0) % max(1, rank)
+    parts = [value for value in call.tensors if len(value.shape) == rank and value.shape[dim]]
+    call.concat(parts, dim, out=call.result)
+
+
+def stack(call: Call) -> None:
+    """Write tensors side by side along a new dim."""
+    out = call.result
+    dim = call.get("dim", 0) % len(out.shape)
+    call.concat([call.reshape(value, with_extent(out.shape, dim, 1)) for value in call.tensors], dim, out=out)
+
+
+def replace_piece(call: Call) -> None:
+    """Write a tensor with a piece, or one element, along a dim replaced: before it, the piece, after it."""
+    x, piece = call.tensors[:2]
+    if call.function == "select_scatter":
+        dim = call.dim()
+        start = call.get("index", 0) % max(1, x.shape[dim])
+        piece = call.reshape(piece, with_extent(x.shape, dim, 1))
+    else:
+        dim, start = _start(call)
+        if call.get("step", 1) != 1:
+            return call.opaque(over=[dim])
+    end = start + piece.shape[dim]
+    before = [call.cut(x, dim, 0, start)] if start else []
+    after = [call.cut(x, dim, end, x.shape[dim] - end)] if end < x.shape[dim] else []
+    call.concat([*before, piece, *after], dim, out=call.result)
+    return None
+
+
+def pad(call: Call) -> None:
+    """Write a tensor with values around it, or cut."""
+    pads = list(call.get("pad", call.get("padding", [])))
+    before = [0] * len(call.x.shape)
+    before[len(before) - len(pads) // 2 :] = pads[::2][::-1]
+    call.add(Pad(before=tuple(before)), call.x, out=call.result)
+
+
+# -- look-ups
+
+
+def embedding(call: Call) -> None:
+    """Write rows of a table: a piece of it where they are known and follow one another."""
+    _rows(call, call.value("weight"), call.value("indices"))
+
+
+def index_select(call: Call) -> None:
+    """Write rows by whole numbers along the first dim; along another one the other dims pass through."""
+    (x, indices), dim = call.tensors, call.dim()
+    if dim == 0 and len(indices.shape) == 1:
+        _rows(call, x, indices)
+    elif not _piece(call, x, indices, dim):
+        call.opaque(over=[dim])
+
+
+def _rows(call: Call, x: Value, indices: Value) -> None:
+    if not _piece(call, x, indices):
+        call.add(Lookup(), x, indices, out=call.result)
+
+
+def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> bool:
+    """Write the piece of a tensor that known places in a dim read; False where they are not known, or are no run."""
+    first = call.first_of_run(indices, x.shape[dim])
+    if first is None or (dim and len(indices.shape) != 1):
+        return False
+    call.reshape(call.cut(x, dim, first, prod(indices.shape)), out=call.result)
+    return True
+
+
+def embedding_bag(call: Call) -> None:
+    """Write sums or means of rows of a table; bags are taken to be of one size where they can be."""
+    rows, indices, out = call.value("weight"), call.value("indices"), call.result
+    bags = out.shape[0]
+    if not bags or len(indices.shape) != 1 or indices.shape[0] % bags or call.maybe("per_sample_weights"):
+        call.add(Generic(), *floats_first(call.tensors), out=out)
+    else:
+        bagged = call.reshape(indices, (bags, indices.shape[0] // bags), name="bags")
+        found = call.add(Lookup(), rows, bagged, shape=(*bagged.shape, rows.shape[1]))
+        call.reduce(("sum", "mean", "max")[int(call.get("mode", 0))], found, (1,), out=out)
+    call.unread(call.results[1:])
+
+
+def gather(call: Call) -> None:
+    """Write elements at places along one dim; the tensor is cut first where it is longer than these in the others."""
+    x, places = call.tensors[:2]
+    if not isinstance(call.get("dim", -1), int) or len(x.shape) != len(places.shape) or not x.shape:
+        return call.opaque()
+    dim = call.dim(-1)
+    box = with_extent(places.shape, dim, x.shape[dim])
+    if any(new > old for new, old in zip(box, x.shape, strict=True)):
+        return call.opaque(over=[dim])
+    if box != x.shape:
+        x = call.add(Slice(starts=(0,) * len(box), steps=(1,) * len(box)), x, shape=box)
+    call.gather(x, places, dim, out=call.result)
+    return None
+
+
+def index(call: Call) -> None:
+    """Write x[indices]: rows of a table where the first dim alone is indexed; dims without an index pass through."""
+    x = call.x
+    indices = {i: item for i, item in enumerate(call.get("indices", [])) if isinstance(item, Value)}
+    given, values = list(indices), list(indices.values())
+    if any(value.dtype in ("bool", "uint8") for value in values):
+        return call.opaque()
+    if given == [0]:
+        return _rows(call, x, values[0])
+    if len(given) == 1 and _piece(call, x, values[0], given[0]):
+        return None
+    is_every = given == [0, 1] and values[0].shape == values[1].shape == x.shape[:1]
+    if is_every and call.first_of_run(values[0], x.shape[0]) == 0:
+        # x[range(n), places]: one element, or row, of each row.
+        box = with_extent(x.shape, 1, 1)
+        at = call.reshape(values[1], (*values[1].shape, *(1,) * (len(box) - 1)), name="at")
+        wide = call.add(Broadcast(places=tuple(range(len(box)))), at, shape=box, name="wide")
+        call.reshape(call.gather(x, wide, 1), out=call.result)
+        return None
+    rank = max((len(value.shape) for value in values), default=0)
+    is_together = given == list(range(given[0], given[-1] + 1)) if given else True
+    start = given[0] if given and is_together else 0
+    rest = [i for i in range(len(x.shape)) if i not in indices]
+    passes = [(i, at + rank * (at >= start)) for at, i in enumerate(rest)]
+    return call.opaque(*floats_first((x, *values)), passes=passes)
+
+
+def index_put(call: Call) -> None:
+    """Write x with elements at places replaced; dims without an index pass through."""
+    given = [i for i, item in enumerate(call.get("indices", [])) if isinstance(item, Value)]
+    call.opaque(over=given or range(len(call.x.shape)))
+
+
+TRANSLATIONS = table(
+    (reshape, "view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as ravel view_copy"),
+    (reshape, "unsqueeze_copy squeeze_copy _reshape_alias reshape_copy _reshape_copy atleast_1d atleast_2d atleast_3d"),
+    (transpose, "transpose transpose_copy swapaxes swapdims numpy_T mT mH t t_copy adjoint permute permute_copy"),
+    (transpose, "movedim moveaxis"),
+    (expand, "expand expand_as expand_copy broadcast_to"),
+    (repeat, "repeat tile"),
+    (repeat_interleave, "repeat_interleave"),
+    (windows, "unfold unfold_copy"),
+    (generic, "diagonal diag diag_embed diagonal_copy as_strided as_strided_copy block_diag"),
+    (as_complex, "view_as_complex"),
+    (as_pairs, "view_as_real"),
+    (rearrange, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),
+    (slice_, "slice slice_copy narrow narrow_copy"),
+    (select, "select select_copy"),
+    (split, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes"),
+    (split, "split_copy split_with_sizes_copy hsplit vsplit dsplit"),
+    (unbind, "unbind unbind_copy"),
+    (concat, "cat concat concatenate _cat"),
+    (stack, "stack"),
+    (replace_piece, "slice_scatter select_scatter"),
+    (pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"),
+    (pad, "replication_pad2d replication_pad3d _pad_circular"),
+    (embedding, "embedding"),
+    (embedding_bag, "embedding_bag _embedding_bag _embedding_bag_forward_only"),
+    (index_select, "index_select"),
+    (gather, "gather take_along_dim"),
+    (index, "index _unsafe_index"),
+    (index_put, "index_put _unsafe_index_put _index_put_impl"),
+)
+"""Of what moves elements, by the operator's name."""
