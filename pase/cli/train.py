@@ -14,10 +14,9 @@ from pase.cli.names import complete_models
 from pase.cli.options import device_options, model_options
 from pase.cli.progress import progress
 from pase.cli.train_options import request_of, training_across_options, warn_of_what_is_not_used
-from pase.easgd.request import TrainingRequest
+from pase.easgd.job import TrainingRequest, count_tasks, task_ranks
 from pase.easgd.supervise import pase_command, train_here
 from pase.easgd.supervise import train_task as train_task_here
-from pase.easgd.task_ranks import count_tasks, task_ranks
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text, read_hosts
 from pase.targets.mesh_tensorflow.runtime.resume import NEWEST

@@ -10,18 +10,18 @@ import click
 from pase.cli.names import complete_algorithms
 from pase.cli.options import ModelArguments, check_writable
 from pase.cli.output import warn
-from pase.easgd.job import Reduction
-from pase.easgd.job_request import (
+from pase.easgd.job import (
     DEFAULT_ALGORITHM,
     DEFAULT_LEARNING_RATE,
     DEFAULT_REPORT_EVERY,
     DEFAULT_STEPS,
     DEFAULT_WORKERS,
+    DataSplit,
     JobRequest,
+    Reduction,
+    TrainingRequest,
     make_job,
 )
-from pase.easgd.request import TrainingRequest
-from pase.easgd.samples import DataSplit
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice

@@ -57,3 +57,32 @@ def sgd_change(rates: Rates, total: Array, num_workers: int) -> Array:
     """Return what a sum of gradients adds to the weights: −η ΣΔW, or −η/P ΣΔW. Section 2.3; one of them: 3.1."""
     after: Array = -(rates.learning_rate * (total / num_workers if rates.averages else total))
     return after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """What a worker keeps. weights: [n] its own, or its copy of the master's. velocity: [n], None without momentum."""
+
+    weights: Array
+    velocity: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MasterState:
+    """What the master keeps. centre: [n] W̄, or the weights of SGD. velocity: [n], None without momentum."""
+
+    centre: Array
+    velocity: Array | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What the master does with something that it received. centre: [n] to be added. velocity: [n] the new one."""
+
+    centre: Array
+    velocity: Array | None = None
+
+
+def changed(state: MasterState, change: Change) -> MasterState:
+    """Return the master's state after a change."""
+    return MasterState(centre=state.centre + change.centre, velocity=change.velocity)

@@ -6,8 +6,8 @@ two ranks messages keep their order. A transport delivers; it knows nothing of a
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -119,6 +119,17 @@ class Inbox:
         return self._queue.get(timeout=timeout_s)
 
 
+class LocalTransport:
+    """Brings pieces to inboxes of this process."""
+
+    def __init__(self, inboxes: Mapping[int, Inbox]) -> None:
+        self._inboxes = inboxes
+
+    def deliver(self, to: int, piece: Piece) -> None:
+        """Put a piece in an inbox."""
+        self._inboxes[to].put(piece)
+
+
 class Endpoint:
     """A rank's way to send and to receive. layout: how a vector is cut into pieces, [(begin, end)]; one for packed."""
 
@@ -141,13 +152,7 @@ class Endpoint:
         pieces = [Piece(message=message)]
         if kind in EXCHANGED and vector is not None and len(self._layout) > 1:
             pieces = [
-                Piece(
-                    message=Message(
-                        sender=self.rank, kind=kind, vector=vector[begin:end], number=number, text="" if part else text
-                    ),
-                    part=part,
-                    num_parts=len(self._layout),
-                )
+                Piece(message=replace(message, vector=vector[begin:end]), part=part, num_parts=len(self._layout))
                 for part, (begin, end) in enumerate(self._layout)
             ]
         for piece in pieces:
@@ -191,6 +196,5 @@ class Endpoint:
         if len(parts) < piece.num_parts:
             return None
         del self._parts[piece.message.sender]
-        first = parts[0].message
         vector = np.concatenate([each.message.vector for each in parts if each.message.vector is not None])
-        return Message(sender=first.sender, kind=first.kind, vector=vector, number=first.number, text=first.text)
+        return replace(parts[0].message, vector=vector)

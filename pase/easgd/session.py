@@ -1,23 +1,31 @@
-"""`train`: a training across workers from what was asked for, from its beginning to its end."""
+"""A training across workers from what was asked for to its end: network, data, tests, state, events and metrics."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from pase.easgd.coordinator import Outcome, Report
-from pase.easgd.events import done_event, reporting
-from pase.easgd.packing import Packing
-from pase.easgd.preparing import prepare
+from pase.datasets import Dataset, fit_to, load_dataset
+from pase.easgd.actors import Evaluator, Objective, Trace
+from pase.easgd.checkpoints import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
+from pase.easgd.equations import Array
+from pase.easgd.job import DataSplit, Job, Snapshot, TrainingRequest, begun
+from pase.easgd.network import Network, Packing, batches_of_workers, load_build
 from pase.easgd.processes import Parts, run_task
-from pase.easgd.request import TrainingRequest
-from pase.easgd.threads import train_in_threads
-from pase.easgd.worker import Trace
+from pase.easgd.ranks import Outcome, Report, train_in_threads
 from pase.errors import PaseError, TrainingError
 from pase.planning.planner import Progress
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, kept_text
+from pase.targets.mesh_tensorflow.runtime.data import DataInput
+from pase.targets.mesh_tensorflow.runtime.devices import local_devices
+from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
+
+_IN_METRICS = frozenset({"step", "tested"})
 
 
 def train(request: TrainingRequest, *, report: Report | None = None, on_progress: Progress | None = None) -> Outcome:
@@ -50,11 +58,7 @@ def train(request: TrainingRequest, *, report: Report | None = None, on_progress
 
 def _write_trace(path: Path, trace: Trace, packing: Packing) -> None:
     """Write the arrays of all steps, and where in them each weight lies; whole or not at all."""
-    ends = np.cumsum(packing.sizes)
-    places = {
-        f"weight {name}": np.array([end - size, end])
-        for name, size, end in zip(packing.names, packing.sizes, ends.tolist(), strict=True)
-    }
+    places = {f"weight {name}": np.array(bounds) for name, bounds in zip(packing.names, packing.bounds, strict=True)}
     new = path.with_name(f".{path.name}.new.npz")
     np.savez(new, **trace, **places)  # type: ignore[arg-type]
     new.replace(path)
@@ -73,13 +77,12 @@ def train_task(
     """
     told = last_checkpoint(request)
     with prepare(request, cluster, on_progress=on_progress) as prepared, _told_of_the_checkpoint(told):
-        parts = Parts(objectives=prepared.objectives, evaluator=lambda: prepared.evaluator)
         take_part = partial(
             run_task,
             prepared.job,
             prepared.start,
             cluster,
-            parts,
+            Parts(objectives=prepared.objectives, evaluator=lambda: prepared.evaluator),
             batch_size=prepared.network.batch_size,
             layout=prepared.layout,
             last_checkpoint=told,
@@ -107,3 +110,196 @@ def _told_of_the_checkpoint(told: Callable[[], str]) -> Iterator[None]:
     except PaseError as error:
         text, kept = str(error), told()
         raise TrainingError(text if kept in text else text + kept) from None
+
+
+# -- what a training begins with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A training that can begin.
+
+    start: the state to begin with. layout: how a vector is cut into messages. arrays: of the data, None for made-up
+    ones. resumed: the event that says so, None where it begins anew.
+    """
+
+    request: TrainingRequest
+    job: Job
+    start: Snapshot
+    network: Network
+    layout: tuple[tuple[int, int], ...]
+    origin: Origin
+    evaluator: Evaluator | None
+    arrays: Mapping[str, Array] | None
+    resumed: dict[str, Any] | None
+
+    def objectives(self, workers: Collection[int]) -> dict[int, Objective]:
+        """Return the replicas of some workers."""
+        seed = self.origin.seed
+        batches = batches_of_workers(
+            self.arrays,
+            self.network.inputs,
+            workers=workers,
+            num_workers=self.job.num_workers,
+            seed=seed,
+            split=self.request.data_split,
+        )
+        return {worker: self.network.replica(own, seed=seed, worker=worker) for worker, own in batches.items()}
+
+    @property
+    def save(self) -> Callable[[Snapshot], Path] | None:
+        """What writes a checkpoint and returns where it is, None where none are kept."""
+        checkpointing = self.request.checkpointing
+        if checkpointing is None:
+            return None
+        return lambda snapshot: checkpointing.write(to_checkpoint(self.job, self.origin, snapshot))
+
+
+@contextmanager
+def prepare(
+    request: TrainingRequest, cluster: Cluster | None = None, *, on_progress: Progress | None = None
+) -> Iterator[Prepared]:
+    """Give a training that can begin: the network loaded, the data checked, the checkpoint read.
+
+    cluster: the one that this process belongs to, None for none; tests and new checkpoints are those of its task 0.
+    Raises PaseError where that cannot be done, before anything is trained.
+    """
+    task, local_task = (cluster.task, cluster.local_task) if cluster else (0, 0)
+    checkpointing = request.checkpointing
+    # Before anything expensive: what is wrong is found out at once.
+    found = checkpointing.found() if checkpointing and (task == 0 or checkpointing.resume) else None
+    data = None if request.data is None else load_dataset(request.data)
+    tests = None if request.tests_on is None or task != 0 else load_dataset(request.tests_on, part="test")
+    loaded = load_build(
+        request.source,
+        devices=request.devices,
+        batch=request.batch,
+        arguments=request.arguments,
+        machine=request.machine,
+        on_progress=on_progress,
+    )
+    if on_progress:
+        on_progress("building the program", 0.0)
+    devices = local_devices(request.choice, loaded.num_devices, local_task)
+    with closing(
+        Network.load(loaded.build, num_devices=loaded.num_devices, dtype=request.dtype, devices=devices)
+    ) as network:
+        job = request.whole_job
+        seed = found.seed if found else request.seed or 0
+        origin = Origin(packing=network.packing, seed=seed, data=_description(data, request.data_split, network.inputs))
+        start, resumed = begun(job, network.initial(seed)), None
+        if found and checkpointing:
+            check_fits(found, checkpointing, job, origin, seed=request.seed)
+            start = to_snapshot(found, job.algorithm, network.packing)
+            resumed = {
+                "event": "resumed",
+                "after": found.step,
+                "path": str(checkpointing.path_of(found)),
+                "changed": list(changed_options(found, job)),
+            }
+        yield Prepared(
+            request=request,
+            job=job,
+            start=start,
+            network=network,
+            layout=network.packing.layout(packed=request.packed),
+            origin=origin,
+            evaluator=None if tests is None else network.evaluator(fit_to(tests, network.inputs).arrays),
+            arrays=None if data is None else fit_to(data, network.inputs).arrays,
+            resumed=resumed,
+        )
+
+
+def _description(data: Dataset | None, split: DataSplit, inputs: tuple[DataInput, ...]) -> dict[str, Any]:
+    """Return what tells the data of a training from others, as JSON has it."""
+    batch = {item.name: list(item.shape) for item in inputs}
+    if data is None:
+        return {"source": "made up", "batch": batch}
+    # Not told where it is as it always was: checkpoints of before can be resumed.
+    own = {} if split is DataSplit.PARTITION else {"split": split.value}
+    return {**data.description, "batch": batch, **own}
+
+
+# -- what is reported
+
+
+@contextmanager
+def reporting(prepared: Prepared, report: Report | None) -> Iterator[Report]:
+    """Give a function that shows an event and writes those of steps and tests into the file of metrics.
+
+    Reports ``resumed`` (after: events, path, changed: options that differ, in words) where it is so, and ``started``
+    (algorithm, learning_rate, rho and momentum, None where the algorithm has none, num_workers, num_steps, num_weights,
+    num_messages_per_exchange, batch_size). Others follow: those of
+    `run_ranks`, and that of `done_event`.
+    """
+    request, job, start = prepared.request, prepared.job, prepared.start
+    with ExitStack() as opened:
+        metrics = None
+        if request.metrics_path is not None:
+            # How many steps each worker has done before this training, and None: how many the centre has seen of all.
+            done: dict[int | None, int] = {None: start.num_events // job.events_per_step}
+            done |= {worker: progress.num_steps for worker, progress in enumerate(start.workers)}
+            resumes = request.checkpointing is not None and request.checkpointing.resume is not None
+            metrics = opened.enter_context(MetricsFile(request.metrics_path, num_steps=done, resume=resumes))
+
+        def show(event: dict[str, Any]) -> None:
+            if report:
+                report(event)
+            if metrics and event["event"] in _IN_METRICS:
+                # Of all workers, where it is none's own.
+                step = event["step"] if "step" in event else event["after"] // job.events_per_step
+                metrics.write({**event, "step": step, "unix_time_s": time.time()})
+
+        if prepared.resumed:
+            show(prepared.resumed)
+        show(
+            {
+                "event": "started",
+                "algorithm": job.algorithm.name,
+                "learning_rate": job.rates.learning_rate,
+                "rho": job.rates.rho if job.algorithm.has_rho else None,
+                "momentum": job.rates.momentum if job.algorithm.has_momentum else None,
+                "num_workers": job.num_workers,
+                "num_steps": job.num_steps,
+                "num_weights": prepared.origin.packing.num_weights,
+                "num_messages_per_exchange": len(prepared.layout),
+                "batch_size": prepared.network.batch_size,
+            }
+        )
+        yield show
+
+
+def done_event(prepared: Prepared, outcome: Outcome) -> dict[str, Any]:
+    """Return the event ``done``: what a training came to, as JSON has it.
+
+    loss, accuracy, num_examples: of the centre on the test data in the end, None without such data. examples_per_s: of
+    this training, without what a checkpoint that it went on from had. workers: each one's, None for one that was lost;
+    their parts, and master_parts, are those of `Clock.parts`. num_messages, num_bytes: of all exchanges, the master's
+    included. checkpoint: the newest one, None for none.
+    """
+    # The last test is of the centre in the end.
+    last = outcome.tests[-1] if outcome.tests else None
+    assert last is None or last.event == outcome.num_events
+    checkpointing = prepared.request.checkpointing
+    newest = checkpointing.newest() if checkpointing else None
+    num_new = outcome.num_events - prepared.start.num_events
+    num_trained = outcome.num_samples * num_new // max(outcome.num_events, 1)
+    return {
+        "event": "done",
+        "num_events": outcome.num_events,
+        "num_samples": outcome.num_samples,
+        "time_s": outcome.time_s,
+        "examples_per_s": num_trained / max(outcome.time_s, 1e-9),
+        "loss": last and last.loss,
+        "accuracy": last and last.accuracy,
+        "num_examples": last and last.num_examples,
+        "workers": [
+            each and {**asdict(each), "communication_share": each.communication_share} for each in outcome.workers
+        ],
+        "master_parts": outcome.master_parts,
+        "num_messages": outcome.num_messages,
+        "num_bytes": outcome.num_bytes,
+        "lost": list(outcome.lost),
+        "num_refused": outcome.num_refused,
+        "checkpoint": None if newest is None else str(newest),
+    }

@@ -1,43 +1,71 @@
-"""The rounds of synchronous methods: every worker takes every step, and the centre goes down a tree and sums up it."""
+"""The rounds of synchronous methods: every worker takes every step, and the centre goes down a tree and sums up it.
 
-from concurrent.futures import Future, ThreadPoolExecutor
+The tree over workers is binomial: ⌈log2 P⌉ rounds in place of P (Section 6.1.1). In round k, worker i with
+i mod 2^(k+1) = 0 takes what worker i + 2^k has. So the order of additions follows from the workers' numbers alone:
+whoever adds, in however many processes, gets the same bits.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from pase.easgd.actors import Keeper, StopAskedError, Worker, exchange_part, is_finite
 from pase.easgd.algorithms import Place, Sends
-from pase.easgd.clock import Clock
 from pase.easgd.equations import Array
 from pase.easgd.job import Job, Reduction
 from pase.easgd.messages import Endpoint, Kind, Message
-from pase.easgd.states import MasterState, changed
-from pase.easgd.telling import have_tested, tell_state
-from pase.easgd.tree import children, parent, tree_sum
-from pase.easgd.worker import StopAskedError, Worker, is_finite
 from pase.errors import TrainingError
 
 _OVER = 1
 """Number of a centre that no round follows: a test has reached what was asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """Whom a rank exchanges with. above: who has the centre, None for its keeper. below: whose sums it takes."""
-
-    above: int | None
-    below: tuple[int, ...]
+# -- the tree
 
 
-def links(job: Job, rank: int) -> Links:
-    """Return whom a rank exchanges with: in a tree, or as one of those that the keeper of the centre serves."""
-    keeper = keeper_of(job)
-    workers = range(job.num_workers)
-    if job.reduction is Reduction.ROUND_ROBIN:
-        served = tuple(worker for worker in workers if worker != keeper)
-        return Links(above=None, below=served) if rank == keeper else Links(above=keeper, below=())
-    if rank == job.master:
-        return Links(above=None, below=(0,))
-    above = parent(rank) if rank > 0 else None if keeper == 0 else keeper
-    return Links(above=above, below=children(rank, job.num_workers))
+def num_rounds(num_workers: int) -> int:
+    """Return ⌈log2 P⌉."""
+    return (num_workers - 1).bit_length()
+
+
+def children(worker: int, num_workers: int) -> tuple[int, ...]:
+    """Return whose sums a worker takes, in the order of the rounds; a broadcast goes to them in the reverse order."""
+    found = []
+    for round_ in range(num_rounds(num_workers)):
+        distance = 1 << round_
+        if worker & distance:
+            break
+        if worker + distance < num_workers:
+            found.append(worker + distance)
+    return tuple(found)
+
+
+def parent(worker: int) -> int:
+    """Return to whom a worker gives its sum; worker 0 has none."""
+    assert worker > 0
+    return worker & (worker - 1)
+
+
+def tree_sum(vectors: Iterable[Array]) -> Array:
+    """Return the sum of the workers' vectors, [n], taken in their order and added as the tree adds them.
+
+    Holds ⌈log2 P⌉ + 1 of them at a time.
+    """
+    partial: list[tuple[int, Array]] = []
+    for vector in vectors:
+        count, total = 1, vector
+        while partial and partial[-1][0] == count:
+            earlier = partial.pop()
+            count, total = count + earlier[0], earlier[1] + total
+        partial.append((count, total))
+    _, total = partial.pop()
+    while partial:
+        total = partial.pop()[1] + total
+    return total
+
+
+# -- a rank's part in the collective operations of a round
 
 
 def keeper_of(job: Job) -> int:
@@ -45,22 +73,38 @@ def keeper_of(job: Job) -> int:
     return job.master if job.algorithm.place is Place.MASTER else 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A rank's part in the collective operations of a round."""
+    """Whom a rank exchanges with. above: who has the centre, None for its keeper. below: whose sums it takes."""
 
     job: Job
     endpoint: Endpoint
-    links: Links
+    above: int | None
+    below: tuple[int, ...]
+
+    @classmethod
+    def of(cls, job: Job, rank: int, endpoint: Endpoint) -> "Group":
+        """Return the group of a rank: in a tree, or as one of those that the keeper of the centre serves."""
+        keeper, above = keeper_of(job), None
+        below: tuple[int, ...] = ()
+        if job.reduction is Reduction.ROUND_ROBIN:
+            above = None if rank == keeper else keeper
+            below = tuple(worker for worker in range(job.num_workers) if worker != keeper) if rank == keeper else ()
+        elif rank == job.master:
+            below = (0,)
+        else:
+            above = parent(rank) if rank > 0 else None if keeper == 0 else keeper
+            below = children(rank, job.num_workers)
+        return cls(job=job, endpoint=endpoint, above=above, below=below)
 
     def broadcast(self, centre: Array | None, number: int) -> tuple[Array, int]:
         """Return the centre and its number, passed on to those below; given by its keeper, None elsewhere."""
-        if self.links.above is not None:
-            message = self._receive(self.links.above, Kind.CENTRE)
+        if self.above is not None:
+            message = self._receive(self.above, Kind.CENTRE)
             centre, number = message.vector, message.number
         assert centre is not None
         # The one with the most below it first.
-        for rank in reversed(self.links.below):
+        for rank in reversed(self.below):
             self.endpoint.send(rank, Kind.CENTRE, centre, number=number)
         return centre, number
 
@@ -70,28 +114,24 @@ class Group:
         own: None for a master, which has none. The order of additions is the tree's, however it is summed.
         """
         mine = [] if own is None else [own]
-        theirs = (self._vector(rank) for rank in self.links.below)
-        if self.job.reduction is Reduction.ROUND_ROBIN and self.links.above is None:
-            return tree_sum(vector for vectors in (mine, theirs) for vector in vectors)
-        total = own
-        for vector in theirs:
-            total = vector if total is None else total + vector
-        assert total is not None
-        if self.links.above is None:
+        theirs = (self._receive(rank, Kind.SENT).vector for rank in self.below)
+        vectors = (vector for group in (mine, theirs) for vector in group if vector is not None)
+        if self.job.reduction is Reduction.ROUND_ROBIN and self.above is None:
+            return tree_sum(vectors)
+        total = next(vectors)
+        for vector in vectors:
+            total = total + vector
+        if self.above is None:
             return total
-        self.endpoint.send(self.links.above, Kind.SENT, total)
+        self.endpoint.send(self.above, Kind.SENT, total)
         return None
 
-    def _vector(self, rank: int) -> Array:
-        vector = self._receive(rank, Kind.SENT).vector
-        assert vector is not None
-        return vector
-
     def _receive(self, sender: int, kind: Kind) -> Message:
-        def is_wanted(message: Message) -> bool:
-            return message.kind is Kind.STOP or (message.sender == sender and message.kind is kind)
-
-        return _unless_stopped(self.endpoint.receive(is_wanted))
+        return _unless_stopped(
+            self.endpoint.receive(
+                lambda message: message.kind is Kind.STOP or (message.sender == sender and message.kind is kind)
+            )
+        )
 
 
 def _unless_stopped(message: Message) -> Message:
@@ -100,93 +140,77 @@ def _unless_stopped(message: Message) -> Message:
     return message
 
 
-@dataclass(slots=True)
-class Keeper:
-    """What the rank that has the centre does besides exchanging it. num_events: rounds done so far."""
+# -- who keeps the centre
 
-    job: Job
-    endpoint: Endpoint
-    state: MasterState
-    num_events: int = 0
-    clock: Clock = field(default_factory=Clock)
+
+@dataclass(slots=True)
+class RoundKeeper(Keeper):
+    """The rank that has the centre, whose events are rounds."""
+
     _has_reached: bool = False
 
     def number(self) -> int:
         """Return the number of the next centre: whether a round follows it."""
-        stop = self.endpoint.poll(lambda message: message.kind is Kind.STOP)
-        if stop is not None:
+        if self.endpoint.poll(lambda message: message.kind is Kind.STOP) is not None:
             raise StopAskedError
         return _OVER if self._has_reached else 0
 
-    def update(self, total: Array) -> None:
+    def update_by_all(self, total: Array | None) -> None:
         """Change the centre by Eq. 2, or by the sum of gradients; TrainingError where the sum is not finite."""
+        assert total is not None
         if not is_finite(total):
             raise TrainingError(
                 f"round {self.num_events + 1}: the sum of what the workers sent is not finite; use a smaller learning "
                 "rate; the centre is as it was"
             )
-        rule = self.job.algorithm.master
-        self.state = changed(self.state, rule(self.job.rates, self.state, total, self.job.num_workers))
+        self.update(total, self.job.num_workers)
 
     def end_round(self) -> None:
         """Count a round, and tell the coordinator what is due; wait for a test on which it depends how to go on."""
         self.num_events += 1
         if self.job.is_due(self.job.save_every, self.num_events):
-            self._tell(Kind.STATE)
-        if not self.job.is_due(self.job.test_every, self.num_events):
-            return
-        verdict = have_tested(self.job, self.endpoint, self.state.centre, num_events=self.num_events, clock=self.clock)
-        if verdict is not None:
-            self._has_reached = bool(_unless_stopped(verdict).number)
+            self.tell(Kind.STATE, range(self.job.num_workers))
+        if self.job.is_due(self.job.test_every, self.num_events):
+            verdict = self.have_tested()
+            self._has_reached = verdict is not None and bool(_unless_stopped(verdict).number)
 
     def end(self) -> None:
         """Tell the coordinator the centre in the end."""
-        if is_last_save_due(self.job, self.num_events):
-            self._tell(Kind.STATE)
-        self._tell(Kind.ENDED)
-
-    def _tell(self, kind: Kind) -> None:
-        workers = range(self.job.num_workers)
-        tell_state(
-            self.job,
-            self.endpoint,
-            kind,
-            self.state,
-            num_events=self.num_events,
-            workers=workers,
-            clock=self.clock,
-        )
+        for kind in [Kind.STATE] * self.job.is_last_save_due(self.num_events) + [Kind.ENDED]:
+            self.tell(kind, range(self.job.num_workers))
 
 
-def is_last_save_due(job: Job, num_events: int) -> bool:
-    """Whether a checkpoint of the end is still to be written: it came before its time, and none was due just now."""
-    return job.save_every is not None and not job.is_due(job.save_every, num_events)
-
-
-def run_master(job: Job, keeper: Keeper) -> None:
+def run_master(keeper: RoundKeeper) -> None:
     """Take part in all rounds as a master that computes nothing itself (Algorithm 2)."""
-    group = Group(job=job, endpoint=keeper.endpoint, links=links(job, job.master))
+    job, clock, part = keeper.job, keeper.clock, exchange_part(keeper.job)
+    group = Group.of(job, job.master, keeper.endpoint)
     sends_weights = job.algorithm.sends is Sends.WEIGHTS
     while keeper.num_events < job.num_events:
         number = keeper.number()
         if sends_weights:
-            group.broadcast(keeper.state.centre, number)
+            with clock.measuring(part):
+                group.broadcast(keeper.state.centre, number)
         if not (sends_weights and number == _OVER):
-            total = _whole(group.reduce(None))
+            with clock.measuring(part):
+                total = group.reduce(None)
             if number != _OVER:
-                keeper.update(total)
+                keeper.update_by_all(total)
         if not sends_weights:
-            group.broadcast(keeper.state.centre, number)
+            with clock.measuring(part):
+                group.broadcast(keeper.state.centre, number)
         if number == _OVER:
             break
         keeper.end_round()
     keeper.end()
 
 
-def run_worker(worker: Worker, keeper: Keeper | None, num_events: int) -> None:
+# -- workers
+
+
+def run_worker(worker: Worker, keeper: RoundKeeper | None, num_events: int) -> None:
     """Take part in all rounds; keeper: of the centre, where this worker is it. num_events: rounds done before."""
     job = worker.job
-    group = Group(job=job, endpoint=worker.endpoint, links=links(job, worker.number))
+    group = Group.of(job, worker.number, worker.endpoint)
     with ThreadPoolExecutor(1, "exchange") if job.algorithm.overlaps else nullcontext() as pool:
         while num_events < job.num_events:
             if job.algorithm.sends is Sends.GRADIENTS:
@@ -200,7 +224,7 @@ def run_worker(worker: Worker, keeper: Keeper | None, num_events: int) -> None:
                 keeper.end_round()
             if job.is_due(job.save_every, num_events):
                 worker.tell_state(num_events)
-    if is_last_save_due(job, num_events):
+    if job.is_last_save_due(num_events):
         worker.tell_state(num_events)
     if keeper:
         keeper.end()
@@ -210,44 +234,38 @@ def run_worker(worker: Worker, keeper: Keeper | None, num_events: int) -> None:
 def _gradient_round(worker: Worker, group: Group) -> bool:
     """Sync SGD (Section 2.3): sum the gradients, then take the new weights. Return whether it was over before."""
     found = worker.gradient()
-    with worker.clock.waiting():
+    with worker.exchanging():
         group.reduce(found.vector)
         centre, number = group.broadcast(None, 0)
-    if number == _OVER:
-        return True
-    worker.step(found, centre)
-    return False
+    if number != _OVER:
+        worker.step(found, centre)
+    return number == _OVER
 
 
-def _elastic_round(worker: Worker, group: Group, keeper: Keeper | None, pool: ThreadPoolExecutor | None) -> bool:
+def _elastic_round(worker: Worker, group: Group, keeper: RoundKeeper | None, pool: ThreadPoolExecutor | None) -> bool:
     """Sync EASGD (Algorithms 2 and 3): steps 7 to 10, the gradient; 11 and 12, the exchange; 13 and 14, the updates.
 
     The exchange needs the weights before the step alone, so it may go on beside the gradient (Section 6.1.3). Returns
     whether it was over before.
     """
+    now = worker.clock.now
     given = (keeper.state.centre, keeper.number()) if keeper else (None, 0)
 
-    def exchange() -> tuple[Array, int, Array | None]:
+    def exchange() -> tuple[Array, int, Array | None, float]:
+        begin_s = now()
         centre, number = group.broadcast(*given)
-        return centre, number, None if number == _OVER else group.reduce(worker.weights)
+        total = None if number == _OVER else group.reduce(worker.weights)
+        return centre, number, total, now() - begin_s
 
-    if pool:
-        under_way: Future[tuple[Array, int, Array | None]] = pool.submit(exchange)
-        found = worker.gradient()
-        with worker.clock.waiting():
-            centre, number, total = under_way.result()
-    else:
-        found = worker.gradient()
-        with worker.clock.waiting():
-            centre, number, total = exchange()
+    under_way = pool.submit(exchange) if pool else None
+    found = worker.gradient()
+    begin_s = now()
+    with worker.exchanging():
+        centre, number, total, exchange_s = under_way.result() if under_way else exchange()
+    worker.clock.hidden_s += max(0.0, exchange_s - (now() - begin_s))
     if number == _OVER:
         return True
     worker.step(found, centre)
     if keeper:
-        keeper.update(_whole(total))
+        keeper.update_by_all(total)
     return False
-
-
-def _whole(total: Array | None) -> Array:
-    assert total is not None
-    return total

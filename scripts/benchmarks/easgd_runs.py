@@ -7,7 +7,7 @@ from statistics import mean
 from pase.easgd.algorithms import ALGORITHMS
 from pase.easgd.equations import Rates
 from pase.easgd.job import Job, begun
-from pase.easgd.threads import train_in_threads
+from pase.easgd.ranks import train_in_threads
 from pase.errors import TrainingError
 from scripts.benchmarks.easgd_charts import Point
 from scripts.benchmarks.easgd_trials import NUM_WORKERS, TARGET, Bench

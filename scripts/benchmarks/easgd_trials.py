@@ -13,14 +13,11 @@ from types import MappingProxyType
 import numpy as np
 
 from pase.datasets.digits import digits
+from pase.easgd.actors import Evaluator, Objective
 from pase.easgd.algorithms import Algorithm, Exchange, Sends
-from pase.easgd.equations import Array, Rates
-from pase.easgd.networks import build_of_plan
-from pase.easgd.objective import Evaluator, Objective
-from pase.easgd.replica import Network, Replica
-from pase.easgd.samples import worker_batches
-from pase.easgd.states import WorkerState, changed
-from pase.easgd.tree import tree_sum
+from pase.easgd.equations import Array, Rates, WorkerState, changed
+from pase.easgd.network import Network, Replica, batches_of_workers, build_of_plan
+from pase.easgd.synchronous import tree_sum
 from pase.importers import load
 from pase.planning.planner import search
 
@@ -44,15 +41,11 @@ class Bench:
 
     def objectives(self, seed: int) -> list[Replica]:
         """Return the workers' objectives; what they see when is a function of the seed."""
-        inputs = self.network.inputs
-        return [
-            self.network.replica(
-                worker_batches(self.train, inputs, worker=worker, num_workers=NUM_WORKERS, seed=seed),
-                seed=seed,
-                worker=worker,
-            )
-            for worker in range(NUM_WORKERS)
-        ]
+        workers = range(NUM_WORKERS)
+        batches = batches_of_workers(
+            self.train, self.network.inputs, workers=workers, num_workers=NUM_WORKERS, seed=seed
+        )
+        return [self.network.replica(batches[worker], seed=seed, worker=worker) for worker in workers]
 
 
 def load_bench(batch: int = BATCH) -> Bench:

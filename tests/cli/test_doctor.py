@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pase import installation as module
+from pase.cli import installation as module
 from pase.cli.installation import PURPOSES, Extra, Installation, Package, installation
 from tests.cli.conftest import Command
 

@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import ALGORITHMS
 from pase.easgd.equations import Rates
 from pase.easgd.job import Job, begun
-from pase.easgd.objective import Gradient
-from pase.easgd.threads import train_in_threads
+from pase.easgd.ranks import train_in_threads
 from scripts.benchmarks.easgd import TUNED, rates_of
 from scripts.benchmarks.easgd_charts import COLOURS, Point, averaged, figures
 from scripts.benchmarks.easgd_runs import Result, Run

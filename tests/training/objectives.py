@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pase.easgd.actors import Gradient
 from pase.easgd.equations import Array
-from pase.easgd.objective import Gradient
 
 
 @dataclass(slots=True)

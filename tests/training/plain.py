@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import Algorithm, algorithm_named
-from pase.easgd.coordinator import Outcome
 from pase.easgd.equations import Array, Rates
 from pase.easgd.job import Job, Snapshot, begun
-from pase.easgd.objective import Gradient
-from pase.easgd.threads import train_in_threads
+from pase.easgd.ranks import Outcome, train_in_threads
 
 NUM_WEIGHTS = 5
 ETA, RHO, MU = 0.11, 0.7, 0.6

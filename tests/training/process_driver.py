@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import algorithm_named
 from pase.easgd.equations import Array, Rates
 from pase.easgd.job import Job, Snapshot, begun
-from pase.easgd.objective import Gradient
-from pase.easgd.packing import Packing
+from pase.easgd.network import Packing
 from pase.errors import PaseError
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 
@@ -98,8 +98,8 @@ def main(text: str) -> int:
         from pase.targets.mesh_tensorflow.runtime.cluster_server import run_in_cluster
 
         run_in_cluster(partial(_take_part, request, cluster, folder), partial(kept_text, folder))
+    from pase.easgd.job import count_tasks
     from pase.easgd.supervise import train_here
-    from pase.easgd.task_ranks import count_tasks
 
     try:
         return train_here(
@@ -115,7 +115,7 @@ def main(text: str) -> int:
 
 
 def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
-    from pase.easgd.kept import Origin, to_checkpoint, to_snapshot
+    from pase.easgd.checkpoints import Origin, to_checkpoint, to_snapshot
     from pase.easgd.processes import Parts, run_task
     from pase.targets.mesh_tensorflow.runtime.checkpoint import newest_checkpoint, write_checkpoint
 

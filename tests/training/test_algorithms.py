@@ -1,20 +1,22 @@
 """The registry against a table written from the paper, and what the rules keep whatever the numbers."""
 
+import ast
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pase.easgd import algorithms
 from pase.easgd.algorithms import ALGORITHMS, Algorithm, Exchange, Place, Sends, algorithm_named
-from pase.easgd.equations import Array, Rates
-from pase.easgd.job import Job, begun
-from pase.easgd.states import MasterState, WorkerState, changed
+from pase.easgd.equations import Array, MasterState, Rates, WorkerState, changed
+from pase.easgd.job import DEFAULT_ALGORITHM, Job, begun
 from pase.errors import TrainingError
 
 TURN, FIRST, FREE, ALL = Exchange.ROUND_ROBIN, Exchange.FIRST_COME, Exchange.LOCK_FREE, Exchange.TOGETHER
@@ -71,10 +73,17 @@ def test_what_follows_from_it() -> None:
             assert other.has_momentum == algorithm.has_momentum
 
 
-def test_each_has_a_module_of_its_own() -> None:
-    for name, algorithm in ALGORITHMS.items():
-        module = __import__(f"pase.easgd.algorithms.{name.replace('-', '_')}", fromlist=["_"])
-        assert getattr(module, name.replace("-", "_").upper()) is algorithm
+def test_each_is_one_declaration_and_training_names_it_nowhere_else() -> None:
+    home = Path(algorithms.__file__)
+    named: dict[str, list[str]] = {}
+    for path in sorted(home.parent.glob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "name"]
+        for node in found if path == home else ast.walk(tree):
+            if isinstance(node, ast.Constant) and (path == home or node.value in PAPER):
+                named.setdefault(str(node.value), []).append(path.name)
+    # One of them is the default.
+    assert named == {name: [home.name, "job.py"] if name == DEFAULT_ALGORITHM else [home.name] for name in PAPER}
 
 
 def test_an_unknown_name_lists_the_valid_ones() -> None:

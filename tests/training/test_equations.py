@@ -7,8 +7,19 @@ import numpy as np
 import pytest
 
 from pase.easgd.algorithms import ALGORITHMS, Algorithm
-from pase.easgd.equations import Array, Rates, eq1, eq2_change, eq3, eq6, sgd_change
-from pase.easgd.states import Change, MasterState, WorkerState, changed
+from pase.easgd.equations import (
+    Array,
+    Change,
+    MasterState,
+    Rates,
+    WorkerState,
+    changed,
+    eq1,
+    eq2_change,
+    eq3,
+    eq6,
+    sgd_change,
+)
 from tests.training.by_hand import GRADIENTS, WORKED, Worked
 
 SERVED = [case for case, (_, worked) in WORKED.items() if worked.order]

@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.coordinator import Outcome
+from pase.easgd.actors import Gradient
 from pase.easgd.equations import Array
 from pase.easgd.job import Job, Snapshot, begun
 from pase.easgd.messages import Inbox, Kind, Message, Piece
-from pase.easgd.objective import Gradient
-from pase.easgd.ranks import run_ranks
-from pase.easgd.threads import LocalTransport, train_in_threads
+from pase.easgd.ranks import LocalTransport, Outcome, run_ranks, train_in_threads
 from pase.errors import TrainingError
 from tests.training.doings import WAIT_S, Doing, no_thread_is_left
 from tests.training.plain import (

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.job import Reduction
-from pase.easgd.job_request import JobRequest, make_job
+from pase.easgd.job import JobRequest, Reduction, make_job
 from pase.errors import TrainingError
 
 ASYNCHRONOUS = "original-easgd, async-easgd, async-measgd, hogwild-easgd, async-sgd, async-msgd and hogwild-sgd"

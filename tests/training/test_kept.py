@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.equations import Array
-from pase.easgd.job import Job, Snapshot, WorkerProgress
-from pase.easgd.job_request import JobRequest, make_job
-from pase.easgd.kept import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
-from pase.easgd.packing import Packing
-from pase.easgd.states import MasterState, WorkerState
+from pase.easgd.checkpoints import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
+from pase.easgd.equations import Array, MasterState, WorkerState
+from pase.easgd.job import Job, JobRequest, Snapshot, WorkerProgress, make_job
+from pase.easgd.network import Packing
 from pase.errors import RuntimeFailure, TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
 from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing

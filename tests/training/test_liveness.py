@@ -2,8 +2,8 @@
 
 import time
 
-from pase.easgd.liveness import progress_of
 from pase.easgd.messages import Kind, Message, Piece
+from pase.easgd.processes import Progress
 from tests.training.process_driver import Request
 
 ASYNCHRONOUS, SYNCHRONOUS = Request(algorithm="async-easgd").job, Request(algorithm="sync-easgd1").job
@@ -15,7 +15,7 @@ def piece(sender: int, kind: Kind) -> Piece:
 
 def test_a_worker_owes_an_answer_to_the_centre() -> None:
     job = ASYNCHRONOUS
-    progress = progress_of(job)
+    progress = Progress(job)
     assert progress.overdue(0) == ()
     progress.note(job.master, piece(1, Kind.SENT))
     progress.note(1, piece(job.master, Kind.CENTRE))
@@ -36,7 +36,7 @@ def test_a_worker_owes_an_answer_to_the_centre() -> None:
 
 def test_a_round_is_held_up_by_all_that_are_in_it() -> None:
     job = SYNCHRONOUS
-    progress = progress_of(job)
+    progress = Progress(job)
     # Before the first exchange a network may take as long as it likes to build.
     progress.note(0, piece(job.master, Kind.STATE_WANTED))
     time.sleep(0.01)

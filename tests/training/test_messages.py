@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pase.easgd.messages import Endpoint, Inbox, Kind, Message, Piece
-from pase.easgd.threads import LocalTransport
+from pase.easgd.ranks import LocalTransport
 
 LAYOUT = ((0, 3), (3, 4), (4, 10))
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pase.easgd.networks import Loaded, load_build
-from pase.easgd.replica import Network
+from pase.easgd.network import Loaded, Network, load_build
 from pase.errors import TrainingError
 from pase.importers import load
 from pase.planning.plan_file import write_plan

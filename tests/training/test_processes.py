@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.coordinator import Outcome
 from pase.easgd.equations import Array
-from pase.easgd.job import begun
+from pase.easgd.job import begun, count_tasks, task_ranks
 from pase.easgd.messages import Endpoint, Inbox, Kind
-from pase.easgd.processes import Parts, run_task
-from pase.easgd.server_transport import ServerTransport, Wiring
-from pase.easgd.task_ranks import count_tasks, task_ranks
-from pase.easgd.threads import train_in_threads
+from pase.easgd.processes import Parts, ServerTransport, Wiring, run_task
+from pase.easgd.ranks import Outcome, train_in_threads
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster

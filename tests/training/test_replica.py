@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.networks import build_of_plan
-from pase.easgd.replica import Network
+from pase.easgd.network import Network, build_of_plan
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan

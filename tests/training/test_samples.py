@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pase.easgd.samples import DataSplit, Sampler, batches_of_workers, part_of, worker_batches, worker_seed
+from pase.easgd.job import DataSplit
+from pase.easgd.network import Sampler, batches_of_workers, part_of, worker_seed
 from pase.errors import RuntimeFailure, TrainingError
 from pase.targets.mesh_tensorflow.runtime.data import DataInput
 
@@ -19,7 +20,7 @@ def rows(num_rows: int = NUM_ROWS) -> dict[str, np.ndarray]:
 
 
 def sampler(worker: int, num_workers: int = 3, seed: int = 5, num_rows: int = NUM_ROWS) -> Sampler:
-    return worker_batches(rows(num_rows), INPUTS, worker=worker, num_workers=num_workers, seed=seed)
+    return batches_of_workers(rows(num_rows), INPUTS, workers=(worker,), num_workers=num_workers, seed=seed)[worker]
 
 
 def labels(batches: Sampler, num_steps: int) -> list[int]:
@@ -72,7 +73,7 @@ def test_a_part_smaller_than_a_batch_is_gone_through_several_times_in_a_step() -
 
 
 def test_made_up_data_are_each_workers_own() -> None:
-    first, second = (worker_batches(None, INPUTS, worker=worker, num_workers=2, seed=0) for worker in range(2))
+    first, second = batches_of_workers(None, INPUTS, workers=range(2), num_workers=2, seed=0).values()
     assert np.array_equal(first(0)["inputs"], first(7)["inputs"])
     assert not np.array_equal(first(0)["inputs"], second(0)["inputs"])
 
@@ -86,7 +87,7 @@ def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(TrainingError, match=r"have 5 examples for 6 workers; .* use fewer workers"):
         sampler(0, num_workers=6, num_rows=5)
     with pytest.raises(RuntimeFailure, match="no array 'labels'"):
-        worker_batches({"inputs": rows()["inputs"]}, INPUTS, worker=0, num_workers=2, seed=0)
+        batches_of_workers({"inputs": rows()["inputs"]}, INPUTS, workers=(0,), num_workers=2, seed=0)
 
 
 def test_replicated_data_are_gone_through_whole_by_every_worker_in_its_own_order() -> None:

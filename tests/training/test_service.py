@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 
 from pase.easgd.algorithms import Algorithm, Exchange, algorithm_named
-from pase.easgd.coordinator import Outcome
-from pase.easgd.equations import Array, Rates
+from pase.easgd.equations import Array, Change, MasterState, Rates
 from pase.easgd.job import begun
 from pase.easgd.messages import Inbox, Kind, Piece
-from pase.easgd.ranks import run_ranks
-from pase.easgd.states import Change, MasterState
-from pase.easgd.threads import LocalTransport, train_in_threads
+from pase.easgd.ranks import LocalTransport, Outcome, run_ranks, train_in_threads
 from pase.errors import TrainingError
 from tests.training.doings import WAIT_S, Doing, hasty, no_thread_is_left
 from tests.training.plain import (

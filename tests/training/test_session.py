@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 
 from pase import emit
-from pase.easgd.coordinator import Outcome
-from pase.easgd.job_request import JobRequest, make_job
-from pase.easgd.preparing import prepare
-from pase.easgd.request import TrainingRequest
-from pase.easgd.session import train
+from pase.easgd.job import JobRequest, TrainingRequest, make_job
+from pase.easgd.ranks import Outcome
+from pase.easgd.session import prepare, train
 from pase.errors import DatasetError, RuntimeFailure, TrainingError
 from pase.planning.plan_file import write_plan
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, read_checkpoint

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import ALGORITHMS, algorithm_named
 from pase.easgd.equations import Array, Rates
 from pase.easgd.job import Job, Reduction, Snapshot, begun
-from pase.easgd.objective import Gradient
-from pase.easgd.threads import train_in_threads
+from pase.easgd.ranks import train_in_threads
 from pase.errors import TrainingError
 from tests.training.objectives import quadratics
 

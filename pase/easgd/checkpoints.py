@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from pase.easgd.algorithms import ALGORITHMS, Algorithm
-from pase.easgd.equations import Array
+from pase.easgd.equations import Array, MasterState, WorkerState
 from pase.easgd.job import Job, Snapshot, WorkerProgress
-from pase.easgd.packing import Packing
-from pase.easgd.states import MasterState, WorkerState
+from pase.easgd.network import Packing
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint
 from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing, check_data, check_weights

@@ -1,0 +1,249 @@
+"""The algorithms, each declared once: who exchanges what with whom when, and by which rules.
+
+What declares one is all that there is of it: workers, masters and transports follow the declaration, and so do
+checkpoints, options, the reference page and the cost model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+
+from pase.easgd.equations import (
+    Array,
+    Change,
+    MasterState,
+    Rates,
+    WorkerState,
+    eq1,
+    eq2_change,
+    eq3,
+    eq6,
+    sgd_change,
+)
+from pase.errors import TrainingError, unknown_name
+
+WorkerRule = Callable[[Rates, WorkerState, Array, Array], WorkerState]
+"""(rates, state, gradient [n], centre [n]) → the state after a step."""
+MasterRule = Callable[[Rates, MasterState, Array, int], Change]
+"""(rates, state, sum [n] of what some workers sent, how many) → what to do with it."""
+
+
+class Exchange(Enum):
+    """Who is served when.
+
+    ROUND_ROBIN: one worker after the other, each beginning when the one before has ended. FIRST_COME: one at a time,
+    in the order in which they arrive. LOCK_FREE: all that arrive, at the same time. TOGETHER: all in every round.
+    """
+
+    ROUND_ROBIN = "round-robin"
+    FIRST_COME = "first come, first served"
+    LOCK_FREE = "lock-free"
+    TOGETHER = "together"
+
+
+class Sends(Enum):
+    """What a worker sends, and with it which centre it gets: the one before (weights) or after it (gradients)."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "gradients"
+
+
+class Place(Enum):
+    """Where the centre is kept: with a master of its own, or with worker 0."""
+
+    MASTER = "master"
+    WORKER = "worker 0"
+
+
+# -- the rules of workers and masters, made of the equations
+
+
+def elastic_worker(rates: Rates, state: WorkerState, gradient: Array, centre: Array) -> WorkerState:
+    """Eq. 1: a step along the gradient and towards the centre."""
+    return WorkerState(weights=eq1(rates, state.weights, gradient, centre))
+
+
+def elastic_momentum_worker(rates: Rates, state: WorkerState, gradient: Array, centre: Array) -> WorkerState:
+    """Eq. 5 and 6: a step along the momentum and towards the centre."""
+    assert state.velocity is not None
+    velocity = eq3(rates, state.velocity, gradient)
+    return WorkerState(weights=eq6(rates, state.weights, velocity, centre), velocity=velocity)
+
+
+def copying_worker(_rates: Rates, _state: WorkerState, _gradient: Array, centre: Array) -> WorkerState:
+    """Take the master's weights (Section 3.1)."""
+    return WorkerState(weights=centre)
+
+
+def elastic_master(rates: Rates, state: MasterState, total: Array, num_workers: int) -> Change:
+    """Eq. 2: the centre goes towards the workers whose weights were summed."""
+    return Change(centre=eq2_change(rates, total, num_workers, state.centre), velocity=state.velocity)
+
+
+def sgd_master(rates: Rates, state: MasterState, total: Array, num_workers: int) -> Change:
+    """Section 2.3: a step along the sum of gradients, or their mean."""
+    return Change(centre=sgd_change(rates, total, num_workers), velocity=state.velocity)
+
+
+def momentum_master(rates: Rates, state: MasterState, total: Array, _num_workers: int) -> Change:
+    """Eq. 3 and 4: a step along the momentum that the master keeps."""
+    assert state.velocity is not None
+    velocity = eq3(rates, state.velocity, total)
+    return Change(centre=velocity, velocity=velocity)
+
+
+# -- the declarations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """A way to train across workers; by default elastic, as Eq. 1 and 2 have it.
+
+    equations: those of the paper that it applies. counterpart: the method without elastic averaging that it is
+    compared with, "" for one that is such a method. overlaps: the exchange with the gradient (Section 6.1.3).
+    has_rho, has_momentum, has_average: which options it takes. worker_velocity, master_velocity: who keeps one.
+    """
+
+    name: str
+    title: str
+    equations: str
+    exchange: Exchange
+    sends: Sends = Sends.WEIGHTS
+    worker: WorkerRule = elastic_worker
+    master: MasterRule = elastic_master
+    counterpart: str = ""
+    place: Place = Place.MASTER
+    overlaps: bool = False
+    has_average: bool = False
+    worker_velocity: bool = False
+    master_velocity: bool = False
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether all workers take every step together."""
+        return self.exchange is Exchange.TOGETHER
+
+    @property
+    def has_rho(self) -> bool:
+        """Whether workers are tied to the centre elastically."""
+        return self.sends is Sends.WEIGHTS
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether anybody keeps a momentum."""
+        return self.worker_velocity or self.master_velocity
+
+    def worker_state(self, weights: Array) -> WorkerState:
+        """Return what a worker begins with: weights, and no momentum yet."""
+        return WorkerState(weights=weights, velocity=weights * 0 if self.worker_velocity else None)
+
+    def master_state(self, weights: Array) -> MasterState:
+        """Return what the master begins with."""
+        return MasterState(centre=weights, velocity=weights * 0 if self.master_velocity else None)
+
+
+_ALL = (
+    Algorithm(  # Algorithm 1: workers in turn
+        name="original-easgd",
+        title="Original EASGD",
+        equations="Eq. 1; Algorithm 1, line 15",
+        exchange=Exchange.ROUND_ROBIN,
+        counterpart="async-sgd",
+    ),
+    Algorithm(  # Section 5.1: a parameter server of the centre
+        name="async-easgd",
+        title="Async EASGD",
+        equations="Eq. 1; Eq. 2, one term an event",
+        exchange=Exchange.FIRST_COME,
+        counterpart="async-sgd",
+    ),
+    Algorithm(  # Section 5.1: Async EASGD whose workers have momentum
+        name="async-measgd",
+        title="Async MEASGD",
+        equations="Eq. 5 and 6; Eq. 2, one term an event",
+        exchange=Exchange.FIRST_COME,
+        worker=elastic_momentum_worker,
+        counterpart="async-msgd",
+        worker_velocity=True,
+    ),
+    Algorithm(  # Section 5.1: Async EASGD without the lock on the centre
+        name="hogwild-easgd",
+        title="Hogwild EASGD",
+        equations="Eq. 1; Eq. 2, one term an event",
+        exchange=Exchange.LOCK_FREE,
+        counterpart="hogwild-sgd",
+    ),
+    Algorithm(  # Algorithm 2: all workers in rounds, the centre with the master
+        name="sync-easgd1",
+        title="Sync EASGD1",
+        equations="Eq. 1 and 2",
+        exchange=Exchange.TOGETHER,
+        counterpart="sync-sgd",
+    ),
+    Algorithm(  # Algorithm 3: the centre with worker 0, nothing on the host
+        name="sync-easgd2",
+        title="Sync EASGD2",
+        equations="Eq. 1 and 2",
+        exchange=Exchange.TOGETHER,
+        counterpart="sync-sgd",
+        place=Place.WORKER,
+    ),
+    Algorithm(  # Section 6.1.3, Algorithm 4: Sync EASGD2 with the exchange beside the gradient
+        name="sync-easgd3",
+        title="Sync EASGD3",
+        equations="Eq. 1 and 2",
+        exchange=Exchange.TOGETHER,
+        counterpart="sync-sgd",
+        place=Place.WORKER,
+        overlaps=True,
+    ),
+    Algorithm(  # Section 3.1: a parameter server of the weights
+        name="async-sgd",
+        title="Async SGD",
+        equations="Section 3.1",
+        exchange=Exchange.FIRST_COME,
+        sends=Sends.GRADIENTS,
+        worker=copying_worker,
+        master=sgd_master,
+    ),
+    Algorithm(  # Eq. 3 and 4: Async SGD whose master keeps a momentum
+        name="async-msgd",
+        title="Async MSGD",
+        equations="Eq. 3 and 4",
+        exchange=Exchange.FIRST_COME,
+        sends=Sends.GRADIENTS,
+        worker=copying_worker,
+        master=momentum_master,
+        master_velocity=True,
+    ),
+    Algorithm(  # Section 3.2: Async SGD without the lock on the weights
+        name="hogwild-sgd",
+        title="Hogwild SGD",
+        equations="Section 3.2",
+        exchange=Exchange.LOCK_FREE,
+        sends=Sends.GRADIENTS,
+        worker=copying_worker,
+        master=sgd_master,
+    ),
+    Algorithm(  # Section 2.3: one step along the sum of all gradients
+        name="sync-sgd",
+        title="Sync SGD",
+        equations="Section 2.3",
+        exchange=Exchange.TOGETHER,
+        sends=Sends.GRADIENTS,
+        worker=copying_worker,
+        master=sgd_master,
+        has_average=True,
+    ),
+)
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({algorithm.name: algorithm for algorithm in _ALL})
+"""All of them, by name."""
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """Return an algorithm; TrainingError lists them where there is none of that name."""
+    if name not in ALGORITHMS:
+        raise TrainingError(unknown_name("algorithm", name, ALGORITHMS))
+    return ALGORITHMS[name]
