@@ -22,21 +22,15 @@ ORDER = (
     "pase.importers",
     "pase.machine",
     "pase.tables",
-    "pase.costs.configurations",  # which the grids of integrated parallelism are made of, too
+    "pase.sharding",
     "pase.studies.integrated",
     "pase.costs",
     "pase.solver",
-    "pase.node_order",
-    "pase.placement",
     "pase.planning",
     "pase.analysis.explanation",
     "pase.analysis.baselines",
-    # The framework, and the geometry of layouts, on which both the primitives and the runtime stand.
+    # The framework, and what carries out movements, on which both the primitives and the runtime stand.
     "pase.targets.mesh_tensorflow.runtime.compat",
-    "pase.targets.mesh_tensorflow.runtime.boxes",
-    "pase.targets.mesh_tensorflow.runtime.layouts",
-    "pase.targets.mesh_tensorflow.runtime.refine",
-    "pase.targets.mesh_tensorflow.runtime.moves",
     "pase.targets.mesh_tensorflow.runtime.traffic",
     "pase.targets.mesh_tensorflow.runtime.mesh",
     "pase.targets.mesh_tensorflow.runtime.assemble",
@@ -46,13 +40,7 @@ ORDER = (
     "pase.calibration",
     "pase.targets.mesh_tensorflow.emitter",
     "pase.targets",
-    "pase.pairs",
-    "pase.layer_movements",
-    "pase.traffic",  # lays a plan out as its program does
-    "pase.placement_report",
-    "pase.device_memory",
-    "pase.worker_parameters",
-    "pase.analysis",  # of what the traffic says
+    "pase.analysis",
     "pase.targets.mesh_tensorflow.runtime.execute",  # emits the program that it runs
     "pase.easgd",
     "pase.studies",  # of the algorithms as training declares them
@@ -119,8 +107,8 @@ def _own_imports(module: str) -> Iterator[tuple[str, int]]:
 
 def test_there_is_something_to_look_at() -> None:
     assert len(MODULES) > 60
-    assert {"pase", "pase.models.alexnet", "pase.costs.overlap", "pase.graph.operators.lstm"} <= set(MODULES)
-    assert ("pase.costs.layouts", 1) in {(name, 1) for name, _ in _imports("pase.costs.overlap")}
+    assert {"pase", "pase.models.alexnet", "pase.sharding.overlap", "pase.graph.operators.lstm"} <= set(MODULES)
+    assert ("pase.sharding.shards", 1) in {(name, 1) for name, _ in _imports("pase.sharding.overlap")}
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

@@ -5,8 +5,12 @@ from math import prod
 
 import pytest
 
-import pase.costs.configurations as configurations
-from pase.costs.configurations import (
+import pase.sharding.configurations as configurations
+from pase.errors import ConfigurationError
+from pase.graph import Builder, Dim, Graph, Operator
+from pase.graph.operators import dense, pool2d
+from pase.models import build
+from pase.sharding.configurations import (
     check_batch,
     check_devices,
     check_splittable,
@@ -15,10 +19,6 @@ from pase.costs.configurations import (
     enumerate_configurations,
     num_parts,
 )
-from pase.errors import ConfigurationError
-from pase.graph import Builder, Dim, Graph, Operator
-from pase.graph.operators import dense, pool2d
-from pase.models import build
 
 
 def _operator(extents: tuple[int, ...], unsplittable: tuple[str, ...] = ()) -> Operator:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pase.costs import OPTIMISER_STATE, memory_tables, strategy_memory
-from pase.costs.memory import LOSS_KINDS, MAX_LANES, keeping, optimiser_state
-from pase.device_memory import DeviceMemory, device_memory
+from pase.costs.memory import MAX_LANES, DeviceMemory, device_memory, keeping, optimiser_state
 from pase.errors import CostError
 from pase.graph import Access, AllReduce, Builder, Graph, Operator, Part, Role, Window
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
@@ -17,9 +16,10 @@ from pase.machine import load_machine
 from pase.planning.memory_limit import weighted_problem
 from pase.planning.plan import Plan
 from pase.planning.planner import problem_of
+from pase.sharding.held import held_weights, optimiser_numbers
+from pase.sharding.traffic import LOSS_KINDS
 from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
-from pase.worker_parameters import held_weights, optimiser_numbers
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import EXCHANGING, mixed, small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan
@@ -246,7 +246,7 @@ def test_the_state_of_every_optimiser_is_what_its_rule_keeps(name: str) -> None:
     assert set(OPTIMISER_STATE) == set(OPTIMISERS)
     for optimiser in OPTIMISERS:
         found = strategy_memory(graph, splits, optimiser=optimiser)
-        assert found.optimiser_bytes == optimiser_numbers(weights, make_rule(optimiser, {})) * graph.word_bytes
+        assert found.optimiser_bytes == optimiser_numbers(weights, make_rule(optimiser, {}).slots) * graph.word_bytes
         assert found.total_bytes == device_memory(plan).total_bytes + found.optimiser_bytes
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from pase import Graph, Plan, SearchOptions, load, load_machine, search
 from pase.costs import cost_model, strategy_memory
-from pase.costs.configurations import data_parallel
 from pase.errors import CostError, MemoryLimitError, SolverError
 from pase.graph import Builder
 from pase.graph.operators import dense, elementwise, with_fan_outs
@@ -17,6 +16,7 @@ from pase.models import MODELS
 from pase.planning.memory_limit import size_text
 from pase.planning.planner import WITHOUT_LIMIT
 from pase.planning.strategy import plan_layers, total_cost
+from pase.sharding.configurations import data_parallel
 from tests.networks import slow_machine, small_graph, small_plan, tiny_graph
 
 Splits = dict[str, int]

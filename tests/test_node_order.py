@@ -7,14 +7,15 @@ from math import prod
 import numpy as np
 import pytest
 
+from pase.analysis.placements import bytes_by_level, placed_anew
 from pase.machine import Level
 from pase.models import build
-from pase.node_order import Fetch, Sum, choose_order
-from pase.placement import place, prime_factors
-from pase.placement_report import bytes_by_level, placed_anew
 from pase.planning.plan import Plan
 from pase.planning.planner import search
-from pase.traffic import flows
+from pase.sharding.configurations import prime_factors
+from pase.sharding.node_order import Fetch, Sum, choose_order
+from pase.sharding.placement import place
+from pase.sharding.traffic import flows
 from tests.networks import small_graph
 from tests.runtime.plans import random_plan
 

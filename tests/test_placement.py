@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from pase.costs import edge_layouts, transfer_bytes
-from pase.costs.configurations import enumerate_configurations
 from pase.graph import Builder, Graph
 from pase.graph.operators import concat, dense
 from pase.models import build
-from pase.placement import place, prime_factors
 from pase.planning.planner import search
+from pase.sharding.configurations import enumerate_configurations, prime_factors
+from pase.sharding.placement import place
 from tests.moved import EdgeOverlap, Splits, edge_overlaps, moved
 
 Devices = Sequence[Sequence[int]]

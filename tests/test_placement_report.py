@@ -5,10 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pase.graph import Graph
-from pase.machine import load_machine
-from pase.models import build
-from pase.placement_report import (
+from pase.analysis.placements import (
     PLACEMENTS,
     PlacementTraffic,
     bytes_by_level,
@@ -17,6 +14,9 @@ from pase.placement_report import (
     placed_anew,
     plain_order,
 )
+from pase.graph import Graph
+from pase.machine import load_machine
+from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.planner import search
 from tests.moved import edge_overlaps

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.costs import PaperCostModel, edge_layouts, shared_cost, shared_weights, traffic_of, transfer_bytes
+from pase.costs import PaperCostModel, edge_layouts, shared_cost, traffic_of, transfer_bytes
 from pase.graph import Graph
-from pase.pairs import all_reduce_pairs
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
-from pase.traffic import flows
+from pase.sharding.edges import shared_weights
+from pase.sharding.layouts import DeviceMesh
+from pase.sharding.sums import all_reduce_pairs
+from pase.sharding.traffic import Phase, flows
 from tests.moved import edge_overlaps, moved
 from tests.networks import SMALL, small_graph, small_plan
 from tests.runtime.networks import small

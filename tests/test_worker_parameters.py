@@ -5,10 +5,10 @@ from math import prod
 import numpy as np
 import pytest
 
-from pase.device_memory import device_memory
-from pase.targets.mesh_tensorflow.runtime.boxes import num_points
+from pase.costs.memory import device_memory
+from pase.sharding.boxes import num_points
+from pase.sharding.held import held_weights, optimiser_numbers, parameters_per_device
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
-from pase.worker_parameters import held_weights, optimiser_numbers, parameters_per_device
 from tests.runtime.networks import small, tied
 from tests.runtime.plans import make_plan, random_plan
 
@@ -52,6 +52,6 @@ def test_what_an_optimiser_keeps_written_out() -> None:
     # Weights and biases of fc1 [12, 24], a quarter of fc2 [24, 24] and half of its bias, fc3 [24, 12].
     sizes = [(12, 24), (12, 12), (24, 12)]
     biases = 24 + 12 + 12
-    assert optimiser_numbers(weights, make_rule("sgd", {})) == 0
-    assert optimiser_numbers(weights, make_rule("adam", {})) == 2 * (sum(map(prod, sizes)) + biases)
-    assert optimiser_numbers(weights, make_rule("adafactor", {})) == sum(map(sum, sizes)) + biases
+    assert optimiser_numbers(weights, make_rule("sgd", {}).slots) == 0
+    assert optimiser_numbers(weights, make_rule("adam", {}).slots) == 2 * (sum(map(prod, sizes)) + biases)
+    assert optimiser_numbers(weights, make_rule("adafactor", {}).slots) == sum(map(sum, sizes)) + biases

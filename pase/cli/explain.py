@@ -13,6 +13,7 @@ from pase.analysis.explanation import (
     explain,
     sensitivity,
 )
+from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
 from pase.cli.names import complete_models
 from pase.cli.options import chosen_plan, json_option, plan_options
 from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
@@ -20,10 +21,9 @@ from pase.cli.progress import progress
 from pase.cli.why import print_layer_why, print_sensitivity, print_why
 from pase.cli.why_document import explanation_document, sensitivity_document, why_document
 from pase.errors import PlanError, unknown_name
-from pase.placement_report import PlacementTraffic, bytes_by_level, compare_placements
 from pase.planning.plan import LayerPlan, Plan
-from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh
-from pase.traffic import Flow
+from pase.sharding.layouts import device_mesh
+from pase.sharding.traffic import Flow
 
 _SHOWN_DEVICES = 16
 """Of a part's devices, how many a table names."""

@@ -6,8 +6,8 @@ import click
 
 from pase.cli.options import WholeNumber, json_option
 from pase.cli.output import print_json, print_table, say
-from pase.targets.mesh_tensorflow.primitives.halo import Kernel, Region, regions
-from pase.targets.mesh_tensorflow.runtime.boxes import Range
+from pase.sharding.boxes import Range
+from pase.sharding.halos import Kernel, Region, regions
 
 
 @click.command("halo", epilog="Example: pase halo --extent 11 --kernel 5 --padding 2 --workers 3")

@@ -16,12 +16,12 @@ from pase.cli.output import duration, print_json, print_table, quantity, say
 from pase.cli.progress import progress
 from pase.datasets import SOURCES, Part, fit_to, load_dataset
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.runtime.boxes import whole
+from pase.sharding.boxes import whole
+from pase.sharding.held import HeldWeight, held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.runtime.data import data_inputs
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
 from pase.targets.mesh_tensorflow.runtime.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.flags import training_options
-from pase.worker_parameters import HeldWeight, held_weights, parameters_per_device
 
 PHASES = ("forward", "backward", "update")
 

@@ -12,13 +12,13 @@ from pase.cli.orderings import ordering_reports, orderings_document, print_order
 from pase.cli.output import duration, print_json, print_table, quantity, say, total_cost_text, warn
 from pase.cli.progress import READING, progress
 from pase.costs import COST_MODELS, DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
-from pase.costs.configurations import data_parallel, enumerate_configurations
 from pase.graph import Graph
 from pase.graph.names import short
 from pase.planning.memory_limit import size_text
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, search
+from pase.sharding.configurations import data_parallel, enumerate_configurations
 from pase.solver.ordering import ORDERINGS, OrderingReport
 
 OF_MACHINE = "machine"

@@ -22,14 +22,13 @@ from pase.costs.memory import (
     OPTIMISER_STATE,
     DeviceMemory,
     MemoryTables,
+    device_memory,
     kept_by_layer,
     memory_tables,
     strategy_memory,
 )
 from pase.costs.model import COST_MODELS, CostModel, cost_model
-from pase.costs.movement import Fetch
 from pase.costs.paper import PaperCostModel
-from pase.costs.sharing import SharedWeight, shared_weights
 from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [
@@ -40,7 +39,6 @@ __all__ = [
     "AlphaBetaCostModel",
     "CostModel",
     "DeviceMemory",
-    "Fetch",
     "LayerCost",
     "LayerTraffic",
     "MemoryTables",
@@ -50,11 +48,11 @@ __all__ = [
     "Pattern",
     "Problem",
     "ReadTraits",
-    "SharedWeight",
     "TimeUpError",
     "TransferBytes",
     "build_problem",
     "cost_model",
+    "device_memory",
     "edge_cost",
     "edge_layouts",
     "edge_signature",
@@ -63,7 +61,6 @@ __all__ = [
     "layer_traffic",
     "memory_tables",
     "shared_cost",
-    "shared_weights",
     "signature",
     "strategy_memory",
     "traffic_of",

@@ -5,9 +5,9 @@ a collective by its size (Gholami 2018, section 2.2, takes one), tensors that ar
 device's memory bandwidth), and sums of which the next layer needs a part alone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
 from types import MappingProxyType
@@ -20,11 +20,10 @@ from pase.costs.collectives import (
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
 )
-from pase.costs.layouts import FloatArray, IntArray
-from pase.costs.levels import group_members, layer_members, level_rooms
-from pase.costs.movement import Fetch
 from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern
 from pase.machine import Machine
+from pase.sharding.overlap import Redistribution
+from pase.sharding.shards import FloatArray, IndexArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +86,7 @@ class AlphaBetaCostModel:
         """Return how the devices of a sum lie over the levels."""
         return group_members(message, traffic, layer_members(traffic, self.rooms)).T
 
-    def transfer(self, fetch: Fetch) -> FloatArray:
+    def transfer(self, fetch: Redistribution) -> FloatArray:
         """Return the time to fetch what a device lacks, from the nearest devices that can have it.
 
         What a sum has left on several devices is gathered among these, as far as the wanted layout needs it: a
@@ -120,7 +119,7 @@ class AlphaBetaCostModel:
         reached = np.cumprod(members, axis=0).astype(np.float64)
         return self._pieces(message.size_bytes, reached)
 
-    def _nearest(self, fetch: Fetch) -> FloatArray:
+    def _nearest(self, fetch: Redistribution) -> FloatArray:
         moved, kept = fetch.moved_bytes, fetch.kept_bytes
         held = np.maximum(fetch.held_bytes, 1.0)
         # A device brings together as many pieces as its part is larger than what it has of it.
@@ -140,7 +139,7 @@ class AlphaBetaCostModel:
             within = np.maximum(reach, within)
         return np.where(size > 0, total, 0.0)
 
-    def _gathering(self, fetch: Fetch) -> FloatArray:
+    def _gathering(self, fetch: Redistribution) -> FloatArray:
         count = np.prod(fetch.sum_members, axis=-1)
         if fetch.sum_members.shape[-1] == 0 or not np.any(count > 1):
             return np.zeros(fetch.needed_bytes.shape)
@@ -164,3 +163,74 @@ _PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Message, IntArray], Fl
         Pattern.MOVE: AlphaBetaCostModel._move,
     }
 )
+
+
+# -- how the axes of a layer lie over the levels: what communicates most lies innermost
+#
+# The number of devices that a configuration splits a dim over is taken apart into one factor for each level: how many
+# groups of the level before lie within one group of it. Dims are served in the order of the bytes in which they take
+# part, so that the heaviest collectives stay within a node as far as they fit.
+
+
+def level_members(values: IndexArray, weight: FloatArray, rooms: Sequence[int]) -> IntArray:
+    """Return [levels, K, D]: the factor of each split at each level; their product over the levels is the split.
+
+    values: [K, D] split factors. weight: [K, D] what decides which dims come first, the largest innermost; ties go to
+    the later dim, so that the batch stays outside. rooms: for each level, the groups of the level before in one
+    of its groups. The outermost level takes what is left.
+    """
+    num_rows, num_dims = values.shape
+    left = values.astype(np.int64)
+    members = np.ones((len(rooms), num_rows, num_dims), dtype=np.int64)
+    rows = np.arange(num_rows)
+    # Sorted from behind: a stable sort then leaves the later of equal dims first.
+    order = num_dims - 1 - np.argsort(-weight[:, ::-1], axis=1, kind="stable")
+    for level, room in enumerate(rooms[:-1]):
+        free = np.full(num_rows, room, dtype=np.int64)
+        for rank in range(num_dims):
+            dims = order[:, rank]
+            taken = np.gcd(left[rows, dims], free)
+            members[level, rows, dims] = taken
+            left[rows, dims] //= taken
+            free //= taken
+    members[-1] = left
+    return members
+
+
+def communicated_bytes(traffic: LayerTraffic) -> FloatArray:
+    """Return [K, D]: the bytes of a layer's messages in which each dim's split takes part.
+
+    Sums that stand on an edge are among them: whoever makes these, the layer's devices take part.
+    """
+    dims = list(traffic.splits.extents)
+    weight = np.zeros(traffic.splits.values.shape)
+    for message in (*traffic.messages, *traffic.joint_sums.values()):
+        size = message.times * message.size_bytes * (2.0 if message.pattern is Pattern.ALL_REDUCE else 1.0)
+        for dim in message.over:
+            weight[:, dims.index(dim)] += size
+    return weight
+
+
+def layer_members(traffic: LayerTraffic, rooms: Sequence[int]) -> IntArray:
+    """Return [levels, K, D]: how a layer's axes lie over the levels under each of its configurations."""
+    return level_members(traffic.splits.values, communicated_bytes(traffic), rooms)
+
+
+def group_members(message: Message, traffic: LayerTraffic, members: IntArray) -> IntArray:
+    """Return [levels, K]: how the devices that take part in a message lie over the levels."""
+    return _over(message.over, tuple(traffic.splits.extents), members)
+
+
+def _over(over: Iterable[str], dims: Sequence[str], members: IntArray) -> IntArray:
+    result: IntArray = np.ones(members.shape[:2], dtype=np.int64)
+    for dim in over:
+        result = result * members[:, :, dims.index(dim)]
+    return result
+
+
+def level_rooms(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
+    """Return, for each level, the groups of the level before in one of its groups; sizes: of all but the last level."""
+    bounds = [1, *sizes, num_devices]
+    rooms = tuple(outer // inner for inner, outer in pairwise(bounds))
+    assert prod(rooms) == num_devices, f"levels of {list(sizes)} devices do not divide {num_devices}"
+    return rooms

@@ -9,8 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.common.quantities import quantity
-from pase.costs.configurations import Configurations, enumerate_configurations
-from pase.costs.layouts import (
+from pase.costs.model import CostModel
+from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
+from pase.errors import SolverError
+from pase.graph import Access, Edge, Graph, Operator, Part
+from pase.graph.names import visible
+from pase.graph.operators import with_fan_outs
+from pase.sharding.configurations import Configurations, enumerate_configurations
+from pase.sharding.edges import SharedWeight, shared_weights, weight_accesses
+from pase.sharding.overlap import layout_overlap, redistributions
+from pase.sharding.shards import (
     Component,
     FloatArray,
     IndexArray,
@@ -20,22 +28,6 @@ from pase.costs.layouts import (
     split_columns,
     splits_of,
 )
-from pase.costs.model import CostModel
-from pase.costs.movement import fetches
-from pase.costs.overlap import volumes
-from pase.costs.sharing import (
-    JointSum,
-    SharedWeight,
-    joint_sum,
-    joint_sum_of_weight,
-    matching_order,
-    shared_weights,
-)
-from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
-from pase.errors import SolverError
-from pase.graph import Access, Edge, Graph, Operator, Part
-from pase.graph.names import visible
-from pase.graph.operators import with_fan_outs
 from pase.tables.cost_tables import CostTables, EdgeTable
 
 _BYTES_OF_COSTS = 200
@@ -264,8 +256,8 @@ def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: I
     """
     u_side, v_side = edge_sides(graph, edge)
     has_gradient = graph.has_gradient(v_side[0], edge.input)
-    common = volumes(_components(*u_side), u_layouts, _components(*v_side), v_layouts, has_gradient=has_gradient)
-    forward, backward = fetches(common, graph.word_bytes)
+    common = layout_overlap(_components(*u_side), u_layouts, _components(*v_side), v_layouts, has_gradient=has_gradient)
+    forward, backward = redistributions(common, graph.word_bytes)
     return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * has_gradient)
 
 
@@ -291,7 +283,7 @@ def edge_cost(
     """
     (producer, write), (consumer, read) = edge_sides(graph, edge)
     ends = _End(producer.name, _components(producer, write), u), _End(consumer.name, _components(consumer, read), v)
-    joint = joint_sum(graph, edge, u, v)
+    joint = _joint_sum(graph, edge, u, v)
     forward_sums = _members(model, u, sum_name(write.tensor, is_gradient=False))
     backward_sums = _members(model, v, sum_name(read.tensor, is_gradient=True)) if joint is None else None
     cost, _ = _cost_between(
@@ -319,12 +311,10 @@ def shared_cost(
 
     allowance: as for `edge_cost`.
     """
-    owner, user = graph[weight.owner], graph[weight.user]
-    owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
-    order = matching_order(owned, used)
-    used = replace(used, shape=tuple(used.shape[i] for i in order), axes=tuple(used.axes[i] for i in order))
-    joint = joint_sum_of_weight(graph, weight, u)
-    ends = _End(owner.name, _components(owner, owned), u), _End(user.name, _components(user, used), v)
+    owned, used = weight_accesses(graph, weight)
+    owner = graph[weight.owner]
+    joint = JointSum(read=weight.user_read, group=u.splits.product(owner.partial_dims(owned)))
+    ends = _End(owner.name, _components(owner, owned), u), _End(weight.user, _components(graph[weight.user], used), v)
     return _cost_between(*ends, model, graph.word_bytes, allowance or Allowance(), flows_back=True, joint=joint)
 
 
@@ -332,6 +322,31 @@ def _table(cost: ClassedCost) -> EdgeTable:
     return EdgeTable(
         row_class=cost.row_class.astype(np.int32), col_class=cost.col_class.astype(np.int32), values=cost.values
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JointSum:
+    """A gradient that a reader sums on its own unless it can leave that to a fan-out, or to the owner of the weight.
+
+    A reader of a fan-out, or another user of a weight than its owner, sends its gradient back, and all-reduces it on
+    its own only where its layout is not that of the other end, or the devices are others that it sums over. Where both
+    agree, partial sums are added on each device, and the other end's all-reduce sums them all (data parallelism reduces
+    a tied weight once).
+
+    read: the reader's position of it, among `LayerTraffic.joint_sums`. group: [K_u] over how many devices the other one
+    sums.
+    """
+
+    read: int
+    group: IntArray
+
+
+def _joint_sum(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic) -> JointSum | None:
+    """Return what the two ends of an edge have to sum; None where no gradient comes back to a fan-out on it."""
+    producer = graph[edge.producer]
+    if not producer.is_fan_out or edge.input not in v.joint_sums:
+        return None
+    return JointSum(read=edge.input, group=u.splits.product(producer.partial_dims(producer.reads[0])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,10 +407,10 @@ def _cost_between(
         block = slice(first, first + step)
         rows = np.flatnonzero((u.layout_of >= block.start) & (u.layout_of < block.stop))
         layout_of = u.layout_of[rows] - first
-        common = volumes(u_end.parts, u.layouts[block], v_end.parts, v.layouts, has_gradient=flows_back)
+        common = layout_overlap(u_end.parts, u.layouts[block], v_end.parts, v.layouts, has_gradient=flows_back)
         # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
-        forward, _ = fetches(common.of_classes(u=layout_of), word_bytes, forward_sums=u.members[rows])
-        _, backward = fetches(common.of_classes(v=v.layout_of), word_bytes, backward_sums=v.members)
+        forward, _ = redistributions(common.of_classes(u=layout_of), word_bytes, forward_sums=u.members[rows])
+        _, backward = redistributions(common.of_classes(v=v.layout_of), word_bytes, backward_sums=v.members)
         values[rows] = model.transfer(forward)[:, v.layout_of]
         if flows_back:
             values[rows] += model.transfer(backward)[layout_of]

@@ -14,8 +14,8 @@ from math import isclose, prod
 import numpy as np
 from numpy.typing import ArrayLike
 
-from pase.costs.configurations import divisors
-from pase.costs.layouts import FloatArray, distinct_rows
+from pase.sharding.configurations import divisors
+from pase.sharding.shards import FloatArray, distinct_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,22 +13,20 @@ Sizes are those of what a program holds: windows with their halos and padding.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from pase.costs.build import Problem
-from pase.costs.layouts import FloatArray, IndexArray, IntArray, Splits, components, distinct_rows, splits_of
-from pase.costs.sharing import SharedWeight, matching_order, shared_weights
 from pase.errors import CostError, unknown_name
 from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Role, Window
 from pase.graph.access import named_dims
 from pase.graph.operator import FAN_OUT
+from pase.sharding.edges import PlacedGraph, SharedWeight, shared_weights, weight_accesses
+from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, components, distinct_rows, splits_of
+from pase.sharding.traffic import LOSS_KINDS
 from pase.tables.cost_tables import EdgeTable
-
-LOSS_KINDS = frozenset({"softmax_loss"})
-"""Kinds whose output is one number: the loss is all that a program keeps of it."""
 
 MAX_LANES = 4
 """Of gradients that wait: those of further lanes count as kept, as if each waited through the whole step."""
@@ -315,11 +313,8 @@ def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, *, wor
 
 def shared_memory(graph: Graph, weight: SharedWeight, us: IndexArray, vs: IndexArray, *, word_bytes: int) -> EdgeTable:
     """Return what a user's copy of a shared weight takes, and the gradient of that; configurations as for an edge."""
-    owner, user = graph[weight.owner], graph[weight.user]
-    owned, used = owner.reads[weight.owner_read], user.reads[weight.user_read]
-    order = matching_order(owned, used)
-    used = replace(used, shape=tuple(used.shape[i] for i in order), axes=tuple(used.axes[i] for i in order))
-    return _copies_between((owner, owned, us), (user, used, vs), 2 * word_bytes)
+    owned, used = weight_accesses(graph, weight)
+    return _copies_between((graph[weight.owner], owned, us), (graph[weight.user], used, vs), 2 * word_bytes)
 
 
 def strategy_memory(
@@ -347,6 +342,18 @@ def strategy_memory(
             max(int(peak[0]) for peak in group) for group in zip(*(m.peaks for m in layers), strict=True)
         ),
     )
+
+
+def device_memory(
+    plan: PlacedGraph, *, optimiser: str = DEFAULT_OPTIMISER, word_bytes: int | None = None
+) -> DeviceMemory:
+    """Return what a step of a placed graph, such as a plan, takes on each device.
+
+    optimiser: whose state counts, by default one that has none. word_bytes: size of an element, by default the graph's:
+    a program may run in another precision.
+    """
+    splits = [plan[name].splits for name in plan.graph.index]
+    return strategy_memory(plan.graph, splits, optimiser=optimiser, word_bytes=word_bytes)
 
 
 def kept_by_layer(

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pase.costs.alpha_beta import AlphaBetaCostModel
-from pase.costs.layouts import FloatArray, IntArray
-from pase.costs.movement import Fetch
 from pase.costs.paper import PaperCostModel
 from pase.costs.program import ProgramCostModel
 from pase.costs.traffic import LayerTraffic, Message, PassWork
 from pase.errors import CostError, unknown_name
 from pase.machine import Machine
+from pase.sharding.overlap import Redistribution
+from pase.sharding.shards import FloatArray, IntArray
 
 
 class CostModel(Protocol):
@@ -34,7 +34,7 @@ class CostModel(Protocol):
         """Return the [K] cost of each message inside a layer, in their order; they add up.
 
         Of a sum that ends on an edge (`Message.ends_on_edge`) a model may leave a part to that edge: the part in
-        which `Fetch.sum_members` take part.
+        which `Redistribution.sum_members` take part.
         """
         ...
 
@@ -45,7 +45,7 @@ class CostModel(Protocol):
         """
         ...
 
-    def transfer(self, fetch: Fetch) -> FloatArray:
+    def transfer(self, fetch: Redistribution) -> FloatArray:
         """Return the cost of bringing a tensor from one layout to another, one way, on the device that fetches most."""
         ...
 

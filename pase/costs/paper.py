@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pase.costs.layouts import FloatArray, IntArray
-from pase.costs.movement import Fetch
 from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern
 from pase.machine import Machine
+from pase.sharding.overlap import Redistribution
+from pase.sharding.shards import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class PaperCostModel:
         """Return no columns: where the devices of a sum lie makes no difference here."""
         return np.empty((len(message.group), 0), dtype=np.int64)
 
-    def transfer(self, fetch: Fetch) -> FloatArray:
+    def transfer(self, fetch: Redistribution) -> FloatArray:
         """Return r × bytes."""
         return self.flop_per_byte * fetch.moved_bytes
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.collectives import Link
-from pase.costs.layouts import FloatArray, IntArray
 from pase.costs.traffic import LayerTraffic, Message
+from pase.sharding.shards import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

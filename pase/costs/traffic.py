@@ -9,7 +9,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from pase.costs.layouts import (
+from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Part, Pipeline, Relayout, Window, Work
+from pase.graph.access import axis_dims
+from pase.sharding.boxes import even_bounds
+from pase.sharding.halos import halo_size
+from pase.sharding.shards import (
     Component,
     FloatArray,
     IndexArray,
@@ -17,14 +21,10 @@ from pase.costs.layouts import (
     Splits,
     components,
     distinct_rows,
-    even_bounds,
-    halo_size,
     shard_size,
     split_columns,
     splits_of,
 )
-from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Part, Pipeline, Relayout, Window, Work
-from pase.graph.access import axis_dims
 
 
 class Pattern(StrEnum):

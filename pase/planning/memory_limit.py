@@ -4,11 +4,12 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from pase.costs import MemoryTables, Problem, memory_tables, shared_weights
-from pase.costs.configurations import Configurations, enumerate_configurations
+from pase.costs import MemoryTables, Problem, memory_tables
 from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
+from pase.sharding.configurations import Configurations, enumerate_configurations
+from pase.sharding.edges import shared_weights
 from pase.solver import LimitedSolution, NothingFitsError, Progress, Weighted, lightest_strategy, solve_limited
 from pase.tables.cost_tables import CostTables, EdgeTable
 

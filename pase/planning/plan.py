@@ -10,7 +10,7 @@ from typing import Any
 from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
 from pase.common.quantities import quantity
-from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, strategy_memory
+from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
 from pase.graph import Graph
 from pase.graph.names import short
 from pase.machine import Machine
@@ -115,7 +115,7 @@ class Plan:
     @cached_property
     def memory(self) -> DeviceMemory:
         """What a training step needs on each device, as predicted."""
-        return strategy_memory(self.graph, [layer.splits for layer in self.layers], optimiser=self.optimiser)
+        return device_memory(self, optimiser=self.optimiser)
 
     def __repr__(self) -> str:
         certificate = "proven optimal" if self.exact else f"gap {self.gap:.2%}"

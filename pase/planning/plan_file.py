@@ -12,13 +12,13 @@ import numpy as np
 
 from pase.common.documents import Field, StrPath, write_atomically
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, cost_model
-from pase.costs.configurations import data_parallel
 from pase.errors import CostError, MachineError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
 from pase.graph.operators import with_fan_outs
 from pase.machine import machine_document, machine_from_document
 from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
 from pase.planning.strategy import plan_layers, total_cost
+from pase.sharding.configurations import data_parallel
 
 _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""

@@ -13,13 +13,6 @@ import numpy as np
 from pase._version import __version__
 from pase.common.documents import StrPath
 from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError, build_problem, cost_model
-from pase.costs.configurations import (
-    check_batch,
-    check_devices,
-    check_splittable,
-    data_parallel,
-    enumerate_configurations,
-)
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.errors import ConfigurationError, MemoryLimitError, SolverError, unknown_name
 from pase.graph import Graph, Operator
@@ -29,6 +22,13 @@ from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.memory_limit import search_within
 from pase.planning.plan import Plan, SearchRecord
 from pase.planning.strategy import plan_layers, total_cost
+from pase.sharding.configurations import (
+    check_batch,
+    check_devices,
+    check_splittable,
+    data_parallel,
+    enumerate_configurations,
+)
 from pase.solver import RELATIVE_TOLERANCE, Solution, check_limits, default_memory_limit_bytes, solve
 from pase.tables.cost_tables import IndexArray
 

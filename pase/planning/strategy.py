@@ -9,21 +9,20 @@ from pase.costs import (
     DEFAULT_OPTIMISER,
     CostModel,
     LayerTraffic,
-    SharedWeight,
     edge_cost,
     edge_layouts,
     edge_signature,
     kept_by_layer,
     layer_cost,
     shared_cost,
-    shared_weights,
     signature,
     traffic_of,
     transfer_bytes,
 )
 from pase.graph import Edge, Graph
-from pase.placement import place
 from pase.planning.plan import LayerPlan, Transfer
+from pase.sharding.edges import SharedWeight, shared_weights
+from pase.sharding.placement import place
 
 
 def plan_layers(

@@ -14,7 +14,7 @@ from pase.machine import Machine, load_machine
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import SearchOptions, search
 from pase.planning.strategy import plan_layers, total_cost
-from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh
+from pase.sharding.layouts import device_mesh
 from scripts.benchmarks.tables import markdown, publish
 
 NETWORKS = ("alexnet", "inception_v3", "rnnlm", "transformer", "bert_large", "gpt")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pase import Plan, emit, load, load_machine, search
-from pase.device_memory import device_memory
+from pase.costs.memory import device_memory
 from pase.errors import EmitError
 from pase.graph import Scalar
 from pase.machine import override_machine

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.costs import AlphaBetaCostModel, build_problem, cost_model, traffic_of
-from pase.costs.configurations import data_parallel
-from pase.costs.levels import layer_members, level_members, level_rooms
+from pase.costs.alpha_beta import layer_members, level_members, level_rooms
 from pase.errors import MachineError
 from pase.graph import Builder, Graph
 from pase.graph.operators import add_parameter, conv2d, dense, elementwise, embedding, softmax_loss
@@ -19,6 +18,7 @@ from pase.machine import Device, Level, Machine, load_machine
 from pase.models import build
 from pase.planning.planner import SearchOptions, search
 from pase.planning.strategy import plan_layers, total_cost
+from pase.sharding.configurations import data_parallel
 from tests.networks import SMALL, small_graph
 
 FLOPS, A1, B1, A2, B2 = 1e12, 1e-5, 1e-10, 5e-5, 1e-9
@@ -345,8 +345,8 @@ def test_numbers_that_are_no_powers_of_two() -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer"])
 def test_two_levels_keep_more_inside_a_node_than_a_flat_machine(name: str) -> None:
-    from pase.placement_report import bytes_by_level
-    from pase.traffic import flows
+    from pase.analysis.placements import bytes_by_level
+    from pase.sharding.traffic import flows
 
     graph, p = build(name), 32
     machine = load_machine("1080ti")

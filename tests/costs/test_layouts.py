@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.costs.layouts import (
+from pase.graph import Access, Dim, Operator, Part, Window
+from pase.sharding.boxes import even_bounds
+from pase.sharding.halos import halo_size
+from pase.sharding.shards import (
     components,
     distinct_rows,
-    even_bounds,
-    halo_size,
-    holding_fraction,
     part_labels,
     shard_size,
     split_columns,
     splits_of,
 )
-from pase.graph import Access, Dim, Operator, Part, Window
 
 
 def _operator(dims: dict[str, int], access: Access) -> Operator:
@@ -50,9 +49,6 @@ def test_part_labels_are_those_of_the_whole_dim(data: st.DataObject) -> None:
     (component,) = components((extent,), (axis,), {"c": whole})
     of = {position: number for number, part in enumerate(_parts(whole, ways)) for position in part}
     assert part_labels(component, ways).tolist() == [of[offset + i] for i in range(extent)]
-    held = {of[offset + i] for i in range(extent)}
-    fraction = holding_fraction((component,), np.array([[ways], [1]], dtype=np.int32))
-    assert fraction.tolist() == pytest.approx([len(held) / ways, 1])
 
 
 # -- shards

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from pase import load, search
 from pase.costs import edge_layouts, transfer_bytes
-from pase.costs.configurations import enumerate_configurations
-from pase.costs.layouts import Splits, components, split_columns, splits_of
-from pase.costs.overlap import Volumes, shared_splits, volumes
 from pase.graph import Access, Axis, Builder, Dim, Edge, Graph, Operator, Part
 from pase.graph.operators import concat, dense, pool1d, softmax_loss
+from pase.sharding.configurations import enumerate_configurations
+from pase.sharding.overlap import Overlap, layout_overlap, shared_splits
+from pase.sharding.shards import Splits, components, split_columns, splits_of
 from tests.costs.assignments import (
     Fetches,
     Side,
@@ -41,12 +41,12 @@ def _operator(name: str, dims: dict[str, int], shape: tuple[int, ...], axes: tup
 
 def _volumes(
     u: Operator, v: Operator, us: NDArray[np.int32], vs: NDArray[np.int32], *, written: int = 0, read: int = 0
-) -> Volumes:
+) -> Overlap:
     sides = []
     for operator, access, rows in ((u, u.writes[written], us), (v, v.reads[read], vs)):
         parts = components(access.shape, access.axes, operator.extents)
         sides += [parts, split_columns(parts, splits_of(operator, rows))]
-    return volumes(*sides)  # type: ignore[arg-type]
+    return layout_overlap(*sides)  # type: ignore[arg-type]
 
 
 NESTED = {
@@ -92,17 +92,17 @@ NESTED = {
 # -- every pair of layouts
 
 
-def _volumes_of_sides(u: Side, v: Side, p: int, *, has_gradient: bool) -> Volumes:
+def _volumes_of_sides(u: Side, v: Side, p: int, *, has_gradient: bool) -> Overlap:
     columns = []
     for side in (u, v):
         rows = [[layout.get(dim, 1) for dim in side.extents] for layout in side.layouts(p)]
         parts = components(side.access.shape, side.access.axes, side.extents)
         values = np.array(rows, dtype=np.int32).reshape(len(rows), len(side.extents))
         columns += [parts, split_columns(parts, Splits(values=values, extents=side.extents))]
-    return volumes(*columns, has_gradient=has_gradient)  # type: ignore[arg-type]
+    return layout_overlap(*columns, has_gradient=has_gradient)  # type: ignore[arg-type]
 
 
-def _check(found: Volumes, i: int, j: int, expected: Fetches, *, has_gradient: bool) -> None:
+def _check(found: Overlap, i: int, j: int, expected: Fetches, *, has_gradient: bool) -> None:
     """Compare one pair of layouts with the best of all assignments, and that some device's parts are as is said."""
     try_all = len(expected.held) <= 6
     least = (least_by_permutations if try_all else least_by_matching)(expected, has_gradient=has_gradient)

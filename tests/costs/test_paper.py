@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from pase.costs import COST_MODELS, Fetch, PaperCostModel, Problem, build_problem, cost_model
-from pase.costs.configurations import data_parallel
+from pase.costs import COST_MODELS, PaperCostModel, Problem, build_problem, cost_model
 from pase.costs.traffic import Message, PassWork, Pattern
 from pase.errors import CostError
 from pase.graph import Builder, Graph
@@ -14,6 +13,8 @@ from pase.graph.operators import add_parameter, dense, elementwise
 from pase.machine import load_machine
 from pase.models import build
 from pase.planning.strategy import plan_layers, total_cost
+from pase.sharding.configurations import data_parallel
+from pase.sharding.overlap import Redistribution
 
 R = 1000.0
 MODEL = PaperCostModel(flop_per_byte=R)
@@ -51,7 +52,9 @@ def test_messages() -> None:
         moved = Message(tensor="y", pattern=pattern, size_bytes=sizes, group=groups, times=2)
         assert MODEL.message(moved).tolist() == [2 * R * 100] * 3
     none = np.zeros(3)
-    fetch = Fetch(needed_bytes=sizes + 7, kept_bytes=none + 7, held_bytes=none, sum_members=np.ones((3, 0), dtype=int))
+    fetch = Redistribution(
+        needed_bytes=sizes + 7, kept_bytes=none + 7, held_bytes=none, sum_members=np.ones((3, 0), dtype=int)
+    )
     assert MODEL.transfer(fetch).tolist() == [R * 100] * 3
     assert MODEL.work(PassWork(flop=sizes, touched_bytes=none)).tolist() == [100] * 3
 

@@ -12,10 +12,10 @@ from pase.costs.collectives import Link
 from pase.costs.program import pairwise_all_reduce
 from pase.machine import load_machine
 from pase.models import build
-from pase.pairs import all_reduce_pairs
 from pase.planning.planner import SearchOptions, search
 from pase.planning.strategy import plan_layers, total_cost
-from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh
+from pase.sharding.layouts import device_mesh
+from pase.sharding.sums import all_reduce_pairs
 from tests.networks import small_graph
 
 WORDS = 4096

@@ -11,10 +11,10 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, softmax_loss
 from pase.models import build
 from pase.planning.plan import Plan
+from pase.sharding.layouts import tensor_dims
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.emitter.emit import _LAYERS
 from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
-from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import EXCHANGING, mixed, small, sorting, tied
 from tests.runtime.plans import make_plan, random_plan

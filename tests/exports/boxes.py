@@ -6,8 +6,8 @@ import numpy as np
 
 from pase.graph import Access, Axis, Operator, Part, Role, Window
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.traffic import layer_mesh
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, Range
+from pase.sharding.boxes import Box, Range
+from pase.sharding.edges import layer_mesh
 from pase.views.exports.named_mesh import NamedMesh, NamedTensor
 
 Boxes = dict[int, tuple[Range | None, ...]]

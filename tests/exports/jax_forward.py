@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from pase.graph import Access, Graph, Operator, Role, Window
-from pase.targets.mesh_tensorflow.runtime.initial import parameter_name, shared_order
+from pase.sharding.held import parameter_name
+from pase.targets.mesh_tensorflow.runtime.initial import shared_order
 
 Array = Any
 Constrain = Callable[[str, str, int | str, Array], Array]

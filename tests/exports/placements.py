@@ -7,8 +7,8 @@ from math import prod
 import numpy as np
 
 from pase.graph import Graph
-from pase.placement import prime_factors
 from pase.planning.plan import Plan
+from pase.sharding.configurations import prime_factors
 from tests.runtime.plans import configurations, make_plan
 
 

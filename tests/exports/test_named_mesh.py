@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from pase.graph import Access, Builder, Dim, Graph, Operator
 from pase.graph.operators import concat, conv2d, dense, elementwise
-from pase.placement import prime_factors
 from pase.planning.plan import Plan
-from pase.views.exports import mesh_digits
+from pase.sharding import mesh_axes as module
+from pase.sharding.configurations import prime_factors
 from pase.views.exports.named_mesh import NamedMesh, named_mesh, notes
 from tests.exports.boxes import named_boxes, pairs, plan_boxes
 from tests.exports.placements import mesh_devices, mesh_plan
@@ -165,7 +165,7 @@ def test_a_split_is_written_in_the_order_of_its_factors_that_others_can_share() 
 
 
 def test_a_search_that_takes_too_long_keeps_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mesh_digits, "_MAX_TRIES", 0)
+    monkeypatch.setattr(module, "_MAX_TRIES", 0)
     plan = make_plan(_chain(2), 4, {"fc0": {"b": 2}, "fc1": {"b": 4}})
     assert all(layer.keeps_devices for layer in check(plan).layers)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import pase
-from pase.costs.configurations import enumerate_configurations
 from pase.graph.operator import SCANNED
 from pase.planning.planner import problem_of
+from pase.sharding.configurations import enumerate_configurations
 from pase.tables.cost_tables import CostTables, EdgeTable
 from pase.views.exports import export
 from pase.views.exports.jax import cheapest_alike, scanned_layers

@@ -12,6 +12,7 @@ from typing import Any
 
 from pase import Graph, Plan, emit, load, search
 from pase.analysis.explanation import ExplainOptions, explain
+from pase.analysis.placements import compare_placements
 from pase.analysis.simulation import simulate
 from pase.cli.main import cli
 from pase.common.documents import Field
@@ -19,7 +20,6 @@ from pase.errors import EmitError, ExportError, PaseError, PlanError
 from pase.graph import graph_document, graph_from_document
 from pase.machine import load_machine, machine_document, parse_machine, preset_names
 from pase.machine.write import machine_text
-from pase.placement_report import compare_placements
 from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan
 from pase.targets.mesh_tensorflow.emitter import emit_forward
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts

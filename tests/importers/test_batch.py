@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import pase
-from pase.costs.configurations import data_parallel
 from pase.graph import Graph, Operator
 from pase.graph.access import access_dims
 from pase.machine import DEFAULT_MACHINE, load_machine
 from pase.planning.planner import data_parallel_cost, problem_of
+from pase.sharding.configurations import data_parallel
 from tests.importers import torch_zoo
 from tests.importers.architectures import ARCHITECTURES, imported
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from pase.sharding.boxes import Box, Partition, blocks, partition
+from pase.sharding.halos import Buffers
+from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, from_parts, part_tensors
-from pase.targets.mesh_tensorflow.primitives.partitions import Buffers, Partition, blocks, partition
-from pase.targets.mesh_tensorflow.runtime.boxes import Box
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.runtime.traffic import Traffic

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import PrimitiveError
+from pase.sharding.boxes import Partition, blocks, copies, partition
 from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, from_parts
 from pase.targets.mesh_tensorflow.primitives.data_movement import (
     all_reduce,
@@ -18,7 +19,6 @@ from pase.targets.mesh_tensorflow.primitives.data_movement import (
     send_receive,
     sum_reduce,
 )
-from pase.targets.mesh_tensorflow.primitives.partitions import Partition, blocks, copies, partition
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from tests.primitives.lab import (
     NUM_DEVICES,

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.costs.layouts import halo_size, splits_of
 from pase.errors import PrimitiveError
 from pase.graph import Access, Dim, Operator, Window
-from pase.targets.mesh_tensorflow.primitives.halo import Kernel, Region, regions
-from pase.targets.mesh_tensorflow.runtime.boxes import Range
+from pase.sharding.boxes import Range
+from pase.sharding.halos import Kernel, Region, halo_size, regions
+from pase.sharding.shards import splits_of
 
 # ------------------------------------------------------------------------------------------- the paper's appendix B.1
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import PrimitiveError, RuntimeFailure
+from pase.sharding.boxes import blocks, copies
+from pase.sharding.layouts import PlainDim, TensorDim, layout_of
 from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, part_tensors
 from pase.targets.mesh_tensorflow.primitives.interchange import to_parts, to_tensor
-from pase.targets.mesh_tensorflow.primitives.partitions import blocks, copies
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layouts import PlainDim, TensorDim, layout_of
 from tests.primitives.lab import NUM_DEVICES, Lab, covers, cut, randoms, worker_sets
 from tests.runtime.geometry import held, meshes
 

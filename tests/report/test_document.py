@@ -15,9 +15,8 @@ from pase.graph import Window
 from pase.graph.access import access_dims
 from pase.planning.planner import SearchOptions
 from pase.planning.strategy import plan_layers
-from pase.targets.mesh_tensorflow.runtime.layouts import device_mesh, layout_of
-from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
-from pase.traffic import flows
+from pase.sharding.layouts import device_mesh, layout_of, tensor_dims
+from pase.sharding.traffic import flows
 from pase.views.reports import NamedPlan, report_document
 from pase.views.reports.document import PREDICTED
 from tests.explanation.test_explain import data_parallel_plan

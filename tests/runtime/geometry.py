@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents, offsets
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, WindowDim, device_mesh
-from pase.targets.mesh_tensorflow.runtime.moves import pieces
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
+from pase.sharding.boxes import Box, extents, offsets
+from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, WindowDim, device_mesh
+from pase.sharding.reshard import ReshardStep, pieces
 
 Array = np.ndarray[Any, Any]
 
@@ -112,7 +111,7 @@ def held(tensor: Array, layout: Layout, fill: float = 0.0) -> list[Array]:
     return [cut(tensor.reshape(layout.shape), box, fill) for box in layout.boxes]
 
 
-def moved(slices: list[Array], steps: tuple[Hop, ...], fill: float = 0.0) -> list[Array]:
+def moved(slices: list[Array], steps: tuple[ReshardStep, ...], fill: float = 0.0) -> list[Array]:
     """Carry out movements piece by piece; overlapping pieces are added."""
     for hop in steps:
         local = [x.reshape(extents(box)) for x, box in zip(slices, hop.source.boxes, strict=True)]

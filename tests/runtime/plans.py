@@ -8,8 +8,8 @@ from math import prod
 from pase.graph import Graph, Operator
 from pase.machine import Machine
 from pase.machine.machine import Device, Level
-from pase.placement import place
 from pase.planning.plan import LayerPlan, Plan, SearchRecord
+from pase.sharding.placement import place
 
 MACHINE = Machine(
     name="test",

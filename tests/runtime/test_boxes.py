@@ -3,7 +3,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents, intersection, num_points, offsets, whole
+from pase.sharding.boxes import Box, extents, intersection, num_points, offsets, whole
 
 RANGES = st.tuples(st.integers(-4, 6), st.integers(1, 5)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
 from pase.targets.mesh_tensorflow.runtime.devices import (
@@ -18,7 +19,6 @@ from pase.targets.mesh_tensorflow.runtime.devices import (
     spread,
     virtual_cpus,
 )
-from pase.targets.mesh_tensorflow.runtime.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from tests.emitter.golden_mlp import build

@@ -9,13 +9,11 @@ import pytest
 
 from pase.graph import Builder, Graph, Operator
 from pase.graph.operators import concat, conv2d, dense, elementwise, global_pool, pool2d, softmax_loss, with_fan_outs
-from pase.layer_movements import Summed, layer_movements
-from pase.placement import place
 from pase.planning.plan import Plan
 from pase.planning.planner import search
+from pase.sharding.placement import place
+from pase.sharding.traffic import Movement, Summed, bytes_by_movement, flows, layer_movements
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
-from pase.targets.mesh_tensorflow.runtime.traffic import Movement
-from pase.traffic import bytes_by_movement, flows
 from tests.networks import slow_machine
 from tests.runtime.networks import attentions, mixed, small, tied
 from tests.runtime.plans import configurations, make_plan, random_plan

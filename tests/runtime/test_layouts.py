@@ -1,14 +1,7 @@
 import pytest
 
 from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.layouts import (
-    DeviceMesh,
-    PlainDim,
-    WindowDim,
-    device_mesh,
-    layout_of,
-    shifted,
-)
+from pase.sharding.layouts import DeviceMesh, PlainDim, WindowDim, device_mesh, layout_of, shifted
 
 
 def test_parts_are_row_major_over_the_axes_and_then_the_replicas() -> None:

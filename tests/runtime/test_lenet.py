@@ -10,8 +10,9 @@ import pytest
 from pase.datasets.digits import digits
 from pase.models import build
 from pase.planning.plan import Plan
+from pase.sharding.boxes import extents, num_points
+from pase.sharding.held import held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.runtime.boxes import extents, num_points
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
@@ -21,7 +22,6 @@ from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.mesh_tensorflow.runtime.training import Training
-from pase.worker_parameters import held_weights, parameters_per_device
 from scripts.digits import write
 from tests.runtime.plans import make_plan
 from tests.runtime.training import builder_of, options

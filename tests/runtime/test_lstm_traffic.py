@@ -8,8 +8,7 @@ import pytest
 
 from pase.graph import Graph
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.runtime.traffic import Movement
-from pase.traffic import bytes_by_movement, flows
+from pase.sharding.traffic import Movement, bytes_by_movement, flows
 from tests.runtime.networks import lstms
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.test_measure_plans import run

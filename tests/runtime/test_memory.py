@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from pase.device_memory import device_memory
+from pase.costs.memory import device_memory
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pase.device_memory import device_memory
+from pase.costs.memory import device_memory
 from pase.graph import Graph
 from pase.graph.operators import with_fan_outs
 from pase.models import build

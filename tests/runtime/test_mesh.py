@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh, MeshImplementation
 from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 

@@ -1,16 +1,7 @@
 from hypothesis import given, settings
 
-from pase.targets.mesh_tensorflow.runtime.layouts import (
-    HOST,
-    DeviceMesh,
-    Layout,
-    PlainDim,
-    TensorDim,
-    device_mesh,
-    layout_of,
-)
-from pase.targets.mesh_tensorflow.runtime.moves import Piece, moved_points, pieces
-from pase.targets.mesh_tensorflow.runtime.refine import Hop, hops
+from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
+from pase.sharding.reshard import Piece, ReshardStep, moved_points, pieces, reshard_steps
 from tests.runtime.geometry import held, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]
@@ -26,7 +17,7 @@ def elements(layout: Layout) -> dict[int, set[float]]:
 @given(transfers())
 def test_no_device_gets_what_it_has_and_every_device_gets_what_it_lacks(transfer: Transfer) -> None:
     source, target = layout_of(transfer[1], transfer[0]), layout_of(transfer[3], transfer[2])
-    steps = hops(source, target)
+    steps = reshard_steps(source, target)
     has, needs = elements(source), elements(target)
     lacking = sum(len(needs[device] - has[device]) for device in needs)
     moved = sum(moved_points(hop) for hop in steps)
@@ -40,16 +31,16 @@ def test_the_replica_on_the_same_device_is_taken_else_the_nearest() -> None:
     source = layout_of(device_mesh("a", [("b", 2)], 4, [0, 3, 1, 2]), [PlainDim("b", 4)])
     target = layout_of(device_mesh("b", [], 4, [0, 1, 2, 3]), [PlainDim("b", 4)])
     # Devices 0 and 3 hold the first half, 1 and 2 the second.
-    assert pieces(Hop(source, target)) == (
+    assert pieces(ReshardStep(source, target)) == (
         (Piece(0, ((0, 2),)), Piece(2, ((2, 4),))),
         (Piece(0, ((0, 2),)), Piece(2, ((2, 4),))),
         (Piece(1, ((0, 2),)), Piece(3, ((2, 4),))),
         (Piece(1, ((0, 2),)), Piece(3, ((2, 4),))),
     )
-    assert moved_points(Hop(source, target)) == 8
+    assert moved_points(ReshardStep(source, target)) == 8
 
 
 def test_traffic_with_the_host_does_not_count() -> None:
     source = layout_of(DeviceMesh((), (HOST,)), [PlainDim("b", 4)])
     target = layout_of(device_mesh("b", [("b", 2)], 2), [PlainDim("b", 4)])
-    assert moved_points(Hop(source, target)) == 0
+    assert moved_points(ReshardStep(source, target)) == 0

@@ -8,8 +8,9 @@ import pytest
 from pase.errors import RuntimeFailure
 from pase.graph import Builder, Graph
 from pase.graph.operators import conv2d, dense, embedding, pool2d, softmax_loss
+from pase.sharding.held import parameter_name
 from pase.targets.mesh_tensorflow.runtime.data import Batches, data_inputs
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value, parameter_name
+from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from tests.runtime.networks import sorting
 from tests.runtime.training import options

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given, settings
 
 from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
-from pase.targets.mesh_tensorflow.runtime.refine import hops
+from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
+from pase.sharding.reshard import reshard_steps
 from tests.runtime.geometry import Array, distinct_dot, held, moved, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]
@@ -23,7 +23,7 @@ def filled(layout: Layout, seed: int) -> list[Array]:
 def test_every_device_ends_up_with_its_box(transfer: Transfer) -> None:
     source, target = layout_of(transfer[1], transfer[0]), layout_of(transfer[3], transfer[2])
     tensor = numbered(source.shape)
-    results = moved(held(tensor, source), hops(source, target), fill=-1.0)
+    results = moved(held(tensor, source), reshard_steps(source, target), fill=-1.0)
     for result, expected in zip(results, held(tensor, target, fill=-1.0), strict=True):
         np.testing.assert_array_equal(result.reshape(expected.shape), expected)
 
@@ -32,7 +32,7 @@ def test_every_device_ends_up_with_its_box(transfer: Transfer) -> None:
 @given(transfers())
 def test_the_way_back_is_the_adjoint(transfer: Transfer) -> None:
     source, target = layout_of(transfer[1], transfer[0]), layout_of(transfer[3], transfer[2])
-    forth = hops(source, target)
+    forth = reshard_steps(source, target)
     back = tuple(hop.adjoint for hop in reversed(forth))
     x, y = filled(source, 1), filled(target, 2)
     there, home = moved(x, forth), moved(y, back)
@@ -47,7 +47,7 @@ def test_the_way_back_is_the_adjoint(transfer: Transfer) -> None:
 def test_leading_splits_are_seen_through_in_one_movement() -> None:
     source = layout_of(device_mesh("pool", [("c", 4)], 4), [PlainDim("b", 2), PlainDim("c", 8), PlainDim("h", 9)])
     target = layout_of(device_mesh("fc", [("k", 4)], 4), [PlainDim("b", 2), PlainDim("k", 72)])
-    (hop,) = hops(source, target)
+    (hop,) = reshard_steps(source, target)
     assert hop.source.boxes == hop.target.boxes
 
 
@@ -55,14 +55,14 @@ def test_what_has_no_common_dims_goes_by_a_layout_in_which_the_reshape_is_local(
     # A third of four channels is no box of channels and rows once the rows are split.
     source = layout_of(device_mesh("pool", [("h", 3)], 3), [PlainDim("c", 4), PlainDim("h", 3)])
     target = layout_of(device_mesh("fc", [("k", 3)], 3), [PlainDim("k", 12)])
-    assert len(hops(source, target)) == 3
+    assert len(reshard_steps(source, target)) == 3
 
 
 def test_scalars_are_seen_with_any_number_of_dims() -> None:
     mesh = device_mesh("a", [], 2)
     source, target = layout_of(mesh, []), layout_of(mesh, [PlainDim("b", 1), PlainDim("c", 1)])
     for first, second in ((source, target), (target, source)):
-        (result, _) = moved([np.array(7.0)] * 2, hops(first, second))
+        (result, _) = moved([np.array(7.0)] * 2, reshard_steps(first, second))
         assert result.ravel() == [7.0]
 
 
@@ -70,4 +70,4 @@ def test_other_sizes_are_refused() -> None:
     source = layout_of(device_mesh("a", [], 2), [PlainDim("b", 6)])
     target = layout_of(device_mesh("b", [], 2), [PlainDim("b", 4)])
     with pytest.raises(RuntimeFailure, match=r"a tensor of shape \[6\] cannot be read as \[4\]"):
-        hops(source, target)
+        reshard_steps(source, target)

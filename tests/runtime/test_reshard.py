@@ -10,15 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
+from pase.sharding.reshard import moved_points, reshard_steps
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 from pase.targets.mesh_tensorflow.runtime.layers import concat, dims, reshard
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.moves import moved_points
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.refine import hops
 from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 from tests.runtime.geometry import Array, distinct_dot, held, meshes, moved, numbered, transfers
 
@@ -99,7 +98,7 @@ def test_values_and_adjoint(transfer: Transfer, dtype: type) -> None:
     assert left == pytest.approx(
         right, rel=1e-5 if dtype is np.float32 else 1e-12, abs=1e-3 if dtype is np.float32 else 1e-9
     )
-    steps = hops(source, target)
+    steps = reshard_steps(source, target)
     points = sum(moved_points(hop) + moved_points(hop.adjoint) for hop in steps)
     assert lab.traffic.total_bytes == points * np.dtype(dtype).itemsize
 
@@ -254,7 +253,7 @@ def test_thousands_of_partitions_without_a_framework() -> None:
         target = layout_of(case.target.mesh("b"), case.dims("b"))
         has, needs = case.source.owners(case.shape), case.target.owners(case.shape)
         tensor = numbered(case.shape)
-        (hop,) = hops(source, target)
+        (hop,) = reshard_steps(source, target)
         for step, layout, owned in ((hop, target, needs), (hop.adjoint, source, has)):
             start = held(tensor, step.source)
             for device, part in zip(layout.devices, moved(start, (step,)), strict=True):

@@ -21,11 +21,11 @@ from pase.graph.operators import (
     pool3d,
     softmax_loss,
 )
+from pase.sharding.traffic import bytes_by_movement, flows
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from pase.targets.mesh_tensorflow.runtime.reference_kinds import COMPUTE
-from pase.traffic import bytes_by_movement, flows
 from tests.networks import slow_machine
 from tests.runtime.plans import configurations, make_plan, random_plan
 from tests.runtime.test_measure_plans import run, that_move

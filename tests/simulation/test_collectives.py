@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from pase.analysis.simulation.engine import Fabric, Label, Schedule, TaskGraph, run
 from pase.analysis.simulation.simulation import link_bytes as bytes_of_links
 from pase.analysis.simulation.step import COLLECTIVES, Network, group_members, link_bytes
-from pase.pairs import all_reduce_pairs
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+from pase.sharding.layouts import DeviceMesh
+from pase.sharding.sums import all_reduce_pairs
+from pase.sharding.traffic import Phase
 from tests.simulation.machines import machine
 
 LABEL = Label(producer="a", consumer="a", tensor="gradient of w", phase=Phase.UPDATE)

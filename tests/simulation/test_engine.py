@@ -14,7 +14,7 @@ from pase.analysis.simulation.engine import (
     run,
 )
 from pase.analysis.simulation.simulation import Activity, critical_path
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+from pase.sharding.traffic import Phase
 from tests.simulation.machines import machine
 
 LABEL = Label(producer="a", consumer="b", tensor="x", phase=Phase.FORWARD)

@@ -17,8 +17,7 @@ from pase.errors import MachineError, SimulationError
 from pase.graph import Graph
 from pase.machine import Machine
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
-from pase.traffic import flows
+from pase.sharding.traffic import Phase, flows
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import attentions, batch_norms, lstms, mixed, small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan

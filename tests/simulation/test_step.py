@@ -3,10 +3,11 @@
 from pase.analysis.simulation import COLLECTIVES
 from pase.analysis.simulation.engine import Collective, Compute, Fabric, Label, TaskGraph
 from pase.analysis.simulation.step import Front, Network, build_step, layer_work
-from pase.pairs import Stage, hop_pairs
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.traffic import edge_hops
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+from pase.sharding.edges import edge_steps
+from pase.sharding.reshard import point_to_point
+from pase.sharding.sums import Stage
+from pase.sharding.traffic import Phase
 from tests.runtime.networks import mixed, tied
 from tests.runtime.plans import data_parallel_plan, random_plan
 from tests.simulation.machines import machine
@@ -36,13 +37,13 @@ def test_gradients_take_the_hops_of_an_edge_backwards() -> None:
     found = 0
     for seed in range(20):
         plan = random_plan(mixed(), 4, seed)
-        edges = [edge for edge in plan.graph.edges if len(edge_hops(plan, edge)) > 1]
+        edges = [edge for edge in plan.graph.edges if len(edge_steps(plan, edge)) > 1]
         sent = built(plan, "program").sent if edges else []
         for edge in edges:
-            hops = edge_hops(plan, edge)
+            hops = edge_steps(plan, edge)
             orders = {
-                Phase.FORWARD: [hop_pairs(hop) for hop in hops],
-                Phase.BACKWARD: [hop_pairs(hop.adjoint) for hop in reversed(hops)],
+                Phase.FORWARD: [point_to_point(hop) for hop in hops],
+                Phase.BACKWARD: [point_to_point(hop.adjoint) for hop in reversed(hops)],
             }
             for phase, expected in orders.items():
                 tensor = plan.graph[edge.consumer].reads[edge.input].tensor

@@ -7,10 +7,10 @@ import numpy as np
 
 from pase.analysis.baselines.recognition import DimClass
 from pase.costs import Problem
-from pase.costs.configurations import divisors
 from pase.errors import ConfigurationError, TablesError
 from pase.graph import Operator
 from pase.machine import Machine
+from pase.sharding.configurations import divisors
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, restricted
 

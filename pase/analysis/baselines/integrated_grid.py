@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 
 from pase.analysis.baselines.completion import with_best_fan_outs
 from pase.costs import Problem
-from pase.costs.configurations import divisors
 from pase.errors import IntegratedError
 from pase.graph import Access, Graph, Operator, Window
 from pase.graph import Role as AccessRole
 from pase.graph.access import axis_dims
 from pase.machine import Machine
+from pase.sharding.configurations import divisors
 from pase.studies.integrated import CONVOLUTIONS, DENSE, Chain, Grid, Network, Role, chain_of, network_of, study
 
 BATCH = "b"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pase.costs import shared_weights
-from pase.costs.layouts import Component, components
 from pase.graph import Access, Graph, Operator, Role, Window
 from pase.graph.access import access_dims, split_dim
+from pase.sharding.edges import shared_weights
+from pase.sharding.shards import Component, components
 
 DimClass = int
 """A set of dims that are the same, by number."""

@@ -23,11 +23,11 @@ from pase.analysis.baselines.recognition import (
     transformer_dims,
 )
 from pase.costs import Problem
-from pase.costs.configurations import data_parallel, divisors
 from pase.errors import ConfigurationError, unknown_name
 from pase.graph import Graph, Operator
 from pase.machine import Machine
 from pase.planning.planner import data_parallel_choice
+from pase.sharding.configurations import data_parallel, divisors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

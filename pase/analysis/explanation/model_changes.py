@@ -7,11 +7,11 @@ from math import gcd, prod
 import numpy as np
 
 from pase.costs import Problem
-from pase.costs.configurations import divisors
 from pase.errors import PaseError
 from pase.graph import Access, Axis, Dim, Graph, Operator, Part, Relayout, Role, Window
 from pase.planning.plan import Plan
 from pase.planning.planner import SearchOptions, problem_of, search
+from pase.sharding.configurations import divisors
 from pase.solver import solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
 

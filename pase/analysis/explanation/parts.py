@@ -9,16 +9,15 @@ from pase.costs import (
     LayerTraffic,
     Pattern,
     Problem,
-    SharedWeight,
     edge_layouts,
     layer_cost,
     shared_cost,
-    shared_weights,
     traffic_of,
     transfer_bytes,
 )
 from pase.costs.traffic import sum_name
 from pase.graph import Operator, Role
+from pase.sharding.edges import SharedWeight, shared_weights
 
 
 class PartKind(StrEnum):

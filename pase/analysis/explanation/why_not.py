@@ -10,8 +10,8 @@ from pase.analysis.explanation.alternatives import Alternative
 from pase.analysis.explanation.parts import CostParts, Part, PartKind
 from pase.common.quantities import quantity
 from pase.costs import Problem
-from pase.costs.configurations import data_parallel
 from pase.planning.plan import Plan
+from pase.sharding.configurations import data_parallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

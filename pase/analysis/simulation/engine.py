@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from pase.machine import Level, Machine
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+from pase.sharding.traffic import Phase
 
 
 class Direction(StrEnum):

@@ -31,7 +31,7 @@ from pase.common.documents import StrPath
 from pase.errors import SimulationError, unknown_name
 from pase.machine import Machine, load_machine
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
+from pase.sharding.traffic import Phase
 
 
 class Activity(StrEnum):

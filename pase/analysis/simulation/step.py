@@ -13,23 +13,26 @@ from types import MappingProxyType
 import numpy as np
 
 from pase.analysis.simulation.engine import Collective, Compute, Direction, Fabric, Label, Message, Path, TaskGraph
-from pase.costs import ReadTraits, SharedWeight, cost_model, layer_traffic, shared_weights
+from pase.costs import ReadTraits, cost_model, layer_traffic
 from pase.costs.collectives import Link, hierarchical_all_reduce
 from pase.graph import Edge, Operator, Role
-from pase.layer_movements import Purpose, Sent, Summed, layer_movements, shard_points
 from pase.machine import Machine
-from pase.pairs import Pairs, Stage, all_reduce_stages, hop_pairs, sum_groups
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.traffic import (
+from pase.sharding.edges import (
     INDEX_BYTES,
-    edge_hops,
+    SharedWeight,
+    edge_steps,
     joint_sum_of_weight,
     layer_mesh,
-    return_hops,
+    return_steps,
+    shared_return_steps,
+    shared_steps,
+    shared_weights,
 )
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
-from pase.traffic import shared_hops, shared_return_hops
+from pase.sharding.layouts import shard_points
+from pase.sharding.reshard import Pairs, ReshardStep, point_to_point
+from pase.sharding.sums import Stage, all_reduce_stages, sum_groups
+from pase.sharding.traffic import Phase, Purpose, Sent, Summed, layer_movements
 
 _UPDATE_FLOP = 2
 """Of gradient descent, for each weight: a product and a sum."""
@@ -227,18 +230,18 @@ class _Builder:
         self._plan, self._graph, self._work = plan, plan.graph, work
         self._network, self._way = network, way
         self._devices = range(plan.num_devices)
-        self._moved: dict[Hop, Pairs] = {}
+        self._moved: dict[ReshardStep, Pairs] = {}
         operators = plan.graph.operators
         self._within: dict[tuple[str, Purpose], list[Summed | Sent]] = {}
         self._sums: dict[tuple[str, int], list[Summed | Sent]] = {}  # of the gradient of a read
         for operator in operators:
-            for found in layer_movements(plan, operator, self._moved):
+            for found in layer_movements(plan, operator):
                 if isinstance(found, Summed) and found.read is not None:
                     self._sums.setdefault((operator.name, found.read), []).append(found)
                 else:
                     self._within.setdefault((operator.name, found.purpose), []).append(found)
         self._gradients = {op.name: plan.graph.read_gradients(op) for op in operators}
-        self._hops = {(edge.consumer, edge.input): edge_hops(plan, edge) for edge in plan.graph.edges}
+        self._hops = {(edge.consumer, edge.input): edge_steps(plan, edge) for edge in plan.graph.edges}
         self._shared: dict[tuple[str, int], SharedWeight] = {
             (weight.user, weight.user_read): weight for weight in shared_weights(plan.graph)
         }
@@ -264,7 +267,7 @@ class _Builder:
                     weight = self._shared[name, position]
                     front = self._nothing()
                     label = self._shared_label(weight, Phase.FORWARD)
-                    self._carry_weight(front, shared_hops(self._plan, weight), label)
+                    self._carry_weight(front, shared_steps(self._plan, weight), label)
                     _extend(ready, front)
             front = self._compute(name, Phase.FORWARD, self._work[name].forward_s, ready)
             self._move(front, operator, self._within.get((name, Purpose.EXCHANGE), ()))
@@ -284,7 +287,7 @@ class _Builder:
                 gradient = self._read_gradients.get((edge.consumer, edge.input))
                 if gradient is not None:
                     front = list(gradient)
-                    hops = return_hops(self._plan, edge, self._hops[edge.consumer, edge.input])
+                    hops = return_steps(self._plan, edge, self._hops[edge.consumer, edge.input])
                     self._carry(front, hops, self._edge_label(edge, Phase.BACKWARD), edge)
                     _extend(ready, front)
             front = self._went_back[name] = self._compute(name, Phase.BACKWARD, time_s, ready)
@@ -320,7 +323,7 @@ class _Builder:
                 _extend(front, added.get((name, position), ()))
                 self._move(front, operator, self._sums.get((name, position), ()))
                 if weight is not None:
-                    back = shared_return_hops(self._plan, weight)
+                    back = shared_return_steps(self._plan, weight)
                     self._carry_weight(front, back, self._shared_label(weight, Phase.BACKWARD))
                 _extend(ready[weight.owner if weight else name], front)
         for name, front in ready.items():
@@ -350,18 +353,18 @@ class _Builder:
                     for group in sum_groups(layer_mesh(self._plan, operator.name), found.over):
                         self._way(self._network, label, group, found.points, word_bytes, found.times, front)
 
-    def _carry(self, front: Front, hops: Iterable[Hop], label: Label, edge: Edge) -> None:
+    def _carry(self, front: Front, hops: Iterable[ReshardStep], label: Label, edge: Edge) -> None:
         read = self._graph[edge.consumer].reads[edge.input]
         self._hop_by_hop(front, hops, label, self._graph.word_bytes if read.is_differentiable else INDEX_BYTES)
 
-    def _carry_weight(self, front: Front, hops: Sequence[Hop], label: Label) -> None:
+    def _carry_weight(self, front: Front, hops: Sequence[ReshardStep], label: Label) -> None:
         self._hop_by_hop(front, hops, label, self._graph.word_bytes)
 
-    def _hop_by_hop(self, front: Front, hops: Iterable[Hop], label: Label, point_bytes: int) -> None:
+    def _hop_by_hop(self, front: Front, hops: Iterable[ReshardStep], label: Label, point_bytes: int) -> None:
         for hop in hops:
             # Repeated layers move alike: each distinct movement is looked at once.
             if hop not in self._moved:
-                self._moved[hop] = hop_pairs(hop)
+                self._moved[hop] = point_to_point(hop)
             self._network.send(label, self._moved[hop].items(), point_bytes, 1, front)
 
     def _edge_label(self, edge: Edge, phase: Phase) -> Label:

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from math import ceil, log2
 
-from pase.costs.configurations import divisors
 from pase.errors import IntegratedError
 from pase.machine import Machine
+from pase.sharding.configurations import divisors
 
 MAX_PROCESSES = 1 << 20
 MAX_BATCH = 1 << 40

@@ -16,8 +16,7 @@ from pase.graph import Axis, Operator, Window
 from pase.graph import Part as Piece
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import Progress
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase
-from pase.traffic import Flow, flows
+from pase.sharding.traffic import Flow, Phase, flows
 from pase.views.drawing import SplitClasses, arranged, folded_plan, split_classes
 from pase.views.reports.sweep import Sweep
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pase.graph import Operator
 from pase.planning.plan import LayerPlan, Plan
+from pase.sharding.layouts import WindowDim
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,
@@ -15,7 +16,6 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     printable,
     together,
 )
-from pase.targets.mesh_tensorflow.runtime.layouts import WindowDim
 
 
 def commented(layer: LayerPlan, formula: str) -> Text:

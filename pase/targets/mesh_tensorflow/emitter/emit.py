@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Operator, Role
 from pase.planning.plan import LayerPlan, Plan
+from pase.sharding.edges import edge_bytes
+from pase.sharding.held import parameter_name
+from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.targets.mesh_tensorflow.emitter.block import (
     WINDOWS,
     block_dims,
@@ -27,11 +30,8 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     together,
     with_comment,
 )
-from pase.targets.mesh_tensorflow.emitter.traffic import edge_bytes
 from pase.targets.mesh_tensorflow.runtime.data import data_inputs
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, parameter_name, shared_order
-from pase.targets.mesh_tensorflow.runtime.layouts import PlainDim, WindowDim
-from pase.targets.mesh_tensorflow.runtime.tensor_dims import WHOLE, tensor_dims
+from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, shared_order
 
 _LAYERS = (
     "GATES",

@@ -9,6 +9,8 @@ from pase.graph import Access, Edge, Operator, Part, Role, verify_operator
 from pase.graph.body import MOVES, WINDOWED, Body, Step, is_before_layout
 from pase.graph.names import short
 from pase.planning.plan import LayerPlan, Plan
+from pase.sharding.edges import edge_bytes
+from pase.sharding.layouts import PlainDim, WindowDim, tensor_dims
 from pase.targets.mesh_tensorflow.emitter.block import (
     WINDOWS,
     block_dims,
@@ -31,10 +33,7 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     together,
     with_comment,
 )
-from pase.targets.mesh_tensorflow.emitter.traffic import edge_bytes
 from pase.targets.mesh_tensorflow.runtime.data import index_bound
-from pase.targets.mesh_tensorflow.runtime.layouts import PlainDim, WindowDim
-from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
 
 _LAYERS = (
     "arrange",

@@ -9,8 +9,8 @@ from types import MappingProxyType
 from pase.errors import EmitError
 from pase.graph import Access, Operator, Part
 from pase.graph.body import MOVES, POINTWISE, Body, Step
+from pase.sharding.layouts import WHOLE
 from pase.targets.mesh_tensorflow.emitter.text import Text, call, code, word
-from pase.targets.mesh_tensorflow.runtime.tensor_dims import WHOLE
 
 _INLINED = 48
 

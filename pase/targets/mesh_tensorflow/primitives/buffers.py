@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pase.errors import PrimitiveError
-from pase.targets.mesh_tensorflow.primitives.partitions import Buffers, Partition
+from pase.sharding.boxes import Box, Partition, extents, intersection, offsets, whole
+from pase.sharding.halos import Buffers
 from pase.targets.mesh_tensorflow.runtime.assemble import assembled
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents, intersection, offsets, whole
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, placement, tf
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 

@@ -7,6 +7,8 @@ is `Distributed`. Every function raises PrimitiveError where partitions and work
 from collections.abc import Sequence
 
 from pase.errors import PrimitiveError
+from pase.sharding.boxes import Box, Partition, blocks, expect_cover, intersection, partition, whole
+from pase.sharding.halos import Buffers
 from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, expect_workers
 from pase.targets.mesh_tensorflow.primitives.operations import (
     AllReduce,
@@ -20,8 +22,6 @@ from pase.targets.mesh_tensorflow.primitives.operations import (
     SendReceive,
     SumReduce,
 )
-from pase.targets.mesh_tensorflow.primitives.partitions import Buffers, Partition, blocks, expect_cover, partition
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, intersection, whole
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 
 

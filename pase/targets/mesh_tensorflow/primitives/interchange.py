@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.errors import PrimitiveError
+from pase.sharding.boxes import Partition, expect_cover, extents
+from pase.sharding.layouts import Layout, PlainDim, layout_of, partition_layout
+from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, expect_workers
 from pase.targets.mesh_tensorflow.primitives.operations import LinearOperation
-from pase.targets.mesh_tensorflow.primitives.partitions import Partition, expect_cover, layout
 from pase.targets.mesh_tensorflow.primitives.pieces import run_map
-from pase.targets.mesh_tensorflow.runtime.boxes import extents
 from pase.targets.mesh_tensorflow.runtime.compat import mtf
-from pase.targets.mesh_tensorflow.runtime.layouts import Layout, PlainDim, layout_of
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
 from pase.targets.mesh_tensorflow.runtime.traffic import Account
 
 
@@ -37,7 +36,7 @@ class ToParts(LinearOperation):
     def moved(self, parts: list[Any], traffic: Account) -> list[Any]:
         """Return what each worker of the partition gets."""
         (x,) = self.inputs
-        hop = Hop(_plain(x.mesh, x.shape), layout(self._parts, self.mesh.devices.devices))
+        hop = ReshardStep(_plain(x.mesh, x.shape), partition_layout(self._parts, self.mesh.devices.devices))
         return run_map(
             parts, hop, source_names=x.mesh.device_names, target_names=self.mesh.device_names, traffic=traffic
         )
@@ -67,7 +66,7 @@ class ToTensor(LinearOperation):
     def moved(self, parts: list[Any], traffic: Account) -> list[Any]:
         """Return what each position of the mesh gets."""
         (x,), (y,) = self.inputs, self.outputs
-        hop = Hop(layout(self._parts, x.mesh.devices.devices), _plain(self.mesh, y.shape))
+        hop = ReshardStep(partition_layout(self._parts, x.mesh.devices.devices), _plain(self.mesh, y.shape))
         return run_map(
             parts, hop, source_names=x.mesh.device_names, target_names=self.mesh.device_names, traffic=traffic
         )

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from pase.sharding.boxes import Box, Partition, extents, whole
+from pase.sharding.halos import Buffers
+from pase.sharding.layouts import Layout, partition_layout
+from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.primitives.buffers import Shape, framed, from_slices, mesh_shape, to_slices
-from pase.targets.mesh_tensorflow.primitives.partitions import Buffers, Partition, layout
 from pase.targets.mesh_tensorflow.primitives.pieces import run_map
 from pase.targets.mesh_tensorflow.runtime.assemble import assembled
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents, whole
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layouts import Layout
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
 from pase.targets.mesh_tensorflow.runtime.traffic import Account
 
 
@@ -84,12 +84,16 @@ class Movement(LinearOperation):
         """Return what arrives at the end of the path; what it passes through lies on the result's workers."""
         meshes = [self.inputs[0].mesh, *[self.mesh] * (len(self._path) - 1)]
         stops = [
-            (layout(stop, mesh.devices.devices), mesh.device_names)
+            (partition_layout(stop, mesh.devices.devices), mesh.device_names)
             for stop, mesh in zip(self._path, meshes, strict=True)
         ]
         for (source, source_names), (target, target_names) in pairwise(stops):
             parts = run_map(
-                parts, Hop(source, target), source_names=source_names, target_names=target_names, traffic=traffic
+                parts,
+                ReshardStep(source, target),
+                source_names=source_names,
+                target_names=target_names,
+                traffic=traffic,
             )
         return parts
 
@@ -236,7 +240,7 @@ class Frame(LinearOperation):
         return [framed(*item, self._fill) for item in zip(parts, self._source, self._frames, names, strict=True)]
 
 
-def _exchange(buffers: Buffers, mesh: LayerMesh) -> tuple[Hop, list[int]]:
+def _exchange(buffers: Buffers, mesh: LayerMesh) -> tuple[ReshardStep, list[int]]:
     """Return the movement from the bulks to the segments of all buffers, and whose each segment is."""
     devices = mesh.devices.devices
     owners = [i for i, segments in enumerate(buffers.segments) for _ in segments]
@@ -244,7 +248,7 @@ def _exchange(buffers: Buffers, mesh: LayerMesh) -> tuple[Hop, list[int]]:
     target = Layout(
         shape=buffers.shape, devices=tuple(devices[i] for i in owners), parts=tuple(range(len(boxes))), boxes=boxes
     )
-    return Hop(layout(buffers.bulk, devices), target), owners
+    return ReshardStep(partition_layout(buffers.bulk, devices), target), owners
 
 
 def _joined(placed: Sequence[tuple[Box, Any]], shape: Shape, device: str, dtype: Any) -> Any:

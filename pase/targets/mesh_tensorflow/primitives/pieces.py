@@ -6,12 +6,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from pase.sharding.boxes import Box, extents, intersection
+from pase.sharding.layouts import Layout
+from pase.sharding.reshard import ReshardStep, pieces
 from pase.targets.mesh_tensorflow.runtime.assemble import run_hop
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents, intersection
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.layouts import Layout
-from pase.targets.mesh_tensorflow.runtime.moves import pieces
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
 from pase.targets.mesh_tensorflow.runtime.traffic import Account
 
 
@@ -25,23 +24,28 @@ def forms_grid(boxes: Sequence[Box]) -> bool:
 
 
 def run_map(
-    parts: Sequence[Any], hop: Hop, *, source_names: Sequence[str], target_names: Sequence[str], traffic: Account
+    parts: Sequence[Any],
+    step: ReshardStep,
+    *,
+    source_names: Sequence[str],
+    target_names: Sequence[str],
+    traffic: Account,
 ) -> list[Any]:
     """Return [target workers] what a movement delivers: the sum of all parts that overlap a target's box.
 
     parts: [source workers]. Zeros stand where no part overlaps.
     """
-    if all(forms_grid([piece.box for piece in taken]) for taken in pieces(hop)):
-        return run_hop(parts, hop, source_names=source_names, target_names=target_names, fill=0.0, traffic=traffic)
+    if all(forms_grid([piece.box for piece in taken]) for taken in pieces(step)):
+        return run_hop(parts, step, source_names=source_names, target_names=target_names, fill=0.0, traffic=traffic)
     # One source at a time, each giving one piece to a target, and then the sum.
-    terms: list[list[Any]] = [[] for _ in hop.target.boxes]
-    for i, held in enumerate(hop.source.boxes):
-        to = [j for j, box in enumerate(hop.target.boxes) if intersection(held, box) is not None]
+    terms: list[list[Any]] = [[] for _ in step.target.boxes]
+    for i, held in enumerate(step.source.boxes):
+        to = [j for j, box in enumerate(step.target.boxes) if intersection(held, box) is not None]
         if not to:
             continue
         delivered = run_hop(
             [parts[i]],
-            Hop(_only(hop.source, [i]), _only(hop.target, to)),
+            ReshardStep(_only(step.source, [i]), _only(step.target, to)),
             source_names=[source_names[i]],
             target_names=[target_names[j] for j in to],
             fill=0.0,
@@ -50,7 +54,7 @@ def run_map(
         for j, tensor in zip(to, delivered, strict=True):
             terms[j].append(tensor)
     results = []
-    for box, name, tensors in zip(hop.target.boxes, target_names, terms, strict=True):
+    for box, name, tensors in zip(step.target.boxes, target_names, terms, strict=True):
         with tf.device(name):
             results.append(tf.add_n(tensors) if tensors else tf.zeros(extents(box), parts[0].dtype))
     return results

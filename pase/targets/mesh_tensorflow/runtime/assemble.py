@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents, num_points, offsets
+from pase.sharding.boxes import Box, extents, num_points, offsets
+from pase.sharding.layouts import HOST
+from pase.sharding.reshard import ReshardStep, pieces
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.layouts import HOST
-from pase.targets.mesh_tensorflow.runtime.moves import pieces
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
 from pase.targets.mesh_tensorflow.runtime.traffic import Account
 
 _Placed = tuple[Box, Any]
@@ -16,7 +15,7 @@ _Placed = tuple[Box, Any]
 
 def run_hop(
     slices: Sequence[Any],
-    hop: Hop,
+    hop: ReshardStep,
     *,
     source_names: Sequence[str],
     target_names: Sequence[str],

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pase.device_memory import DeviceMemory, device_memory
+from pase.costs.memory import DeviceMemory, device_memory
 from pase.errors import RuntimeFailure
 from pase.planning.plan import Plan
+from pase.sharding.held import held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.runtime.children import program_events
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
 from pase.targets.mesh_tensorflow.runtime.evaluation import StepEvaluation
 from pase.targets.mesh_tensorflow.runtime.flags import command_line
 from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.traffic import NOTHING_MOVED
-from pase.worker_parameters import held_weights, optimiser_numbers
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
@@ -119,7 +119,7 @@ def run_plan(
         edges=_edge_rows(plan, done["edges"]) if measure else (),
         layers=_layer_rows(plan, done["layers"]) if measure else (),
         predicted_memory=device_memory(plan, word_bytes=word_bytes),
-        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule) * word_bytes,
+        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * word_bytes,
         peak_memory_bytes=tuple(done["peak_memory_bytes"]) if measure else None,
         step_time_s=done["step_time_s"],
         build_time_s=built["build_time_s"],

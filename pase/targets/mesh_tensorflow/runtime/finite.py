@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.reshard import Transport, layout_of_tensor
 
 

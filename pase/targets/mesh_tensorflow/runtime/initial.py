@@ -9,11 +9,7 @@ import numpy as np
 from pase.errors import GraphError
 from pase.graph import Access, Graph, Operator
 from pase.graph.access import access_dims, named_dims
-
-
-def parameter_name(operator: Operator, access: Access) -> str:
-    """Return the name of a parameter, one for all layers that share it."""
-    return access.shared or f"{operator.name}/{access.tensor}"
+from pase.sharding.held import parameter_name
 
 
 def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int, ...]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from pase.sharding.traffic import Movement
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import HOST_PLACE, place
-from pase.targets.mesh_tensorflow.runtime.traffic import NOTHING_MOVED, Movement, Traffic
+from pase.targets.mesh_tensorflow.runtime.traffic import NOTHING_MOVED, Traffic
 
 _FED = re.compile(r"_arg_(.+)_(\d+)_\d+(?::0)?")
 """The node that stands for what is fed: the operation's name, the number of its output and of the feed."""

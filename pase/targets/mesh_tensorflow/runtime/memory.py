@@ -3,9 +3,9 @@
 from math import prod
 from typing import Any
 
+from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, place
-from pase.targets.mesh_tensorflow.runtime.layouts import HOST
 
 
 def peak_bytes(run_metadata: Any, graph: Any, devices: Devices) -> list[int]:

@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import DeviceMesh
+from pase.sharding.sums import SMALL_POINTS
+from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, placement, tf
-from pase.targets.mesh_tensorflow.runtime.layouts import DeviceMesh
-from pase.targets.mesh_tensorflow.runtime.traffic import SMALL_POINTS, Phase, Traffic
+from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 
 
 class LayerMesh(mtf.Mesh):

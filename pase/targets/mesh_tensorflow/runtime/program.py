@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import HOST, DeviceMesh, device_mesh
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.fan_out import FanOut
-from pase.targets.mesh_tensorflow.runtime.layouts import HOST, DeviceMesh, device_mesh
 from pase.targets.mesh_tensorflow.runtime.masks import Key
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule

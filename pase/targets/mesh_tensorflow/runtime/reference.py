@@ -8,10 +8,11 @@ import numpy as np
 
 from pase.errors import RuntimeFailure
 from pase.graph import Graph, Operator, Role
+from pase.sharding.held import parameter_name
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput, data_inputs, read_arrays
 from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation, StepEvaluation, evaluated, held_out_batches
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value, parameter_name, shared_order
+from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value, shared_order
 from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, Key, kept, step_key
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pase.sharding.layouts import HOST, Layout, PlainDim, TensorDim, WindowDim, layout_of
+from pase.sharding.reshard import ReshardStep, reshard_steps
+from pase.sharding.sums import SumEnd, joint_steps
 from pase.targets.mesh_tensorflow.runtime.assemble import run_hop
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.fan_out import FanOut
-from pase.targets.mesh_tensorflow.runtime.joint_sums import SumEnd, joint_hops
-from pase.targets.mesh_tensorflow.runtime.layouts import HOST, Layout, PlainDim, TensorDim, WindowDim, layout_of
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.refine import Hop, hops
 
 
 class Transport(mtf.Operation):
-    """Takes a tensor along some hops; linear, and its gradient is a `Transport` along the adjoint hops.
+    """Takes a tensor along some steps; linear, and its gradient is a `Transport` along the adjoint steps.
 
     The movements are send, scatter, gather, broadcast, all-to-all and halo exchange of Hewett and Grady (2020);
     on the way back copies are not added (replicas of a gradient are equal), overlapping windows are. dims: of the
@@ -23,7 +23,7 @@ class Transport(mtf.Operation):
     def __init__(
         self,
         x: Any,
-        steps: Sequence[Hop],
+        steps: Sequence[ReshardStep],
         *,
         mesh: LayerMesh,
         shape: Any,
@@ -52,7 +52,7 @@ class Transport(mtf.Operation):
             slices = self._moved(lowering, slices, hop)
         lowering.set_tensor_lowering(self.outputs[0], self._shaped(lowering, slices))
 
-    def _moved(self, lowering: Any, slices: Sequence[Any], hop: Hop) -> list[Any]:
+    def _moved(self, lowering: Any, slices: Sequence[Any], hop: ReshardStep) -> list[Any]:
         (x,) = self.inputs
         # The host's part is not counted: what is left of a movement from or to it is the layer's own.
         layers = [mesh.layer for mesh in (x.mesh, self.mesh) if HOST not in mesh.devices.devices]
@@ -84,7 +84,7 @@ class Transport(mtf.Operation):
 class _Return(Transport):
     """The way of a gradient back to a `FanOut`, in parts where that sums them; dims: of the tensor as it was read."""
 
-    def __init__(self, dy: Any, steps: Sequence[Hop], x: Any, dims: Sequence[TensorDim]) -> None:
+    def __init__(self, dy: Any, steps: Sequence[ReshardStep], x: Any, dims: Sequence[TensorDim]) -> None:
         super().__init__(dy, steps, mesh=x.mesh, shape=x.shape, name="adjoint")
         self._read_as = tuple(dims)
         self._over = x.operation.over
@@ -98,7 +98,7 @@ class _Return(Transport):
         over = frozenset(axes[i] for i in gradient.mesh_axes) if is_lazy else frozenset[str]()
         own = tuple(_tensor_dim(dim) for dim in self.outputs[0].shape.dims)
         giver = SumEnd(self.mesh.devices, own, self._over)
-        joint = joint_hops(giver, SumEnd(dy.mesh.devices, self._read_as, over))
+        joint = joint_steps(giver, SumEnd(dy.mesh.devices, self._read_as, over))
         if joint is None:
             super().lower(lowering)
             return
@@ -133,7 +133,7 @@ def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, 
         x = x.operation.new_output()
     wanted = [_tensor_dim(dim) for dim in dims]
     target = layout_of(mesh.devices, wanted, layer=mesh.layer)
-    steps = hops(layout_of_tensor(x), target)
+    steps = reshard_steps(layout_of_tensor(x), target)
     shape = [dim for one in wanted for dim in _result_dims(one, mesh)]
     dims = wanted if is_handed else ()
     name = name or f"{mesh.name}/reshard"

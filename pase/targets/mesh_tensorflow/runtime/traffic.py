@@ -3,37 +3,16 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
-SMALL_POINTS = 1024
-"""Below this size an all-reduce adds on one device: as many bytes, and far fewer operations."""
-
-
-class Phase(StrEnum):
-    """The part of a step that an operation belongs to."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    UPDATE = "update"
-    """What is first needed to update the weights: the all-reduce of their gradients."""
-
+from pase.sharding.traffic import Movement, Phase
 
 NOTHING_MOVED: Mapping[str, Any] = MappingProxyType(
     {"predicted_bytes": 0, "measured_bytes": 0}
     | {phase.value: {"predicted_bytes": 0, "measured_bytes": 0} for phase in Phase}
 )
 """The bytes of an edge or a layer that moves nothing, as JSON has them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Movement:
-    """Whose bytes they are: of an edge, or within a layer where producer and consumer are the same."""
-
-    producer: str
-    consumer: str
-    phase: Phase
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pase.errors import RuntimeFailure
+from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Array
 from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation
@@ -20,7 +21,7 @@ from pase.targets.mesh_tensorflow.runtime.mesh import PhaseMark
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
 from pase.targets.mesh_tensorflow.runtime.optimisers.sgd import Sgd
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.traffic import Phase, Traffic
+from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.updates import Updates
 
 _FED_BYTES = 2**28

@@ -7,9 +7,8 @@ from pase.graph import Access, Operator
 from pase.graph.names import listed
 from pase.graph.operator import EPILOGUE
 from pase.graph.operators.activations import ACTIVATIONS
+from pase.sharding.layouts import PlainDim, tensor_dims
 from pase.targets.mesh_tensorflow.emitter.text import Text, code, word
-from pase.targets.mesh_tensorflow.runtime.layouts import PlainDim
-from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

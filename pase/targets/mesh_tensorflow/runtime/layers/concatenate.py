@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from pase.errors import RuntimeFailure
+from pase.sharding.boxes import Box, extents
+from pase.sharding.layouts import Layout, PlainDim, layout_of, shifted
+from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.runtime.assemble import run_hop
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, extents
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layouts import Layout, PlainDim, layout_of, shifted
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
 from pase.targets.mesh_tensorflow.runtime.reshard import Transport, layout_of_tensor, reshard
 
 
@@ -51,7 +51,7 @@ class _Concat(mtf.Operation):
         offset = 0
         for x in xs:
             length = x.shape.to_integer_list[position]
-            self._hops.append(Hop(shifted(layout_of_tensor(x), target.shape, position, offset), target))
+            self._hops.append(ReshardStep(shifted(layout_of_tensor(x), target.shape, position, offset), target))
             offset += length
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
@@ -69,7 +69,7 @@ class _Concat(mtf.Operation):
             clipped = _clipped(hop, self._position)
             results = run_hop(
                 lowering.tensors[x].to_laid_out_tensor().tensor_list,
-                Hop(hop.source, clipped),
+                ReshardStep(hop.source, clipped),
                 source_names=x.mesh.device_names,
                 target_names=self.mesh.device_names,
                 fill=0.0,
@@ -85,7 +85,7 @@ class _Concat(mtf.Operation):
         lowering.set_tensor_lowering(self.outputs[0], implementation.LaidOutTensor(joined))
 
 
-def _clipped(hop: Hop, position: int) -> Layout:
+def _clipped(hop: ReshardStep, position: int) -> Layout:
     """Return the target with its boxes cut down to what one input covers, possibly to nothing."""
     low = min(box[position][0] for box in hop.source.boxes)
     high = max(box[position][1] for box in hop.source.boxes)

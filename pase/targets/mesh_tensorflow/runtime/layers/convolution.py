@@ -6,9 +6,9 @@ from math import prod
 from typing import Any
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import WindowDim
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise, names_of
-from pase.targets.mesh_tensorflow.runtime.layouts import WindowDim
 
 
 def conv1d(x: Any, filters: Any, columns: WindowDim, out: Sequence[Any]) -> Any:

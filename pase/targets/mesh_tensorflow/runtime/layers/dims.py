@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from pase.sharding.layouts import WindowDim
 from pase.targets.mesh_tensorflow.runtime.compat import mtf
-from pase.targets.mesh_tensorflow.runtime.layouts import WindowDim
 
 
 def dims(*named: tuple[str, int], **extents: int) -> tuple[Any, ...]:

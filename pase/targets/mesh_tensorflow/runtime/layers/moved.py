@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import PlainDim, layout_of, shifted
+from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.runtime.compat import mtf
-from pase.targets.mesh_tensorflow.runtime.layouts import PlainDim, layout_of, shifted
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
 from pase.targets.mesh_tensorflow.runtime.reshard import Transport, layout_of_tensor, reshard
 
 
@@ -24,7 +24,7 @@ def piece(x: Any, along: str, start: int, size: int) -> Any:
     own[position] = mtf.Dimension(f"{along}[{start}:{start + size}]", size)
     source = layout_of_tensor(x)
     target = layout_of(x.mesh.devices, [PlainDim(dim.name, dim.size) for dim in own], layer=x.mesh.layer)
-    hop = Hop(source, shifted(target, source.shape, position, start))
+    hop = ReshardStep(source, shifted(target, source.shape, position, start))
     return Transport(x, [hop], mesh=x.mesh, shape=own, name=f"{x.mesh.name}/piece").outputs[0]
 
 
@@ -37,4 +37,6 @@ def padded(x: Any, mesh: LayerMesh, dims: Sequence[Any], before: Sequence[int], 
     source = layout_of_tensor(x)
     for position, offset in enumerate(before):
         source = shifted(source, target.shape, position, offset)
-    return Transport(x, [Hop(source, target)], mesh=mesh, shape=list(dims), name=f"{mesh.name}/padded").outputs[0]
+    return Transport(x, [ReshardStep(source, target)], mesh=mesh, shape=list(dims), name=f"{mesh.name}/padded").outputs[
+        0
+    ]

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import WindowDim
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise
-from pase.targets.mesh_tensorflow.runtime.layouts import WindowDim
 
 
 def max_pool1d(x: Any, columns: WindowDim, out: Sequence[Any]) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from pase.errors import RuntimeFailure
+from pase.sharding.layouts import WindowDim
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise, names_of
-from pase.targets.mesh_tensorflow.runtime.layouts import WindowDim
 
 
 def convolve(x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[Any]) -> Any:

@@ -1,23 +1,23 @@
-"""Seeing through reshapes: two layouts of one tensor, seen with different dims, expressed in common dims.
+"""Re-sharding: the movements that take a tensor from one layout to another, and which box goes from where to where.
 
-A reshape keeps the row-major order of the points, so that ranges of ``[c, h, w]`` can be compared with ranges of
-``[c·h·w]``: both are ranges of a finer set of dims or of the one flat dim. Where a box of one is no box of the other
-(a third of 256 channels, seen flat, beside a split of h), the tensor first goes to a layout on its own devices in
-which the reshape is local: only the leading dim stays split.
+The two layouts may see the tensor with different dims. A reshape keeps the row-major order of the points, so that
+ranges of ``[c, h, w]`` can be compared with ranges of ``[c·h·w]``: both are ranges of finer dims or of the one flat
+dim. Where a box of one is no box of the other (a third of 256 channels, seen flat, beside a split of h), the tensor
+first goes to a layout on its own devices in which the reshape is local: only the leading dim stays split.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 
 from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, Range, whole
-from pase.targets.mesh_tensorflow.runtime.layouts import Layout
+from pase.sharding.boxes import Box, Range, intersection, num_points, whole
+from pase.sharding.layouts import HOST, Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class ReshardStep:
     """One movement between layouts with the same dims.
 
     is_local: each position takes what it needs from itself, by position, whatever the others hold.
@@ -28,26 +28,18 @@ class Hop:
     is_local: bool = False
 
     @property
-    def adjoint(self) -> "Hop":
+    def adjoint(self) -> "ReshardStep":
         """The movement that takes gradients back."""
-        return Hop(self.target, self.source, self.is_local)
+        return ReshardStep(self.target, self.source, self.is_local)
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Neighbouring dims of two shapes that hold the same points; ranges of positions."""
-
-    source: Range
-    target: Range
-
-
-def hops(source: Layout, target: Layout) -> tuple[Hop, ...]:
+def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
     """Return the movements, one or at most three, that take a tensor from one layout to another.
 
     The shapes may differ by a reshape. Raises RuntimeFailure where their sizes differ.
     """
     if source.shape == target.shape:
-        return (Hop(source, target),)
+        return (ReshardStep(source, target),)
     groups = _aligned(source.shape, target.shape)
     views = [_view(source, target, group) for group in groups]
     if None not in views:
@@ -58,10 +50,100 @@ def hops(source: Layout, target: Layout) -> tuple[Hop, ...]:
     views = [_view(first, last, group) for group in groups]
     assert None not in views
     return (
-        Hop(source, _renumbered(first)),
+        ReshardStep(source, _renumbered(first)),
         _seen(_renumbered(first), last, groups, views),
-        Hop(last, target, is_local=True),
+        ReshardStep(last, target, is_local=True),
     )
+
+
+# -- what moves
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box that a target position takes from a source position; coordinates of the whole tensor."""
+
+    source: int
+    box: Box
+
+
+def pieces(step: ReshardStep) -> tuple[tuple[Piece, ...], ...]:
+    """Return [target positions] the pieces that make up what each one holds.
+
+    Every part of the source that overlaps the target's box gives one piece, from the replica on the same device
+    if there is one, from the nearest device otherwise. Where the parts of the source overlap (windows, on the way
+    back), the pieces do too, and are to be added.
+    """
+    source, target = step.source, step.target
+    if step.is_local:
+        return tuple(_own(step, i) for i in range(len(target.boxes)))
+    holders: dict[int, list[int]] = {}
+    for position, part in enumerate(source.parts):
+        holders.setdefault(part, []).append(position)
+    result = []
+    for device, box in zip(target.devices, target.boxes, strict=True):
+        taken = []
+        for positions in holders.values():
+            shared = intersection(source.boxes[positions[0]], box)
+            if shared is not None:
+                taken.append(Piece(_nearest(source, positions, device), shared))
+        result.append(tuple(taken))
+    return tuple(result)
+
+
+def _own(step: ReshardStep, position: int) -> tuple[Piece, ...]:
+    shared = intersection(step.source.boxes[position], step.target.boxes[position])
+    return () if shared is None else (Piece(position, shared),)
+
+
+def _nearest(source: Layout, positions: list[int], device: int) -> int:
+    # Numbers that agree in their first binary digits are closest: those of one node, where nodes have 2^k devices.
+    return min(positions, key=lambda position: (source.devices[position] ^ device, position))
+
+
+Pairs = dict[tuple[int, int], int]
+"""Points, or bytes, that go from one device to another."""
+
+
+def point_to_point(step: ReshardStep) -> Pairs:
+    """Return the points that a movement takes from one device to another; the host's do not count."""
+    pairs: Pairs = {}
+    for device, taken in zip(step.target.devices, pieces(step), strict=True):
+        for piece in taken:
+            sender = step.source.devices[piece.source]
+            if sender != device and HOST not in (sender, device):
+                pairs[sender, device] = pairs.get((sender, device), 0) + num_points(piece.box)
+    return pairs
+
+
+def moved_points(step: ReshardStep) -> int:
+    """Return how many points go from one device to another."""
+    return sum(point_to_point(step).values())
+
+
+def moved_pairs(steps: Iterable[ReshardStep]) -> Pairs:
+    """Return the points that movements take between devices, all together."""
+    total: Pairs = {}
+    for step in steps:
+        add_pairs(total, point_to_point(step).items())
+    return total
+
+
+def add_pairs(pairs: Pairs, more: Iterable[tuple[tuple[int, int], int]]) -> None:
+    """Add points to others."""
+    for ends, points in more:
+        pairs[ends] = pairs.get(ends, 0) + points
+
+
+# -- seeing through reshapes
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Neighbouring dims of two shapes that hold the same points; ranges of positions."""
+
+    source: Range
+    target: Range
 
 
 def _aligned(source: Sequence[int], target: Sequence[int]) -> list[_Group]:
@@ -119,8 +201,8 @@ def _view(source: Layout, target: Layout, group: _Group) -> _View | None:
     return None
 
 
-def _seen(source: Layout, target: Layout, groups: list[_Group], views: Sequence[_View | None]) -> Hop:
-    """Return the hop between two layouts, written in the common dims."""
+def _seen(source: Layout, target: Layout, groups: list[_Group], views: Sequence[_View | None]) -> ReshardStep:
+    """Return the step between two layouts, written in the common dims."""
     pairs = [(group, view) for group, view in zip(groups, views, strict=True) if view is not None]
     shape = tuple(extent for _, view in pairs for extent in view.shape)
 
@@ -133,7 +215,7 @@ def _seen(source: Layout, target: Layout, groups: list[_Group], views: Sequence[
             ranges.extend(seen)
         return tuple(ranges)
 
-    return Hop(
+    return ReshardStep(
         replace(source, shape=shape, boxes=tuple(written(box, True) for box in source.boxes)),
         replace(target, shape=shape, boxes=tuple(written(box, False) for box in target.boxes)),
     )

@@ -32,12 +32,13 @@ from math import gcd, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.costs.layouts import Component, FloatArray, IndexArray, IntArray, distinct_rows, even_bounds, part_labels
 from pase.graph import Part
+from pase.sharding.boxes import even_bounds
+from pase.sharding.shards import Component, FloatArray, IndexArray, IntArray, distinct_rows, part_labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Volumes:
+class Overlap:
     """For each pair of layouts, [L_u, L_v]: elements that devices need and have already, under the best assignment.
 
     produced, consumed: the largest part on either side. needed_forward: the consumer's part of the device that fetches
@@ -53,14 +54,14 @@ class Volumes:
     needed_backward: FloatArray
     kept_backward: FloatArray
 
-    def of_classes(self, u: NDArray[np.intp] | None = None, v: NDArray[np.intp] | None = None) -> "Volumes":
-        """Return the volumes for classes of layouts on either side; u, v: [L_u], [L_v] layout of each class."""
+    def of_classes(self, u: NDArray[np.intp] | None = None, v: NDArray[np.intp] | None = None) -> "Overlap":
+        """Return the overlap for classes of layouts on either side; u, v: [L_u], [L_v] layout of each class."""
 
         def chosen(table: FloatArray) -> FloatArray:
             rows = table if u is None else table[u]
             return rows if v is None else rows[:, v]
 
-        return Volumes(
+        return Overlap(
             produced=chosen(self.produced),
             consumed=chosen(self.consumed),
             needed_forward=chosen(self.needed_forward),
@@ -70,15 +71,15 @@ class Volumes:
         )
 
 
-def volumes(
+def layout_overlap(
     u: tuple[Component, ...],
     u_splits: IndexArray,
     v: tuple[Component, ...],
     v_splits: IndexArray,
     *,
     has_gradient: bool = True,
-) -> Volumes:
-    """Return the volumes for layouts u_splits [L_u, components of u] against v_splits [L_v, components of v].
+) -> Overlap:
+    """Return the overlap of layouts u_splits [L_u, components of u] against v_splits [L_v, components of v].
 
     has_gradient: whether anything is fetched backward; if not, the forward fetch alone is minimised.
     """
@@ -98,7 +99,7 @@ def volumes(
                 numbers.append(table.types[pairs])
     produced, consumed = u_ratio * common, v_ratio * common
     if not numbers:
-        return Volumes(
+        return Overlap(
             produced=produced,
             consumed=consumed,
             needed_forward=consumed,
@@ -108,7 +109,7 @@ def volumes(
         )
     found = np.stack([produced, consumed, consumed, common, produced, common])
     _solve(found, np.stack([u_ratio, v_ratio, *numbers]), tuple(known), has_gradient)
-    return Volumes(
+    return Overlap(
         produced=found[0],
         consumed=found[1],
         needed_forward=found[2],
@@ -116,6 +117,54 @@ def volumes(
         needed_backward=found[4],
         kept_backward=found[5],
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Redistribution:
+    """What the device that fetches most needs, for each pair of layouts [L_u, L_v].
+
+    needed_bytes: its part in the layout that is wanted. kept_bytes: what it holds of that part already. held_bytes: the
+    largest part in the layout that is there. sum_members: [L_u, L_v, levels] or what broadcasts to it; how the devices
+    that have just added this tensor up lie over the machine, for models that leave the gathering of a sum to its edge.
+    Without columns, or with ones alone, nothing is left to gather.
+    """
+
+    needed_bytes: FloatArray
+    kept_bytes: FloatArray
+    held_bytes: FloatArray
+    sum_members: IntArray
+
+    @property
+    def moved_bytes(self) -> FloatArray:
+        """What is fetched."""
+        return np.maximum(self.needed_bytes - self.kept_bytes, 0.0)
+
+
+def redistributions(
+    common: Overlap, word_bytes: int, *, forward_sums: IntArray | None = None, backward_sums: IntArray | None = None
+) -> tuple[Redistribution, Redistribution]:
+    """Return what moves forward, to the consumer's layout, and back, to the producer's.
+
+    forward_sums: [L_u, levels] of the producer's sum; backward_sums: [L_v, levels] of the consumer's gradient's.
+    """
+    nothing = np.empty((1, 1, 0), dtype=np.int64)
+    return (
+        Redistribution(
+            needed_bytes=common.needed_forward * word_bytes,
+            kept_bytes=common.kept_forward * word_bytes,
+            held_bytes=common.produced * word_bytes,
+            sum_members=nothing if forward_sums is None else forward_sums[:, None, :],
+        ),
+        Redistribution(
+            needed_bytes=common.needed_backward * word_bytes,
+            kept_bytes=common.kept_backward * word_bytes,
+            held_bytes=common.consumed * word_bytes,
+            sum_members=nothing if backward_sums is None else backward_sums[None, :, :],
+        ),
+    )
+
+
+# -- groups of dims
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -328,7 +377,7 @@ def _described(types: list[int], sizes: list[int], num_empty: int) -> tuple[tupl
 def _least(
     groups: tuple[_Types, ...], u_ratio: int, v_ratio: int, has_gradient: bool
 ) -> tuple[int, int, int, int, int, int]:
-    """Return the six fields of `Volumes`, in order, of groups of several types.
+    """Return the six fields of `Overlap`, in order, of groups of several types.
 
     u_ratio, v_ratio: sizes of parts by their overlaps in all other groups; overlaps there count as 1.
     """

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from pase.machine import Level
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.traffic import edge_hops
-from pase.targets.mesh_tensorflow.runtime.layouts import Layout
-from pase.targets.mesh_tensorflow.runtime.refine import Hop
-from pase.traffic import Flow, flows
+from pase.sharding.edges import edge_steps
+from pase.sharding.layouts import Layout
+from pase.sharding.reshard import ReshardStep
+from pase.sharding.traffic import Flow, flows
 
 Devices = tuple[int, ...]
 
@@ -62,7 +62,7 @@ def greedy_order(plan: Plan) -> tuple[Devices, ...]:
     into: dict[str, list[tuple[str, NDArray[np.float64]]]] = {name: [] for name in placed}
     for edge in plan.graph.edges:
         if plan.graph[edge.consumer].reads[edge.input].is_differentiable:
-            into[edge.consumer].append((edge.producer, _overlaps(edge_hops(unplaced, edge))))
+            into[edge.consumer].append((edge.producer, _overlaps(edge_steps(unplaced, edge))))
     for name in placed:
         gain = np.zeros((plan.num_devices, plan.num_devices))
         for producer, overlap in into[name]:
@@ -93,7 +93,7 @@ def _level(sender: int, receiver: int, levels: tuple[Level, ...]) -> int:
     return len(levels) - 1
 
 
-def _overlaps(steps: tuple[Hop, ...]) -> NDArray[np.float64]:
+def _overlaps(steps: tuple[ReshardStep, ...]) -> NDArray[np.float64]:
     """Return [target positions, source positions] the points in common, where parts go from one layout to another."""
     # Of three hops the first and the last stay on the layers' own devices.
     hop = steps[len(steps) // 2] if len(steps) == 3 else steps[0]

@@ -13,11 +13,12 @@ from math import gcd, prod
 
 import numpy as np
 
-from pase.costs.layouts import components, shard_size, split_columns, splits_of
-from pase.costs.overlap import shared_splits
 from pase.graph import Access, AllReduce, Edge, Graph, Operator
 from pase.graph.access import access_dims, split_dim
-from pase.node_order import Fetch, Sum, choose_order
+from pase.sharding.configurations import prime_factors
+from pase.sharding.node_order import Fetch, Sum, choose_order
+from pase.sharding.overlap import shared_splits
+from pase.sharding.shards import components, shard_size, split_columns, splits_of
 
 Slot = tuple[str, int]
 """A prime factor of a dim's split: (dim, position among the split's factors, the coarsest first)."""
@@ -107,19 +108,6 @@ def place(
         _devices(operator, split, [bases[i] for i in order], _reordered(placement, order))
         for operator, split, placement in zip(graph.operators, splits, best, strict=True)
     )
-
-
-def prime_factors(number: int) -> tuple[int, ...]:
-    """Return the prime factors of a number of 1 or more, ascending, with repetitions."""
-    factors, factor = [], 2
-    while number > 1:
-        if factor * factor > number:
-            factor = number
-        while number % factor == 0:
-            factors.append(factor)
-            number //= factor
-        factor += 1
-    return tuple(factors)
 
 
 def _edge_cuts(graph: Graph, splits: Sequence[Mapping[str, int]]) -> list[tuple[_Cut, ...]]:

@@ -1,17 +1,17 @@
-"""How tensors lie over devices: shard sizes, halos, and what two layouts of one tensor have in common.
+"""Shards in closed form: their sizes, as arrays over configurations.
 
-Everything works on arrays of configurations: a `splits` argument is [K, D], a result is [K] or [K_u, K_v].
+A `splits` argument is [K, D], a result is [K].
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.graph import Access, Axis, Operator, Part, Window
+from pase.graph import Axis, Operator, Part, Window
+from pase.sharding.boxes import even_bounds
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int32]
@@ -48,26 +48,8 @@ def shard_size(shape: tuple[int, ...], axes: tuple[Axis, ...], splits: Splits) -
     """Return the [K] number of elements in the largest shard of a tensor, halos left out."""
     size = np.ones(len(splits.values))
     for component in components(shape, axes, splits.extents):
-        size *= by_split(_split_of(component.axis, splits), lambda k, c=component: _largest_part(c, k))  # type: ignore[misc]
+        size *= by_split(split_of(component.axis, splits), lambda k, c=component: largest_part(c, k))  # type: ignore[misc]
     return size
-
-
-def halo_size(access: Access, splits: Splits) -> FloatArray:
-    """Return the [K] number of elements that the worst-placed device must fetch for its windows.
-
-    Outputs, inputs and kernels are split evenly; a device needs the inputs that its outputs read through its part of
-    the kernel, and owns its even part of all. Neither padding nor what strides and dilations skip is needed.
-    """
-    parts = components(access.shape, access.axes, splits.extents)
-    windows = tuple(part for part in parts if isinstance(part.axis, Window))
-    others = np.ones(len(splits.values))
-    for part in parts:
-        if part not in windows:
-            others *= by_split(_split_of(part.axis, splits), lambda k, c=part: _largest_part(c, k))  # type: ignore[misc]
-    kernels = [splits.of(part.axis.kernel) for part in windows if isinstance(part.axis, Window)]
-    rows, inverse = distinct_rows(np.column_stack([split_columns(windows, splits), *kernels]))
-    others *= np.array([_window_fetch(windows, row) for row in rows.tolist()])[inverse]
-    return others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +86,7 @@ def split_columns(parts: tuple[Component, ...], splits: Splits) -> IndexArray:
     """Return [K, number of components]: the split factor of each component under each configuration."""
     if not parts:
         return np.ones((len(splits.values), 0), dtype=np.int32)
-    return np.column_stack([_split_of(part.axis, splits) for part in parts])
+    return np.column_stack([split_of(part.axis, splits) for part in parts])
 
 
 def by_split(split: IndexArray, function: Callable[[int], float]) -> FloatArray:
@@ -125,7 +107,8 @@ def distinct_rows(rows: IndexArray) -> tuple[IndexArray, NDArray[np.intp]]:
     return rows[first], inverse
 
 
-def _split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
+def split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
+    """Return the [K] split factors of the iteration dim that indexes a component."""
     match axis:
         case None:
             return np.ones(len(splits.values), dtype=np.int32)
@@ -137,49 +120,11 @@ def _split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
             return splits.of(axis)
 
 
-def _largest_part(component: Component, split: int) -> float:
+def largest_part(component: Component, split: int) -> float:
+    """Return the extent of the largest of so many even parts of a component."""
     if isinstance(component.axis, Part):
         return float(np.bincount(part_labels(component, split)).max())
     return float(-(-component.length // split))
-
-
-def _window_fetch(windows: tuple[Component, ...], split: list[int]) -> float:
-    """Return the most positions of all windows together that any device needs and does not own.
-
-    split: of the outputs of each window, then of the kernel of each.
-    """
-    needed, owned = np.ones(1), np.ones(1)
-    for window, outs, kernels in zip(windows, split, split[len(windows) :], strict=False):
-        need, own = _window_need(window, outs, kernels)
-        needed, owned = np.outer(needed, need).reshape(-1), np.outer(owned, own).reshape(-1)
-    return float((needed - owned).max())
-
-
-@cache
-def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArray, IntArray]:
-    """Return (needed, of which owned) along one window axis: for each part of its outputs, of each of its kernel."""
-    window = component.axis
-    assert isinstance(window, Window)
-    out, own = even_bounds(component.dim_extent, outs), even_bounds(component.length, outs)
-    kernel = even_bounds(component.kernel_extent, kernels)
-    needed, owned = np.zeros((outs, kernels), dtype=np.int64), np.zeros((outs, kernels), dtype=np.int64)
-    for i, j in np.ndindex(outs, kernels):
-        is_read = np.zeros(component.length, dtype=np.bool_)
-        for point in range(int(kernel[j]), int(kernel[j + 1])):
-            offset = point * window.dilation - window.pad
-            # The first output whose element is no padding, and the element of the last one.
-            first = max(int(out[i]), -(offset // window.stride))
-            last = (int(out[i + 1]) - 1) * window.stride + offset
-            is_read[max(0, first * window.stride + offset) : max(0, last + 1) : window.stride] = True
-        needed[i, j] = np.count_nonzero(is_read)
-        owned[i, j] = np.count_nonzero(is_read[own[i] : own[i + 1]])
-    return needed.reshape(-1), owned.reshape(-1)
-
-
-def even_bounds(extent: int, parts: int) -> IntArray:
-    """Return the [parts + 1] bounds of a balanced partition: the first extent mod parts get one more."""
-    small, extra = divmod(extent, parts)
-    return np.array([i * small + min(i, extra) for i in range(parts + 1)], dtype=np.int64)
 
 
 def part_labels(component: Component, split: int) -> IntArray:
@@ -189,15 +134,3 @@ def part_labels(component: Component, split: int) -> IntArray:
     if isinstance(component.axis, Part):
         positions = positions + component.axis.offset
     return np.searchsorted(bounds, positions, side="right").astype(np.int64) - 1
-
-
-def holding_fraction(parts: tuple[Component, ...], columns: IndexArray) -> FloatArray:
-    """Return the [L] fractions of all devices that hold anything of a tensor.
-
-    columns: [L, components], split factor of each component.
-    """
-    shares = np.ones(len(columns))
-    for part, split in zip(parts, columns.T, strict=True):
-        if isinstance(part.axis, Part):
-            shares *= by_split(split, lambda k, c=part: len(np.unique(part_labels(c, k))) / k)  # type: ignore[misc]
-    return shares

@@ -30,6 +30,19 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // d for d in small)}))
 
 
+def prime_factors(number: int) -> tuple[int, ...]:
+    """Return the prime factors of a number of 1 or more, ascending, with repetitions."""
+    factors, factor = [], 2
+    while number > 1:
+        if factor * factor > number:
+            factor = number
+        while number % factor == 0:
+            factors.append(factor)
+            number //= factor
+        factor += 1
+    return tuple(factors)
+
+
 def enumerate_configurations(operator: Operator, num_devices: int) -> Configurations:
     """Return all tuples of split factors whose product divides `num_devices`, each factor dividing its dim's extent.
 

@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import prod
+from math import ceil, prod
 
-from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, Range
+from pase.errors import EmitError, RuntimeFailure
+from pase.graph import Access, Axis, Operator, Part, Window
+from pase.sharding.boxes import Box, Partition, Range
 
 REPLICA = "replica"
 """Name of the axis whose coordinates hold equal parts; dims of that name get another (`replica_axis`)."""
@@ -38,6 +39,19 @@ class DeviceMesh:
         names = [name for name, _ in self.axes]
         grid = product(*(range(size) for _, size in self.axes))
         return tuple(dict(zip(names, point, strict=True)) for point in grid)
+
+    @property
+    def split_axes(self) -> tuple[str, ...]:
+        """The axes that split dims: all but that of the replicas."""
+        return tuple(name for name, _ in self.axes[: len(self.axes) - self.has_replicas])
+
+    def groups(self, axes: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the positions that differ along some axes alone, each group in order."""
+        along = frozenset(axes)
+        found: dict[tuple[int, ...], list[int]] = {}
+        for position, point in enumerate(self.coordinates):
+            found.setdefault(tuple(at for axis, at in point.items() if axis not in along), []).append(position)
+        return tuple(map(tuple, found.values()))
 
 
 def device_mesh(
@@ -126,6 +140,20 @@ class Layout:
     parts: tuple[int, ...]
     boxes: tuple[Box, ...]
 
+    @property
+    def by_device(self) -> dict[int, Box]:
+        """The box that each device holds."""
+        return dict(zip(self.devices, self.boxes, strict=True))
+
+    def at(self, positions: Sequence[int]) -> "Layout":
+        """Return the layout on the devices of some positions alone."""
+        return replace(
+            self,
+            devices=tuple(self.devices[i] for i in positions),
+            parts=tuple(self.parts[i] for i in positions),
+            boxes=tuple(self.boxes[i] for i in positions),
+        )
+
 
 def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
     """Return how a tensor of these dims lies on a mesh; RuntimeFailure where a split does not divide its dim."""
@@ -176,3 +204,78 @@ def shifted(layout: Layout, shape: tuple[int, ...], dim: int, offset: int) -> La
         return (*box[:dim], (low + offset, high + offset), *box[dim + 1 :])
 
     return replace(layout, shape=shape, boxes=tuple(moved(box) for box in layout.boxes))
+
+
+def partition_layout(parts: Partition, devices: Sequence[int]) -> Layout:
+    """Return the layout of a partition on devices in which every worker's part is its own: equal ones are added."""
+    assert len(devices) == len(parts.boxes)
+    return Layout(
+        shape=parts.shape, devices=tuple(devices), parts=tuple(range(len(parts.boxes))), boxes=tuple(parts.boxes)
+    )
+
+
+WHOLE = "whole dim"
+"""Name of a tensor dim that no iteration dim indexes; with a space, as no dim of ours has."""
+
+
+def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
+    """Return the dims of a tensor as its layer's mesh holds it: a product of iteration dims is one dim for each.
+
+    A single point of a dim (what the first layer of a stack reads, what is broadcast) is none: every part holds it.
+    Raises EmitError for an axis that no layout expresses (a larger piece of a dim).
+    """
+    dims: list[TensorDim] = []
+    for axis, extent in zip(access.axes, access.shape, strict=True):
+        match axis:
+            case str():
+                dims.append(PlainDim(axis, operator.extents[axis]))
+            case tuple():
+                dims.extend(PlainDim(name, operator.extents[name]) for name in axis)
+            case Window():
+                dims.append(
+                    WindowDim(
+                        out=axis.out,
+                        out_extent=operator.extents[axis.out],
+                        kernel=axis.kernel,
+                        kernel_extent=operator.extents[axis.kernel],
+                        extent=extent,
+                        stride=axis.stride,
+                        dilation=axis.dilation,
+                        pad=axis.pad,
+                    )
+                )
+            case None if extent > 1:
+                dims.append(PlainDim(WHOLE, extent))
+            case None | Part(extent=1):
+                pass
+            case _:
+                raise EmitError(
+                    f"layer {operator.name!r} ({operator.kind}): tensor {access.tensor!r} is indexed by {axis!r}, "
+                    "which programs cannot lay out yet"
+                )
+    return tuple(dims)
+
+
+def shard_points(operator: Operator, shape: Sequence[int], axes: Sequence[Axis], mesh: DeviceMesh) -> int:
+    """Return the points of the largest shard as a program holds it: those under all its windows, padding included."""
+    points = 1
+    for extent, axis in zip(shape, axes, strict=True):
+        match axis:
+            case str():
+                points *= ceil(extent / mesh.size(axis))
+            case tuple():
+                points *= prod(ceil(operator.extents[dim] / mesh.size(dim)) for dim in axis)
+            case Window():
+                outs = ceil(operator.extents[axis.out] / mesh.size(axis.out))
+                kernel = ceil(operator.extents[axis.kernel] / mesh.size(axis.kernel))
+                points *= (outs - 1) * axis.stride + (kernel - 1) * axis.dilation + 1
+            case Part():
+                points *= ceil(axis.extent / mesh.size(axis.dim))
+            case None:
+                points *= extent
+    return points
+
+
+def single_points(access: Access) -> tuple[str, ...]:
+    """Return the dims of which one point is read or written, such as a stack's first layer or its last."""
+    return tuple(axis.dim for axis in access.axes if isinstance(axis, Part) and axis.extent == 1)

@@ -1,18 +1,16 @@
-"""Parameters that each worker holds: the part of every weight that a plan's program keeps on a device."""
+"""Weights that each device holds: the part of every weight that the program of a placed graph keeps there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pase.costs import shared_weights
-from pase.graph import Role
-from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.traffic import layer_mesh
-from pase.targets.mesh_tensorflow.runtime.boxes import Box, num_points, whole
-from pase.targets.mesh_tensorflow.runtime.initial import parameter_name
-from pase.targets.mesh_tensorflow.runtime.layouts import layout_of
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
-from pase.targets.mesh_tensorflow.runtime.tensor_dims import tensor_dims
+from pase.graph import Access, Operator, Role
+from pase.sharding.boxes import Box, num_points, whole
+from pase.sharding.edges import PlacedGraph, layer_mesh, shared_weights
+from pase.sharding.layouts import layout_of, tensor_dims
+
+Slots = Callable[[tuple[int, ...]], Mapping[str, Sequence[int]]]
+"""From a weight's shape to what an update rule keeps for it: by name, the dims of the weight that each tensor has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +28,8 @@ class HeldWeight:
         return num_points(whole(self.shape))
 
 
-def held_weights(plan: Plan) -> tuple[HeldWeight, ...]:
-    """Return every weight of a plan's layers, once, at the layer that keeps it: shared ones at their first user."""
+def held_weights(plan: PlacedGraph) -> tuple[HeldWeight, ...]:
+    """Return every weight of a placed graph, once, at the layer that keeps it: shared ones at their first user."""
     shared = {(weight.user, weight.user_read) for weight in shared_weights(plan.graph)}
     found = []
     for operator in plan.graph.operators:
@@ -39,7 +37,7 @@ def held_weights(plan: Plan) -> tuple[HeldWeight, ...]:
             if access.role is not Role.PARAMETER or (operator.name, i) in shared:
                 continue
             layout = layout_of(layer_mesh(plan, operator.name), tensor_dims(operator, access), layer=operator.name)
-            parts = dict(zip(layout.devices, layout.boxes, strict=True))
+            parts = layout.by_device
             found.append(
                 HeldWeight(
                     layer=operator.name,
@@ -56,10 +54,15 @@ def parameters_per_device(weights: Sequence[HeldWeight]) -> tuple[int, ...]:
     return tuple(sum(map(num_points, parts)) for parts in zip(*(weight.parts for weight in weights), strict=True))
 
 
-def optimiser_numbers(weights: Sequence[HeldWeight], rule: Rule) -> int:
-    """Return how many numbers an update rule keeps on a device, parts being of one size."""
+def optimiser_numbers(weights: Sequence[HeldWeight], slots: Slots) -> int:
+    """Return how many numbers an update rule of these slots keeps on a device, parts being of one size."""
     return sum(
         prod(high - low for i, (low, high) in enumerate(weight.parts[0]) if i in kept)
         for weight in weights
-        for kept in rule.slots(weight.shape).values()
+        for kept in slots(weight.shape).values()
     )
+
+
+def parameter_name(operator: Operator, access: Access) -> str:
+    """Return the name of a parameter, one for all layers that share it."""
+    return access.shared or f"{operator.name}/{access.tensor}"

@@ -1,0 +1,123 @@
+"""Boxes: the parts of a tensor, as half-open ranges of each of its dims; and partitions of a tensor into boxes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.errors import PrimitiveError
+
+Range = tuple[int, int]
+Box = tuple[Range, ...]
+"""[rank] half-open ranges; a box may stick out of its tensor, where a window reads padding."""
+
+
+def extents(box: Box) -> tuple[int, ...]:
+    """Return [rank] the number of points along each dim."""
+    return tuple(high - low for low, high in box)
+
+
+def num_points(box: Box) -> int:
+    """Return how many points a box holds."""
+    return prod(high - low for low, high in box)
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """Return the box of a whole tensor."""
+    return tuple((0, extent) for extent in shape)
+
+
+def intersection(first: Box, second: Box) -> Box | None:
+    """Return what two boxes share, None where they share nothing."""
+    shared = []
+    for (low, high), (other_low, other_high) in zip(first, second, strict=True):
+        lowest, highest = max(low, other_low), min(high, other_high)
+        if lowest >= highest:
+            return None
+        shared.append((lowest, highest))
+    return tuple(shared)
+
+
+def offsets(box: Box, origin: Box) -> tuple[int, ...]:
+    """Return [rank] where a box begins, counted from the beginning of another."""
+    return tuple(low - first for (low, _), (first, _) in zip(box, origin, strict=True))
+
+
+def even_bounds(extent: int, parts: int) -> NDArray[np.int64]:
+    """Return the [parts + 1] bounds of a balanced partition: the first extent mod parts get one more."""
+    small, extra = divmod(extent, parts)
+    return np.array([i * small + min(i, extra) for i in range(parts + 1)], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """The boxes of a tensor that workers hold, in the order of the workers; boxes may overlap, be equal or empty.
+
+    shape: of the whole tensor. boxes: [workers].
+    """
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    @property
+    def extents(self) -> tuple[tuple[int, ...], ...]:
+        """[workers] the shape of what each one holds."""
+        return tuple(extents(box) for box in self.boxes)
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether no element is held twice."""
+        boxes = self.boxes
+        return all(intersection(boxes[i], boxes[j]) is None for i in range(len(boxes)) for j in range(i))
+
+    @property
+    def is_cover(self) -> bool:
+        """Whether every element is held once and only once."""
+        return sum(map(num_points, self.boxes)) == prod(self.shape) and self.is_disjoint
+
+
+def partition(shape: Sequence[int], boxes: Sequence[Box]) -> Partition:
+    """Return the partition of these boxes; PrimitiveError where one is not in the tensor or the tensor is a scalar."""
+    if not shape or min(shape) < 1:
+        raise PrimitiveError(f"a tensor of shape {list(shape)} cannot be parted; give a scalar the shape [1]")
+    if not boxes:
+        raise PrimitiveError("a partition needs at least one worker")
+    for i, box in enumerate(boxes):
+        inside = all(0 <= low <= high <= n for (low, high), n in zip(box, shape, strict=False))
+        if len(box) != len(shape) or not inside:
+            raise PrimitiveError(
+                f"worker {i} holds {list(box)}, which is no part of a tensor of shape {list(shape)}; "
+                "give one half-open range for each dim, within its extent"
+            )
+    return Partition(shape=tuple(shape), boxes=tuple(boxes))
+
+
+def blocks(shape: Sequence[int], counts: Sequence[int]) -> Partition:
+    """Return the balanced partition with that many parts along each dim; workers are row-major over the parts."""
+    check_counts(shape, counts)
+    cuts = [list(pairwise(even_bounds(n, k).tolist())) for n, k in zip(shape, counts, strict=True)]
+    return partition(shape, list(product(*cuts)))
+
+
+def copies(shape: Sequence[int], num_workers: int) -> Partition:
+    """Return that many workers, each with the whole tensor."""
+    return partition(shape, [whole(shape)] * num_workers)
+
+
+def expect_cover(parts: Partition, shape: Sequence[int], name: str) -> None:
+    """Raise PrimitiveError, on behalf of a primitive, unless every element of a tensor is held once and only once."""
+    if parts.shape != tuple(shape):
+        raise PrimitiveError(f"{name}: the partition is of a tensor of shape {list(parts.shape)}, not {list(shape)}")
+    if not parts.is_cover:
+        raise PrimitiveError(f"{name}: the boxes {list(parts.boxes)} must hold every element of {list(shape)} once")
+
+
+def check_counts(shape: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise PrimitiveError unless there is a number of parts, 1 or more, for each dim of a tensor."""
+    if len(counts) != len(shape) or any(k < 1 for k in counts):
+        raise PrimitiveError(
+            f"parts {list(counts)} for a tensor of shape {list(shape)}; give each dim a number of 1 or more"
+        )

@@ -1,0 +1,223 @@
+"""What an edge of a placed graph moves, from the boxes that its ends hold and need; shared weights are edges, too."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
+
+from pase.graph import Access, Edge, Graph, Operator, Part, Window
+from pase.graph.access import access_dims
+from pase.sharding.layouts import (
+    DeviceMesh,
+    Layout,
+    PlainDim,
+    device_mesh,
+    layout_of,
+    shifted,
+    single_points,
+    tensor_dims,
+)
+from pase.sharding.reshard import ReshardStep, moved_points, reshard_steps
+from pase.sharding.sums import SumEnd, joint_steps
+
+INDEX_BYTES = 4
+
+JOINING_KINDS = frozenset({"concat"})
+"""Kinds that take their inputs from their own meshes, and lay them into what they write."""
+
+LAID_KINDS = JOINING_KINDS | {"padded"}
+"""Kinds whose inputs are laid into what they write."""
+
+# Repeated layers lie alike, and several pieces of a program ask the same.
+_joint_steps = lru_cache(maxsize=4096)(joint_steps)
+
+
+class PlacedLayer(Protocol):
+    """A layer on devices: a factor for each dim, and the device of each part, then of the replicas."""
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """The split factor of each iteration dim."""
+        ...
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """[p] row-major over the dims that are split, then the replicas."""
+        ...
+
+
+class PlacedGraph(Protocol):
+    """A graph on devices, such as a plan: each layer by name."""
+
+    @property
+    def graph(self) -> Graph:
+        """Its layers and edges."""
+        ...
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are."""
+        ...
+
+    def __getitem__(self, name: str) -> PlacedLayer: ...
+
+
+def layer_mesh(plan: PlacedGraph, name: str) -> DeviceMesh:
+    """Return the mesh of a layer; RuntimeFailure where its splits and devices are none."""
+    layer = plan[name]
+    return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
+
+
+def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
+    """Return the movements that take an edge's tensor from its producer to its consumer; a piece is taken out first."""
+    producer = plan.graph[edge.producer]
+    write = producer.writes[edge.output]
+    mesh = layer_mesh(plan, edge.producer)
+    parts = [(i, axis) for i, axis in enumerate(write.axes) if isinstance(axis, Part) and axis.extent > 1]
+    if not parts:
+        return _steps(plan, edge, layout_of(mesh, tensor_dims(producer, write), layer=edge.producer))
+    ((position, part),) = parts
+    # As the whole tensor, but that the dim of the piece is not split.
+    full = replace(
+        write,
+        shape=(*write.shape[:position], producer.extents[part.dim], *write.shape[position + 1 :]),
+        axes=(*write.axes[:position], part.dim, *write.axes[position + 1 :]),
+    )
+    own = list(tensor_dims(producer, full))
+    whole = layout_of(mesh, own, layer=edge.producer)
+    place = next(i for i, dim in enumerate(own) if isinstance(dim, PlainDim) and dim.name == part.dim)
+    own[place] = PlainDim(f"{part.dim}[{part.offset}]", part.extent)
+    piece = layout_of(mesh, own, layer=edge.producer)
+    return (ReshardStep(whole, shifted(piece, whole.shape, place, part.offset)), *_steps(plan, edge, piece))
+
+
+def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
+    """Return the bytes that an edge moves between devices in a step, forward and backward."""
+    consumer = plan.graph[edge.consumer]
+    read = consumer.reads[edge.input]
+    steps = edge_steps(plan, edge)
+    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
+    forward = sum(moved_points(step) for step in steps)
+    has_gradient = plan.graph.has_gradient(consumer, edge.input)
+    backward = sum(map(moved_points, return_steps(plan, edge, steps))) if has_gradient else 0
+    return forward * word_bytes, backward * word_bytes
+
+
+def return_steps(plan: PlacedGraph, edge: Edge, steps: Sequence[ReshardStep]) -> tuple[ReshardStep, ...]:
+    """Return the movements that take an edge's gradient back; steps: those that take its tensor."""
+    joint = joint_sum(plan, edge)
+    return tuple(step.adjoint for step in reversed(steps)) if joint is None else joint
+
+
+def joint_sum(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...] | None:
+    """Return the movements of a gradient that a fan-out sums for its reader; None where the reader sums its own."""
+    producer, consumer = plan.graph[edge.producer], plan.graph[edge.consumer]
+    if not producer.is_fan_out or consumer.kind in LAID_KINDS or not plan.graph.has_gradient(consumer, edge.input):
+        return None
+    handed, read = producer.reads[0], consumer.reads[edge.input]
+    giver = SumEnd(layer_mesh(plan, edge.producer), tensor_dims(producer, handed), summed_dims(producer, handed))
+    dims = tensor_dims(consumer, read)
+    return _joint_steps(giver, SumEnd(layer_mesh(plan, edge.consumer), dims, summed_dims(consumer, read)))
+
+
+def summed_dims(operator: Operator, read: Access) -> frozenset[str]:
+    """Return the dims whose split leaves parts of the gradient of what a layer reads, to be summed.
+
+    Parts of a kernel read different windows: on their way back these are added where they overlap. All parts hold what
+    the first alone reads of a dim: theirs are sums to which the others add nothing.
+    """
+    kernels = {axis.kernel for axis in read.axes if isinstance(axis, Window)}
+    return frozenset({*operator.partial_dims(read), *single_points(read)} - kernels)
+
+
+def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, ...]:
+    consumer = plan.graph[edge.consumer]
+    read = consumer.reads[edge.input]
+    mesh = layer_mesh(plan, edge.consumer)
+    if consumer.kind not in LAID_KINDS:
+        return reshard_steps(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
+    # Joined along one dim, or padded: the source is a piece of what the consumer writes.
+    parts = [(i, axis) for i, axis in enumerate(read.axes) if isinstance(axis, Part)]
+    dims = tensor_dims(consumer, consumer.writes[0])
+    target = layout_of(mesh, dims, layer=edge.consumer)
+    before: tuple[ReshardStep, ...] = ()
+    if source.shape != read.shape:
+        own = list(dims)
+        for position, axis in parts:
+            own[position] = PlainDim(f"{axis.dim}_{edge.input}", axis.extent)
+        brought = layout_of(mesh, own, layer=edge.consumer)
+        before, source = reshard_steps(source, brought), brought
+    for position, axis in parts:
+        source = shifted(source, target.shape, position, axis.offset)
+    return (*before, ReshardStep(source, target))
+
+
+# -- shared weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWeight:
+    """A weight that `user` shares with its `owner`; the numbers are positions in their reads."""
+
+    owner: str
+    owner_read: int
+    user: str
+    user_read: int
+
+
+def shared_weights(graph: Graph) -> tuple[SharedWeight, ...]:
+    """Return every use of a shared weight but its first, in the order of the graph."""
+    owners: dict[str, tuple[str, int]] = {}
+    found = []
+    for operator in graph.operators:
+        for position, access in enumerate(operator.reads):
+            if not access.shared:
+                continue
+            owner, read = owners.setdefault(access.shared, (operator.name, position))
+            if owner != operator.name:
+                found.append(SharedWeight(owner=owner, owner_read=read, user=operator.name, user_read=position))
+    return tuple(found)
+
+
+def weight_accesses(graph: Graph, weight: SharedWeight) -> tuple[Access, Access]:
+    """Return how the owner of a shared weight and another user of it read it, the user's dims in the owner's order.
+
+    A table of [v, d] may be read as a weight of [d, v].
+    """
+    owned, used = graph[weight.owner].reads[weight.owner_read], graph[weight.user].reads[weight.user_read]
+    # Two dims that are not indexed cannot be told apart by their axes.
+    if set(owned.axes) != set(used.axes) or len(set(owned.axes)) < len(owned.axes):
+        return owned, used
+    order = [used.axes.index(axis) for axis in owned.axes]
+    return owned, replace(used, shape=tuple(used.shape[i] for i in order), axes=owned.axes)
+
+
+def weight_ends(plan: PlacedGraph, weight: SharedWeight) -> tuple[SumEnd, SumEnd]:
+    """Return the owner of a shared weight and another user of it, the weight's dims in the owner's order."""
+    owner, user = plan.graph[weight.owner], plan.graph[weight.user]
+    owned, used = weight_accesses(plan.graph, weight)
+    # As a program takes it: parts of whatever the weight lacks.
+    lacking = frozenset(owner.extents) - access_dims(owned)
+    return (
+        SumEnd(layer_mesh(plan, owner.name), tensor_dims(owner, owned), lacking),
+        SumEnd(layer_mesh(plan, user.name), tensor_dims(user, used), summed_dims(user, used)),
+    )
+
+
+def joint_sum_of_weight(plan: PlacedGraph, weight: SharedWeight) -> tuple[ReshardStep, ...] | None:
+    """Return the movements of a gradient that a weight's owner sums for a user; None where that sums its own."""
+    return _joint_steps(*weight_ends(plan, weight))
+
+
+def shared_steps(plan: PlacedGraph, weight: SharedWeight) -> tuple[ReshardStep, ...]:
+    """Return the movements that take a shared weight from its owner to another user of it."""
+    owner, user = weight_ends(plan, weight)
+    return reshard_steps(
+        layout_of(owner.mesh, owner.dims, layer=weight.owner), layout_of(user.mesh, user.dims, layer=weight.user)
+    )
+
+
+def shared_return_steps(plan: PlacedGraph, weight: SharedWeight) -> tuple[ReshardStep, ...]:
+    """Return the movements that take the gradient of a shared weight from another user to its owner."""
+    steps = shared_steps(plan, weight)
+    return joint_sum_of_weight(plan, weight) or tuple(step.adjoint for step in reversed(steps))

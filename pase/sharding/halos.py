@@ -1,0 +1,313 @@
+"""Halos of sliding kernels: what every worker owns, what it needs, and the widths in between.
+
+Outputs and inputs are both balanced over the workers, so that kernels without "nice" padding, stride and extent give
+halos of different widths, or points that a worker owns and does not use (Hewett and Grady 2020, Appendix B.1). Ranges
+are half-open, from 0, and clipped to the tensor; the padding beyond its ends is counted apart.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+
+import numpy as np
+
+from pase.errors import PrimitiveError
+from pase.graph import Access, Window
+from pase.sharding.boxes import Box, Partition, Range, check_counts, even_bounds, partition
+from pase.sharding.shards import (
+    Component,
+    FloatArray,
+    IntArray,
+    Splits,
+    by_split,
+    components,
+    distinct_rows,
+    largest_part,
+    split_columns,
+    split_of,
+)
+
+MAX_WORKERS = 1 << 20
+MAX_EXTENT = 10**12
+"""More than this is a slip of the keyboard, and would not fit where bounds are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A kernel that slides along a dim: output o reads ``o·stride + k·dilation - padding[0]`` for k below `extent`.
+
+    padding: points before the tensor's first and after its last.
+    """
+
+    extent: int
+    stride: int = 1
+    dilation: int = 1
+    padding: tuple[int, int] = (0, 0)
+
+    @property
+    def reach(self) -> int:
+        """From the first to the last point that one output reads, both included."""
+        return (self.extent - 1) * self.dilation + 1
+
+    def num_outputs(self, extent: int) -> int:
+        """Return how many outputs a tensor of that extent gives, at most 0 where the kernel does not fit."""
+        return (extent + sum(self.padding) - self.reach) // self.stride + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """One worker's part of a dim: the outputs that it computes, the inputs that it owns and those that it needs.
+
+    needed: from the first to the last point under its windows, clipped to the tensor; empty where its windows lie
+    in the padding, or would begin there if it had an output. padding_left, padding_right: the points clipped off.
+    """
+
+    output: Range
+    owned: Range
+    needed: Range
+    padding_left: int
+    padding_right: int
+
+    @property
+    def halo_left(self) -> int:
+        """Points that it needs of those before its own."""
+        return max(0, min(self.needed[1], self.owned[0]) - self.needed[0])
+
+    @property
+    def halo_right(self) -> int:
+        """Points that it needs of those after its own."""
+        return max(0, self.needed[1] - max(self.needed[0], self.owned[1]))
+
+    @property
+    def unused_left(self) -> int:
+        """Its own points before those that it needs."""
+        return max(0, min(self.needed[0], self.owned[1]) - self.owned[0])
+
+    @property
+    def unused_right(self) -> int:
+        """Its own points after those that it needs."""
+        return max(0, self.owned[1] - max(self.needed[1], self.owned[0]))
+
+    @property
+    def buffer_extent(self) -> int:
+        """Points of its buffer, [left halo | bulk | right halo]."""
+        return self.halo_left + self.owned[1] - self.owned[0] + self.halo_right
+
+    @property
+    def window(self) -> Range:
+        """What its kernel is applied to: the needed range and its padding, which sticks out of the tensor."""
+        return self.needed[0] - self.padding_left, self.needed[1] + self.padding_right
+
+    @property
+    def segments(self) -> tuple[Range, ...]:
+        """The ranges that its buffer holds, one after the other; one unless its halo begins beyond a neighbour."""
+        ranges = (
+            (self.owned[0] - self.halo_left, self.owned[0]),
+            self.owned,
+            (self.owned[1], self.owned[1] + self.halo_right),
+        )
+        if self.needed[1] < self.owned[0]:
+            ranges = (self.needed, *ranges[1:])
+        if self.needed[0] > self.owned[1]:
+            ranges = (*ranges[:2], self.needed)
+        joined: list[Range] = []
+        for low, high in ranges:
+            if low == high:
+                continue
+            if joined and joined[-1][1] == low:
+                joined[-1] = (joined[-1][0], high)
+            else:
+                joined.append((low, high))
+        return tuple(joined)
+
+
+def regions(extent: int, kernel: Kernel, num_workers: int) -> tuple[Region, ...]:
+    """Return [num_workers] the parts of a dim of that extent under a sliding kernel (Appendix B.1).
+
+    Of n points on P workers the first n mod P own one more; workers beyond the number of points or outputs have empty
+    ranges. Raises PrimitiveError for numbers that are no kernel and for a kernel beyond the padded input.
+    """
+    _check(extent, kernel, num_workers)
+    num_outputs = kernel.num_outputs(extent)
+    outputs = even_bounds(num_outputs, num_workers).tolist()
+    owned = even_bounds(extent, num_workers).tolist()
+    result = []
+    for i in range(num_workers):
+        first = outputs[i] * kernel.stride - kernel.padding[0]
+        num_own = outputs[i + 1] - outputs[i]
+        last = first + (num_own - 1) * kernel.stride + kernel.reach if num_own else first
+        result.append(
+            Region(
+                output=(outputs[i], outputs[i + 1]),
+                owned=(owned[i], owned[i + 1]),
+                needed=(_clipped(first, extent), _clipped(last, extent)),
+                padding_left=min(last, 0) - min(first, 0),
+                padding_right=max(last, extent) - max(first, extent),
+            )
+        )
+    return tuple(result)
+
+
+def _clipped(position: int, extent: int) -> int:
+    return min(max(position, 0), extent)
+
+
+def _check(extent: int, kernel: Kernel, num_workers: int) -> None:
+    least = {
+        "extent": (extent, 1),
+        "kernel": (kernel.extent, 1),
+        "stride": (kernel.stride, 1),
+        "dilation": (kernel.dilation, 1),
+        "padding": (min(kernel.padding), 0),
+    }
+    for name, (value, lowest) in least.items():
+        if value < lowest:
+            article = "an" if name == "extent" else "a"
+            raise PrimitiveError(f"{article} {name} of {value} is not possible; expected {lowest} or more")
+    largest = max(extent, kernel.extent, kernel.stride, kernel.dilation, *kernel.padding)
+    if largest > MAX_EXTENT:
+        raise PrimitiveError(f"{largest} points are too many; expected at most {MAX_EXTENT}")
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise PrimitiveError(f"{num_workers} workers were asked for; expected 1 to {MAX_WORKERS}")
+    padded = extent + sum(kernel.padding)
+    if kernel.reach > padded:
+        raise PrimitiveError(
+            f"a kernel that reaches over {kernel.reach} points (kernel {kernel.extent}, dilation {kernel.dilation}) "
+            f"does not fit an extent of {extent} with padding, {padded} points; use a smaller one or more padding"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What workers in a grid hold for a sliding kernel: [left halo | bulk | right halo] along every dim.
+
+    shape: of the whole tensor. regions: [rank][parts along that dim]. Workers are row-major over the parts.
+    """
+
+    shape: tuple[int, ...]
+    regions: tuple[tuple[Region, ...], ...]
+
+    @property
+    def workers(self) -> tuple[tuple[Region, ...], ...]:
+        """[workers][rank] each worker's regions."""
+        return tuple(product(*self.regions))
+
+    @property
+    def bulk(self) -> Partition:
+        """What the workers own."""
+        return partition(self.shape, [tuple(r.owned for r in worker) for worker in self.workers])
+
+    @property
+    def windows(self) -> Partition:
+        """What the workers' kernels are applied to; boxes stick out of the tensor where they read padding."""
+        return Partition(shape=self.shape, boxes=tuple(tuple(r.window for r in worker) for worker in self.workers))
+
+    @property
+    def extents(self) -> tuple[tuple[int, ...], ...]:
+        """[workers] the shape of each buffer."""
+        return tuple(tuple(r.buffer_extent for r in worker) for worker in self.workers)
+
+    @property
+    def segments(self) -> tuple[tuple[tuple[Box, Box], ...], ...]:
+        """[workers] the boxes that a buffer is made of: (in the tensor, in the buffer)."""
+        return tuple(
+            tuple(
+                (tuple(inside for inside, _ in pairs), tuple(at for _, at in pairs))
+                for pairs in product(*(_placed(r) for r in worker))
+            )
+            for worker in self.workers
+        )
+
+    @property
+    def bulk_boxes(self) -> tuple[Box, ...]:
+        """[workers] where the bulk lies in the buffer."""
+        return tuple(
+            tuple((r.halo_left, r.halo_left + r.owned[1] - r.owned[0]) for r in worker) for worker in self.workers
+        )
+
+    @property
+    def window_boxes(self) -> tuple[Box, ...]:
+        """[workers] the window in the buffer's coordinates: what is unused cut off, padding added."""
+        return tuple(
+            tuple((r.unused_left - r.padding_left, r.buffer_extent - r.unused_right + r.padding_right) for r in worker)
+            for worker in self.workers
+        )
+
+
+def halo_buffers(shape: Sequence[int], kernels: Sequence[Kernel], counts: Sequence[int]) -> Buffers:
+    """Return the buffers of a tensor under one kernel for each dim, with that many parts along each dim.
+
+    A dim over which nothing slides has ``Kernel(extent=1)``. Raises PrimitiveError where a kernel does not fit.
+    """
+    check_counts(shape, counts)
+    if len(kernels) != len(shape):
+        raise PrimitiveError(f"{len(kernels)} kernels for a tensor of shape {list(shape)}; give one for each dim")
+    return Buffers(
+        shape=tuple(shape),
+        regions=tuple(regions(n, kernel, k) for n, kernel, k in zip(shape, kernels, counts, strict=True)),
+    )
+
+
+def _placed(region: Region) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Return a region's segments, each with its range in the buffer."""
+    result = []
+    at = 0
+    for low, high in region.segments:
+        result.append(((low, high), (at, at + high - low)))
+        at += high - low
+    return result
+
+
+# -- the closed form
+
+
+def halo_size(access: Access, splits: Splits) -> FloatArray:
+    """Return the [K] number of elements that the worst-placed device must fetch for its windows.
+
+    Outputs, inputs and kernels are split evenly; a device needs the inputs that its outputs read through its part of
+    the kernel, and owns its even part of all. Neither padding nor what strides and dilations skip is needed.
+    """
+    parts = components(access.shape, access.axes, splits.extents)
+    windows = tuple(part for part in parts if isinstance(part.axis, Window))
+    others = np.ones(len(splits.values))
+    for part in parts:
+        if part not in windows:
+            others *= by_split(split_of(part.axis, splits), lambda k, c=part: largest_part(c, k))  # type: ignore[misc]
+    kernels = [splits.of(part.axis.kernel) for part in windows if isinstance(part.axis, Window)]
+    rows, inverse = distinct_rows(np.column_stack([split_columns(windows, splits), *kernels]))
+    others *= np.array([_window_fetch(windows, row) for row in rows.tolist()])[inverse]
+    return others
+
+
+def _window_fetch(windows: tuple[Component, ...], split: list[int]) -> float:
+    """Return the most positions of all windows together that any device needs and does not own.
+
+    split: of the outputs of each window, then of the kernel of each.
+    """
+    needed, owned = np.ones(1), np.ones(1)
+    for window, outs, kernels in zip(windows, split, split[len(windows) :], strict=False):
+        need, own = _window_need(window, outs, kernels)
+        needed, owned = np.outer(needed, need).reshape(-1), np.outer(owned, own).reshape(-1)
+    return float((needed - owned).max())
+
+
+@cache
+def _window_need(component: Component, outs: int, kernels: int) -> tuple[IntArray, IntArray]:
+    """Return (needed, of which owned) along one window axis: for each part of its outputs, of each of its kernel."""
+    window = component.axis
+    assert isinstance(window, Window)
+    out, own = even_bounds(component.dim_extent, outs), even_bounds(component.length, outs)
+    kernel = even_bounds(component.kernel_extent, kernels)
+    needed, owned = np.zeros((outs, kernels), dtype=np.int64), np.zeros((outs, kernels), dtype=np.int64)
+    for i, j in np.ndindex(outs, kernels):
+        is_read = np.zeros(component.length, dtype=np.bool_)
+        for point in range(int(kernel[j]), int(kernel[j + 1])):
+            offset = point * window.dilation - window.pad
+            # The first output whose element is no padding, and the element of the last one.
+            first = max(int(out[i]), -(offset // window.stride))
+            last = (int(out[i + 1]) - 1) * window.stride + offset
+            is_read[max(0, first * window.stride + offset) : max(0, last + 1) : window.stride] = True
+        needed[i, j] = np.count_nonzero(is_read)
+        owned[i, j] = np.count_nonzero(is_read[own[i] : own[i + 1]])
+    return needed.reshape(-1), owned.reshape(-1)

@@ -1,0 +1,335 @@
+"""What a placed graph moves between devices in a step: within a layer, along edges, by pair of devices; no framework.
+
+Edges move what the boxes of their two ends say, on the way back the adjoint. Within a layer, partial sums are added:
+each of k devices adds a k-th of them and the others gather it; small ones are added on the first device. Weights
+that several layers share go from their first user to the others, their gradients back.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property, partial
+
+from pase.graph import Access, AllReduce, Axis, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
+from pase.sharding.edges import (
+    INDEX_BYTES,
+    JOINING_KINDS,
+    PlacedGraph,
+    edge_steps,
+    joint_sum,
+    joint_sum_of_weight,
+    layer_mesh,
+    return_steps,
+    shared_return_steps,
+    shared_steps,
+    shared_weights,
+    summed_dims,
+    weight_ends,
+)
+from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, shard_points, single_points, tensor_dims
+from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, moved_pairs, reshard_steps
+from pase.sharding.sums import all_reduce_pairs
+
+LOSS_KINDS = frozenset({"softmax_loss"})
+"""Kinds whose output is one number: the loss is all that a program keeps of it."""
+
+
+class Phase(StrEnum):
+    """The part of a step that an operation belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    UPDATE = "update"
+    """What is first needed to update the weights: the all-reduce of their gradients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Movement:
+    """Whose bytes they are: of an edge, or within a layer where producer and consumer are the same."""
+
+    producer: str
+    consumer: str
+    phase: Phase
+
+
+# -- within a layer
+
+
+class Purpose(StrEnum):
+    """What moves within a layer: what it writes, gradients of what it reads, what it exchanges as it computes."""
+
+    OUTPUT = "output"
+    GRADIENT = "gradient"
+    EXCHANGE = "exchange"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summed:
+    """Partial sums that a layer adds up, between the devices that differ along some axes of its mesh.
+
+    read: position of the read whose gradient it is, if it is one. over: axes. points: of a shard. times: how often in
+    a step.
+    """
+
+    tensor: str
+    phase: Phase
+    purpose: Purpose
+    over: tuple[str, ...]
+    points: int
+    read: int | None = None
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Points that a layer sends between its own devices; times: how often in a step."""
+
+    tensor: str
+    phase: Phase
+    purpose: Purpose
+    pairs: Pairs
+    times: int = 1
+
+
+def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | Sent]:
+    """Yield what moves within a layer, in this order: its sums, those of gradients, its exchanges.
+
+    Raises as `flows` does.
+    """
+    graph, mesh = plan.graph, layer_mesh(plan, operator.name)
+    forward = Phase.FORWARD
+    if operator.kind in LOSS_KINDS:
+        # What it writes is one number, the mean over all points.
+        over = tuple(dim.name for dim in operator.dims[:-1])
+        yield Summed(tensor="loss", phase=forward, purpose=Purpose.OUTPUT, over=over, points=1)
+    else:
+        for write in operator.writes:
+            points = shard_points(operator, write.shape, write.axes, mesh)
+            over = operator.partial_dims(write)
+            yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
+            for dim in single_points(write):
+                # The part that computes it gives it to the others, which hold it in a program too.
+                pairs = _handed(mesh, dim, points)
+                yield Sent(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, pairs=pairs)
+    for position, read in enumerate(operator.reads):
+        phase = gradient_phase(graph, operator, position)
+        if phase is not None:
+            points = shard_points(operator, read.shape, read.axes, mesh)
+            for over in gradient_sums(plan, operator, position):
+                yield Summed(
+                    tensor=f"gradient of {read.tensor}",
+                    phase=phase,
+                    purpose=Purpose.GRADIENT,
+                    over=over,
+                    points=points,
+                    read=position,
+                )
+    for exchange in operator.exchanges_with(graph.read_gradients(operator)):
+        yield _exchanged(operator, exchange, mesh)
+
+
+def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh) -> Summed | Sent:
+    def sent(pairs: Pairs) -> Sent:
+        return Sent(
+            tensor=exchange.tensor, phase=Phase.FORWARD, purpose=Purpose.EXCHANGE, pairs=pairs, times=exchange.times
+        )
+
+    match exchange:
+        case AllReduce():
+            return Summed(
+                tensor=exchange.tensor,
+                phase=Phase.FORWARD,
+                purpose=Purpose.EXCHANGE,
+                over=tuple(exchange.over),
+                points=shard_points(operator, exchange.shape, exchange.axes, mesh),
+                times=exchange.times,
+            )
+        case Relayout():
+            written, read_back = (
+                layout_of(mesh, _exchange_dims(operator, exchange.shape, axes), layer=operator.name)
+                for axes in (exchange.written, exchange.read)
+            )
+            return sent(moved_pairs(reshard_steps(written, read_back)))
+        case Handoff():
+            return sent(_handed(mesh, exchange.across, shard_points(operator, exchange.shape, exchange.axes, mesh)))
+
+
+def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple[tuple[str, ...], ...]:
+    """Return the dims over which a layer sums the gradient of what it reads, by position: of each sum that it makes.
+
+    A layer sums for those to which it hands the tensor, and what these sum is none of theirs.
+    """
+    read = operator.reads[position]
+    own = tuple(dim for dim in operator.extents if dim in summed_dims(operator, read))
+    if operator.is_fan_out:
+        # Where nobody leaves parts of it there is nothing to sum.
+        return (own,) if any(joint_sum(plan, edge) for edge in plan.graph.outgoing.get(operator.name, ())) else ()
+    edge = plan.graph.incoming.get((operator.name, position))
+    if edge is not None and joint_sum(plan, edge):
+        return ()
+    mesh = layer_mesh(plan, operator.name)
+    sums = {tuple(dim for dim in own if mesh.size(dim) > 1)}
+    for weight in shared_weights(plan.graph) if read.shared else ():
+        if (weight.user, weight.user_read) == (operator.name, position) and joint_sum_of_weight(plan, weight):
+            return ()
+        if (weight.owner, weight.owner_read) == (operator.name, position) and joint_sum_of_weight(plan, weight):
+            owner, _ = weight_ends(plan, weight)
+            sums.add(owner.axes)
+    return tuple(sorted(sums))
+
+
+def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
+    """Return when the gradient of what a layer reads, by position, is added up; None if it has none."""
+    read = operator.reads[position]
+    if read.role is Role.PARAMETER:
+        # A shared weight's gradients are brought together before the update.
+        return Phase.BACKWARD if read.shared and graph.num_uses[read.shared] > 1 else Phase.UPDATE
+    return Phase.BACKWARD if graph.has_gradient(operator, position) else None
+
+
+def _handed(mesh: DeviceMesh, across: str, points: int) -> Pairs:
+    """Return what goes from each part along an axis to the next."""
+    where = {tuple(point.items()): device for point, device in zip(mesh.coordinates, mesh.devices, strict=True)}
+    pairs: Pairs = {}
+    for point, device in zip(mesh.coordinates, mesh.devices, strict=True):
+        following = where.get(tuple({**point, across: point[across] + 1}.items())) if across in point else None
+        if following is not None:
+            add_pairs(pairs, [((device, following), points)])
+    return pairs
+
+
+def _exchange_dims(operator: Operator, shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[PlainDim, ...]:
+    dims = tensor_dims(operator, Access(tensor="exchanged", shape=shape, axes=axes))
+    plain = tuple(dim for dim in dims if isinstance(dim, PlainDim))
+    assert len(plain) == len(dims), f"{operator.name} exchanges windows"
+    return plain
+
+
+# -- all of a step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flow:
+    """What one tensor moves in one phase: of an edge, or within a layer. bytes_by_pair: (sender, receiver) → bytes."""
+
+    tensor: str
+    movement: Movement
+    bytes_by_pair: Mapping[tuple[int, int], int]
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Between all devices."""
+        return sum(self.bytes_by_pair.values())
+
+    @property
+    def is_of_edge(self) -> bool:
+        """Whether two layers are involved."""
+        return self.movement.producer != self.movement.consumer
+
+    def between(self, producer: str, consumer: str) -> "Flow":
+        """Return the same flow of other layers that lie alike; what moves within a layer does so in the consumer."""
+        ends = Movement(
+            producer=producer if self.is_of_edge else consumer, consumer=consumer, phase=self.movement.phase
+        )
+        return Flow(tensor=self.tensor, movement=ends, bytes_by_pair=self.bytes_by_pair)
+
+
+def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
+    """Return what a placed plan moves in a step; RuntimeFailure or EmitError where a layer's splits fit no mesh.
+
+    Words are those of the plan's graph, 4 bytes by default. What an operator exchanges inside itself counts as forward,
+    whatever pass it is of.
+    """
+    # Layers that are the same and lie alike have one number.
+    numbers: dict[Hashable, int] = {}
+    layouts = {
+        operator.name: numbers.setdefault((operator.unnamed, layer_mesh(plan, operator.name)), len(numbers))
+        for operator in plan.graph.operators
+    }
+    known: dict[Hashable, tuple[Flow, ...]] = {}
+    found: list[Flow] = []
+
+    def add(key: Hashable, producer: str, consumer: str, flows_of: Callable[[], Iterable[Flow]]) -> None:
+        # Repeated layers that lie alike move alike: what the first of them moves is worked out once.
+        if key not in known:
+            known[key] = tuple(flow for flow in flows_of() if flow.bytes_by_pair)
+        found.extend(flow.between(producer, consumer) for flow in known[key])
+
+    for edge in plan.graph.edges:
+        ends = layouts[edge.producer], edge.output, layouts[edge.consumer], edge.input
+        add(
+            ("edge", *ends, plan.graph.has_gradient(plan.graph[edge.consumer], edge.input)),
+            edge.producer,
+            edge.consumer,
+            partial(_edge_flows, plan, edge),
+        )
+    found += (flow for flow in _shared_flows(plan) if flow.bytes_by_pair)
+    for operator in plan.graph.operators:
+        sums = tuple(
+            (phase, gradient_sums(plan, operator, i))
+            for i in range(len(operator.reads))
+            if (phase := gradient_phase(plan.graph, operator, i))
+        )
+        add(
+            ("layer", layouts[operator.name], sums),
+            operator.name,
+            operator.name,
+            partial(_layer_flows, plan, operator),
+        )
+    return tuple(found)
+
+
+def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
+    """Return the bytes of each edge and each layer, by phase."""
+    total: dict[Movement, int] = {}
+    for flow in found:
+        total[flow.movement] = total.get(flow.movement, 0) + flow.total_bytes
+    return total
+
+
+def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
+    consumer = plan.graph[edge.consumer]
+    read, has_gradient = consumer.reads[edge.input], plan.graph.has_gradient(consumer, edge.input)
+    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
+    steps = edge_steps(plan, edge)
+    back = return_steps(plan, edge, steps) if has_gradient else ()
+    if len(steps) > 1 and consumer.kind in JOINING_KINDS:
+        # What comes in another shape is brought to the consumer's devices before it is joined there.
+        ends = edge.consumer, edge.consumer
+        yield from _both_ways(read.tensor, *ends, steps[-1:], back[:1], word_bytes)
+        steps, back = steps[:-1], back[1:]
+    yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, back, word_bytes)
+
+
+def _both_ways(
+    tensor: str,
+    producer: str,
+    consumer: str,
+    steps: Sequence[ReshardStep],
+    back: Sequence[ReshardStep],
+    word_bytes: int,
+) -> Iterator[Flow]:
+    yield _flow(tensor, producer, consumer, Phase.FORWARD, moved_pairs(steps), word_bytes)
+    yield _flow(tensor, producer, consumer, Phase.BACKWARD, moved_pairs(back), word_bytes)
+
+
+def _shared_flows(plan: PlacedGraph) -> Iterator[Flow]:
+    for weight in shared_weights(plan.graph):
+        tensor = plan.graph[weight.user].reads[weight.user_read].shared
+        ways = shared_steps(plan, weight), shared_return_steps(plan, weight)
+        yield from _both_ways(tensor, weight.owner, weight.user, *ways, plan.graph.word_bytes)
+
+
+def _layer_flows(plan: PlacedGraph, operator: Operator) -> Iterator[Flow]:
+    mesh, name = layer_mesh(plan, operator.name), operator.name
+    for found in layer_movements(plan, operator):
+        pairs = all_reduce_pairs(mesh, found.over, found.points) if isinstance(found, Summed) else found.pairs
+        yield _flow(found.tensor, name, name, found.phase, pairs, plan.graph.word_bytes * found.times)
+
+
+def _flow(tensor: str, producer: str, consumer: str, phase: Phase, points: Pairs, word_bytes: int) -> Flow:
+    return Flow(
+        tensor=tensor,
+        movement=Movement(producer=producer, consumer=consumer, phase=phase),
+        bytes_by_pair={ends: count * word_bytes for ends, count in points.items() if count},
+    )
