@@ -11,7 +11,14 @@ from pase.cli.output import print_json
 from pase.graph import Graph, Scalar
 from pase.importers import load
 from pase.machine import Machine, load_machine
-from pase.studies.easgd_costs import ALGORITHMS, Computation, algorithm_named, check_workers, computation_of, weights_of
+from pase.studies.easgd_costs.iteration import (
+    ALGORITHMS,
+    Computation,
+    algorithm_named,
+    check_workers,
+    computation_of,
+    weights_of,
+)
 from pase.studies.easgd_costs.paper import TABLE_4
 
 ALL = "all"

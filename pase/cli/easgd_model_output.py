@@ -7,7 +7,7 @@ from typing import Any
 from pase.cli.output import print_table, quantity, say
 from pase.graph import Graph
 from pase.machine import Machine
-from pase.studies.easgd_costs import (
+from pase.studies.easgd_costs.iteration import (
     Algorithm,
     Computation,
     Iteration,
@@ -19,9 +19,8 @@ from pase.studies.easgd_costs import (
     platform_of,
     weak_scaling,
 )
-from pase.studies.easgd_costs.calibration import PredictedRow, table_3
 from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, PARTS, ScalingSeries
-from pase.studies.easgd_costs.statements import statements
+from pase.studies.easgd_costs.statements import PredictedRow, statements, table_3
 
 WIDTH = 96
 

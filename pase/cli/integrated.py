@@ -11,20 +11,9 @@ from pase.cli.output import print_json, warn
 from pase.graph import Scalar
 from pase.importers import load
 from pase.machine import load_machine
-from pase.studies.integrated import (
-    CONVENTIONS,
-    SAME_GRID,
-    VERSIONS,
-    ComputeTimes,
-    Options,
-    all_grids,
-    chain_of,
-    network_of,
-    num_iterations,
-    parse_grid,
-    study,
-    with_conventions,
-)
+from pase.studies.integrated.chain import CONVENTIONS, Options, chain_of, with_conventions
+from pase.studies.integrated.equations import all_grids, network_of, parse_grid
+from pase.studies.integrated.study import SAME_GRID, VERSIONS, ComputeTimes, num_iterations, study
 
 MACHINE = "cori-knl"
 """The papers' own: α = 2 µs, 1/β = 6 GB/s."""

@@ -6,20 +6,15 @@ from types import MappingProxyType
 from typing import Any
 
 from pase.cli.output import print_table, quantity, say
-from pase.studies.integrated import (
-    CONVENTIONS,
+from pase.studies.integrated.chain import CONVENTIONS, Options, WeightedLayer
+from pase.studies.integrated.equations import Network, crossover_batch, equal_volume_batch, largest_model_batch
+from pase.studies.integrated.study import (
     SAME_GRID,
     Candidate,
     ComputeTimes,
-    Network,
-    Options,
     Study,
-    WeightedLayer,
-    crossover_batch,
-    equal_volume_batch,
     held,
     held_2d,
-    largest_model_batch,
     moved,
     moved_stationary_a,
     step_time,

@@ -1,14 +1,9 @@
 """Gholami et al. 2018 from its equations alone: Figs. 5 to 10, and what its text states beside what follows."""
 
 from pase.common.documents import write_atomically
-from pase.studies.integrated import (
-    CONVENTIONS,
-    Grid,
-    Options,
-    Role,
-    Study,
-    with_conventions,
-)
+from pase.studies.integrated.chain import CONVENTIONS, Options, with_conventions
+from pase.studies.integrated.equations import Grid, Role
+from pase.studies.integrated.study import Study
 from scripts.benchmarks.integrated_figures import (
     BEYOND_PROCESSES,
     STRONG_BATCH,

@@ -6,23 +6,9 @@ from functools import cache
 
 from pase import load
 from pase.machine import load_machine
-from pase.studies.integrated import (
-    OWN_GRIDS,
-    Candidate,
-    Chain,
-    Grid,
-    Network,
-    Options,
-    Role,
-    Study,
-    Terms,
-    chain_of,
-    integrated,
-    network_of,
-    num_iterations,
-    step_time,
-    study,
-)
+from pase.studies.integrated.chain import Chain, Options, chain_of
+from pase.studies.integrated.equations import Grid, Network, Role, Terms, integrated, network_of
+from pase.studies.integrated.study import OWN_GRIDS, Candidate, Study, num_iterations, step_time, study
 from scripts.benchmarks.charts import Bar, Curve, Panel, Part, curves, stacked_bars
 from scripts.benchmarks.integrated_multiply import multiplication
 

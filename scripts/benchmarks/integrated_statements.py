@@ -3,21 +3,18 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pase.studies.integrated import (
-    Candidate,
-    Chain,
+from pase.studies.integrated.chain import Chain, Options
+from pase.studies.integrated.equations import (
     Grid,
-    Options,
     Role,
-    Study,
     crossover_batch,
     largest_model_batch,
     pure_batch,
     pure_domain,
     pure_model,
     redistribution,
-    step_time,
 )
+from pase.studies.integrated.study import Candidate, Study, step_time
 from scripts.benchmarks.integrated_figures import (
     BEYOND_PROCESSES,
     STRONG_BATCH,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.studies.easgd_costs import ALGORITHMS
+from pase.studies.easgd_costs.iteration import ALGORITHMS
 from tests.cli.conftest import Command
 
 MLP = ("easgd-model", "--network", "mlp")

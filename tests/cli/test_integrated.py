@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.studies.integrated import CONVENTIONS
+from pase.studies.integrated.chain import CONVENTIONS
 from tests.cli.conftest import Command
 
 PAPER = ("integrated", "alexnet", "--arg", "grouped=true", "--processes", 512, "--batch", 2048)

@@ -7,8 +7,15 @@ from pase.easgd.algorithms import ALGORITHMS as TRAINED
 from pase.errors import MachineError, TrainingError
 from pase.graph.operators import softmax_loss
 from pase.models import MODELS
-from pase.studies.easgd_costs import ALGORITHMS, algorithm_named, computation_of, platform_of, step_flop, weights_of
-from pase.studies.easgd_costs.platform import Computation
+from pase.studies.easgd_costs.iteration import (
+    ALGORITHMS,
+    Computation,
+    algorithm_named,
+    computation_of,
+    platform_of,
+    step_flop,
+    weights_of,
+)
 
 
 def test_names_are_those_that_train_and_the_one_that_is_not_overlapped() -> None:

@@ -4,13 +4,21 @@ import pytest
 
 from pase.errors import TrainingError
 from pase.machine import load_machine
-from pase.studies.easgd_costs import ALGORITHMS, bandwidth_for, iteration, num_stages, weak_scaling
-from pase.studies.easgd_costs.calibration import CALIBRATED, gpu_platform, message_s, predicted, row_of, table_3
-from pase.studies.easgd_costs.judgement import judged
+from pase.studies.easgd_costs.iteration import ALGORITHMS, Weights, bandwidth_for, iteration, num_stages, weak_scaling
 from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, TABLE_2, TABLE_3, TABLE_4, Printed
-from pase.studies.easgd_costs.platform import Weights
-from pase.studies.easgd_costs.scaling_statements import node, scaled_s, weights
-from pase.studies.easgd_costs.statements import statements
+from pase.studies.easgd_costs.statements import (
+    CALIBRATED,
+    gpu_platform,
+    judged,
+    message_s,
+    node,
+    predicted,
+    row_of,
+    scaled_s,
+    statements,
+    table_3,
+    weights,
+)
 
 
 def test_a_printed_number_is_what_it_was_rounded_to() -> None:

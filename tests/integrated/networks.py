@@ -3,7 +3,8 @@
 from functools import cache
 
 from pase import Graph, load
-from pase.studies.integrated import Chain, Network, chain_of
+from pase.studies.integrated.chain import Chain, chain_of
+from pase.studies.integrated.equations import Network
 
 CORI = Network(latency_s=2e-6, s_per_byte=1 / 6e9)
 """The papers' machine."""

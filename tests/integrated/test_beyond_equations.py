@@ -6,28 +6,19 @@ from math import exp, log
 import pytest
 
 from pase import load
-from pase.studies.integrated import (
-    OWN_GRIDS,
-    Chain,
-    ComputeTimes,
+from pase.studies.integrated.chain import Chain, Options, chain_of, with_conventions
+from pase.studies.integrated.equations import (
     Grid,
     Network,
-    Options,
     Role,
-    chain_of,
     equal_volume_batch,
-    held,
-    held_2d,
     integrated,
     model_and_batch,
-    moved,
-    moved_stationary_a,
     own_grids,
     pure_batch,
     pure_model,
-    study,
-    with_conventions,
 )
+from pase.studies.integrated.study import OWN_GRIDS, ComputeTimes, held, held_2d, moved, moved_stationary_a, study
 from tests.integrated.networks import CORI, alexnet, alexnet_graph
 
 UNIT = Network(latency_s=1000.0, s_per_byte=0.25)

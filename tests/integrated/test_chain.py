@@ -8,8 +8,7 @@ import pytest
 from pase import Builder, load
 from pase.errors import IntegratedError
 from pase.graph.operators import conv2d, dense, pool2d
-from pase.studies.integrated import Options, chain_of, with_conventions
-from pase.studies.integrated.options import CONVENTIONS
+from pase.studies.integrated.chain import CONVENTIONS, Options, chain_of, with_conventions
 from tests.importers.onnx_models import convolutional
 from tests.integrated.networks import alexnet, alexnet_graph
 

@@ -9,13 +9,11 @@ from hypothesis import strategies as st
 
 from pase import Builder
 from pase.graph.operators import conv2d, dense
-from pase.studies.integrated import (
-    Chain,
+from pase.studies.integrated.chain import Chain, Options, chain_of
+from pase.studies.integrated.equations import (
     Grid,
     Network,
-    Options,
     Role,
-    chain_of,
     crossover_batch,
     dense_only,
     integrated,
@@ -27,9 +25,8 @@ from pase.studies.integrated import (
     pure_model,
     pure_model_1,
     redistribution,
-    step_time,
 )
-from pase.studies.integrated.steps import num_iterations
+from pase.studies.integrated.study import num_iterations, step_time
 from tests.integrated.networks import CORI, alexnet
 
 UNIT = Network(latency_s=1000.0, s_per_byte=0.25)

@@ -13,7 +13,8 @@ from pase.machine import Machine, load_machine
 from pase.planning.planner import data_parallel_choice
 from pase.planning.strategy import plan_layers, total_cost
 from pase.solver import solve
-from pase.studies.integrated import Role, chain_of
+from pase.studies.integrated.chain import chain_of
+from pase.studies.integrated.equations import Role
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training

@@ -5,7 +5,8 @@ import pytest
 
 from pase import Builder
 from pase.graph.operators import conv1d, conv2d, conv3d
-from pase.studies.integrated import Grid, Network, Options, Role, chain_of, integrated, pure_domain
+from pase.studies.integrated.chain import Options, chain_of
+from pase.studies.integrated.equations import Grid, Network, Role, integrated, pure_domain
 
 WORDS = Network(latency_s=0.0, s_per_byte=1.0)
 COUNTED = Options(word_bytes=1)

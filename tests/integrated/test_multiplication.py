@@ -7,7 +7,8 @@ import pytest
 
 from pase import Builder
 from pase.graph.operators import dense
-from pase.studies.integrated import Chain, Grid, Network, Options, chain_of, model_and_batch, pure_batch, pure_model
+from pase.studies.integrated.chain import Chain, Options, chain_of
+from pase.studies.integrated.equations import Grid, Network, model_and_batch, pure_batch, pure_model
 from tests.integrated.processes import Counter, bruck_all_gather, train_step
 
 WIDTHS = (24, 48, 24, 72)  # each a multiple of every number of rows, of columns and of chunks

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from pase.errors import IntegratedError
 from pase.machine import load_machine
-from pase.studies.integrated import Grid, Network, Options, Role, all_grids, network_of, parse_grid, study
+from pase.studies.integrated.chain import Options
+from pase.studies.integrated.equations import Grid, Network, Role, all_grids, network_of, parse_grid
+from pase.studies.integrated.study import study
 from tests.integrated.networks import CORI, alexnet
 
 

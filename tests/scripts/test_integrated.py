@@ -5,7 +5,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pase.studies.integrated import Grid, Network, Options, model_and_batch, pure_batch
+from pase.studies.integrated.chain import Options
+from pase.studies.integrated.equations import Grid, Network, model_and_batch, pure_batch
 from scripts.benchmarks.charts import Bar, Curve, Panel, Part, curves, stacked_bars
 from scripts.benchmarks.integrated import FOLDER, tables
 from scripts.benchmarks.integrated_figures import alexnet, figures

@@ -10,7 +10,9 @@ from pase.graph import Role as AccessRole
 from pase.graph.access import axis_dims
 from pase.machine import Machine
 from pase.sharding.configurations import divisors
-from pase.studies.integrated import CONVOLUTIONS, DENSE, Chain, Grid, Network, Role, chain_of, network_of, study
+from pase.studies.integrated.chain import CONVOLUTIONS, DENSE, Chain, chain_of
+from pase.studies.integrated.equations import Grid, Network, Role, network_of
+from pase.studies.integrated.study import study
 
 BATCH = "b"
 

@@ -1,12 +1,153 @@
 """The time of one iteration of each algorithm, in closed form, as the parts of You et al. 2017, Table 3."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
+import numpy as np
+
+from pase.costs.build import traffic_of
+from pase.easgd import algorithms as training
 from pase.easgd.algorithms import Exchange, Place
-from pase.studies.easgd_costs.algorithms import Algorithm
-from pase.studies.easgd_costs.platform import Platform, Weights
+from pase.errors import TrainingError, unknown_name
+from pase.graph import Graph, Operator
+from pase.machine import Machine
+from pase.studies.integrated.equations import Network, network_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """A part of a breakdown, by its field's name, that goes on while others do: what is longer than these is seen."""
+
+    hidden: str
+    behind: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """What an iteration of an algorithm consists of.
+
+    equations: that it applies. worker_passes, centre_passes: how often its update rules read or write an array of the
+    weights' size, at a worker and at the centre. overlap: None where its parts follow one another.
+    """
+
+    name: str
+    title: str
+    equations: str
+    exchange: Exchange
+    worker_passes: int
+    centre_passes: int
+    place: Place = Place.MASTER
+    overlap: Overlap | None = None
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether all workers take every iteration together."""
+        return self.exchange is Exchange.TOGETHER
+
+    def num_batches(self, num_workers: int) -> int:
+        """Return the batches of one iteration: in the paper's tables one, or one of every worker."""
+        return num_workers if self.is_synchronous else 1
+
+
+ELASTIC, ELASTIC_MOMENTUM, NOTHING = 4, 6, 0
+"""Of a worker. Eq. 1: W, ΔW and the centre are read, W is written. Eqs. 5 and 6: V is read and written too."""
+
+
+CENTRE, MOMENTUM = 3, 5
+"""Of the centre. Eq. 2, and a step of SGD: two arrays are read, one is written. Eqs. 3 and 4: V, ΔW, W; V, W."""
+
+
+_BEHIND_EXCHANGE = Overlap(hidden="compute_s", behind=("host_exchange_s",))
+"""Table 3's caption: for/backward with the parameters' way between CPU and GPU; it keeps the latter whole."""
+
+
+_BEHIND_COMPUTATION = Overlap(hidden="worker_exchange_s", behind=("data_s", "compute_s"))
+"""Section 6.1.3: steps 11 and 12 of Algorithm 3 with its steps 7 to 10."""
+
+
+def _costed(algorithm: training.Algorithm) -> Algorithm:
+    """Return what an iteration of an algorithm consists of: it follows from how it is declared."""
+    is_in_turn = algorithm.exchange is Exchange.ROUND_ROBIN
+    worker_passes = ELASTIC_MOMENTUM if algorithm.worker_velocity else ELASTIC if algorithm.has_rho else NOTHING
+    return Algorithm(
+        name=algorithm.name,
+        title=algorithm.title,
+        equations=algorithm.equations,
+        exchange=algorithm.exchange,
+        worker_passes=worker_passes,
+        centre_passes=MOMENTUM if algorithm.master_velocity else CENTRE,
+        place=algorithm.place,
+        overlap=_BEHIND_COMPUTATION if algorithm.overlaps else _BEHIND_EXCHANGE if is_in_turn else None,
+    )
+
+
+def _with_star(algorithms: Iterable[Algorithm]) -> Iterator[Algorithm]:
+    """Give the algorithms, and before Original EASGD what the paper's Table 3 sets beside it, without its overlap."""
+    for algorithm in algorithms:
+        if algorithm.name == "original-easgd":
+            yield replace(
+                algorithm,
+                name="original-easgd-star",
+                title="Original EASGD*",
+                equations=f"{algorithm.equations}; nothing overlapped",
+                overlap=None,
+            )
+        yield algorithm
+
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
+    {algorithm.name: algorithm for algorithm in _with_star(map(_costed, training.ALGORITHMS.values()))}
+)
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """Return an algorithm; TrainingError lists them where there is none of that name."""
+    if name not in ALGORITHMS:
+        raise TrainingError(unknown_name("algorithm", name, ALGORITHMS))
+    return ALGORITHMS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """|W|: num_bytes, of all parameters. num_arrays: those that need a message of their own when nothing is packed."""
+
+    num_bytes: float
+    num_arrays: int
+
+    def num_messages(self, *, packed: bool) -> int:
+        """Return the messages by which all weights go from one to another: one, or one for each array (section 5.2)."""
+        return 1 if packed else self.num_arrays
+
+    def message_s(self, link: Network, *, packed: bool) -> float:
+        """Return the time of that: α for each message, and |W|β."""
+        return self.num_messages(packed=packed) * link.latency_s + self.num_bytes * link.s_per_byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """P equal workers and a master.
+
+    worker_link: between two workers. host_link: between a worker and the master; both carry each direction by itself.
+    data_s: to bring one batch to one worker. compute_s: forward and backward propagation of one batch. worker_pass_s,
+    host_pass_s: to read or write an array of the weights' size once, at a worker and at the master.
+    """
+
+    worker_link: Network
+    host_link: Network
+    compute_s: float
+    data_s: float = 0.0
+    worker_pass_s: float = 0.0
+    host_pass_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computation:
+    """One iteration of one worker alone. has_update: whether time_s holds the worker's own update too."""
+
+    time_s: float
+    source: str
+    has_update: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,3 +330,113 @@ _FORMS: Mapping[Exchange, Callable[[Algorithm, int, Platform, Weights, bool], It
         Exchange.TOGETHER: _together,
     }
 )
+
+
+def weights_of(graph: Graph) -> Weights:
+    """Return the weights of a network: one array for each matrix or kernel, with its bias inside.
+
+    A layer whose parameters are all vectors (a normalisation's scale and shift) counts as one array. What several
+    layers share counts once. Raises TrainingError where there are none.
+    """
+    num_arrays = sum(_num_arrays(operator, graph.owners) for operator in graph.operators)
+    if not num_arrays:
+        raise TrainingError(
+            f"model {graph.name!r} has no weights, so there is nothing to exchange; use one that trains"
+        )
+    return Weights(num_bytes=graph.num_parameters * graph.word_bytes, num_arrays=num_arrays)
+
+
+def _num_arrays(operator: Operator, owners: Mapping[str, str]) -> int:
+    owned = [a for a in operator.parameters if owners.get(a.shared, operator.name) == operator.name]
+    return sum(len(access.shape) > 1 for access in owned) or min(len(owned), 1)
+
+
+def step_flop(graph: Graph) -> float:
+    """Return the FLOP of forward and backward propagation of one batch on one device."""
+    whole = ((op, np.ones((1, len(op.dims)), dtype=np.int32)) for op in graph.operators)
+    return sum((float(traffic_of(graph, op, splits).flop[0]) for op, splits in whole), 0.0)
+
+
+def computation_of(graph: Graph, machine: Machine) -> Computation:
+    """Return what an iteration takes at the machine's peak; no network reaches it."""
+    return Computation(
+        time_s=step_flop(graph) / machine.peak_flop_per_s(),
+        source=f"FLOP of a step ÷ peak of {machine.device.name}: no real program is as fast",
+        has_update=False,
+    )
+
+
+def platform_of(machine: Machine, num_workers: int, weights: Weights, computation: Computation) -> Platform:
+    """Return workers and master on equal devices of a machine, joined by the slowest level that they span.
+
+    Every worker has its data in its own memory (Algorithm 4, line 9). Updates go at the speed of the memory, and take
+    no time where the machine does not give it. Raises MachineError for more workers than the machine has devices.
+    """
+    network = network_of(machine, max(num_workers, 2))
+    bandwidth = machine.device.memory_bandwidth_bytes_per_s
+    pass_s = weights.num_bytes / bandwidth if bandwidth else 0.0
+    return Platform(
+        worker_link=network,
+        host_link=network,
+        compute_s=computation.time_s,
+        worker_pass_s=0.0 if computation.has_update else pass_s,
+        host_pass_s=pass_s,
+    )
+
+
+MAX_WORKERS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRow:
+    """time_s: until every worker has trained all its batches. efficiency: the time of one worker ÷ that."""
+
+    num_workers: int
+    iteration: Iteration
+    time_s: float
+    efficiency: float
+
+
+def weak_scaling(
+    algorithm: Algorithm,
+    workers: Sequence[int],
+    platform_for: Callable[[int], Platform],
+    weights: Weights,
+    *,
+    num_batches: int,
+    packed: bool = True,
+) -> tuple[ScalingRow, ...]:
+    """Return a row for each number of workers, of which each trains num_batches.
+
+    platform_for: what so many workers run on. Raises TrainingError for a number of workers out of 1 to MAX_WORKERS.
+    """
+    for num_workers in workers:
+        check_workers(num_workers)
+
+    def of(num_workers: int) -> Iteration:
+        return iteration(algorithm, num_workers, platform_for(num_workers), weights, packed=packed)
+
+    alone_s = of(1).round_s
+    rows = []
+    for num_workers in workers:
+        found = of(num_workers)
+        efficiency = alone_s / found.round_s if found.round_s else 1.0
+        rows.append(
+            ScalingRow(
+                num_workers=num_workers, iteration=found, time_s=found.round_s * num_batches, efficiency=efficiency
+            )
+        )
+    return tuple(rows)
+
+
+def check_workers(num_workers: int) -> None:
+    """Raise TrainingError unless there are 1 to MAX_WORKERS workers."""
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise TrainingError(f"{num_workers} workers were asked for; expected a whole number from 1 to {MAX_WORKERS}")
+
+
+def bandwidth_for(weights: Weights, num_workers: int, exchange_s: float, *, latency_s: float) -> float | None:
+    """Return the bytes a second at which 2⌈log2 P⌉ packed messages take so long; None where no bandwidth does."""
+    messages = 2 * num_stages(num_workers)
+    left_s = exchange_s - messages * latency_s
+    return messages * weights.num_bytes / left_s if messages and left_s > 0 else None

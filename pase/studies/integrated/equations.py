@@ -3,24 +3,140 @@
 Times are in seconds, for one training step of a batch on all processes. Logarithms are those of a tree's depth.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
-from enum import StrEnum
-from math import ceil, floor
+from __future__ import annotations
 
-from pase.studies.integrated.chain import Chain, WeightedLayer
-from pase.studies.integrated.network import Grid, Network
-from pase.studies.integrated.options import Options
-from pase.studies.integrated.parts import (
-    batch_part,
-    gather,
-    halos,
-    model_part,
-    weight_reduction,
-    whole_weights,
-    zeroth_halos,
-)
-from pase.studies.integrated.terms import Terms, total
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from enum import StrEnum
+from math import ceil, floor, log2
+
+from pase.errors import IntegratedError
+from pase.machine import Machine
+from pase.sharding.configurations import divisors
+from pase.studies.integrated.chain import Chain, Options, WeightedLayer
+
+MAX_PROCESSES = 1 << 20
+
+
+MAX_BATCH = 1 << 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Every process reaches every other one. latency_s: α, of a message. s_per_byte: β, inverse of the bandwidth."""
+
+    latency_s: float
+    s_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Grid:
+    """P_r x P_c processes: num_rows share a layer's weights or its images' rows, num_columns the batch."""
+
+    num_rows: int
+    num_columns: int
+
+    @property
+    def num_processes(self) -> int:
+        """P = P_r · P_c."""
+        return self.num_rows * self.num_columns
+
+    def __str__(self) -> str:
+        """Return PrxPc."""
+        return f"{self.num_rows}x{self.num_columns}"
+
+
+def network_of(machine: Machine, num_processes: int) -> Network:
+    """Return the slowest of the levels that so many devices span; the papers know no levels."""
+    levels = machine.levels_spanned(num_processes)
+    return Network(
+        latency_s=max(level.latency_s for level in levels),
+        s_per_byte=1 / min(level.bandwidth_bytes_per_s for level in levels),
+    )
+
+
+def all_grids(num_processes: int) -> tuple[Grid, ...]:
+    """Return every P_r x P_c of so many processes, pure batch parallelism first."""
+    check_processes(num_processes)
+    return tuple(Grid(rows, num_processes // rows) for rows in divisors(num_processes))
+
+
+def parse_grid(text: str, num_processes: int) -> Grid:
+    """Return the grid that "PrxPc" names; IntegratedError where it has another number of processes."""
+    check_processes(num_processes)
+    found = re.fullmatch(r"\s*([0-9]{1,9})\s*[x×]\s*([0-9]{1,9})\s*", text, re.ASCII)
+    if found is None:
+        grids = all_grids(num_processes)
+        raise IntegratedError(f"{text!r} is no grid of processes; expected PrxPc, such as {grids[len(grids) // 2]}")
+    grid = Grid(int(found[1]), int(found[2]))
+    if grid.num_processes != num_processes:
+        raise IntegratedError(
+            f"a grid of {grid} has {grid.num_processes} processes, not {num_processes}; "
+            f"possible are {', '.join(map(str, all_grids(num_processes)))}"
+        )
+    return grid
+
+
+def check_processes(num_processes: int) -> None:
+    """Raise IntegratedError unless there are 1 to MAX_PROCESSES processes."""
+    if not 1 <= num_processes <= MAX_PROCESSES:
+        raise IntegratedError(
+            f"{num_processes} processes were asked for; expected a whole number of 1 or more, up to {MAX_PROCESSES}"
+        )
+
+
+def check_batch(batch: int, grid: Grid) -> None:
+    """Raise IntegratedError where there are fewer samples than columns: each holds one at least (section 2.4)."""
+    if not 1 <= batch <= MAX_BATCH:
+        raise IntegratedError(
+            f"a batch of {batch} was asked for; expected a whole number of 1 or more, up to {MAX_BATCH}"
+        )
+    if batch < grid.num_columns:
+        raise IntegratedError(
+            f"a batch of {batch} cannot be shared by the {grid.num_columns} columns of a grid of {grid}; "
+            f"use a batch of {grid.num_columns} or more, or a grid with fewer columns"
+        )
+
+
+def tree_depth(num_processes: int, *, rounded: bool) -> float:
+    """Return ceil(log2 P), or log2 P where it is not rounded."""
+    return ceil(log2(num_processes)) if rounded else log2(num_processes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Seconds of communication in one training step.
+
+    activation_all_gather: Y_i, forward. input_gradient_all_reduce: of ΔX_i. weight_gradient_all_reduce: of ΔW_i.
+    halo_forward, halo_backward: rows at the border of a process's part of an image, of values and of gradients.
+    redistribution: of what a layer reads, between grids (Eq. 6).
+    """
+
+    activation_all_gather: float = 0.0
+    input_gradient_all_reduce: float = 0.0
+    weight_gradient_all_reduce: float = 0.0
+    halo_forward: float = 0.0
+    halo_backward: float = 0.0
+    redistribution: float = 0.0
+
+    def __add__(self, other: Terms) -> Terms:
+        """Return the sum, term by term."""
+        return Terms(**{name: value + getattr(other, name) for name, value in self.as_dict().items()})
+
+    @property
+    def time_s(self) -> float:
+        """All of them together."""
+        return float(sum(astuple(self)))
+
+    def as_dict(self) -> dict[str, float]:
+        """Return seconds by the name of the term."""
+        return asdict(self)
+
+
+def total(terms: Iterable[Terms]) -> Terms:
+    """Return the sum of any number of terms."""
+    return sum(terms, start=Terms())
 
 
 class Role(StrEnum):
@@ -141,3 +257,110 @@ def layer_terms(layer: WeightedLayer, role: Role, batch: int, grid: Grid, networ
     if grid.num_rows == 1 and not options.halo_at_one:
         exchanged = Terms()
     return exchanged + whole_weights([layer], grid, network, options, has_zeroth=False)
+
+
+def model_part(
+    layer: WeightedLayer,
+    batch: int,
+    grid: Grid,
+    network: Network,
+    options: Options,
+    *,
+    propagates: bool = True,
+    reaches_data: bool = False,
+) -> Terms:
+    """Return α⌈log P_r⌉ + β (B/P_c) (P_r-1)/P_r d_i, and twice the same of d_(i-1) where ΔX_i is needed.
+
+    A recurrent layer sends at every step, and needs the gradient of its own state in any case.
+    """
+    share = batch / grid.num_columns
+    gathered = gather(layer.output_words * share, grid.num_rows, network, options, times=layer.num_steps)
+    words = layer.inner_words
+    words += layer.input_words if propagates and (bool(layer.source) or reaches_data) else 0
+    reduced = 0.0
+    if words and options.input_gradient:
+        reduced = 2 * gather(words * share, grid.num_rows, network, options, times=layer.num_steps)
+    return Terms(activation_all_gather=gathered, input_gradient_all_reduce=reduced)
+
+
+def batch_part(
+    layers: Sequence[WeightedLayer],
+    grid: Grid,
+    network: Network,
+    options: Options,
+    *,
+    has_zeroth: bool = True,
+) -> Terms:
+    """Return 2 Σ (α⌈log P_c⌉ + β (P_c-1)/P_c |W_i|/P_r)."""
+    time_s = sum(weight_reduction(layer, grid, network, options) for layer in layers)
+    if has_zeroth and options.terms_from_zero:
+        time_s += 2 * gather(0, grid.num_columns, network, options)
+    return Terms(weight_gradient_all_reduce=time_s)
+
+
+def weight_reduction(layer: WeightedLayer, grid: Grid, network: Network, options: Options) -> float:
+    """Return 2 (α⌈log P_c⌉ + β (P_c-1)/P_c |W_i|/P_r)."""
+    return 2 * gather(layer.num_weights / grid.num_rows, grid.num_columns, network, options)
+
+
+def whole_weights(
+    layers: Sequence[WeightedLayer], grid: Grid, network: Network, options: Options, *, has_zeroth: bool = True
+) -> Terms:
+    """Return 2 Σ (α⌈log P⌉ + β (P-1)/P |W_i|)."""
+    return batch_part(layers, Grid(1, grid.num_processes), network, options, has_zeroth=has_zeroth)
+
+
+def halos(layer: WeightedLayer, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
+    """Return α + β (B/P_c) X_W X_C ⌊k_h/2⌋ and α + β (B/P_c) Y_W Y_C ⌊k_w/2⌋."""
+    share = batch / grid.num_columns
+    forward = message(share * layer.input_row_words * (layer.kernel[0] // 2), network, options)
+    backward = message(share * layer.output_row_words * (layer.kernel[-1] // 2), network, options)
+    return Terms(halo_forward=forward, halo_backward=backward)
+
+
+def zeroth_halos(network: Network, options: Options) -> Terms:
+    """Return what a term for i = 0 adds to Eq. 7's first two sums."""
+    if not options.terms_from_zero:
+        return Terms()
+    return Terms(halo_forward=network.latency_s, halo_backward=network.latency_s)
+
+
+def message(words: float, network: Network, options: Options) -> float:
+    """Return α + β · words, for one message."""
+    if not words and not options.pointwise_halo:
+        return 0.0
+    return network.latency_s + network.s_per_byte * words * options.word_bytes
+
+
+def gather(words: float, num_processes: int, network: Network, options: Options, *, times: int = 1) -> float:
+    """Return α⌈log P⌉ + β (P-1)/P · words: Bruck's all-gather, and half of a ring's all-reduce.
+
+    times: in how many pieces, one after the other, the words go.
+    """
+    moved = words * (num_processes - 1) / num_processes * options.word_bytes
+    depth = tree_depth(num_processes, rounded=options.rounded_log)
+    return times * network.latency_s * depth + network.s_per_byte * moved
+
+
+def pure_model_1(chain: Chain, batch: int, num_processes: int, network: Network, options: Options) -> Terms:
+    """Return Eq. 2 of version 1: 3 Σ (α⌈log P⌉ + β B (P-1)/P d_i)."""
+    return _outputs(chain, batch, Grid(num_processes, 1), network, options)
+
+
+def pure_batch_1(chain: Chain, num_processes: int, network: Network, options: Options) -> Terms:
+    """Return Eq. 3 of version 1, which is Eq. 4 of version 2."""
+    return batch_part(chain.layers, Grid(1, num_processes), network, options)
+
+
+def integrated_1(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
+    """Return Eq. 4 of version 1: 3 Σ over all layers of what is gathered, and the weights' all-reduce."""
+    return _outputs(chain, batch, grid, network, options) + batch_part(chain.layers, grid, network, options)
+
+
+def _outputs(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
+    words = [layer.output_words for layer in chain.layers]
+    if options.terms_from_zero:
+        words.append(chain.layers[0].input_words)
+    share = batch / grid.num_columns
+    once = sum(gather(d * share, grid.num_rows, network, options) for d in words)
+    return Terms(activation_all_gather=once, input_gradient_all_reduce=2 * once)

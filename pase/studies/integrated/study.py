@@ -1,15 +1,40 @@
 """All grids of a number of processes, beside pure model and pure batch parallelism."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil, log
+from types import MappingProxyType
 
 from pase.errors import IntegratedError
 from pase.studies.integrated import equations
-from pase.studies.integrated.chain import Chain
-from pase.studies.integrated.network import Grid, Network, all_grids, check_batch, check_processes
-from pase.studies.integrated.options import Options
-from pase.studies.integrated.terms import Terms
-from pase.studies.integrated.versions import VERSIONS, Roles
+from pase.studies.integrated.chain import Chain, Options, WeightedLayer
+from pase.studies.integrated.equations import (
+    Grid,
+    Network,
+    Role,
+    Terms,
+    all_grids,
+    check_batch,
+    check_processes,
+    integrated_1,
+    pure_batch_1,
+    pure_model_1,
+)
+
+Roles = Mapping[str, Role]
+"""What the rows of a grid share of each layer, by its name; a layer that is not there is in batch parallelism alone."""
+
+
+Assessed = tuple[Terms, Roles]
+
+
+Variant = Callable[[Chain, int, Grid, Network, Options], Assessed | None]
+"""Returns the communication and the roles of a batch on a grid; None where the network cannot be laid out so."""
+
+
+SAME_GRID = "same_grid"
+
 
 OWN_GRIDS = "own_grids"
 """The variant in which convolutions have a grid of their own."""
@@ -140,3 +165,182 @@ def _on_own_grids(
     }
     terms = equations.own_grids(chain, batch, convolutions, grid, network, options)
     return Candidate(variant=OWN_GRIDS, grid=grid, terms=terms, roles=roles, convolutions=convolutions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """pure_model, pure_batch: the extremes. variants: ways to use a grid, by name; the first is the 1.5D algorithm."""
+
+    pure_model: Callable[[Chain, int, int, Network, Options], Terms]
+    pure_batch: Callable[[Chain, int, Network, Options], Terms]
+    variants: Mapping[str, Variant]
+
+
+def _same_grid(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Assessed:
+    roles = {layer.name: Role.MODEL for layer in chain.layers}
+    return equations.model_and_batch(chain, batch, grid, network, options), roles
+
+
+def _dense_only(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Assessed | None:
+    if batch < grid.num_processes and any(layer.is_convolution for layer in chain.layers):
+        return None  # the convolutions are in pure batch parallelism, one sample for each process at least
+    roles = {layer.name: Role.MODEL for layer in chain.layers if not layer.is_convolution}
+    return equations.dense_only(chain, batch, grid, network, options), roles
+
+
+def _domain(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Assessed | None:
+    roles = {layer.name: Role.DOMAIN if layer.is_convolution else Role.MODEL for layer in chain.layers}
+    if not all(_has_rows(layer, grid, options) for layer in chain.layers if layer.is_convolution):
+        return None
+    return equations.integrated(chain, roles, batch, grid, network, options), roles
+
+
+def _per_layer(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Assessed:
+    """Choose for each convolution what communicates less, as the paper suggests after Eq. 9."""
+
+    def role(layer: WeightedLayer) -> Role:
+        if not layer.is_convolution or not _has_rows(layer, grid, options):
+            return Role.MODEL
+        return min(Role, key=lambda r: equations.layer_terms(layer, r, batch, grid, network, options).time_s)
+
+    roles = {layer.name: role(layer) for layer in chain.layers}
+    return equations.integrated(chain, roles, batch, grid, network, options), roles
+
+
+def _has_rows(layer: WeightedLayer, grid: Grid, options: Options) -> bool:
+    return layer.num_rows >= grid.num_rows or not options.rows_bound_domain
+
+
+def _same_grid_1(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Assessed:
+    return integrated_1(chain, batch, grid, network, options), {layer.name: Role.MODEL for layer in chain.layers}
+
+
+VERSIONS: Mapping[int, Version] = MappingProxyType(
+    {
+        1: Version(
+            pure_model=pure_model_1,
+            pure_batch=pure_batch_1,
+            variants=MappingProxyType({SAME_GRID: _same_grid_1}),
+        ),
+        2: Version(
+            pure_model=equations.pure_model,
+            pure_batch=equations.pure_batch,
+            variants=MappingProxyType(
+                {SAME_GRID: _same_grid, "dense_only": _dense_only, "domain": _domain, "per_layer": _per_layer}
+            ),
+        ),
+    }
+)
+"""Version 1 is the preprint of 2017 (Eqs. 2 to 4 there), version 2 the paper of 2018."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What each process holds. weights: of W_i, as many again hold ΔW_i. data: of X_i and Y_i of all layers."""
+
+    weights: float
+    data: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.weights + self.data
+
+
+def held(chain: Chain, batch: int, grid: Grid, roles: Mapping[str, Role]) -> Words:
+    """Return what the 1.5D algorithm holds: weights P_c times in all, X_i and Y_i P_r times; a sum of the extremes.
+
+    roles: what the rows share. Rows that share images, and layers in batch parallelism alone, hold all weights and a
+    P-th of the data.
+    """
+    weights = data = 0.0
+    for layer in chain.layers:
+        shares_weights = roles.get(layer.name) is Role.MODEL
+        weights += layer.num_weights / (grid.num_rows if shares_weights else 1)
+        columns = grid.num_columns if shares_weights else grid.num_processes
+        data += (layer.input_words + layer.inner_words + layer.output_words) * batch / columns
+    return Words(weights=weights, data=data)
+
+
+def held_2d(chain: Chain, batch: int, num_processes: int) -> Words:
+    """Return what a 2D algorithm holds: a P-th of everything, nothing twice."""
+    return Words(
+        weights=chain.num_weights / num_processes,
+        data=sum(x.input_words + x.inner_words + x.output_words for x in chain.layers) * batch / num_processes,
+    )
+
+
+def moved(layer: WeightedLayer, batch: int, grid: Grid) -> float:
+    """Return the words that Y = W X moves to each process in the 1.5D algorithm, large grids taken: B d_i / P_c."""
+    return batch * layer.output_words / grid.num_columns
+
+
+def moved_stationary_a(layer: WeightedLayer, batch: int, grid: Grid) -> float | None:
+    """Return the same of stationary-A SUMMA, the best of the 2D algorithms: 2 B d_i / P_r + B d_i / P_c.
+
+    The paper takes d_i for d_(i-1). None where |W_i| is not above B d_i: all 2D algorithms move two matrices then, and
+    the paper has no formula.
+    """
+    words = batch * layer.output_words
+    if layer.num_weights <= words:
+        return None
+    return 2 * words / grid.num_rows + words / grid.num_columns
+
+
+BACKWARD_SHARE = 2 / 3
+"""Of a step's three matrix products two are the backward pass's; the paper says so of the communication as well."""
+
+
+def step_time(communication_s: float, compute_s: float, *, overlap: bool = False) -> float:
+    """Return the time of a training step (section 3, Fig. 8).
+
+    overlap: perfect, of two thirds of the communication with the backward pass, two thirds of the computation.
+    """
+    hidden_s = BACKWARD_SHARE * min(communication_s, compute_s) if overlap else 0.0
+    return compute_s + communication_s - hidden_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeTimes:
+    """How long one process computes a step, by its batch (Fig. 4): pairs of samples and seconds, ascending.
+
+    Between them time is a power of the batch; beyond the last it grows with the samples, and a batch smaller than the
+    first takes as long as that: matrices that are too thin leave a processor idle.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def of_batch(self, batch: float) -> float:
+        """Return the seconds of a step of so many samples; of a part of one sample, that part of one's time."""
+        if batch < 1:
+            return batch * self.of_batch(1)
+        batches, times = zip(*self.points, strict=True)
+        if batch >= batches[-1]:
+            return float(times[-1] * batch / batches[-1])
+        after = bisect_right(batches, batch)
+        if not after:
+            return float(times[0])
+        low, high = self.points[after - 1 : after + 1]
+        share = log(batch / low[0]) / log(high[0] / low[0])
+        return float(low[1] * (high[1] / low[1]) ** share)
+
+    def on_grid(self, chain: Chain, batch: int, grid: Grid, roles: Mapping[str, Role]) -> float:
+        """Return the seconds that every process of a grid computes; roles: what its rows share of each layer.
+
+        Rows that share a layer's weights multiply a part of them by all samples of their column: the time of the
+        column's batch, over the rows (version 1, section 3: fatter matrices than with a part of the batch). Rows that
+        share images, and layers in batch parallelism alone, have their part of the samples. Layers take the time by
+        their FLOP.
+        """
+        whole = sum(layer.work_per_sample for layer in chain.layers)
+        weights_s = self.of_batch(batch / grid.num_columns) / grid.num_rows
+        samples_s = self.of_batch(batch / grid.num_processes)
+        return sum(
+            layer.work_per_sample / whole * (weights_s if roles.get(layer.name) is Role.MODEL else samples_s)
+            for layer in chain.layers
+        )
+
+
+def num_iterations(num_samples: int, batch: int, options: Options) -> float:
+    """Return the steps of an epoch, N/B."""
+    return ceil(num_samples / batch) if options.whole_iterations else num_samples / batch
