@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from pase import Builder, load
+from pase import Builder, emit, load, search
 from pase.common.documents import Field
-from pase.errors import GraphError, ModelError, PlanError, RuntimeFailure, TablesError
+from pase.errors import EmitError, GraphError, ModelError, PlanError, RuntimeFailure, TablesError
 from pase.graph import graph_document, graph_from_document
 from pase.graph.operators import dense, softmax_loss
 from pase.importers.onnx.native import Native, NativeError, native
@@ -59,6 +59,14 @@ def test_a_message_is_one_line_of_printable_characters() -> None:
     ) as found:
         plan_from_document(Field(document, "", PlanError, "plan file p.json"))
     assert len(str(found.value)) < 400
+
+
+def test_indices_that_may_look_up_several_dims_are_refused_where_a_program_is_written() -> None:
+    document = graph_document(load("lenet5"))
+    document["operators"][0]["reads"][1]["role"] = "index"
+    graph = graph_from_document(Field(document, "", PlanError, "graph"))
+    with pytest.raises(EmitError, match=r"indices w of layer conv1 \(conv2d\) may look up any of its dims \(b, h, w\)"):
+        emit(search(graph, devices=2))
 
 
 # -- arrays

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from pase.common.array_files import mapped_array, opened_archive, reading
-from pase.errors import RuntimeFailure
+from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
+from pase.graph.names import listed, short
 from pase.targets.mesh_tensorflow.runtime.initial import generator
 
 Array = np.ndarray[Any, Any]
@@ -64,7 +65,11 @@ def index_bound(operator: Operator, read: Access) -> int:
     written = frozenset[str]().union(*(access_dims(write) for write in operator.writes))
     others = [dim for dim in operator.dims if dim.name not in access_dims(read)]
     looked_up = [dim for dim in others if dim.name not in written] or others
-    assert len(looked_up) == 1, f"index {read.tensor} of {operator.name} may run over {looked_up}"
+    if len(looked_up) != 1:
+        raise EmitError(
+            f"indices {short(read.tensor)} of layer {short(operator.name)} ({operator.kind}) may look up any of its dims "
+            f"({listed([dim.name for dim in looked_up])}); expected one that the indices lack and no result has"
+        )
     return looked_up[0].extent
 
 
