@@ -15,7 +15,7 @@ from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation
 from pase.targets.mesh_tensorflow.runtime.finite import Gate, first_not_finite
 from pase.targets.mesh_tensorflow.runtime.guards import check_operations
 from pase.targets.mesh_tensorflow.runtime.initial import initial_value
-from pase.targets.mesh_tensorflow.runtime.layers.softmax_loss import SoftmaxLoss
+from pase.targets.mesh_tensorflow.runtime.layers.loss import SoftmaxLoss
 from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, step_key
 from pase.targets.mesh_tensorflow.runtime.mesh import PhaseMark
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule

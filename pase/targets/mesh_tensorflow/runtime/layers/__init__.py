@@ -1,17 +1,18 @@
 """Layers of emitted programs: one module for each kind, one line here for each name that a program may use."""
 
 from pase.targets.mesh_tensorflow.runtime.fan_out import fan_out
-from pase.targets.mesh_tensorflow.runtime.layers.activations import gelu, relu, sigmoid, tanh
 from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
-from pase.targets.mesh_tensorflow.runtime.layers.concatenate import concat
-from pase.targets.mesh_tensorflow.runtime.layers.convolution import conv1d, conv2d, conv3d
-from pase.targets.mesh_tensorflow.runtime.layers.dims import dims, window
-from pase.targets.mesh_tensorflow.runtime.layers.dropout import dropout
-from pase.targets.mesh_tensorflow.runtime.layers.embedding import embedding
-from pase.targets.mesh_tensorflow.runtime.layers.lstm import GATES, lstm
-from pase.targets.mesh_tensorflow.runtime.layers.normalise import batch_norm, layer_norm
-from pase.targets.mesh_tensorflow.runtime.layers.pooling import (
-    global_pool,
+from pase.targets.mesh_tensorflow.runtime.layers.contraction import embedding
+from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
+from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, window
+from pase.targets.mesh_tensorflow.runtime.layers.normalisation import batch_norm, layer_norm
+from pase.targets.mesh_tensorflow.runtime.layers.points import dropout, gelu, relu, sigmoid, tanh
+from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, lstm
+from pase.targets.mesh_tensorflow.runtime.layers.reductions import global_pool
+from pase.targets.mesh_tensorflow.runtime.layers.windows import (
+    conv1d,
+    conv2d,
+    conv3d,
     max_pool1d,
     max_pool2d,
     max_pool3d,
@@ -19,7 +20,6 @@ from pase.targets.mesh_tensorflow.runtime.layers.pooling import (
     mean_pool2d,
     mean_pool3d,
 )
-from pase.targets.mesh_tensorflow.runtime.layers.softmax_loss import softmax_loss
 from pase.targets.mesh_tensorflow.runtime.reshard import reshard
 
 __all__ = [

@@ -1,11 +1,11 @@
 """`attention`: scaled dot-product attention; batch, heads, queries, keys and features may all be split."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layers.shardwise import begins
+from pase.targets.mesh_tensorflow.runtime.layers.local import Slices, begins
 
 
 class _Attention(mtf.Operation):
@@ -26,23 +26,23 @@ class _Attention(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         """Reduce the scores over the features, then the maximum, the sum and the result over the keys."""
-        local = _Reductions(lowering, self)
+        local = Slices(lowering, self)
         queries, keys, values = local.inputs
         names = self._names
         factor = 1 / sqrt(names.feature.size)
         scores = local.summed(
-            local.each(lambda q, k: tf.einsum("bshk,bthk->bhst", q, k) * factor, queries, keys), names.feature
+            local.each(lambda q, k: tf.einsum("bshk,bthk->bhst", q, k) * factor, queries, keys), [names.feature]
         )
         if self._causal:
             first_query, first_key = (local.laid_out(begins(self.mesh, dim)) for dim in (names.query, names.key))
             scores = local.each(_masked, first_query, first_key, scores)
         # A device may hold only keys later than a query: its maximum is -inf, that of all devices is not.
-        top = local.reduced(local.each(lambda x: tf.reduce_max(x, -1, keepdims=True), scores), names.key, "MAX")
+        top = local.reduced(local.each(lambda x: tf.reduce_max(x, -1, keepdims=True), scores), [names.key], "MAX")
         powers = local.each(lambda x, m: tf.exp(x - m), scores, top)
-        sums = local.summed(local.each(lambda x: tf.reduce_sum(x, -1, keepdims=True), powers), names.key)
+        sums = local.summed(local.each(lambda x: tf.reduce_sum(x, -1, keepdims=True), powers), [names.key])
         softmax = local.each(lambda x, total: x / total, powers, sums)
         result = local.each(lambda a, v: tf.einsum("bhst,bthk->bshk", a, v), softmax, values)
-        lowering.set_tensor_lowering(self.outputs[0], local.lazy(result, names.key))
+        lowering.set_tensor_lowering(self.outputs[0], local.lazy(result, [names.key]))
         lowering.set_tensor_lowering(self.outputs[1], softmax)
 
 
@@ -56,21 +56,23 @@ class _AttentionGradient(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         """Reduce the softmax's gradient over the features, its product with the softmax over the keys."""
-        local = _Reductions(lowering, self)
+        local = Slices(lowering, self)
         queries, keys, values, softmax, dy = local.inputs
         names = self._names
         factor = 1 / sqrt(names.feature.size)
         d_values = local.each(lambda a, d: tf.einsum("bhst,bshk->bthk", a, d), softmax, dy)
-        d_softmax = local.summed(local.each(lambda d, v: tf.einsum("bshk,bthk->bhst", d, v), dy, values), names.feature)
+        d_softmax = local.summed(
+            local.each(lambda d, v: tf.einsum("bshk,bthk->bhst", d, v), dy, values), [names.feature]
+        )
         inner = local.summed(
-            local.each(lambda a, d: tf.reduce_sum(a * d, -1, keepdims=True), softmax, d_softmax), names.key
+            local.each(lambda a, d: tf.reduce_sum(a * d, -1, keepdims=True), softmax, d_softmax), [names.key]
         )
         d_scores = local.each(lambda a, d, total: a * (d - total) * factor, softmax, d_softmax, inner)
         d_queries = local.each(lambda d, k: tf.einsum("bhst,bthk->bshk", d, k), d_scores, keys)
         d_keys = local.each(lambda d, q: tf.einsum("bhst,bshk->bthk", d, q), d_scores, queries)
-        lazy = (local.lazy(d_queries, names.key), local.lazy(d_keys, names.query), local.lazy(d_values, names.query))
-        for tensor, value in zip(self.outputs, lazy, strict=True):
-            lowering.set_tensor_lowering(tensor, value)
+        found = (d_queries, names.key), (d_keys, names.query), (d_values, names.query)
+        for tensor, (value, dim) in zip(self.outputs, found, strict=True):
+            lowering.set_tensor_lowering(tensor, local.lazy(value, [dim]))
 
 
 class _Names:
@@ -80,35 +82,6 @@ class _Names:
         batch, self.query, heads, self.feature = queries.shape.dims
         self.key = keys.shape.dims[1]
         self.scores = [batch, heads, self.query, self.key]
-
-
-class _Reductions:
-    """Functions of slices on each device, and sums over the devices along a dim's axis where it is split."""
-
-    def __init__(self, lowering: Any, operation: Any) -> None:
-        self._implementation = lowering.mesh_impl(operation)
-        self._axes = [axis.name for axis in self._implementation.shape.dims]
-        self.inputs = [lowering.tensors[x].to_laid_out_tensor() for x in operation.inputs]
-
-    def laid_out(self, values: Sequence[Any]) -> Any:
-        return self._implementation.LaidOutTensor(list(values))
-
-    def each(self, function: Callable[..., Any], *columns: Any) -> Any:
-        return self._implementation.slicewise(function, *columns)
-
-    def reduced(self, x: Any, dim: Any, how: str) -> Any:
-        axes = self._split(dim)
-        return self._implementation.allreduce(x, axes, how) if axes else x
-
-    def summed(self, x: Any, dim: Any) -> Any:
-        return self.reduced(x, dim, "SUM")
-
-    def lazy(self, x: Any, dim: Any) -> Any:
-        axes = self._split(dim)
-        return mtf.ops.LazyAllreduceSum(self._implementation, x, axes) if axes else x
-
-    def _split(self, dim: Any) -> list[int]:
-        return [i for i, name in enumerate(self._axes) if name == dim.name]
 
 
 def _masked(first_query: int, first_key: int, scores: Any) -> Any:

@@ -1,13 +1,20 @@
-"""Functions of points of one or more tensors with named dims: what lacks a dim is the same for all of its points."""
+"""Functions of points of one or more tensors with named dims: what lacks a dim is the same for all of its points.
+
+Activations are functions of one tensor; `dropout` is one of a point's number too.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import pi, sqrt
+from functools import partial
+from math import pi, prod, sqrt
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from pase.errors import RuntimeFailure
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise
+from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
+from pase.targets.mesh_tensorflow.runtime.masks import ROUND, WORD, layer_key, threshold
 
 Local = Callable[..., Any]
 
@@ -31,7 +38,61 @@ def apply(function: str, *operands: Any) -> Any:
         return local(*own)
 
     dtype = tensors[0].dtype
-    return Shardwise(lambda *s: tf.cast(compute(*s), dtype), tensors, shape=dims, name=function).outputs[0]
+    return Shardwise(
+        lambda *slices: tf.cast(compute(*slices), dtype),
+        tensors,
+        shape=dims,
+        name=function,
+        recompute=function in _OF_ARGUMENTS,
+        is_constant=function in _CONSTANT,
+    ).outputs[0]
+
+
+_OF_ARGUMENTS = frozenset(
+    {
+        "celu", "clip", "elu", "gelu", "gelu_tanh", "hard_sigmoid", "hard_swish", "leaky_relu", "log_sigmoid", "mish",
+        "prelu", "quick_gelu", "relu6", "silu", "softplus", "softsign", "tanh_shrink", "thresholded_relu",
+    }
+)  # fmt: skip
+"""Functions made of several: their arguments are kept for the gradient, not what stands between."""
+
+_CONSTANT = frozenset(
+    {
+        "ceil", "equal", "floor", "floor_divide", "greater", "greater_equal", "less", "less_equal", "not_equal",
+        "round", "sign",
+    }
+)  # fmt: skip
+"""Functions that change by jumps alone: nothing flows back."""
+
+
+class _Functions:
+    """Functions of points, by name: ``fn.add(x, y)``."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(apply, name)
+
+
+fn = _Functions()
+
+
+def relu(x: Any) -> Any:
+    """Return max(x, 0)."""
+    return apply("relu", x)
+
+
+def tanh(x: Any) -> Any:
+    """Return the hyperbolic tangent of x."""
+    return apply("tanh", x)
+
+
+def sigmoid(x: Any) -> Any:
+    """Return 1 / (1 + exp(-x))."""
+    return apply("sigmoid", x)
+
+
+def gelu(x: Any) -> Any:
+    """Return x Φ(x), Φ the normal distribution function."""
+    return apply("gelu", x)
 
 
 def joined_dims(tensors: Sequence[Any]) -> list[Any]:
@@ -144,3 +205,60 @@ def _folded(function: Callable[[Any, Any], Any]) -> Local:
         return first
 
     return fold
+
+
+Ranges = tuple[tuple[int, int], ...]
+"""Where a part begins and ends along each dim."""
+
+
+def dropout(x: Any, key: Any, *, rate: float) -> Any:
+    """Return ``x / (1 - rate)`` where a point is kept and 0 where it is dropped, the same points in the gradient.
+
+    key: the step's, `Program.mask_key`. Points are dropped by it, the name of x's layer and their number in the whole
+    tensor; with the key `masks.NOTHING_DROPPED` the result is x.
+    """
+    if not 0 <= rate < 1:
+        raise RuntimeFailure(f"layer {x.mesh.layer!r} drops a fraction of {rate}; give a rate from 0 to below 1")
+    shape = tuple(x.shape.to_integer_list)
+    name = x.mesh.layer
+    scale = 1 / (1 - rate)
+
+    def masked(part: Ranges, x: Any) -> Any:
+        drawn = _drawn(part, shape, tf.bitwise.bitwise_xor(key, tf.constant(layer_key(name))))
+        is_evaluated = key[0] < 0
+        factor = tf.where_v2(is_evaluated, tf.ones([], x.dtype), tf.constant(scale, x.dtype))
+        is_kept = (drawn >= threshold(rate)) | is_evaluated
+        return tf.where_v2(is_kept, x * factor, tf.zeros_like(x))
+
+    def parts() -> list[Ranges]:
+        return [_part(x, point) for point in x.mesh.devices.coordinates]
+
+    # The mask is drawn again for the gradient: to keep it would cost as much as x.
+    return Shardwise(masked, [x], shape=x.shape, name="dropout", per_position=parts, recompute=True).outputs[0]
+
+
+def _part(x: Any, point: dict[str, int]) -> Ranges:
+    sizes = [(dim.name, dim.size // x.mesh.devices.size(dim.name)) for dim in x.shape.dims]
+    return tuple((point.get(name, 0) * size, (point.get(name, 0) + 1) * size) for name, size in sizes)
+
+
+def _drawn(part: Ranges, shape: tuple[int, ...], key: Any) -> Any:
+    """Return a word of 32 bits for each point of a part of a tensor, in 64 bits."""
+    number = tf.zeros([1] * len(shape), tf.int64)
+    for i, (begin, end) in enumerate(part):
+        along = tf.range(begin, end, dtype=tf.int64) * prod(shape[i + 1 :])
+        number += tf.reshape(along, [-1 if j == i else 1 for j in range(len(shape))])
+    low = tf.bitwise.bitwise_and(number, np.int64(WORD - 1))
+    words = tf.bitwise.bitwise_xor(_mixed(tf.bitwise.bitwise_xor(low, key[0])), key[1])
+    if prod(shape) > WORD:
+        high = _mixed(tf.bitwise.right_shift(number, np.int64(32)))
+        words = tf.bitwise.bitwise_xor(words, high)
+    return _mixed(words)
+
+
+def _mixed(words: Any) -> Any:
+    for shift, factor in ROUND:
+        words = tf.bitwise.bitwise_xor(words, tf.bitwise.right_shift(words, np.int64(shift)))
+        if factor != 1:
+            words = tf.bitwise.bitwise_and(words * factor, np.int64(WORD - 1))
+    return words

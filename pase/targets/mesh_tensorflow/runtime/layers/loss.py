@@ -1,11 +1,11 @@
 """`softmax_loss`: the mean cross-entropy of a softmax with labels; the classes may be split."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pase.errors import RuntimeFailure
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise, begins
+from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, Slices, begins
 from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor
 
 
@@ -50,31 +50,19 @@ class SoftmaxLoss(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         """Reduce the maximum, the sum and the label's logit over the classes, then the loss over the points."""
-        implementation = lowering.mesh_impl(self)
-        logits, labels = (lowering.tensors[x].to_laid_out_tensor() for x in self.inputs)
-        axes = [axis.name for axis in implementation.shape.dims]
-        class_axes = [i for i, name in enumerate(axes) if name == self._classes.name]
-        point_names = self.inputs[1].shape.dimension_names
-        point_axes = [i for i, name in enumerate(axes) if name in point_names]
-
-        def reduced(x: Any, over: list[int], how: str) -> Any:
-            return implementation.allreduce(x, over, how) if over else x
-
-        def each(function: Callable[..., Any], *columns: Any) -> Any:
-            return implementation.slicewise(function, *columns)
-
-        begin = implementation.LaidOutTensor(begins(self.mesh, self._classes))
-        top = reduced(each(lambda x: tf.reduce_max(x, -1), logits), class_axes, "MAX")
-        sums = each(lambda x, m: tf.reduce_sum(tf.exp(x - m[..., tf.newaxis]), -1), logits, top)
-        log_sums = each(lambda s, m: tf.log(s) + m, reduced(sums, class_axes, "SUM"), top)
-        label_logits = reduced(each(_label_logits, begin, logits, labels), class_axes, "SUM")
-        loss = each(lambda s, x: tf.reduce_sum(s - x) / self.num_points, log_sums, label_logits)
-        if point_axes:
-            loss = mtf.ops.LazyAllreduceSum(implementation, loss, point_axes)
-        lowering.set_tensor_lowering(self.outputs[0], loss)
+        local = Slices(lowering, self)
+        logits, labels = local.inputs
+        classes, points = [self._classes], self.inputs[1].shape.dims
+        begin = local.laid_out(begins(self.mesh, self._classes))
+        top = local.reduced(local.each(lambda x: tf.reduce_max(x, -1), logits), classes, "MAX")
+        sums = local.each(lambda x, m: tf.reduce_sum(tf.exp(x - m[..., tf.newaxis]), -1), logits, top)
+        log_sums = local.each(lambda s, m: tf.log(s) + m, local.summed(sums, classes), top)
+        label_logits = local.summed(local.each(_label_logits, begin, logits, labels), classes)
+        loss = local.each(lambda s, x: tf.reduce_sum(s - x) / self.num_points, log_sums, label_logits)
+        lowering.set_tensor_lowering(self.outputs[0], local.lazy(loss, points))
         lowering.set_tensor_lowering(self.outputs[1], log_sums)
         # Exact: the one is the other plus zeros.
-        correct = each(lambda x, m: tf.reduce_sum(tf.cast(tf.equal(x, m), x.dtype)), label_logits, top)
+        correct = local.each(lambda x, m: tf.reduce_sum(tf.cast(tf.equal(x, m), x.dtype)), label_logits, top)
         parts = layout_of_tensor(self.inputs[1]).parts
         self.num_correct = [x for i, x in enumerate(correct.tensor_list) if parts.index(parts[i]) == i]
 

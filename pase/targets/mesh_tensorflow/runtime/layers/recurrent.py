@@ -1,17 +1,102 @@
-"""The devices that compute an LSTM stack for one part of the batch: what each does and what they send each other.
+"""`lstm`: a stack of LSTM layers over a sequence; layers, batch, steps, inputs and units may all be split.
 
 Devices that differ along d alone compute the same gates, cells and hidden states: what they add up is whole before they
 go on. Backward each of them therefore has the whole gradient of its gates too, and what is added up is the gradient of
 the hidden state alone, over the units that it fed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.layers.lstm_cell import Step, cell_gradient, cell_step
-from pase.targets.mesh_tensorflow.runtime.layers.lstm_wires import Cells, Positions, Wires
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.layers.local import names_of, partial_sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one device keeps of a step for its gradients. read: the hidden state before it, along d; None at first."""
+
+    read: Any
+    into: Any
+    forget: Any
+    out: Any
+    candidate: Any
+    before: Any
+    activated: Any
+
+
+def cell_step(gates: Any, read: Any, before: Any) -> tuple[Step, Any, Any]:
+    """Return what to keep of a step, the hidden state and the cell after it."""
+    columns = before.shape.as_list()[-1]
+    sigmoids, candidate = tf.split(gates, [3 * columns, columns], axis=1)
+    into, forget, out = tf.split(tf.sigmoid(sigmoids), 3, axis=1)
+    candidate = tf.tanh(candidate)
+    cell = forget * before + into * candidate
+    activated = tf.tanh(cell)
+    kept = Step(read=read, into=into, forget=forget, out=out, candidate=candidate, before=before, activated=activated)
+    return kept, out * activated, cell
+
+
+def cell_gradient(kept: Step, d_hidden: Any, d_cell: Any) -> tuple[Any, Any]:
+    """Return the gradients of the gates and of the cell before a step from those of what it left."""
+    # What depends on the forward pass alone is not to be computed, and held, before the gradient is there.
+    with tf.control_dependencies([d_hidden]):
+        d_cell = d_cell + d_hidden * kept.out * (1 - kept.activated * kept.activated)
+        d_gates = [
+            d_cell * kept.candidate * kept.into * (1 - kept.into),
+            d_cell * kept.before * kept.forget * (1 - kept.forget),
+            d_hidden * kept.activated * kept.out * (1 - kept.out),
+            d_cell * kept.into * (1 - kept.candidate * kept.candidate),
+        ]
+        return tf.concat(d_gates, axis=1), d_cell * kept.forget
+
+
+Cells = dict[tuple[int, int], Any]
+"""A tensor for each (d, e) of the devices that compute one layer's part of the steps."""
+
+Positions = dict[tuple[int, int], int]
+"""Position in the mesh for each of these devices."""
+
+
+class Wires:
+    """Sends tensors between positions of a mesh. sent: each tensor that arrived, at its target."""
+
+    def __init__(self, mesh: Any) -> None:
+        self._names = mesh.device_names
+        self.sent: list[Any] = []
+
+    def on(self, position: int) -> Any:
+        """Return the context in which operations run at a position."""
+        return tf.device(self._names[position])
+
+    def send(self, x: Any, source: int, target: int) -> Any:
+        """Return a tensor at another position."""
+        if source == target:
+            return x
+        with self.on(target):
+            self.sent.append(tf.identity(x))
+        return self.sent[-1]
+
+    def send_all(self, x: Cells, source: Positions, target: Positions) -> Cells:
+        """Return tensors at other positions, each at that of its key."""
+        return {key: self.send(tensor, source[key], target[key]) for key, tensor in x.items()}
+
+    def summed(self, terms: Sequence[tuple[int, Any]]) -> dict[int, Any]:
+        """Return at each of some positions the sum of what they hold."""
+        root = terms[0][0]
+        held = [self.send(x, position, root) for position, x in terms]
+        with self.on(root):
+            total = held[0] if len(held) == 1 else tf.add_n(held)
+        return {position: self.send(total, root, position) for position, _ in terms}
+
+
+def total_bytes(tensors: Sequence[Any]) -> int:
+    """Return the bytes of tensors of known shapes."""
+    return sum(int(x.shape.num_elements()) * int(x.dtype.size) for x in tensors)
+
 
 Grid = dict[tuple[int, int, int, int], int]
 """Position in the mesh by the coordinates along l (layers), s (steps), d (inputs) and e (units)."""
@@ -291,3 +376,97 @@ class Chain:
             tf.matmul(read, d_gates, transpose_a=True),
             tf.reduce_sum(d_gates, 0),
         )
+
+
+GATES = mtf.Dimension("gates", 4)
+"""Input, forget and output gate, and the candidate, in this order."""
+
+_CHAINED = ("l", "s", "d", "e")
+
+
+class _Lstm(mtf.Operation):
+    """Inputs: x [b, s, d], w and u [l, d, gates, e], bias [l, gates, e]. Output: [b, s, e] of the last layer."""
+
+    def __init__(self, inputs: Sequence[Any], out: Sequence[Any]) -> None:
+        super().__init__(list(inputs), name="lstm")
+        self._outputs = [mtf.Tensor(self, mtf.Shape(list(out)), inputs[0].dtype)]
+        self.chains: list[Chain] = []
+
+    def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
+        """Return the gradients of the input and of the weights."""
+        return list(_LstmGradient(self, grad_ys[0]).outputs)
+
+    def lower(self, lowering: Any) -> None:
+        """Run the chains of devices that hold one part of the batch each."""
+        implementation = lowering.mesh_impl(self)
+        slices = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in self.inputs]
+        results: list[Any] = [None] * implementation.size
+        with _exchange() as scope:
+            for grid in _grids(self.mesh):
+                wires = Wires(self.mesh)
+                chain = Chain(grid, wires, *slices)
+                self.chains.append(chain)
+                for position, y in chain.results.items():
+                    results[position] = y
+                implementation.traffic.add(scope, total_bytes(wires.sent))
+                implementation.traffic.keep(wires.sent)
+        lowering.set_tensor_lowering(self.outputs[0], implementation.LaidOutTensor(results))
+
+
+class _LstmGradient(mtf.Operation):
+    """Inputs: those of the forward operation, and the gradient of its output. Outputs: the inputs' gradients."""
+
+    def __init__(self, forward: _Lstm, dy: Any) -> None:
+        super().__init__([*forward.inputs, dy], name="lstm_gradient")
+        self._forward = forward
+        self._outputs = [mtf.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward.inputs)]
+
+    def lower(self, lowering: Any) -> None:
+        """Go back through the chains; what a device holds a copy of, it has a partial gradient of."""
+        implementation = lowering.mesh_impl(self)
+        slices = lowering.tensors[self.inputs[-1]].to_laid_out_tensor().tensor_list
+        columns: list[list[Any]] = [[None] * implementation.size for _ in self.outputs]
+        with _exchange() as scope:
+            for chain in self._forward.chains:
+                wires = Wires(self.mesh)
+                found = chain.gradients(slices, wires)
+                implementation.traffic.add(scope, total_bytes(wires.sent))
+                implementation.traffic.keep(wires.sent)
+                for position, gradients in found.items():
+                    for column, gradient in zip(columns, gradients, strict=True):
+                        column[position] = gradient
+        names = frozenset[str]().union(*map(names_of, self.inputs))
+        for tensor, column in zip(self.outputs, columns, strict=True):
+            lacking = names - names_of(tensor)
+            if tensor is self.outputs[3]:
+                # All devices along d have the whole gradient of the gates.
+                lacking -= {"d"}
+            value = partial_sums(implementation, implementation.LaidOutTensor(column), lacking)
+            lowering.set_tensor_lowering(tensor, value)
+
+
+@contextmanager
+def _exchange() -> Iterator[str]:
+    """Name operations as parts of an exchange within the layer; give the scope's name."""
+    with tf.name_scope("all_reduce"):
+        yield tf.get_default_graph().get_name_scope()
+
+
+def _grids(mesh: Any) -> list[Grid]:
+    """Return the positions of each part of the batch (and each replica) by their coordinates along l, s, d and e."""
+    found: dict[tuple[tuple[str, int], ...], Grid] = defaultdict(dict)
+    for position, point in enumerate(mesh.devices.coordinates):
+        key = tuple((name, coordinate) for name, coordinate in point.items() if name not in _CHAINED)
+        layer, step, row, column = (point.get(name, 0) for name in _CHAINED)
+        found[key][layer, step, row, column] = position
+    return list(found.values())
+
+
+def lstm(x: Any, w: Any, u: Any, bias: Any, out: Sequence[Any]) -> Any:
+    """Return the last of a stack of LSTM layers over x, dims [b, s, d] (Hochreiter and Schmidhuber 1997; forget gates).
+
+    w, u: weights of the input and of the previous hidden state, dims [l, d, GATES, e]; bias: [l, GATES, e]; out:
+    [b, s, e]; d and e have one extent. State is zero at first. Where l or s is split, states are handed on, layer
+    after layer and step after step; where d or e is, every step adds up gates and re-lays the hidden state.
+    """
+    return _Lstm([x, w, u, bias], out).outputs[0]

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.layers.shardwise import Shardwise, names_of
+from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
 
 EPSILON = 1e-5
 """Added to the variance: in both papers' common implementations of batch normalisation, and here for both kinds."""

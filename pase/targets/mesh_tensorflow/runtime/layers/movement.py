@@ -1,4 +1,4 @@
-"""`concat`: tensors of several meshes laid end to end along one dim, straight on the mesh that wants them."""
+"""What is said of dims, and data that are moved alone: tensors end to end, a piece of one, zeros around it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,12 +6,34 @@ from typing import Any
 
 from pase.errors import RuntimeFailure
 from pase.sharding.boxes import Box, extents
-from pase.sharding.layouts import Layout, PlainDim, layout_of, shifted
+from pase.sharding.layouts import Layout, PlainDim, WindowDim, layout_of, shifted
 from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.runtime.assemble import run_hop
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.runtime.reshard import Transport, layout_of_tensor, reshard
+
+
+def dims(*named: tuple[str, int], **extents: int) -> tuple[Any, ...]:
+    """Return dimensions: ``b, n = dims(b=64, n=10)``, or ``dims(("b", 64))`` where a name is no identifier."""
+    return tuple(mtf.Dimension(name, extent) for name, extent in (*named, *extents.items()))
+
+
+def window(out: Any, kernel: Any, *, of: int, stride: int = 1, dilation: int = 1, pad: int = 0) -> WindowDim:
+    """Return a tensor dim of extent `of` that output dim `out` reads through a window of dim `kernel`.
+
+    Output o reads points ``o·stride + k·dilation - pad``, k = 0 … kernel - 1.
+    """
+    return WindowDim(
+        out=out.name,
+        out_extent=out.size,
+        kernel=kernel.name,
+        kernel_extent=kernel.size,
+        extent=of,
+        stride=stride,
+        dilation=dilation,
+        pad=pad,
+    )
 
 
 def concat(xs: Sequence[Any], mesh: LayerMesh, dims: Sequence[Any], *, along: Any) -> Any:
@@ -95,3 +117,34 @@ def _clipped(hop: ReshardStep, position: int) -> Layout:
         return (*box[:position], (first, max(first, last)), *box[position + 1 :])
 
     return replace(hop.target, boxes=tuple(cut(box) for box in hop.target.boxes))
+
+
+def piece(x: Any, along: str, start: int, size: int) -> Any:
+    """Return ``[start, start + size)`` of a dim of x on x's mesh; the dim of the result is not split."""
+    names = x.shape.dimension_names
+    if along not in names or not 0 <= start < start + size <= x.shape.dims[names.index(along)].size:
+        raise RuntimeFailure(
+            f"layer {x.mesh.layer!r}: {x.shape.to_string} has no [{start}, {start + size}) of {along}; "
+            "correct the piece"
+        )
+    position = names.index(along)
+    own = list(x.shape.dims)
+    own[position] = mtf.Dimension(f"{along}[{start}:{start + size}]", size)
+    source = layout_of_tensor(x)
+    target = layout_of(x.mesh.devices, [PlainDim(dim.name, dim.size) for dim in own], layer=x.mesh.layer)
+    hop = ReshardStep(source, shifted(target, source.shape, position, start))
+    return Transport(x, [hop], mesh=x.mesh, shape=own, name=f"{x.mesh.name}/piece").outputs[0]
+
+
+def padded(x: Any, mesh: LayerMesh, dims: Sequence[Any], before: Sequence[int], shape: Sequence[int]) -> Any:
+    """Return x, of a shape, in the midst of zeros on a mesh, with dims `dims`; before: zeros before it in each dim."""
+    if x.shape.to_integer_list != list(shape):
+        own = [mtf.Dimension(f"{dim.name}_inside", extent) for dim, extent in zip(dims, shape, strict=True)]
+        x = reshard(x, mesh, own)
+    target = layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in dims], layer=mesh.layer)
+    source = layout_of_tensor(x)
+    for position, offset in enumerate(before):
+        source = shifted(source, target.shape, position, offset)
+    return Transport(x, [ReshardStep(source, target)], mesh=mesh, shape=list(dims), name=f"{mesh.name}/padded").outputs[
+        0
+    ]

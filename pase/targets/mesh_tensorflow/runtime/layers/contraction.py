@@ -1,0 +1,47 @@
+"""Sums of products: of tensors over the dims that the result lacks, and of a table with the indices of its rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, begins
+from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
+
+
+def product(x: Any, y: Any, out: Sequence[Any]) -> Any:
+    """Return the sum of products of two tensors over the dims that `out` lacks."""
+    return mtf.einsum([x, y], list(out))
+
+
+def embedding(table: Any, indices: Any, out: Sequence[Any]) -> Any:
+    """Return rows of `table`, dims [v, d], by `indices`, dims [b, …]; out: [b, …, d].
+
+    A device looks up the indices that fall in its rows and leaves zeros for the others; a split of v leaves
+    partial sums.
+    """
+    rows, _ = table.shape.dims
+    num_rows = rows.size // table.mesh.devices.size(rows.name)
+
+    def looked_up(begin: int, table: Any, indices: Any) -> Any:
+        if num_rows == rows.size:
+            return tf.gather(table, indices)
+        local = indices - begin
+        is_inside = (local >= 0) & (local < num_rows)
+        found = tf.gather(table, tf.where(is_inside, local, tf.zeros_like(local)))
+        return found * tf.cast(is_inside, found.dtype)[..., tf.newaxis]
+
+    operation = Shardwise(
+        looked_up,
+        [table, indices],
+        shape=list(out),
+        name="embedding",
+        partial_over=[rows.name],
+        per_position=lambda: begins(table.mesh, rows),
+        recompute=True,
+    )
+    return operation.outputs[0]
+
+
+def lookup(table: Any, indices: Any, rows: Any, columns: Any) -> Any:
+    """Return rows of a table by index: dims of the indices, then the columns'."""
+    return embedding(arrange(table, [rows, columns]), indices, [*indices.shape.dims, columns])

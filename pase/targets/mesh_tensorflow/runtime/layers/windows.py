@@ -1,0 +1,259 @@
+"""Convolutions and pooling of shards: sliding windows over one to three dims, whatever the order of a tensor's dims."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pase.errors import RuntimeFailure
+from pase.sharding.layouts import WindowDim
+from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
+
+_NumPy = np.ndarray[Any, Any]
+
+
+def conv1d(x: Any, filters: Any, columns: WindowDim, out: Sequence[Any]) -> Any:
+    """Return the convolution of x, dims [b, c, columns], with filters [n, c, s]; otherwise as `conv2d`."""
+    return convolve(x, filters, [columns], out)
+
+
+def conv2d(x: Any, filters: Any, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
+    """Return the convolution of x, dims [b, c, rows, columns] as delivered by `reshard`, with filters [n, c, r, s].
+
+    out: the result's dims, [b, n, h, w]. A group dim g may stand before c and n in all of them. Each device
+    convolves the windows that it got, without padding; a split of c, r or s leaves partial sums.
+    """
+    return convolve(x, filters, [rows, columns], out)
+
+
+def conv3d(x: Any, filters: Any, planes: WindowDim, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
+    """Return the convolution of x, dims [b, c, planes, rows, columns], with filters [n, c, q, r, s]; as `conv2d`."""
+    return convolve(x, filters, [planes, rows, columns], out)
+
+
+def convolve(x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[Any]) -> Any:
+    """Return a convolution of one to three spatial dims; x as delivered by `reshard`, with a window for each.
+
+    Dims are told by their names: groups are in all three tensors, channels of x in the filters too, those of the result
+    in the filters and in out. A split of a channel of x or of a kernel leaves partial sums.
+    """
+    name = f"conv{len(windows)}d"
+    # A channel of one point may be left out of any of the three.
+    given = names_of(x) | names_of(filters) | {window.out for window in windows}
+    lost = [dim for dim in out if dim.name not in given and dim.size > 1]
+    wrong = lost or [dim for dim in out for other in filters.shape.dims if other.name == dim.name and other != dim]
+    if wrong:
+        raise RuntimeFailure(
+            f"{name} of layer {x.mesh.layer!r}: filters {filters.shape.to_string} do not produce "
+            f"{', '.join(dim.name for dim in wrong)}; give the same dims to both"
+        )
+    local = _Convolution(x, filters, windows, out)
+    reduced = names_of(filters) - {dim.name for dim in out}
+    return Shardwise(
+        local.compute, [x, filters], shape=list(out), name=name, partial_over=reduced, recompute=True
+    ).outputs[0]
+
+
+class _Convolution:
+    """The convolution of one device, as TensorFlow has it: [batch, spatial…, groups · channels]."""
+
+    def __init__(self, x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[Any]) -> None:
+        devices = x.mesh.devices
+        self._sizes = {d.name: d.size // devices.size(d.name) for d in (*x.shape.dims, *filters.shape.dims, *out)}
+        kernels = [window.kernel for window in windows]
+        positions = [window.out for window in windows]
+        spatial = {*kernels, *positions}
+        self._windows = windows
+        self._x, self._w, self._y = ([d.name for d in dims] for dims in (x.shape.dims, filters.shape.dims, out))
+        self._groups = [n for n in self._w if n in self._x and n in self._y and n not in spatial]
+        self._inputs = [n for n in self._w if n not in self._y and n not in spatial]
+        self._outputs = [n for n in self._w if n in self._y and n not in self._x and n not in spatial]
+        self._batch = [n for n in self._y if n not in self._w and n not in spatial]
+        self._kernels, self._positions = kernels, positions
+        self._points = [window.reach(devices) for window in windows]
+        self._extents = [window.kernel_extent // devices.size(window.kernel) for window in windows]
+        self._outs = [window.out_extent // devices.size(window.out) for window in windows]
+
+    def compute(self, x: Any, filters: Any) -> Any:
+        split_kernels = [n for n in self._kernels if n in self._x]
+        # A kernel that is split stands as a dim of one point.
+        order = [*self._batch, *split_kernels, *self._positions, *self._groups, *self._inputs]
+        order = [n for n in order if n in self._x]
+        order += [n for n in self._x if n not in order]
+        groups, inputs, outputs = (self._count(names) for names in (self._groups, self._inputs, self._outputs))
+        batch = self._count(self._batch)
+        x = _shaped(_turned(x, self._x, order), [batch, *self._points, groups * inputs])
+        order = [*self._kernels, *self._groups, *self._inputs, *self._outputs]
+        filters = _turned(filters, self._w, order)
+        y = self._convolved(x, filters, (groups, inputs, outputs))
+        shape = [self._count([n]) for n in self._batch] + self._outs
+        y = _shaped(y, shape + [self._count([n]) for n in (*self._groups, *self._outputs)])
+        return _turned(y, [*self._batch, *self._positions, *self._groups, *self._outputs], self._y)
+
+    def _convolved(self, x: Any, filters: Any, counts: tuple[int, int, int]) -> Any:
+        groups, inputs, outputs = counts
+        strides = [window.stride for window in self._windows]
+        dilations = [window.dilation for window in self._windows]
+        if groups > 1 and inputs == 1 and len(strides) == 2 and len(set(strides)) == 1:
+            filters = _spread(_shaped(filters, [*self._extents, groups, outputs]), dilations)
+            return tf.nn.depthwise_conv2d(x, filters, [1, *strides, 1], "VALID")
+        # A line is an image of one row: TensorFlow has no convolution of lines.
+        flat = [1] * (len(strides) == 1)
+        batch, *points, channels = x.shape.as_list()
+        x = _shaped(x, [batch, *flat, *points, channels])
+        strides, dilations = [1, *flat, *strides, 1], [*flat, *dilations]
+        shape = [*flat, *self._extents, *([groups] if groups > 1 else []), inputs, outputs]
+        filters = _spread(_shaped(filters, shape), dilations)
+        function = tf.nn.conv2d if len(dilations) == 2 else tf.nn.conv3d
+        if groups == 1:
+            return function(x, filters, strides, "VALID")
+        parts = zip(tf.split(x, groups, -1), tf.unstack(filters, axis=len(dilations)), strict=True)
+        return tf.concat([function(a, w, strides, "VALID") for a, w in parts], -1)
+
+    def _count(self, names: Sequence[str]) -> int:
+        return prod(self._sizes[n] for n in names)
+
+
+def _spread(filters: Any, dilations: Sequence[int]) -> Any:
+    """Return filters with zeros between their points: TensorFlow's gradients on CPUs know no dilation."""
+    for axis, dilation in enumerate(dilations):
+        if dilation > 1:
+            points = tf.unstack(filters, axis=axis)
+            gap = tf.zeros_like(points[0])
+            count = (len(points) - 1) * dilation + 1
+            filters = tf.stack([points[i // dilation] if i % dilation == 0 else gap for i in range(count)], axis=axis)
+    return filters
+
+
+def max_pool1d(x: Any, columns: WindowDim, out: Sequence[Any]) -> Any:
+    """Return the maximum of each window of x, dims [b, c, columns] delivered by `reshard` with fill -inf."""
+    return pool(x, [columns], out, function="max")
+
+
+def max_pool2d(x: Any, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
+    """Return the maximum of each window of x, dims [b, c, rows, columns] delivered by `reshard` with fill -inf."""
+    return pool(x, [rows, columns], out, function="max")
+
+
+def max_pool3d(x: Any, planes: WindowDim, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
+    """Return the maximum of each window of x, dims [b, c, planes, rows, columns] delivered with fill -inf."""
+    return pool(x, [planes, rows, columns], out, function="max")
+
+
+def mean_pool1d(x: Any, columns: WindowDim, out: Sequence[Any], *, count_padding: bool = False) -> Any:
+    """Return the mean of each window of x, dims [b, c, columns] delivered by `reshard`; otherwise as `mean_pool2d`."""
+    return pool(x, [columns], out, function="mean", count_padding=count_padding)
+
+
+def mean_pool2d(x: Any, rows: WindowDim, columns: WindowDim, out: Sequence[Any], *, count_padding: bool = False) -> Any:
+    """Return the mean of each window of x, dims [b, c, rows, columns] delivered by `reshard`.
+
+    count_padding: whether the padding's points count as well as those of the tensor.
+    """
+    return pool(x, [rows, columns], out, function="mean", count_padding=count_padding)
+
+
+def mean_pool3d(
+    x: Any, planes: WindowDim, rows: WindowDim, columns: WindowDim, out: Sequence[Any], *, count_padding: bool = False
+) -> Any:
+    """Return the mean of each window of x, dims [b, c, planes, rows, columns]; otherwise as `mean_pool2d`."""
+    return pool(x, [planes, rows, columns], out, function="mean", count_padding=count_padding)
+
+
+def pool(
+    x: Any, windows: Sequence[WindowDim], out: Sequence[Any], *, function: str, count_padding: bool = False
+) -> Any:
+    """Return the maximum or the mean ("max", "mean") of each window of x, as delivered by `reshard`.
+
+    Raises:
+        RuntimeFailure: a window's own dim is split.
+    """
+    devices = x.mesh.devices
+    for window in windows:
+        if devices.size(window.kernel) != 1:
+            raise RuntimeFailure(
+                f"layer {x.mesh.layer!r} pools windows of {window.kernel}, which cannot be split; "
+                f"take {window.kernel} out of the mesh's axes"
+            )
+    names, written = [d.name for d in x.shape.dims], [d.name for d in out]
+    sizes = [d.size // devices.size(d.name) for d in x.shape.dims]
+    positions = [window.out for window in windows]
+    others = [n for n in written if n not in positions]
+    order = [*others[:1], *positions, *others[1:]]
+    extents = {d.name: d.size // devices.size(d.name) for d in out}
+    # One point for dims that the tensor lacks, and for none that the result lacks.
+    present = [n for n in order if n in names]
+    absent = [n for n in names if n not in present]
+    lead, rest = (prod(sizes[names.index(n)] for n in part if n in names) for part in (others[:1], others[1:]))
+    shape = [lead, *(window.reach(devices) for window in windows), rest]
+    outs = [window.out_extent // devices.size(window.out) for window in windows]
+
+    def compute(weight: _NumPy | None, local: Any) -> Any:
+        local = _shaped(_turned(local, names, [*present, *absent]), shape)
+        found = _pooled(local, windows, outs, function)
+        if weight is not None:
+            found = found * weight.astype(local.dtype.as_numpy_dtype)[..., np.newaxis]
+        return _turned(_shaped(found, [extents[n] for n in order]), order, written)
+
+    def weights() -> list[_NumPy | None]:
+        if function == "max":
+            return [None] * len(devices.coordinates)
+        num_points = prod(window.kernel_extent for window in windows)
+        return [num_points / _num_counted(windows, devices, at, count_padding) for at in devices.coordinates]
+
+    name = f"{function}_pool{len(windows)}d"
+    return Shardwise(compute, [x], shape=list(out), name=name, per_position=weights, recompute=True).outputs[0]
+
+
+def _pooled(x: Any, windows: Sequence[WindowDim], outs: Sequence[int], function: str) -> Any:
+    """Return windows of [batch, spatial…, channels] by poolings of images: TensorFlow pools no lines.
+
+    A volume is pooled plane by plane and then across its planes, which stand for the rows of an image whose other
+    points are channels; TensorFlow pools no volumes in float64.
+    """
+    pooling = tf.nn.max_pool2d if function == "max" else tf.nn.avg_pool2d
+    batch, *points, channels = x.shape.as_list()
+    kernels, strides = [window.kernel_extent for window in windows], [window.stride for window in windows]
+    for axis, window in enumerate(windows):
+        if window.dilation > 1:
+            x = _gathered(x, axis + 1, window, outs[axis])
+            points[axis], strides[axis] = outs[axis] * window.kernel_extent, window.kernel_extent
+    if len(points) == 1:
+        y = pooling(_shaped(x, [batch, 1, *points, channels]), [1, *kernels], [1, *strides], "VALID")
+        return _shaped(y, [batch, *outs, channels])
+    planes = points[0] if len(points) == 3 else 1
+    y = pooling(_shaped(x, [batch * planes, *points[-2:], channels]), kernels[-2:], strides[-2:], "VALID")
+    if len(points) == 3:
+        each = outs[1] * outs[2] * channels
+        y = pooling(_shaped(y, [batch, planes, 1, each]), [kernels[0], 1], [strides[0], 1], "VALID")
+    return _shaped(y, [batch, *outs, channels])
+
+
+def _gathered(x: Any, axis: int, window: WindowDim, num_outs: int) -> Any:
+    """Return the points of each window along a dim end to end: TensorFlow pools no points that lie apart."""
+    starts = np.arange(num_outs)[:, np.newaxis] * window.stride
+    return tf.gather(x, (starts + np.arange(window.kernel_extent) * window.dilation).reshape(-1), axis=axis)
+
+
+def _num_counted(windows: Sequence[WindowDim], devices: Any, point: Any, count_padding: bool) -> _NumPy:
+    """Return [outputs of the part…] how many points of each window count."""
+    found: _NumPy = np.ones(())
+    for dim in windows:
+        num_outs = dim.out_extent // devices.size(dim.out)
+        first = (np.arange(num_outs) + point.get(dim.out, 0) * num_outs) * dim.stride - dim.pad
+        points = first[:, np.newaxis] + np.arange(dim.kernel_extent) * dim.dilation
+        inside = (points >= 0) & (points < dim.extent)
+        count = np.full(num_outs, dim.kernel_extent) if count_padding else np.maximum(inside.sum(axis=1), 1)
+        found = np.multiply.outer(found, count)
+    return found
+
+
+def _turned(x: Any, own: Sequence[str], order: Sequence[str]) -> Any:
+    """Return a slice with its dims in another order."""
+    return x if list(own) == list(order) else tf.transpose(x, [own.index(name) for name in order])
+
+
+def _shaped(x: Any, shape: Sequence[int]) -> Any:
+    return x if x.shape.as_list() == list(shape) else tf.reshape(x, list(shape))
