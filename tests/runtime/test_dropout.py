@@ -12,6 +12,7 @@ from pase.errors import EmitError, GraphError, RuntimeFailure
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
+from pase.sharding.traffic import flows
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches
@@ -23,7 +24,6 @@ from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
-from pase.traffic import flows
 from tests.runtime.plans import configurations, make_plan, random_plan
 from tests.runtime.training import builder_of, options
 

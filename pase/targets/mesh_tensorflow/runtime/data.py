@@ -67,8 +67,8 @@ def index_bound(operator: Operator, read: Access) -> int:
     looked_up = [dim for dim in others if dim.name not in written] or others
     if len(looked_up) != 1:
         raise EmitError(
-            f"indices {short(read.tensor)} of layer {short(operator.name)} ({operator.kind}) may look up any of its dims "
-            f"({listed([dim.name for dim in looked_up])}); expected one that the indices lack and no result has"
+            f"indices {short(read.tensor)} of layer {short(operator.name)} ({operator.kind}) may look up any of its "
+            f"dims ({listed([dim.name for dim in looked_up])}); expected one that the indices lack and no result has"
         )
     return looked_up[0].extent
 
