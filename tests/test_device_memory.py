@@ -264,7 +264,7 @@ def test_tables_hold_the_memory_of_every_strategy(name: str) -> None:
         choice = [int(rng.integers(k)) for k in problem.tables.domain_sizes]
         splits = [problem.splits(v, c) for v, c in enumerate(choice)]
         whole = strategy_memory(problem.graph, splits, optimiser="adam")
-        assert weighted.weight(choice) == whole.total_bytes
+        assert weighted.usage(choice) == whole.total_bytes
         assert sum(weighted.greatest(choice)) == whole.buffers_bytes
     if name in ("bert_large", "densenet121", "resnet101"):
         assert len({id(weights) for weights in tables.weights}) < len(tables.weights)

@@ -17,8 +17,9 @@ from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.models import MODELS
 from pase.planning.planner import MAX_DEVICES, problem_of
 from pase.planning.strategy import plan_layers, total_cost
-from pase.solver import find_best_strategy, naive_recurrence, solve
+from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, breadth_first, generate_seq
+from scripts.benchmarks.recurrences import find_best_strategy, naive_recurrence
 from tests.networks import slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
 
 Splits = dict[str, int]

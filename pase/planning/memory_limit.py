@@ -10,7 +10,14 @@ from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
 from pase.sharding.configurations import Configurations, enumerate_configurations
 from pase.sharding.edges import shared_weights
-from pase.solver import LimitedSolution, NothingFitsError, Progress, Weighted, lightest_strategy, solve_limited
+from pase.solver import (
+    ConstrainedProblem,
+    LimitedSolution,
+    NothingFitsError,
+    Progress,
+    lightest_strategy,
+    solve_limited,
+)
 from pase.tables.cost_tables import CostTables, EdgeTable
 
 MAX_MORE_DEVICES = 64
@@ -47,12 +54,12 @@ def search_within(
         raise MemoryLimitError(_nothing_fits(problem, weighted, limit_bytes, optimiser)) from None
 
 
-def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: float) -> Weighted:
+def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: float) -> ConstrainedProblem:
     """Return a problem with the bytes of every strategy, and a limit on them."""
-    return Weighted(
+    return ConstrainedProblem(
         tables=tables,
-        weights=memory.weights,
-        edge_weights=memory.edges,
+        resource_usage=memory.weights,
+        edge_usage=memory.edges,
         peaks=memory.peaks,
         limit=float(limit_bytes),
     )
@@ -66,13 +73,13 @@ def size_text(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def _nothing_fits(problem: Problem, weighted: Weighted, limit_bytes: int, optimiser: str) -> str:
+def _nothing_fits(problem: Problem, weighted: ConstrainedProblem, limit_bytes: int, optimiser: str) -> str:
     graph, devices = problem.graph, problem.num_devices
     choice = lightest_strategy(weighted)
-    total = int(weighted.weight(choice))
-    kept = [float(weights[c]) for weights, c in zip(weighted.weights, choice, strict=True)]
-    for e in weighted.weighing_edges:
-        kept[weighted.tables.edges[e][1]] += weighted.edge_weight(e, choice)
+    total = int(weighted.usage(choice))
+    kept = [float(usage[c]) for usage, c in zip(weighted.resource_usage, choice, strict=True)]
+    for (u, v), usage in weighted.using_edges:
+        kept[v] += usage.cost(choice[u], choice[v])
     binding = max(range(len(kept)), key=lambda v: (kept[v], -v))
     enough = _enough_devices(graph, devices, limit_bytes, optimiser)
     advice = f"{enough} devices would do" if enough else "use more devices"
@@ -99,7 +106,7 @@ def _enough_devices(graph: Graph, num_devices: int, limit_bytes: int, optimiser:
             return None
         memory = memory_tables(problem, optimiser=optimiser)
         weighted = weighted_problem(problem.tables, memory, limit_bytes)
-        least = weighted.least_weight + sum(max(float(p.min()) for p in group) for group in weighted.peaks)
+        least = weighted.least_usage + sum(max(float(p.min()) for p in group) for group in weighted.peaks)
         if least <= limit_bytes and weighted.fits(lightest_strategy(weighted)):
             return factor * num_devices
         if least >= before:

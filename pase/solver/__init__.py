@@ -3,30 +3,31 @@
 The solver knows no cost model, no graph and no framework.
 """
 
-from pase.solver.effort import RELATIVE_TOLERANCE, Progress
-from pase.solver.limited import LimitedSolution, NothingFitsError, lightest_strategy, solve_limited
-from pase.solver.marginals import Marginals, min_marginals
-from pase.solver.near_optimal import near_optimal
-from pase.solver.recurrences import find_best_strategy, naive_recurrence
+from pase.solver.bounds import near_optimal
+from pase.solver.constrained import (
+    ConstrainedProblem,
+    LimitedSolution,
+    NothingFitsError,
+    lightest_strategy,
+    solve_limited,
+)
 from pase.solver.search import check_limits, default_memory_limit_bytes, solve
-from pase.solver.solution import Solution, Statistics
-from pase.solver.weighted import Weighted
+from pase.solver.solution import RELATIVE_TOLERANCE, Progress, Solution, Statistics
+from pase.solver.two_pass import Marginals, min_marginals
 
 __all__ = [
     "RELATIVE_TOLERANCE",
+    "ConstrainedProblem",
     "LimitedSolution",
     "Marginals",
     "NothingFitsError",
     "Progress",
     "Solution",
     "Statistics",
-    "Weighted",
     "check_limits",
     "default_memory_limit_bytes",
-    "find_best_strategy",
     "lightest_strategy",
     "min_marginals",
-    "naive_recurrence",
     "near_optimal",
     "solve",
     "solve_limited",

@@ -1,10 +1,10 @@
 """Lower bounds and good strategies by moving cost between edges and vertices (sequential soft arc consistency).
 
 One pass visits the vertices in sequence. A visited vertex first collects what earlier passes and vertices sent to it;
-then it shares the part of its costs above their minimum among the links that lead on, and each of these sends on, over
+then it shares the part of its costs above their minimum among the edges that lead on, and each of these sends on, over
 its other end's classes, the least that any choice of this vertex must pay (min over rows of the residual). Every
 residual stays non-negative, so Σ over vertices of min θ_v is a lower bound on every strategy's cost at any time,
-and a pass never lowers it. On a tree in which every vertex has one link that leads on, the pass is dynamic
+and a pass never lowers it. On a tree in which every vertex has one edge that leads on, the pass is dynamic
 programming and the bound is the optimum.
 
 Proof of the pruning rule: fix x_v = c in any strategy. Its cost is Σ_u θ_u(x_u) + Σ residuals, which is at least
@@ -14,27 +14,33 @@ c is dropped.
 
 import numpy as np
 
-from pase.solver.classes import by_configuration, class_minima
-from pase.solver.effort import Check
-from pase.solver.network import Link, Network
-from pase.tables.cost_tables import FloatArray
+from pase.solver.elimination import Check
+from pase.solver.pairwise import PairwiseModel, by_configuration, class_minima
+from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, SearchBudget
+from pase.tables.cost_tables import CostTables, IndexArray, verify_tables
 
 WORTH_DROPPING = 0.7
-"""A vertex is narrowed when no more than this part of its configurations is left: narrowing takes time, too."""
+"""A vertex is restricted when no more than this part of its configurations is left: that takes time, too."""
+MAX_SWEEPS = 60
+MAX_SWEEPS_NEAR_OPTIMUM = 12
+LOOSE = 32
+"""How many times the cost of the best strategy the ceiling may be."""
+LITTLE_LEFT = 4
+"""Configurations for each live vertex: then elimination is as good as free."""
 
 
-def sweep(network: Network, limit: float, forward: bool, check: Check) -> float:
+def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> float:
     """Make one pass in ascending (or descending) order of vertices; return the lower bound after it.
 
-    limit: configurations whose bound exceeds it are dropped from the network on the way; +inf keeps all.
+    limit: configurations whose bound exceeds it are dropped from the model on the way; +inf keeps all.
     """
-    order = network.live if forward else network.live[::-1]
-    least = network.least or {v: float(np.minimum.reduce(network.reparametrised(v))) for v in order}
-    bound = network.offset + sum(least.values())
-    incident, minimum = network.incident, np.minimum.reduce
+    order = model.live if forward else model.live[::-1]
+    least = model.least or {v: float(np.minimum.reduce(model.reparametrised(v))) for v in order}
+    bound = model.offset + sum(least.values())
+    incident, minimum = model.incident, np.minimum.reduce
     for v in order:
         check()
-        total = network.reparametrised(v)
+        total = model.reparametrised(v)
         low = float(minimum(total))
         bound += low - least[v]
         least[v] = low  # it stays below what is left of θ_v when this vertex has sent its surplus on
@@ -44,7 +50,7 @@ def sweep(network: Network, limit: float, forward: bool, check: Check) -> float:
             if num_kept <= WORTH_DROPPING * len(total):
                 if not num_kept:
                     return np.inf
-                network.restrict(v, keep)
+                model.restrict(v, keep)
                 total = total[keep]
         ahead = [entry for entry in incident[v] if (entry[0].ends[1 - entry[1]] > v) == forward]
         if not ahead:
@@ -52,41 +58,110 @@ def sweep(network: Network, limit: float, forward: bool, check: Check) -> float:
         surplus = total - low
         if len(ahead) > 1:
             surplus *= 1.0 / len(ahead)
-        for link, side in ahead:
-            send(link, side, class_minima(surplus, link.of[side], link.values.shape[side]))
-    network.least = least
+        for edge, side in ahead:
+            values, messages = edge.values, edge.messages
+            own = messages[side] = messages[side] - class_minima(surplus, edge.of[side], values.shape[side])
+            messages[1 - side] = minimum(values - own[:, None]) if side == 0 else minimum(values - own, 1)
+    model.least = least
     return bound
 
 
-def send(link: Link, side: int, surplus: FloatArray) -> None:
-    """Move `surplus`, over the classes of one end, into the link, and all that the link can give to its other end."""
-    own = link.messages[side] - surplus
-    link.messages[side] = own
-    if side == 0:
-        link.messages[1] = np.minimum.reduce(link.values - own[:, None])
-    else:
-        link.messages[0] = np.minimum.reduce(link.values - own, 1)
-
-
-def decode(network: Network, forward: bool) -> tuple[float, dict[int, int]]:
+def decode(model: PairwiseModel, forward: bool) -> tuple[float, dict[int, int]]:
     """Return a cost and a choice for the live vertices: each in turn takes what is best given the ones before it.
 
-    What a vertex does not know yet is estimated by the message from there. Ties go to the lowest number. The
-    choice is in the tables' numbers.
+    What a vertex does not know yet is estimated by the message from there. Ties go to the lowest number.
     """
     chosen: dict[int, int] = {}
-    cost = network.offset
-    for v in network.live if forward else network.live[::-1]:
-        paid = network.costs[v]
+    cost = model.offset
+    for v in model.live if forward else model.live[::-1]:
+        paid = model.costs[v]
         estimate = None
-        for link, side in network.incident[v]:
-            other = link.ends[1 - side]
+        for edge, side in model.incident[v]:
+            other = edge.ends[1 - side]
             if other in chosen:
-                paid = paid + link.seen_from(1 - side, chosen[other])
+                paid = paid + edge.seen_from(1 - side, chosen[other])
             else:
-                message = by_configuration(link.messages[side], link.of[side])
+                message = by_configuration(edge.messages[side], edge.of[side])
                 estimate = message if estimate is None else estimate + message
         c = int((paid if estimate is None else paid + estimate).argmin())
         chosen[v] = c
         cost += float(paid[c])
-    return cost, {v: int(network.origin[v][c]) for v, c in chosen.items()}
+    return cost, chosen
+
+
+def tighten_bounds(
+    model: PairwiseModel,
+    budget: SearchBudget,
+    outcome: Outcome | None = None,
+    *,
+    limit: float = np.inf,
+    max_sweeps: int = MAX_SWEEPS,
+    little: int = LITTLE_LEFT,
+    whole: bool = True,
+) -> float:
+    """Bound, decode and drop configurations until little is left or a pass changes little; return the lower bound.
+
+    outcome: its best strategy is the limit, and better ones that are decoded are offered to it; what is rounded away is
+    relative to the largest cost, so that a ceiling follows the best strategy down. None: strategies up to `limit` are
+    of interest. little: configurations for each live vertex. whole: the model is the whole problem, so that its bound
+    holds for every strategy.
+    """
+    first = max(model.num_configurations(), 1)
+    bounds = [-np.inf, -np.inf]
+    cost = limit
+    for number in range(max_sweeps):
+        before = model.num_configurations()
+        forward = number % 2 == 0
+        if outcome is not None:
+            cost, limit = outcome.incumbent.cost, outcome.incumbent.limit
+            if LOOSE * cost < model.ceiling < np.inf:
+                model.lower_ceiling(2 * cost)
+                bounds = [-np.inf, -np.inf]
+            left = f"{before} configurations of {len(model.live)} layers left"
+            budget.progress(f"bounding: {left}", 1 - before / first)
+        bound = sweep(model, limit, forward, budget.check)
+        scale = min(cost, model.ceiling)
+        bound -= RELATIVE_TOLERANCE * scale if scale < np.inf else 0.0
+        budget.sweeps += 1
+        if outcome is not None and whole:
+            outcome.raise_bound(bound)
+        if bound > limit:
+            return bound
+        model.fix_singles()
+        after = model.num_configurations()
+        gained = bound - bounds[-2]  # by a pass each way
+        bounds.append(max(bound, bounds[-1]))
+        is_little = after <= little * len(model.live)
+        is_slow = number >= 3 and after > 0.95 * before and gained < 0.02 * (cost - bound)
+        # Every second pass is decoded, and the last.
+        if outcome is not None and (number == 0 or not forward or is_little or is_slow):
+            found, chosen = decode(model, not forward)
+            if found < cost:  # it is no higher here than in the tables
+                outcome.incumbent.offer(model.complete(chosen))
+                cost = outcome.incumbent.cost
+            budget.holds(model.own_bytes())
+        if is_little or (is_slow and gained < 0.02 * (cost - bound)):
+            break
+    return bounds[-1]
+
+
+def near_optimal(tables: CostTables, limit: float) -> tuple[IndexArray, ...]:
+    """Return for each vertex the configurations, ascending, that a strategy of a cost of at most `limit` may have.
+
+    None is missing; there may be others. limit: at least the least cost, or every vertex's are empty.
+    """
+    verify_tables(tables)
+    limit += RELATIVE_TOLERANCE * abs(limit)
+    # Costs are not negative: whatever is above the limit may count as twice the limit.
+    model = PairwiseModel.of_tables(tables, 2 * limit if limit > 0 else 1.0)
+    for number in range(MAX_SWEEPS_NEAR_OPTIMUM):
+        before = model.num_configurations()
+        if sweep(model, limit, number % 2 == 0, lambda: None) > limit:
+            return tuple(np.empty(0, dtype=np.int32) for _ in model.live)
+        if number and model.num_configurations() > 0.98 * before:
+            break
+    least = model.least or {}
+    low = model.offset + sum(least.values())
+    return tuple(
+        model.origin[v][model.reparametrised(v) <= limit - (low - least[v])].astype(np.int32) for v in model.live
+    )

@@ -1,4 +1,4 @@
-"""Exact min-sum variable elimination, planned before any table is filled.
+"""Variable elimination, planned before any table is filled.
 
 Eliminating vertex w replaces every factor that mentions it by one table over its dependent set D:
 
@@ -11,22 +11,34 @@ cheapest before the minimum is taken. And a step whose inputs are the same array
 planned and filled once.
 
 A plan costs microseconds a vertex and tells the exact number of operations and bytes, so that the caller can choose
-another way while nothing is spent yet.
+another way while nothing is spent yet. It is what every walk over an elimination follows: least costs (`run_plan`),
+both ways (`two_pass`), and with fronts of cost and resource instead of one number (`pareto`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from pase.solver.classes import ClassAlgebra, ClassArray, Partition, class_minima
+from pase.solver.pairwise import (
+    ClassAlgebra,
+    ClassArray,
+    Edge,
+    PairwiseModel,
+    Partition,
+    by_configuration,
+    class_minima,
+)
+from pase.solver.solution import Outcome, SearchBudget
 from pase.tables.cost_tables import FloatArray
 
 BLOCK_CELLS = 1 << 15  # a block and its operands stay in the second-level cache
 
 Check = Callable[[], None]
+Ordered = Callable[[PairwiseModel], Sequence[int]]
+"""Gives the sequence in which to eliminate the live vertices of a model."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,79 +55,156 @@ class Table:
 
 
 class Factor(NamedTuple):
-    """One term of the objective: a table over the layout classes of the vertices in `scope`."""
+    """One term of the objective: a table over the layout classes of the vertices in `scope`.
+
+    edge: whose costs these are, or producer: the number of the step that leaves this table.
+    """
 
     scope: tuple[int, ...]
     partitions: tuple[Partition, ...]
     table: Table
+    edge: Edge | None = None
+    producer: int | None = None
 
 
-class _Operand(NamedTuple):
-    """How one table enters a step, whose axes are the vertex (0) and then D."""
+class Operand(NamedTuple):
+    """How one table enters a step, whose axes are the vertex (0) and then D.
+
+    turned: the table's axes in the step's order; None: as they are. The rest is in that order. axes: of the step.
+    maps: for each class of the step's axis, that of the table; None: the same. shape: with one axis for each of the
+    step's; extent 1 where the table lacks it.
+    """
 
     table: Table
-    turned: tuple[int, ...] | None  # the table's axes in the step's order; None: as they are
-    maps: tuple[ClassArray | None, ...]  # for each of these, the class for each class of the step; None: the identity
-    shape: tuple[int, ...]  # with one axis for each of the step's; extent 1 where the table lacks it
+    turned: tuple[int, ...] | None
+    axes: tuple[int, ...]
+    maps: tuple[ClassArray | None, ...]
+    shape: tuple[int, ...]
+
+    def aligned(self) -> FloatArray:
+        """Return the table's values with one axis for each of the step's, in its order."""
+        values = self.table.filled()
+        if self.turned is not None:
+            values = values.transpose(self.turned)
+        for axis, classes in enumerate(self.maps):
+            if classes is not None:
+                values = values.take(classes, axis=axis)
+        return values.reshape(self.shape)
+
+    def cells_of(self, cells: Sequence[ClassArray]) -> tuple[ClassArray, ...]:
+        """Return where the table has some cells of the step; cells: the classes on each of the step's axes."""
+        found = [cells[a] if m is None else m[cells[a]] for a, m in zip(self.axes, self.maps, strict=True)]
+        return tuple(found) if self.turned is None else tuple([found[k] for k in np.argsort(self.turned)])
 
 
 class Kernel(NamedTuple):
-    """The computation of one distinct step."""
+    """The computation of one distinct step.
 
-    costs: FloatArray  # [G] the cheapest layer cost in each joint class of the vertex
-    operands: tuple[_Operand, ...]
+    costs: [G] the cheapest layer cost in each joint class of the vertex. partitions: joint classes of the vertex and of
+    its dependent ones, the axes of the step. result: the table over all but the first.
+    """
+
+    costs: FloatArray
+    operands: tuple[Operand, ...]
     result: Table
-    partitions: tuple[Partition, ...]  # of the dependent vertices' configurations, axes of `result`
+    partitions: tuple[Partition, ...]
     operations: int
 
+    def fill(self, check: Check) -> None:
+        """Compute the result from the tables that it depends on."""
+        operands = [o.aligned() for o in self.operands]
+        out = np.empty(self.result.shape)
+        costs = self.costs.reshape(-1, *(1,) * out.ndim)
+        if operands:
+            smallest = min(range(len(operands)), key=lambda i: operands[i].size)
+            operands[smallest] = operands[smallest] + costs
+        else:
+            operands = [costs]
+        _min_sum(out, operands, check)
+        self.result.values = out
 
-class _Step(NamedTuple):
-    vertex: int
+
+class EliminationStep(NamedTuple):
+    """The elimination of one vertex: of what, and how. scope: the vertex and its dependent set."""
+
+    scope: tuple[int, ...]
     costs: FloatArray
     factors: tuple[Factor, ...]
+    kernel: Kernel
+
+    def cells(self) -> int:
+        """Return how many combinations of joint classes the step looks at."""
+        return prod(p.num_classes for p in self.kernel.partitions)
+
+    def beside(self, choice: Callable[[int], int]) -> FloatArray:
+        """Return the cost of each configuration of the vertex, with what was eliminated into it, given the rest."""
+        vertex, total = self.scope[0], self.costs
+        for scope, partitions, table, *_ in self.factors:
+            # One number for each dependent vertex leaves a vector over the vertex's classes.
+            index = [slice(None) if x == vertex else p.of[choice(x)] for x, p in zip(scope, partitions, strict=True)]
+            total = total + table.filled()[tuple(index)].take(partitions[scope.index(vertex)].of)
+        return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Plan:
+class EliminationPlan:
     """What eliminating every vertex in one sequence will do.
 
     operations: combinations that will be looked at, times the terms added for each; repeated steps count once.
     table_bytes: memory of all the tables that it will fill.
-    steps: for each vertex in sequence, what it takes to decide it once the later ones are.
+    steps: one for each vertex, in sequence.
     kernels: the distinct computations, in the order in which they can be done.
-    constants: the tables without axes, whose sum is the optimum.
     """
 
     operations: int
     table_bytes: int
-    steps: tuple[_Step, ...]
+    steps: tuple[EliminationStep, ...]
     kernels: tuple[Kernel, ...]
-    constants: tuple[Table, ...]
+
+    def fill(self, check: Check, on_done: Callable[[float], None] = lambda _: None) -> float:
+        """Fill the planned tables; return the optimum.
+
+        check: called between blocks of work; what it raises ends the run. on_done: called with the part that is done.
+        """
+        done = 0
+        for kernel in self.kernels:
+            kernel.fill(check)
+            done += kernel.operations
+            on_done(done / self.operations)
+        return sum(float(step.kernel.result.filled()) for step in self.steps if len(step.scope) == 1)
 
 
 @dataclass(slots=True, eq=False)
 class Planner:
     """Plans steps, each distinct one once, and counts what they will take."""
 
-    algebra: ClassAlgebra
+    algebra: ClassAlgebra = field(default_factory=ClassAlgebra)
     known: dict[tuple[object, ...], tuple[Kernel, object]] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
-    operations: int = 0
-    cells: int = 0
+    partitions: dict[int, Partition] = field(default_factory=dict)
+    tables: dict[int, Table] = field(default_factory=dict)
 
-    def eliminate(self, w: int, costs: FloatArray, factors: Sequence[Factor]) -> tuple[tuple[int, ...], Kernel]:
-        """Return the dependent set of a vertex and the computation that takes it out; nothing is computed yet."""
+    def factor(self, edge: Edge) -> Factor:
+        """Return an edge as a factor; equal arrays become equal partitions and tables."""
+        values = edge.values
+        rows, cols = [
+            self.partitions.setdefault(id(of), Partition(of, size))
+            for of, size in zip(edge.of, values.shape, strict=True)
+        ]
+        return Factor(edge.ends, (rows, cols), self.tables.setdefault(id(values), Table(values.shape, values)), edge)
+
+    def eliminate(self, w: int, costs: FloatArray, factors: Sequence[Factor]) -> EliminationStep:
+        """Return the step that takes a vertex out; nothing is computed yet."""
         others = {x for f in factors for x in f.scope}
         others.discard(w)
-        dependent = tuple(sorted(others))
-        axis = {x: i for i, x in enumerate(dependent, 1)}
-        axis[w] = 0
+        scope = (w, *sorted(others))
+        axis = {x: i for i, x in enumerate(scope)}
         axes = [tuple([axis[x] for x in f.scope]) for f in factors]
         key = (id(costs), *[(id(f.table), a, *map(id, f.partitions)) for f, a in zip(factors, axes, strict=True)])
         known = self.known.get(key)
         if known is None:  # the inputs are kept with the result, so that their ids stay theirs
             known = self.known[key] = (self._kernel(len(axis), axes, costs, factors), (costs, tuple(factors)))
-        return dependent, known[0]
+        return EliminationStep(scope, costs, tuple(factors), known[0])
 
     def _kernel(
         self, num_axes: int, axes: list[tuple[int, ...]], costs: FloatArray, factors: Sequence[Factor]
@@ -132,110 +221,128 @@ class Planner:
         next_map = [iter(maps) for _, maps in joint]
         operands = []
         for f, own in zip(factors, axes, strict=True):
-            turned = None
-            if len(own) > 1:
-                order = sorted(range(len(own)), key=own.__getitem__)
-                if order != list(range(len(own))):
-                    turned = tuple(order)
-                    own = tuple([own[t] for t in order])
+            order = sorted(range(len(own)), key=own.__getitem__)
+            turned = None if order == list(range(len(own))) else tuple(order)
+            own = tuple([own[t] for t in order])
             maps = tuple([next(next_map[a]) for a in own])
             shape = tuple([n if a in own else 1 for a, n in enumerate(extents)])
-            operands.append(_Operand(f.table, turned, maps, shape))
+            operands.append(Operand(f.table, turned, own, maps, shape))
         result = Table(tuple(extents[1:]))
-        cells = prod(result.shape)
-        self.cells += cells
-        operations = cells * extents[0] * max(len(factors), 1)
-        self.operations += operations
+        operations = prod(extents) * max(len(factors), 1)
         least = class_minima(costs, partitions[0].of, extents[0])
-        kernel = Kernel(least, tuple(operands), result, partitions[1:], operations)
+        kernel = Kernel(least, tuple(operands), result, partitions, operations)
         self.kernels.append(kernel)
         return kernel
 
 
-def plan_elimination(
-    costs: Sequence[FloatArray], factors: Sequence[Factor], order: Sequence[int], algebra: ClassAlgebra
-) -> Plan:
-    """Plan the elimination of the vertices in `order`, which must hold every vertex that a factor mentions.
+def plan_elimination(costs: Sequence[FloatArray], edges: Iterable[Edge], order: Sequence[int]) -> EliminationPlan:
+    """Plan the elimination of the vertices in `order`, which must hold every vertex that an edge joins.
 
-    costs: [V] layer costs of each vertex, over the configurations that its factors' partitions speak of; those of
-    vertices that are not in `order` are not looked at.
+    costs: [V] layer costs of each vertex, over the configurations that its edges' classes speak of; those of vertices
+    that are not in `order` are not looked at.
     """
-    planner = Planner(algebra)
+    planner = Planner()
     of_vertex: dict[int, list[Factor]] = {v: [] for v in order}
-    for f in factors:
-        for x in f.scope:
-            of_vertex[x].append(f)
-    steps: list[_Step] = []
-    constants: list[Table] = []
-    for w in order:
-        used = of_vertex.pop(w)
-        dependent, kernel = planner.eliminate(w, costs[w], used)
-        steps.append(_Step(w, costs[w], tuple(used)))
-        if not dependent:
-            constants.append(kernel.result)
-            continue
-        new = Factor(dependent, kernel.partitions, kernel.result)
-        gone = set(map(id, used))
+    for edge in edges:
+        factor = planner.factor(edge)
+        for x in edge.ends:
+            of_vertex[x].append(factor)
+    steps: list[EliminationStep] = []
+    for number, w in enumerate(order):
+        step = planner.eliminate(w, costs[w], of_vertex.pop(w))
+        steps.append(step)
+        dependent = step.scope[1:]
+        new = Factor(dependent, step.kernel.partitions[1:], step.kernel.result, producer=number)
+        gone = set(map(id, step.factors))
         for x in dependent:
             of_vertex[x] = [*[f for f in of_vertex[x] if id(f) not in gone], new]
-    return Plan(
-        operations=planner.operations,
-        table_bytes=8 * planner.cells,
+    return EliminationPlan(
+        operations=sum(kernel.operations for kernel in planner.kernels),
+        table_bytes=8 * sum(prod(kernel.result.shape) for kernel in planner.kernels),
         steps=tuple(steps),
         kernels=tuple(planner.kernels),
-        constants=tuple(constants),
     )
 
 
-def run_plan(plan: Plan, check: Check, on_done: Callable[[float], None] | None = None) -> tuple[float, dict[int, int]]:
+def run_plan(
+    plan: EliminationPlan, check: Check, on_done: Callable[[float], None] = lambda _: None
+) -> tuple[float, dict[int, int]]:
     """Fill the planned tables; return the optimum and each vertex's configuration (the lowest index among equals).
 
-    check: called between blocks of work; what it raises ends the run. on_done: called with the part that is done.
+    Arguments as for `EliminationPlan.fill`.
     """
-    done = 0
-    for kernel in plan.kernels:
-        fill(kernel, check)
-        done += kernel.operations
-        if on_done is not None:
-            on_done(done / plan.operations)
-    optimum = sum(float(t.filled()) for t in plan.constants)
+    optimum = plan.fill(check, on_done)
     choice: dict[int, int] = {}
     for step in reversed(plan.steps):
-        total = step.costs
-        for f in step.factors:
-            # One number for each dependent vertex leaves a vector over the vertex's classes.
-            index = [
-                slice(None) if x == step.vertex else p.of[choice[x]] for x, p in zip(f.scope, f.partitions, strict=True)
-            ]
-            of = f.partitions[f.scope.index(step.vertex)].of
-            total = total + f.table.filled()[tuple(index)].take(of)
-        choice[step.vertex] = int(total.argmin())
+        choice[step.scope[0]] = int(step.beside(choice.__getitem__).argmin())
     return optimum, choice
 
 
-def fill(kernel: Kernel, check: Check) -> None:
-    """Compute a planned table from those it depends on."""
-    operands = [aligned(o) for o in kernel.operands]
-    out = np.empty(kernel.result.shape)
-    costs = kernel.costs.reshape(-1, *(1,) * out.ndim)
-    if operands:
-        smallest = min(range(len(operands)), key=lambda i: operands[i].size)
-        operands[smallest] = operands[smallest] + costs
-    else:
-        operands = [costs]
-    _min_sum(out, operands, check)
-    kernel.result.values = out
+def optimal_strategy(
+    model: PairwiseModel, ordered: Ordered, max_operations: int, budget: SearchBudget
+) -> tuple[float, dict[int, int]] | None:
+    """Return the least cost of a model and a strategy that has it, by elimination; None if beyond the limits."""
+    if not model.live:
+        return model.offset, model.complete({})
+    plan = plan_elimination(model.costs, model.edges(), ordered(model))
+    if plan.table_bytes > budget.memory_limit_bytes or plan.operations > max_operations:
+        return None
+    budget.holds(model.own_bytes() + plan.table_bytes)
+    budget.operations += plan.operations
+    message = f"eliminating {len(model.live)} layers"
+    optimum, chosen = run_plan(plan, budget.check, lambda fraction: budget.progress(message, fraction))
+    return optimum + model.offset, model.complete(chosen)
 
 
-def aligned(o: _Operand) -> FloatArray:
-    """Return the operand with one axis for each of the step's, in its order; extent 1 where the table lacks it."""
-    values = o.table.filled()
-    if o.turned is not None:
-        values = values.transpose(o.turned)
-    for axis, classes in enumerate(o.maps):
-        if classes is not None:
-            values = values.take(classes, axis=axis)
-    return values.reshape(o.shape)
+def eliminate_exactly(
+    model: PairwiseModel, ordered: Ordered, max_operations: int, budget: SearchBudget, outcome: Outcome
+) -> bool:
+    """Eliminate what is left if that is within the limits; return whether it was, and the incumbent is then optimal.
+
+    ordered: gives the sequence in which to eliminate the live vertices of a model.
+    """
+    outcome.num_configurations_left, outcome.num_vertices_left = model.num_configurations(), len(model.live)
+    best = optimal_strategy(model, ordered, max_operations, budget)
+    if best is None:
+        return False
+    outcome.incumbent.settle(best[1])
+    outcome.prove()
+    return True
+
+
+def eliminate_tree(model: PairwiseModel, order: Sequence[int], check: Check) -> tuple[float, dict[int, int]] | None:
+    """Return the least cost and a strategy that has it; None if the model is not a tree.
+
+    This is the elimination where no dependent set has two vertices, with nothing to plan: each vertex, leaves first,
+    sends its only later neighbour one vector. order: the live vertices, each with at most one neighbour after it. Ties
+    go to the lowest index. The model's layer costs are used up.
+    """
+    waiting = set(order)
+    towards: dict[int, tuple[Edge, int]] = {}
+    cost = model.offset
+    for v in order:
+        check()
+        waiting.remove(v)
+        costs = model.costs[v]
+        ahead = [(edge, side) for edge, side in model.incident[v] if edge.ends[1 - side] in waiting]
+        if not ahead:
+            cost += float(costs.min())
+            continue
+        if len(ahead) > 1:
+            return None
+        edge, side = towards[v] = ahead[0]
+        least = class_minima(costs, edge.of[side], edge.values.shape[side])
+        sent = (edge.values + (least[:, None] if side == 0 else least)).min(axis=side)
+        w = edge.ends[1 - side]
+        model.costs[w] = model.costs[w] + by_configuration(sent, edge.of[1 - side])
+    chosen: dict[int, int] = {}
+    for v in reversed(order):
+        total = model.costs[v]
+        if v in towards:
+            edge, side = towards[v]
+            total = total + edge.seen_from(1 - side, chosen[edge.ends[1 - side]])
+        chosen[v] = int(total.argmin())
+    return cost, model.complete(chosen)
 
 
 def _min_sum(out: FloatArray, operands: list[FloatArray], check: Check) -> None:
@@ -251,12 +358,9 @@ def _min_sum(out: FloatArray, operands: list[FloatArray], check: Check) -> None:
     groups = max(o.shape[0] for o in operands)
     step = max(1, BLOCK_CELLS // max(out.size, 1))
     for first in range(0, groups, step):
-        block = [o[first : first + step] if o.shape[0] > 1 else o for o in operands]
-        total = block[0]
-        if len(block) > 1:
-            total = block[0] + block[1]
-            for more in block[2:]:
-                total = total + more
+        total, *others = [o[first : first + step] if o.shape[0] > 1 else o for o in operands]
+        for more in others:
+            total = total + more
         if first == 0:
             np.minimum.reduce(total, axis=0, out=out)
         else:

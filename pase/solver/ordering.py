@@ -1,8 +1,8 @@
 """Orderings: in which sequence the solver eliminates vertices, and what each sequence would cost.
 
-The paper's terms (section III-B), for a sequence v_1 … v_n: the connected set X(i) holds the vertices of V≤i that
-v_i reaches through V≤i alone; the dependent set D(i) = N(X(i)) ∩ V>i; the connected subsets S(i) are the components
-of X(i) - {v_i}, each of which is X(j) for some j < i. Positions i are counted from 0 here.
+For a sequence v_1 … v_n (section III-B), D(i), the dependent set, holds the vertices of V>i next to the connected set
+X(i), the vertices of V≤i that v_i reaches through V≤i alone. Joining the dependents of each vertex that is eliminated
+to one another keeps D(i) = N(v_i) (Fig. 3). Positions i are counted from 0 here.
 
 Every ordering is one function of the neighbours and the domain sizes, deterministic: among vertices of equal
 merit the one with the lowest number comes first.
@@ -11,7 +11,7 @@ merit the one with the lowest number comes first.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import inf, prod
 
 from pase.errors import SolverError, unknown_name
 
@@ -131,75 +131,22 @@ def ordering_named(name: str) -> Ordering:
     return ORDERINGS[name]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DependentSets:
-    """The sets of section III-B for one sequence; every tuple has one entry for each position.
-
-    order: the vertex at each position.
-    dependent: D(i), the vertices that the table R(i, ·) is indexed by.
-    subsets: S(i), as the positions j whose connected sets X(j) are the components of X(i) - {v_i}.
-    """
-
-    order: tuple[int, ...]
-    dependent: tuple[frozenset[int], ...]
-    subsets: tuple[tuple[int, ...], ...]
-
-    @property
-    def largest(self) -> int:
-        """The size of the largest dependent set, which the paper calls M."""
-        return max((len(d) for d in self.dependent), default=0)
-
-    def connected(self, position: int) -> frozenset[int]:
-        """Return X(i), as the vertex at a position together with all that its connected subsets hold."""
-        found, stack = [], [position]
-        while stack:
-            i = stack.pop()
-            found.append(self.order[i])
-            stack.extend(self.subsets[i])
-        return frozenset(found)
-
-
-def dependent_sets(neighbours: Neighbours, order: Sequence[int]) -> DependentSets:
-    """Return the dependent sets and connected subsets of a sequence (section III-B).
-
-    X(i) is v_i with every earlier component that touches it, so S(i) are those components and
-    D(i) = (N(v_i) ∩ V>i) ∪ (∪ over X(j) in S(i) of D(j)) - {v_i}. Raises SolverError unless the sequence holds
-    each vertex once.
-    """
-    position = _positions(order, len(neighbours))
-    parent = list(range(len(order)))  # of each position, towards the position at which its component was last joined
-    dependent: list[frozenset[int]] = []
-    subsets: list[tuple[int, ...]] = []
-    for i, v in enumerate(order):
-        later: set[int] = set()
-        components: set[int] = set()
-        for w in neighbours[v]:
-            if position[w] > i:
-                later.add(w)
-            else:
-                components.add(_root(parent, position[w]))
-        for j in components:
-            parent[j] = i
-            later |= dependent[j]
-        later.discard(v)
-        dependent.append(frozenset(later))
-        subsets.append(tuple(sorted(components)))
-    return DependentSets(order=tuple(order), dependent=tuple(dependent), subsets=tuple(subsets))
-
-
-def naive_dependent_sets(neighbours: Neighbours, order: Sequence[int]) -> tuple[frozenset[int], ...]:
-    """Return recurrence (2)'s dependent sets: the neighbours of V≤i among V>i, for each position i (section III-A).
+def dependent_sets(neighbours: Neighbours, order: Sequence[int]) -> tuple[frozenset[int], ...]:
+    """Return D(i), the vertices that the table R(i, ·) is indexed by, for each position of a sequence (section III-B).
 
     Raises SolverError unless the sequence holds each vertex once.
     """
-    position = _positions(order, len(neighbours))
-    frontier: set[int] = set()
-    sets = []
-    for i, v in enumerate(order):
-        frontier.discard(v)
-        frontier.update(w for w in neighbours[v] if position[w] > i)
-        sets.append(frozenset(frontier))
-    return tuple(sets)
+    check_order(order, len(neighbours))
+    return tuple(frozenset(d) for _, d in _eliminations(neighbours, order))
+
+
+def check_order(order: Sequence[int], num_vertices: int) -> None:
+    """Raise SolverError unless a sequence holds each vertex once."""
+    if sorted(order) != list(range(num_vertices)):
+        raise SolverError(
+            f"an ordering has each of the {num_vertices} vertices once; found {len(order)} entries, "
+            f"{len(set(order))} of them different"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,16 +177,31 @@ def report_ordering(name: str, neighbours: Neighbours, domain_sizes: Sequence[in
 def report_order(
     name: str, neighbours: Neighbours, domain_sizes: Sequence[int], order: Sequence[int]
 ) -> OrderingReport:
-    """Return what a given sequence would take."""
-    sets = dependent_sets(neighbours, order)
-    cells = [table_cells(d, domain_sizes) for d in sets.dependent]
+    """Return what a given sequence would take; raises SolverError unless it holds each vertex once."""
+    check_order(order, len(neighbours))
+    report = _report_up_to(None, name, neighbours, domain_sizes, order)
+    assert report is not None
+    return report
+
+
+def _report_up_to(
+    most: int | None, name: str, neighbours: Neighbours, domain_sizes: Sequence[int], order: Sequence[int]
+) -> OrderingReport | None:
+    """Return what a sequence would take; None, looking no further, once it takes more than `most` operations."""
+    width = operations = cells = largest = 0
+    for v, dependent in _eliminations(neighbours, order):
+        own = prod([domain_sizes[w] for w in dependent])
+        operations += own * domain_sizes[v]
+        if most is not None and operations > most:
+            return None
+        width, cells, largest = max(width, len(dependent)), cells + own, max(largest, own)
     return OrderingReport(
         name=name,
-        order=sets.order,
-        largest_dependent_set=sets.largest,
-        operations=sum(c * domain_sizes[v] for c, v in zip(cells, order, strict=True)),
-        table_bytes=VALUE_BYTES * sum(cells),
-        largest_table_bytes=VALUE_BYTES * max(cells, default=0),
+        order=tuple(order),
+        largest_dependent_set=width,
+        operations=operations,
+        table_bytes=VALUE_BYTES * cells,
+        largest_table_bytes=VALUE_BYTES * largest,
     )
 
 
@@ -255,22 +217,12 @@ def choose_ordering(name: str, neighbours: Neighbours, domain_sizes: Sequence[in
     best = report_ordering("generate_seq", neighbours, domain_sizes)
     if best.largest_dependent_set <= 1 or best.operations <= NOT_WORTH_WEIGHING:
         return best
-    for other in ORDERINGS:
-        order = ORDERINGS[other](neighbours, domain_sizes)
-        if _takes_at_most(best.operations, neighbours, domain_sizes, order):
-            report = report_order(other, neighbours, domain_sizes, order)
+    for other, ordering in ORDERINGS.items():
+        order = ordering(neighbours, domain_sizes)
+        report = _report_up_to(best.operations, other, neighbours, domain_sizes, order)
+        if report is not None:
             best = min(best, report, key=lambda r: (r.operations, r.table_bytes))
     return best
-
-
-def _takes_at_most(limit: int, neighbours: Neighbours, domain_sizes: Sequence[int], order: Sequence[int]) -> bool:
-    """Return whether a sequence takes no more operations than `limit`, looking no further once it does."""
-    operations = 0
-    for v, dependent in _eliminations(neighbours, order):
-        operations += domain_sizes[v] * table_cells(dependent, domain_sizes)
-        if operations > limit:
-            return False
-    return True
 
 
 def _eliminations(neighbours: Neighbours, order: Sequence[int]) -> Iterator[tuple[int, set[int]]]:
@@ -282,14 +234,6 @@ def _eliminations(neighbours: Neighbours, order: Sequence[int]) -> Iterator[tupl
         for w in around:
             dependent[w] |= around
             dependent[w] -= {u, w}
-
-
-def table_cells(vertices: Sequence[int] | set[int] | frozenset[int], domain_sizes: Sequence[int]) -> int:
-    """Return the number of combinations of configurations of some vertices."""
-    cells = 1
-    for v in vertices:
-        cells *= domain_sizes[v]
-    return cells
 
 
 def _greedy(neighbours: Neighbours, merit: Callable[[int, Sequence[set[int]]], float]) -> tuple[int, ...]:
@@ -319,23 +263,3 @@ def _greedy(neighbours: Neighbours, merit: Callable[[int, Sequence[set[int]]], f
                 latest[w] = m
                 heappush(heap, (m, w))
     return tuple(order)
-
-
-def _positions(order: Sequence[int], num_vertices: int) -> list[int]:
-    if sorted(order) != list(range(num_vertices)):
-        raise SolverError(
-            f"an ordering has each of the {num_vertices} vertices once; found {len(order)} entries, "
-            f"{len(set(order))} of them different"
-        )
-    position = [0] * num_vertices
-    for i, v in enumerate(order):
-        position[v] = i
-    return position
-
-
-def _root(parent: list[int], i: int) -> int:
-    """Return the representative of a position's component, halving the path on the way."""
-    while parent[i] != i:
-        parent[i] = parent[parent[i]]
-        i = parent[i]
-    return i

@@ -3,7 +3,7 @@
 A small problem is eliminated as it is. Otherwise passes of the bound (`bounds`) alternate with decoding strategies
 from it; configurations that cannot be part of a cheapest strategy disappear, vertices with one left are decided, and
 what remains is eliminated exactly. Where the elimination would not fit the memory, or would take longer than
-branching can hope to, the problem is reduced further (`dominance`, `contraction`) and then split (`branching`).
+branching can hope to, the problem is reduced further (`reductions`) and then split (`branching`).
 """
 
 import os
@@ -13,21 +13,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pase.errors import SolverError
-from pase.solver.bounds import decode
+from pase.solver.bounds import decode, tighten_bounds
 from pase.solver.branching import branch
-from pase.solver.contraction import contract
-from pase.solver.dominance import drop_dominated
-from pase.solver.effort import (
-    RELATIVE_TOLERANCE,
-    Effort,
-    Incumbent,
-    Outcome,
-    OutOfTimeError,
-    Progress,
-)
-from pase.solver.merging import merge_alike
-from pase.solver.narrowing import finish, narrow
-from pase.solver.network import Network
+from pase.solver.elimination import eliminate_exactly, eliminate_tree
 from pase.solver.ordering import (
     AUTO,
     NOT_WORTH_WEIGHING,
@@ -36,8 +24,18 @@ from pase.solver.ordering import (
     ordering_named,
     report_ordering,
 )
-from pase.solver.solution import Solution, Statistics
-from pase.solver.trees import eliminate_tree
+from pase.solver.pairwise import PairwiseModel
+from pase.solver.reductions import contract, drop_dominated, merge_alike
+from pase.solver.solution import (
+    RELATIVE_TOLERANCE,
+    Incumbent,
+    Outcome,
+    OutOfTimeError,
+    Progress,
+    SearchBudget,
+    Solution,
+    Statistics,
+)
 from pase.tables.cost_tables import CostTables, verify_tables
 
 DIRECT_OPERATIONS = NOT_WORTH_WEIGHING
@@ -46,8 +44,6 @@ QUICK_OPERATIONS = 500_000_000
 """An elimination that takes about a second; beyond it, reductions that take a while are tried first."""
 MAX_OPERATIONS = 20_000_000_000
 """An elimination of more combinations than this (tens of seconds) is left to branching."""
-
-
 PASSES = 8
 """A problem of repeated parts is reduced before it is bounded where that looks at no more than so many passes do."""
 
@@ -82,7 +78,7 @@ def solve(
     if ordering != AUTO:
         ordering_named(ordering)
     verify_tables(tables)
-    effort = Effort(
+    budget = SearchBudget(
         started_s=started_s,
         deadline_s=None if time_limit_s is None else started_s + time_limit_s,
         memory_limit_bytes=limit_bytes,
@@ -96,14 +92,14 @@ def solve(
         tables.evaluate(strategy)  # it may be none
         outcome.incumbent.offer(dict(enumerate(strategy)))
     try:
-        _search(tables, report, ordering, effort, outcome)
+        _search(tables, report, ordering, budget, outcome)
     except (OutOfTimeError, KeyboardInterrupt):
-        if not effort.sweeps:  # nothing was decoded or bounded yet
+        if not budget.sweeps:  # nothing was decoded or bounded yet
             outcome.raise_bound(sum(float(tables.layer_costs(v).min()) for v in range(tables.num_vertices)))
             outcome.incumbent.offer(_greedy(tables))
     if outcome.ordering != report.name:
         report = report_ordering(outcome.ordering, tables.neighbours, tables.domain_sizes)
-    return _solution(tables, report, effort, outcome)
+    return _solution(tables, report, budget, outcome)
 
 
 def check_limits(memory_limit_bytes: int | None, time_limit_s: float | None) -> None:
@@ -119,45 +115,45 @@ def default_memory_limit_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _search(tables: CostTables, report: OrderingReport, ordering: str, effort: Effort, outcome: Outcome) -> None:
-    def ordered(network: Network) -> list[int]:
-        around, sizes = network.neighbours()
+def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: SearchBudget, outcome: Outcome) -> None:
+    def ordered(model: PairwiseModel) -> list[int]:
+        around, sizes = model.neighbours()
         chosen = choose_ordering(ordering, around, sizes)
         outcome.ordering = chosen.name
-        return [network.live[i] for i in chosen.order]
+        return [model.live[i] for i in chosen.order]
 
     if report.largest_dependent_set <= 1:
-        best = eliminate_tree(Network.of_tables(tables, np.inf), report.order, effort.check)
+        best = eliminate_tree(PairwiseModel.of_tables(tables), report.order, budget.check)
         if best is not None:
-            effort.operations += report.operations
+            budget.operations += report.operations
             outcome.num_configurations_left, outcome.num_vertices_left = sum(tables.domain_sizes), tables.num_vertices
             outcome.incumbent.settle(best[1])
             outcome.prove()
             return
     if report.largest_dependent_set <= 1 or report.operations <= DIRECT_OPERATIONS:
-        whole = Network.of_tables(tables, np.inf)
-        if finish(whole, lambda _: report.order, DIRECT_OPERATIONS * 1000, effort, outcome):
+        whole = PairwiseModel.of_tables(tables)
+        if eliminate_exactly(whole, lambda _: report.order, DIRECT_OPERATIONS * 1000, budget, outcome):
             return
     outcome.incumbent.offer(_greedy(tables))
-    network = Network.of_tables(tables, cost_ceiling(tables, outcome.incumbent.cost))
+    model = PairwiseModel.of_tables(tables, cost_ceiling(tables, outcome.incumbent.cost))
     if _repeats_much(tables):
-        network.repeats = {}
-        _reduce(network, effort)
-        network.repeats = None
-    narrow(network, effort, outcome)
-    if finish(network, ordered, QUICK_OPERATIONS, effort, outcome):
+        model.repeats = {}
+        _reduce(model, budget)
+        model.repeats = None
+    tighten_bounds(model, budget, outcome)
+    if eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
         return
     while True:
-        before = network.num_configurations(), len(network.live)
-        _reduce(network, effort)
-        narrow(network, effort, outcome)
-        if finish(network, ordered, QUICK_OPERATIONS, effort, outcome):
+        before = model.num_configurations(), len(model.live)
+        _reduce(model, budget)
+        tighten_bounds(model, budget, outcome)
+        if eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
             return
-        if network.num_configurations() > 0.9 * before[0] and len(network.live) > 0.9 * before[1]:
+        if model.num_configurations() > 0.9 * before[0] and len(model.live) > 0.9 * before[1]:
             break
-    if finish(network, ordered, MAX_OPERATIONS, effort, outcome):
+    if eliminate_exactly(model, ordered, MAX_OPERATIONS, budget, outcome):
         return
-    branch(network, ordered, QUICK_OPERATIONS, effort, outcome)
+    branch(model, ordered, QUICK_OPERATIONS, budget, outcome)
 
 
 def _repeats_much(tables: CostTables) -> bool:
@@ -175,16 +171,16 @@ def _repeats_much(tables: CostTables) -> bool:
     return pairs <= PASSES * sum(cells[t] for t in tables.edge_table)
 
 
-def _reduce(network: Network, effort: Effort) -> None:
+def _reduce(model: PairwiseModel, budget: SearchBudget) -> None:
     """Drop and eliminate what takes no bound; repeated parts of the problem are reduced once."""
-    merge_alike(network)
-    drop_dominated(network, effort.check)
-    contract(network, QUICK_OPERATIONS // 10, effort.memory_limit_bytes // 4, effort.check)
+    merge_alike(model)
+    drop_dominated(model, budget.check)
+    contract(model, QUICK_OPERATIONS // 10, budget.memory_limit_bytes // 4, budget.check)
 
 
 def _greedy(tables: CostTables) -> dict[int, int]:
     """Return a strategy in which each vertex has what is cheapest given the ones before it."""
-    return decode(Network.of_tables(tables, np.inf), forward=True)[1]
+    return decode(PairwiseModel.of_tables(tables), forward=True)[1]
 
 
 def cost_ceiling(tables: CostTables, known: float) -> float:
@@ -205,7 +201,7 @@ def cost_ceiling(tables: CostTables, known: float) -> float:
     return 1 + 2 * (tables.num_vertices + len(tables.edges)) * dearest
 
 
-def _solution(tables: CostTables, report: OrderingReport, effort: Effort, outcome: Outcome) -> Solution:
+def _solution(tables: CostTables, report: OrderingReport, budget: SearchBudget, outcome: Outcome) -> Solution:
     choice, cost = outcome.incumbent.choice, outcome.incumbent.cost
     if not np.isfinite(cost):
         raise SolverError(
@@ -221,14 +217,14 @@ def _solution(tables: CostTables, report: OrderingReport, effort: Effort, outcom
         choice=choice,
         ordering=report.name,
         largest_dependent_set=report.largest_dependent_set,
-        time_s=time.perf_counter() - effort.started_s,
-        peak_memory_bytes=effort.peak_bytes + tables.num_bytes,
+        time_s=time.perf_counter() - budget.started_s,
+        peak_memory_bytes=budget.peak_bytes + tables.num_bytes,
         statistics=Statistics(
             num_configurations=sum(tables.domain_sizes),
             num_configurations_left=outcome.num_configurations_left,
             num_vertices_left=outcome.num_vertices_left,
-            sweeps=effort.sweeps,
-            operations=effort.operations,
-            nodes=effort.nodes,
+            sweeps=budget.sweeps,
+            operations=budget.operations,
+            nodes=budget.nodes,
         ),
     )

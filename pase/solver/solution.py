@@ -1,6 +1,130 @@
-"""What the solver answers: a strategy, and what is proven about it."""
+"""What a search may use, what it has found so far, and what it answers: a strategy, and what is proven about it."""
 
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
+
+from pase.tables.cost_tables import CostTables
+
+Progress = Callable[[str, float], None]
+
+RELATIVE_TOLERANCE = 1e-9
+"""Rounding allowance, relative to the incumbent's cost: nothing is dropped for being dearer by less."""
+
+PROGRESS_INTERVAL_S = 0.1
+
+
+class OutOfTimeError(Exception):
+    """The time limit was reached; the search ends with what it has."""
+
+
+class Incumbent:
+    """The best strategy that is known, as configuration numbers in the tables, and its cost; +inf before the first.
+
+    The cost is what the tables themselves say of the strategy, whatever a reduced problem made of it.
+    """
+
+    __slots__ = ("_best", "_tables")
+
+    def __init__(self, tables: CostTables) -> None:
+        """Start without a strategy."""
+        self._tables = tables
+        self._best: tuple[float, tuple[int, ...]] = (np.inf, (0,) * tables.num_vertices)
+
+    @property
+    def cost(self) -> float:
+        """The strategy's cost."""
+        return self._best[0]
+
+    @property
+    def choice(self) -> tuple[int, ...]:
+        """[V] the strategy."""
+        return self._best[1]
+
+    @property
+    def limit(self) -> float:
+        """The cost above which a strategy is of no interest."""
+        return self.cost + RELATIVE_TOLERANCE * abs(self.cost)
+
+    def offer(self, choice: Mapping[int, int]) -> None:
+        """Take a strategy over if it is cheaper."""
+        found = self._costed(choice)
+        if found[0] < self.cost:
+            self._best = found  # one assignment: an interrupt leaves the old strategy or the new one
+
+    def settle(self, choice: Mapping[int, int]) -> None:
+        """Take over what is proven to be cheapest, if it is equal, too: the tie rule decides, not what came first."""
+        found = self._costed(choice)
+        if found[0] <= self.cost:
+            self._best = found
+
+    def _costed(self, choice: Mapping[int, int]) -> tuple[float, tuple[int, ...]]:
+        strategy = tuple(choice[v] for v in range(self._tables.num_vertices))
+        return self._tables.evaluate(strategy), strategy
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchBudget:
+    """Limits of one search, and what it has used so far."""
+
+    started_s: float
+    deadline_s: float | None
+    memory_limit_bytes: int
+    on_progress: Progress | None
+    peak_bytes: int = 0
+    sweeps: int = 0
+    operations: int = 0
+    nodes: int = 0
+    reported_s: float = 0.0
+
+    def check(self) -> None:
+        """Raise OutOfTimeError when the time limit has been reached."""
+        if self.deadline_s is not None and time.perf_counter() > self.deadline_s:
+            raise OutOfTimeError
+
+    def holds(self, num_bytes: int) -> None:
+        """Note that the solver's arrays take this much memory."""
+        self.peak_bytes = max(self.peak_bytes, num_bytes)
+
+    def progress(self, message: str, fraction: float) -> None:
+        """Report progress, at most ten times a second."""
+        if self.on_progress is None:
+            return
+        now = time.perf_counter()
+        if now - self.reported_s >= PROGRESS_INTERVAL_S:
+            self.reported_s = now
+            self.on_progress(message, fraction)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """What is known so far: the best strategy, a bound below every strategy, and how much was left to decide.
+
+    ordering: the name of the ordering by which that was, or is to be, eliminated.
+    """
+
+    incumbent: Incumbent
+    ordering: str
+    lower_bound: float = 0.0
+    exact: bool = False
+    num_configurations_left: int = 0
+    num_vertices_left: int = 0
+
+    def raise_bound(self, bound: float) -> None:
+        """Take a proven lower bound over if it is higher."""
+        self.lower_bound = max(self.lower_bound, min(bound, self.incumbent.cost))
+
+    def prove(self) -> None:
+        """Note that no strategy is cheaper than the incumbent."""
+        self.lower_bound, self.exact = self.incumbent.cost, True
+
+    @property
+    def gap(self) -> float:
+        """How much of the incumbent's cost a cheaper strategy could at most save; 1 while there is none."""
+        cost = self.incumbent.cost
+        return (cost - self.lower_bound) / cost if 0 < cost < np.inf else float(cost > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,11 +37,11 @@ def _row(name: str, problem: Problem) -> list[str]:
     def solved(limit: float) -> LimitedSolution:
         return solve_limited(replace(weighted, limit=limit))
 
-    least = weighted.weight(lightest_strategy(weighted))
+    least = weighted.usage(lightest_strategy(weighted))
     free = solved(PLENTY)
-    found = [solved(float(int(least + share * (free.weight - least)))).solution for share in SHARES]
+    found = [solved(float(int(least + share * (free.usage - least)))).solution for share in SHARES]
     return [
-        *(name, str(problem.num_devices), size_text(least), size_text(free.weight)),
+        *(name, str(problem.num_devices), size_text(least), size_text(free.usage)),
         *(f"{solution.cost / free.solution.cost:.3f}" for solution in found),
         "proven" if all(solution.exact for solution in found) else f"{max(s.gap for s in found):.2%}",
         *(f"{max(solution.time_s for solution in found):.2f}", f"{free.solution.time_s:.2f}"),

@@ -13,7 +13,8 @@ from pase.graph import Graph, Operator
 from pase.machine import load_machine
 from pase.planning.planner import data_parallel_cost
 from pase.solver import solve
-from pase.solver.ordering import breadth_first, dependent_sets, generate_seq, naive_dependent_sets
+from pase.solver.ordering import breadth_first, generate_seq
+from scripts.benchmarks.recurrences import dependent_sets, naive_dependent_sets
 from scripts.benchmarks.tables import markdown, publish
 
 NUM_DEVICES = 32

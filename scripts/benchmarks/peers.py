@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from pase.errors import SolverError
-from pase.solver import Solution, find_best_strategy, naive_recurrence, solve
+from pase.solver import Solution, solve
 from pase.solver.ordering import breadth_first, generate_seq
 from pase.tables.cost_tables import CostTables, EdgeTable
+from scripts.benchmarks.recurrences import find_best_strategy, naive_recurrence
 
 REPEAT_BELOW_S = 0.5
 """Our own solver is timed as the best of several runs below this: the peers' warm-up is not in their figures either."""

@@ -8,7 +8,7 @@ import pytest
 from pase.analysis.explanation import constrained_search
 from pase.analysis.explanation.alternatives import Alternatives, FeasibleAlternatives
 from pase.analysis.explanation.constrained_search import ConstrainedSearch
-from pase.solver import Weighted, solve
+from pase.solver import ConstrainedProblem, solve
 from pase.tables.cost_tables import CostTables
 from tests.explanation.brute import every_strategy, random_problem
 
@@ -25,7 +25,7 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
     weights = weights_of(tables, seed)
     least, most = (sum(float(pick(w)) for w in weights) for pick in (np.min, np.max))
     limit = round(least + part * (most - least))
-    search = ConstrainedSearch(limited=Weighted(tables=tables, weights=weights, limit=limit))
+    search = ConstrainedSearch(limited=ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
     fitting = [
         (choice, cost)
         for choice, cost in every_strategy(tables)
@@ -48,7 +48,7 @@ def test_runner_ups_that_fit_are_those_of_all_strategies_that_fit(seed: int, par
                 assert search.fits(other.choice)
                 assert other.total_cost == pytest.approx(min(costs), rel=1e-9)
                 num_limited += 1
-        beside = found.weights_beside(vertex)
+        beside = found.usage_beside(vertex)
         for configuration in range(size):
             choice = (*optimum.choice[:vertex], configuration, *optimum.choice[vertex + 1 :])
             assert beside[configuration] == sum(w[c] for w, c in zip(weights, choice, strict=True))

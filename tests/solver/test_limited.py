@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pase.solver.completions
-import pase.solver.effort
-import pase.solver.fronts
-import pase.solver.limited
+import pase.solver.constrained
+import pase.solver.pareto
+import pase.solver.solution
 from pase.errors import SolverError
-from pase.solver import NothingFitsError, Weighted, solve, solve_limited
-from pase.solver.fronts import front
+from pase.solver import ConstrainedProblem, NothingFitsError, solve, solve_limited
+from pase.solver.pareto import front
 from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.solver.problems import complete, cycle, random_tables, repeated_blocks, small_problems, total_cost, tree
 
@@ -27,7 +26,7 @@ def weigh(tables: CostTables, rng: np.random.Generator, *, largest: int = 20) ->
     return tuple(distinct[t] for t in tables.vertex_table)
 
 
-def weigh_more(problem: Weighted, rng: np.random.Generator, *, largest: int = 20) -> Weighted:
+def weigh_more(problem: ConstrainedProblem, rng: np.random.Generator, *, largest: int = 20) -> ConstrainedProblem:
     """Return the problem with random weights of some edges, and with groups of peaks; each may be missing."""
     tables = problem.tables
     edges: list[EdgeTable | None] = []
@@ -45,13 +44,13 @@ def weigh_more(problem: Weighted, rng: np.random.Generator, *, largest: int = 20
     for _ in range(rng.integers(0, 4)):
         of_table = [rng.integers(0, 2 * largest + 1, len(costs)).astype(float) for costs in tables.vertex_costs]
         peaks.append(tuple(of_table[t] for t in tables.vertex_table))
-    return replace(problem, edge_weights=tuple(edges) if rng.random() < 0.8 else (), peaks=tuple(peaks))
+    return replace(problem, edge_usage=tuple(edges) if rng.random() < 0.8 else (), peaks=tuple(peaks))
 
 
-def weight_of(problem: Weighted, choice: Sequence[int]) -> float:
+def weight_of(problem: ConstrainedProblem, choice: Sequence[int]) -> float:
     """Return what a strategy weighs, written from the definition."""
-    total = sum(float(w[c]) for w, c in zip(problem.weights, choice, strict=True))
-    for (u, v), table in zip(problem.tables.edges, problem.edge_weights, strict=False):
+    total = sum(float(w[c]) for w, c in zip(problem.resource_usage, choice, strict=True))
+    for (u, v), table in zip(problem.tables.edges, problem.edge_usage, strict=False):
         if table is not None:
             total += float(table.values[table.row_class[choice[u]], table.col_class[choice[v]]])
     return total + sum(max(float(p[c]) for p, c in zip(group, choice, strict=True)) for group in problem.peaks)
@@ -71,7 +70,7 @@ def check(tables: CostTables, weights: tuple[np.ndarray, ...], limit: float, eve
     """Compare the answer for one limit with the best of all strategies; return into how many parts it was split."""
     strategies = every_strategy(tables, weights) if everything is None else everything
     least = min((cost for weight, cost in strategies if weight <= limit), default=inf)
-    problem = Weighted(tables=tables, weights=weights, limit=limit)
+    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
     if least == inf:
         with pytest.raises(SolverError, match=r"no strategy of finite cost weighs|every strategy has an infinite cost"):
             solve_limited(problem)
@@ -83,7 +82,7 @@ def check(tables: CostTables, weights: tuple[np.ndarray, ...], limit: float, eve
     assert solution.cost == solution.lower_bound
     assert solution.cost == pytest.approx(least, rel=1e-9, abs=1e-9)
     assert total_cost(tables, solution.choice) == pytest.approx(solution.cost, rel=1e-12)
-    assert found.weight == sum(w[c] for w, c in zip(weights, solution.choice, strict=True)) <= limit == found.limit
+    assert found.usage == sum(w[c] for w, c in zip(weights, solution.choice, strict=True)) <= limit == found.limit
     assert found.unlimited.cost <= solution.cost
     assert solve_limited(problem).solution.choice == solution.choice
     return solution.statistics.nodes
@@ -129,7 +128,7 @@ def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
         return
     rng = np.random.default_rng(seed)
     largest = int(max(w.max() for w in weights)) or 1
-    problem = weigh_more(Weighted(tables=tables, weights=weights, limit=limit), rng, largest=largest)
+    problem = weigh_more(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit), rng, largest=largest)
     every = {
         choice: weight_of(problem, choice)
         for choice in product(*(range(k) for k in tables.domain_sizes))
@@ -142,7 +141,7 @@ def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
         problem = replace(problem, limit=float(np.floor(low + share * (high - low))))
         found = solve_limited(problem)
         assert found.solution.exact
-        assert found.weight == weight_of(problem, found.solution.choice) <= problem.limit
+        assert found.usage == weight_of(problem, found.solution.choice) <= problem.limit
         best = min(total_cost(tables, choice) for choice, weight in every.items() if weight <= problem.limit)
         assert found.solution.cost == pytest.approx(best, rel=1e-9, abs=1e-9)
         assert total_cost(tables, found.solution.choice) == pytest.approx(found.solution.cost, rel=1e-12)
@@ -150,7 +149,7 @@ def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
         others = [list(found.solution.choice) for _ in range(tables.domain_sizes[vertex])]
         for c, choice in enumerate(others):
             choice[vertex] = c
-        assert [weight_of(problem, c) for c in others] == list(problem.weights_beside(vertex, found.solution.choice))
+        assert [weight_of(problem, c) for c in others] == list(problem.usage_beside(vertex, found.solution.choice))
     if low:
         with pytest.raises(NothingFitsError, match="no strategy of finite cost weighs"):
             solve_limited(replace(problem, limit=low - 1))
@@ -158,7 +157,7 @@ def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
 
 def test_weights_of_edges_alone_tell_strategies_apart(monkeypatch):
     """No configuration weighs anything, and there are too many choices for tables: branching decides."""
-    monkeypatch.setattr(pase.solver.completions, "MAX_CELLS", 6)
+    monkeypatch.setattr(pase.solver.pareto, "MAX_CELLS", 6)
     num_nodes = 0
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -168,7 +167,7 @@ def test_weights_of_edges_alone_tell_strategies_apart(monkeypatch):
             for e in range(len(tables.edges))
         )
         nothing = tuple(np.zeros(k) for k in tables.domain_sizes)
-        problem = Weighted(tables=tables, weights=nothing, edge_weights=edges, limit=0.0)
+        problem = ConstrainedProblem(tables=tables, resource_usage=nothing, edge_usage=edges, limit=0.0)
         every = {c: weight_of(problem, c) for c in product(*(range(k) for k in tables.domain_sizes))}
         low, high = min(every.values()), weight_of(problem, solve(tables).choice)
         for share in (0.1, 0.5):
@@ -182,10 +181,10 @@ def test_weights_of_edges_alone_tell_strategies_apart(monkeypatch):
 
 
 @pytest.mark.parametrize("edges", [complete(6), cycle(6)], ids=["complete", "cycle"])
-@pytest.mark.parametrize("limits", [("fronts.MAX_ENTRIES", 6), ("completions.MAX_CELLS", 6)])
+@pytest.mark.parametrize("limits", [("MAX_ENTRIES", 6), ("MAX_CELLS", 6)])
 def test_a_problem_that_is_too_large_is_split(edges, limits, monkeypatch):
     name, value = limits
-    monkeypatch.setattr(f"pase.solver.{name}", value)
+    monkeypatch.setattr(pase.solver.pareto, name, value)
     num_nodes = 0
     for seed in range(4):
         rng = np.random.default_rng(seed)
@@ -210,18 +209,18 @@ def dearer_in_steps(num_vertices: int) -> tuple[CostTables, tuple[np.ndarray, ..
 
 
 def test_without_a_time_limit_the_number_of_parts_is_limited(monkeypatch):
-    monkeypatch.setattr(pase.solver.fronts, "MAX_ENTRIES", 10)
-    monkeypatch.setattr(pase.solver.limited, "MAX_PARTS", 4)
+    monkeypatch.setattr(pase.solver.pareto, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(pase.solver.constrained, "MAX_PARTS", 4)
     tables, weights = dearer_in_steps(30)
     limit = float(int(sum(w.min() for w in weights) * 1.5))
-    found = solve_limited(Weighted(tables=tables, weights=weights, limit=limit))
+    found = solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
     monkeypatch.undo()
-    best = solve_limited(Weighted(tables=tables, weights=weights, limit=limit))
+    best = solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
     assert best.solution.exact
     assert not found.solution.exact
     assert 0 < found.solution.gap < 0.2
     assert found.solution.lower_bound <= best.solution.cost <= found.solution.cost
-    assert found.weight <= limit
+    assert found.usage <= limit
 
 
 def test_a_search_that_is_cut_short_returns_what_fits():
@@ -230,22 +229,23 @@ def test_a_search_that_is_cut_short_returns_what_fits():
     known = [int(w.argmin()) for w in weights]
     heavy = [int(w.argmax()) for w in weights]
     found = solve_limited(
-        Weighted(tables=tables, weights=weights, limit=limit), time_limit_s=1e-9, known=[heavy, known]
+        ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit), time_limit_s=1e-9, known=[heavy, known]
     )
     assert not found.solution.exact
-    assert found.weight <= limit
+    assert found.usage <= limit
     assert (
-        found.solution.lower_bound <= solve_limited(Weighted(tables=tables, weights=weights, limit=limit)).solution.cost
+        found.solution.lower_bound
+        <= solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)).solution.cost
     )
     assert found.solution.cost <= tables.evaluate(known)
 
 
 @pytest.mark.parametrize("after", [1, 3, 6, 9])
 def test_a_search_that_is_interrupted_returns_what_fits(after, monkeypatch):
-    monkeypatch.setattr(pase.solver.effort, "PROGRESS_INTERVAL_S", 0)
+    monkeypatch.setattr(pase.solver.solution, "PROGRESS_INTERVAL_S", 0)
     tables, weights = dearer_in_steps(40)
     limit = float(int(sum(w.min() for w in weights) * 1.5))
-    problem = Weighted(tables=tables, weights=weights, limit=limit)
+    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
     told = []
 
     def interrupt(what: str, fraction: float) -> None:
@@ -257,7 +257,7 @@ def test_a_search_that_is_interrupted_returns_what_fits(after, monkeypatch):
     found = solve_limited(problem, on_progress=interrupt)
     best = solve_limited(problem)
     assert not found.solution.exact
-    assert found.weight <= limit
+    assert found.usage <= limit
     assert found.solution.lower_bound <= best.solution.cost <= found.solution.cost
 
 
@@ -268,7 +268,7 @@ def test_little_memory_for_tables_leads_to_the_same_optimum(memory_limit_bytes):
         tables = random_tables(rng, 8, [*cycle(8), (0, 4)], largest_domain=4, smallest_domain=4)
         weights = weigh(tables, rng, largest=100)
         limit = float(int(sum(w.min() for w in weights) * 1.5 + 50))
-        problem = Weighted(tables=tables, weights=weights, limit=limit)
+        problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
         small, large = solve_limited(problem, memory_limit_bytes=memory_limit_bytes), solve_limited(problem)
         assert small.solution.exact
         assert small.solution.cost == pytest.approx(large.solution.cost, rel=1e-9)
@@ -286,7 +286,7 @@ def test_a_search_that_is_cut_short_before_anything_fits_says_so():
         if everything and total_cost(tables, lightest) == inf:
             break
     limit = min(weight for weight, _ in everything)
-    problem = Weighted(tables=tables, weights=weights, limit=limit)
+    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
     check(tables, weights, limit, everything)
     cheapest = min(everything, key=lambda found: found[1])
     assert cheapest[0] > limit
@@ -294,7 +294,7 @@ def test_a_search_that_is_cut_short_before_anything_fits_says_so():
         solve_limited(problem, time_limit_s=1e-9)
 
 
-def by_integer_programming(problem: Weighted) -> float:
+def by_integer_programming(problem: ConstrainedProblem) -> float:
     """Return the least cost within the limit, by HiGHS: a variable for each configuration, and each pair on an edge."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import coo_array
@@ -302,7 +302,7 @@ def by_integer_programming(problem: Weighted) -> float:
     tables = problem.tables
     start = np.concatenate([[0], np.cumsum(tables.domain_sizes)])
     costs = [tables.layer_costs(v) for v in range(tables.num_vertices)]
-    weights = [*problem.weights]
+    weights = [*problem.resource_usage]
     rows = [(v, start[v] + c, 1.0) for v, size in enumerate(tables.domain_sizes) for c in range(size)]
     sums, num_rows, column = [1.0] * tables.num_vertices, tables.num_vertices, int(start[-1])
     for e, (u, v) in enumerate(tables.edges):
@@ -338,10 +338,12 @@ def test_an_integer_program_has_the_same_optimum(seed):
     rng = np.random.default_rng(seed)
     tables = random_tables(rng, 12, [*tree(rng, 12), (0, 11), (3, 8)], largest_domain=5, smallest_domain=5)
     weights = weigh(tables, rng, largest=1000)
-    free = solve_limited(Weighted(tables=tables, weights=weights, limit=1e6))
+    free = solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=1e6))
     low = sum(float(w.min()) for w in weights)
     for share in (0.2, 0.6):
-        problem = Weighted(tables=tables, weights=weights, limit=float(int(low + share * (free.weight - low))))
+        problem = ConstrainedProblem(
+            tables=tables, resource_usage=weights, limit=float(int(low + share * (free.usage - low)))
+        )
         found = solve_limited(problem)
         assert found.solution.exact
         assert found.solution.cost == pytest.approx(by_integer_programming(problem), rel=1e-7)
@@ -351,13 +353,15 @@ def test_an_integer_program_has_the_same_optimum(seed):
 def test_repeated_blocks_are_searched_as_one():
     tables = repeated_blocks(np.random.default_rng(0), 30, 8)
     weights = weigh(tables, np.random.default_rng(1), largest=100)
-    problem = Weighted(tables=tables, weights=weights, limit=1e9)
+    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=1e9)
     assert len(problem.priced(2.0).vertex_costs) == 2
     free = solve_limited(problem)
-    low, high = problem.least_weight, free.weight
+    low, high = problem.least_usage, free.usage
     costs = []
     for share in (0.0, 0.2, 0.5, 0.8, 1.0):
-        found = solve_limited(Weighted(tables=tables, weights=weights, limit=float(int(low + share * (high - low)))))
+        found = solve_limited(
+            ConstrainedProblem(tables=tables, resource_usage=weights, limit=float(int(low + share * (high - low))))
+        )
         assert found.solution.exact
         costs.append(found.solution.cost)
     assert costs == sorted(costs, reverse=True)
@@ -381,7 +385,7 @@ def test_repeated_blocks_are_searched_as_one():
 def test_weights_that_make_no_sense_are_refused(weights, limit, message):
     tables = random_tables(np.random.default_rng(0), 2, [(0, 1)], smallest_domain=2, largest_domain=2)
     with pytest.raises(SolverError, match=message):
-        solve_limited(Weighted(tables=tables, weights=weights, limit=limit))
+        solve_limited(ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit))
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 9)), max_size=40), st.integers(0, 4))

@@ -7,19 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.solver import find_best_strategy, solve
+from pase.solver import solve
 from pase.solver.bounds import decode, sweep
 from pase.solver.branching import branch
-from pase.solver.classes import ClassAlgebra, Partition
-from pase.solver.contraction import contract
-from pase.solver.dominance import drop_dominated
-from pase.solver.effort import Effort, Incumbent, Outcome
-from pase.solver.elimination import plan_elimination, run_plan
-from pase.solver.merging import merge_alike
-from pase.solver.narrowing import finish
-from pase.solver.network import Network
-from pase.solver.trees import eliminate_tree
+from pase.solver.elimination import eliminate_exactly, eliminate_tree, plan_elimination, run_plan
+from pase.solver.pairwise import ClassAlgebra, PairwiseModel, Partition
+from pase.solver.reductions import contract, drop_dominated, merge_alike
+from pase.solver.solution import Incumbent, Outcome, SearchBudget
 from pase.tables.cost_tables import CostTables, EdgeTable
+from scripts.benchmarks.recurrences import find_best_strategy
 from tests.solver.problems import (
     brute_force,
     complete,
@@ -38,27 +34,27 @@ def no_check() -> None:
     """Nothing limits these tests."""
 
 
-def network_of(tables: CostTables) -> Network:
-    return Network.of_tables(tables, np.inf)
+def model_of(tables: CostTables) -> PairwiseModel:
+    return PairwiseModel.of_tables(tables)
 
 
-def cost_of(network: Network, choice: dict[int, int]) -> float:
-    """Return what a network says that one of its strategies (live configuration numbers) costs."""
-    total = network.offset + sum(float(network.costs[v][c]) for v, c in choice.items())
-    for link in network.links():
-        a, b = link.ends
-        total += float(link.values[link.of[0][choice[a]], link.of[1][choice[b]]])
+def cost_of(model: PairwiseModel, choice: dict[int, int]) -> float:
+    """Return what a model says that one of its strategies (live configuration numbers) costs."""
+    total = model.offset + sum(float(model.costs[v][c]) for v, c in choice.items())
+    for edge in model.edges():
+        a, b = edge.ends
+        total += float(edge.values[edge.of[0][choice[a]], edge.of[1][choice[b]]])
     return total
 
 
-def cheapest_left(tables: CostTables, network: Network) -> float:
-    """Return the least cost in a reduced network, after checking that it is the tables' cost of the whole strategy."""
+def cheapest_left(tables: CostTables, model: PairwiseModel) -> float:
+    """Return the least cost in a reduced model, after checking that it is the tables' cost of the whole strategy."""
     least, best = np.inf, {}
-    for numbers in product(*(range(len(network.costs[v])) for v in network.live)):
-        choice = dict(zip(network.live, numbers, strict=True))
-        if cost_of(network, choice) < least:
-            least, best = cost_of(network, choice), choice
-    whole = network.complete({v: int(network.origin[v][c]) for v, c in best.items()})
+    for numbers in product(*(range(len(model.costs[v])) for v in model.live)):
+        choice = dict(zip(model.live, numbers, strict=True))
+        if cost_of(model, choice) < least:
+            least, best = cost_of(model, choice), choice
+    whole = model.complete(best)
     strategy = [whole[v] for v in range(tables.num_vertices)]
     assert total_cost(tables, strategy) == pytest.approx(least, rel=1e-9, abs=1e-9)
     return least
@@ -66,26 +62,26 @@ def cheapest_left(tables: CostTables, network: Network) -> float:
 
 @given(small_problems(max_vertices=5))
 def test_merging_keeps_the_optimum_and_leaves_no_two_alike(tables):
-    network = network_of(tables)
-    before = network.num_configurations()
-    dropped = merge_alike(network)
-    assert network.num_configurations() == before - dropped
+    model = model_of(tables)
+    before = model.num_configurations()
+    dropped = merge_alike(model)
+    assert model.num_configurations() == before - dropped
     least = brute_force(tables)
     if np.isfinite(least):
-        assert cheapest_left(tables, network) == pytest.approx(least, rel=1e-9, abs=1e-9)
-    for v in network.live:
-        seen = {tuple(int(link.of[s][c]) for link, s in network.incident[v]) for c in range(len(network.costs[v]))}
-        assert len(seen) == len(network.costs[v])
+        assert cheapest_left(tables, model) == pytest.approx(least, rel=1e-9, abs=1e-9)
+    for v in model.live:
+        seen = {tuple(int(edge.of[s][c]) for edge, s in model.incident[v]) for c in range(len(model.costs[v]))}
+        assert len(seen) == len(model.costs[v])
 
 
 @given(finite_problems)
 def test_dropping_dominated_configurations_keeps_the_optimum(tables):
-    network = network_of(tables)
-    before = network.num_configurations()
-    dropped = drop_dominated(network, no_check)
-    assert network.num_configurations() == before - dropped
-    assert cheapest_left(tables, network) == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
-    assert drop_dominated(network, no_check) == 0  # a fixed point
+    model = model_of(tables)
+    before = model.num_configurations()
+    dropped = drop_dominated(model, no_check)
+    assert model.num_configurations() == before - dropped
+    assert cheapest_left(tables, model) == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
+    assert drop_dominated(model, no_check) == 0  # a fixed point
 
 
 def test_dominance_drops_what_is_worse_whatever_the_neighbour_does_and_nothing_else():
@@ -98,10 +94,10 @@ def test_dominance_drops_what_is_worse_whatever_the_neighbour_does_and_nothing_e
             edge_tables=(EdgeTable.from_dense(np.array([[0.0, 4.0], [3.0, 0.0], [1.0, 1.0]])),),
             edge_table=(0,),
         )
-        network = network_of(tables)
+        model = model_of(tables)
         # Only v is looked at: w keeps both configurations as long as v keeps some that disagree about them.
-        drop_dominated(network, no_check)
-        return list(network.origin[0])
+        drop_dominated(model, no_check)
+        return list(model.origin[0])
 
     # Changing 1 to 0 raises the transfer by 4 at worst, 0 to 1 by 3.
     assert left([0.0, 3.5, 9.0]) == [0, 1]
@@ -121,52 +117,52 @@ def test_equal_configurations_leave_the_lowest_index():
         edge_tables=tuple(EdgeTable.from_dense(np.ones(t.shape)) for t in tables.edge_tables),
         edge_table=tables.edge_table,
     )
-    network = network_of(zero)
-    drop_dominated(network, no_check)
-    assert [list(network.origin[v]) for v in range(3)] == [[0], [0], [0]]
+    model = model_of(zero)
+    drop_dominated(model, no_check)
+    assert [list(model.origin[v]) for v in range(3)] == [[0], [0], [0]]
 
 
 @given(small_problems(max_vertices=5))
 def test_contraction_keeps_the_optimum(tables):
-    network = network_of(tables)
-    before = len(network.live)
-    count = contract(network, 10**9, 10**9, no_check)
-    assert len(network.live) == before - count
-    for v in network.live:
-        assert len({link.ends[1 - side] for link, side in network.incident[v]}) > 2
+    model = model_of(tables)
+    before = len(model.live)
+    count = contract(model, 10**9, 10**9, no_check)
+    assert len(model.live) == before - count
+    for v in model.live:
+        assert len({edge.ends[1 - side] for edge, side in model.incident[v]}) > 2
     least = brute_force(tables)
     if np.isfinite(least):
-        assert cheapest_left(tables, network) == pytest.approx(least, rel=1e-9, abs=1e-9)
+        assert cheapest_left(tables, model) == pytest.approx(least, rel=1e-9, abs=1e-9)
 
 
 def test_contraction_leaves_what_is_beyond_its_limits():
     tables = random_tables(np.random.default_rng(1), 6, [(v, (v + 1) % 6) for v in range(6)], smallest_domain=4)
-    assert contract(network_of(tables), 0, 10**9, no_check) == 0
-    assert contract(network_of(tables), 10**9, 0, no_check) == 0
-    assert contract(network_of(tables), 10**9, 10**9, no_check) == 6
+    assert contract(model_of(tables), 0, 10**9, no_check) == 0
+    assert contract(model_of(tables), 10**9, 0, no_check) == 0
+    assert contract(model_of(tables), 10**9, 10**9, no_check) == 6
 
 
 @given(finite_problems, st.integers(1, 6), st.booleans())
 def test_passes_keep_the_optimum_and_bound_it(tables, num_passes, prune):
-    network = network_of(tables)
+    model = model_of(tables)
     optimum = brute_force(tables)
     limit = optimum * (1 + 1e-9) + 1e-12 if prune else np.inf
-    bounds = [sweep(network, limit, number % 2 == 0, no_check) for number in range(num_passes)]
+    bounds = [sweep(model, limit, number % 2 == 0, no_check) for number in range(num_passes)]
     assert all(b <= optimum + 1e-9 for b in bounds)
     assert all(b >= a - 1e-9 for a, b in pairwise(bounds))  # a pass never lowers the bound
-    assert cheapest_left(tables, network) == pytest.approx(optimum, rel=1e-9, abs=1e-9)
-    for link in network.links():  # the invariant behind the bound
-        residual = link.values - link.messages[0][:, None] - link.messages[1]
+    assert cheapest_left(tables, model) == pytest.approx(optimum, rel=1e-9, abs=1e-9)
+    for edge in model.edges():  # the invariant behind the bound
+        residual = edge.values - edge.messages[0][:, None] - edge.messages[1]
         assert residual.min() > -1e-9
 
 
 @given(finite_problems, st.integers(0, 3), st.booleans())
 def test_decoded_strategies_cost_what_is_said(tables, num_passes, forward):
-    network = network_of(tables)
+    model = model_of(tables)
     for number in range(num_passes):
-        sweep(network, np.inf, number % 2 == 0, no_check)
-    cost, choice = decode(network, forward)
-    choice = network.complete(choice)
+        sweep(model, np.inf, number % 2 == 0, no_check)
+    cost, choice = decode(model, forward)
+    choice = model.complete(choice)
     assert total_cost(tables, [choice[v] for v in range(tables.num_vertices)]) == pytest.approx(cost, rel=1e-12)
 
 
@@ -175,26 +171,26 @@ def test_on_a_tree_one_pass_is_the_optimum_and_decodes_it(seed):
     rng = np.random.default_rng(seed)
     # Numbered so that every vertex but the last has one neighbour with a higher number.
     tables = random_tables(rng, 6, [(5 - v, 5 - u) for u, v in tree(rng, 6)])
-    network = network_of(tables)
-    assert sweep(network, np.inf, True, no_check) == pytest.approx(brute_force(tables), rel=1e-12)
-    assert decode(network, False)[0] == pytest.approx(brute_force(tables), rel=1e-12)
+    model = model_of(tables)
+    assert sweep(model, np.inf, True, no_check) == pytest.approx(brute_force(tables), rel=1e-12)
+    assert decode(model, False)[0] == pytest.approx(brute_force(tables), rel=1e-12)
 
 
 @given(finite_problems, st.data())
 def test_the_reductions_together_keep_the_optimum(tables, data):
-    network = network_of(tables)
+    model = model_of(tables)
     optimum = brute_force(tables)
     moves = {
-        "merge": lambda: merge_alike(network),
-        "dominate": lambda: drop_dominated(network, no_check),
-        "contract": lambda: contract(network, data.draw(st.sampled_from([20, 10**9])), 10**9, no_check),
-        "pass": lambda: sweep(network, optimum * (1 + 1e-9) + 1e-12, data.draw(st.booleans()), no_check),
-        "fix": network.fix_singles,
+        "merge": lambda: merge_alike(model),
+        "dominate": lambda: drop_dominated(model, no_check),
+        "contract": lambda: contract(model, data.draw(st.sampled_from([20, 10**9])), 10**9, no_check),
+        "pass": lambda: sweep(model, optimum * (1 + 1e-9) + 1e-12, data.draw(st.booleans()), no_check),
+        "fix": model.fix_singles,
     }
     for name in data.draw(st.lists(st.sampled_from(sorted(moves)), max_size=8)):
         moves[name]()
-        assert cheapest_left(tables, network) == pytest.approx(optimum, rel=1e-9, abs=1e-9)
-        assert sweep(network.copy(), np.inf, True, no_check) <= optimum + 1e-9
+        assert cheapest_left(tables, model) == pytest.approx(optimum, rel=1e-9, abs=1e-9)
+        assert sweep(model.copy(), np.inf, True, no_check) <= optimum + 1e-9
 
 
 def test_shared_work_gives_what_separate_work_gives():
@@ -213,7 +209,7 @@ def test_shared_work_gives_what_separate_work_gives():
         lambda n: drop_dominated(n, no_check),
         lambda n: contract(n, 10**9, 10**9, no_check),
     ):
-        one, other = network_of(shared), network_of(separate)
+        one, other = model_of(shared), model_of(separate)
         assert reduction(one) == reduction(other)
         assert one.live == other.live
         assert one.offset == pytest.approx(other.offset)
@@ -225,9 +221,9 @@ def test_a_table_larger_than_a_block_is_filled_block_by_block(monkeypatch):
     for seed in range(10):
         tables = random_tables(np.random.default_rng(seed), 6, complete(6), smallest_domain=2)
         calls = []
-        network = network_of(tables)
+        model = model_of(tables)
         monkeypatch.setattr("pase.solver.elimination.BLOCK_CELLS", 5)
-        plan = plan_elimination(network.costs, network.factors(), network.live, ClassAlgebra())
+        plan = plan_elimination(model.costs, model.edges(), model.live)
         optimum, choice = run_plan(plan, lambda calls=calls: calls.append(1))
         assert len(calls) > 6  # more than one block for a step
         assert optimum == pytest.approx(brute_force(tables), rel=1e-12)
@@ -247,18 +243,18 @@ def test_a_product_of_partitions_tells_apart_what_either_does(seed, num_classes)
         np.testing.assert_array_equal(part.of, joint.of if classes is None else classes[joint.of])
 
 
-def effort_and_outcome(tables: CostTables) -> tuple[Effort, Outcome]:
-    effort = Effort(started_s=0.0, deadline_s=None, memory_limit_bytes=1 << 30, on_progress=None)
-    return effort, Outcome(incumbent=Incumbent(tables), ordering="given")
+def budget_and_outcome(tables: CostTables) -> tuple[SearchBudget, Outcome]:
+    budget = SearchBudget(started_s=0.0, deadline_s=None, memory_limit_bytes=1 << 30, on_progress=None)
+    return budget, Outcome(incumbent=Incumbent(tables), ordering="given")
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_splitting_finds_the_optimum(seed):
     tables = frustrated(seed, 6, 3)
-    effort, outcome = effort_and_outcome(tables)
-    branch(network_of(tables), lambda network: network.live, 5, effort, outcome)
+    budget, outcome = budget_and_outcome(tables)
+    branch(model_of(tables), lambda model: model.live, 5, budget, outcome)
     assert outcome.exact
-    assert effort.nodes > 0
+    assert budget.nodes > 0
     assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
     assert total_cost(tables, outcome.incumbent.choice) == pytest.approx(outcome.incumbent.cost, rel=1e-9, abs=1e-9)
 
@@ -266,18 +262,18 @@ def test_splitting_finds_the_optimum(seed):
 def test_splitting_with_many_open_parts(monkeypatch):
     monkeypatch.setattr("pase.solver.branching.MAX_OPEN", 1)
     tables = frustrated(3, 7, 4)
-    effort, outcome = effort_and_outcome(tables)
-    branch(network_of(tables), lambda network: network.live, 5, effort, outcome)
+    budget, outcome = budget_and_outcome(tables)
+    branch(model_of(tables), lambda model: model.live, 5, budget, outcome)
     assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9)
 
 
 @given(small_problems())
 def test_planned_elimination_says_what_it_takes(tables):
-    effort, outcome = effort_and_outcome(tables)
-    assert finish(network_of(tables), lambda network: network.live, 10**9, effort, outcome)
+    budget, outcome = budget_and_outcome(tables)
+    assert eliminate_exactly(model_of(tables), lambda model: model.live, 10**9, budget, outcome)
     assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
-    refused, nothing = effort_and_outcome(tables)
-    assert not finish(network_of(tables), lambda network: network.live, effort.operations - 1, refused, nothing)
+    refused, nothing = budget_and_outcome(tables)
+    assert not eliminate_exactly(model_of(tables), lambda model: model.live, budget.operations - 1, refused, nothing)
     assert refused.operations == 0
     assert not nothing.exact
 
@@ -286,7 +282,7 @@ def test_planned_elimination_says_what_it_takes(tables):
 def test_trees_are_eliminated_leaves_first(seed, whole):
     rng = np.random.default_rng(seed)
     tables = random_tables(rng, 6, tree(rng, 6), whole=whole, forbidden=0.2)
-    found = eliminate_tree(network_of(tables), range(5, -1, -1), no_check)
+    found = eliminate_tree(model_of(tables), range(5, -1, -1), no_check)
     assert found is not None
     cost, choice = found
     assert cost == pytest.approx(brute_force(tables), rel=1e-12)
@@ -295,8 +291,8 @@ def test_trees_are_eliminated_leaves_first(seed, whole):
 
 def test_what_is_no_tree_is_not_eliminated_as_one():
     rng = np.random.default_rng(0)
-    assert eliminate_tree(network_of(random_tables(rng, 3, complete(3))), range(3), no_check) is None
-    assert eliminate_tree(network_of(random_tables(rng, 2, [(0, 1), (0, 1)])), range(2), no_check) is None
+    assert eliminate_tree(model_of(random_tables(rng, 3, complete(3))), range(3), no_check) is None
+    assert eliminate_tree(model_of(random_tables(rng, 2, [(0, 1), (0, 1)])), range(2), no_check) is None
 
 
 def test_layouts_that_no_configuration_has_are_ignored():
@@ -311,24 +307,24 @@ def test_layouts_that_no_configuration_has_are_ignored():
         edge_tables=(table,),
         edge_table=(0, 0),
     )
-    network = network_of(tables)
-    assert network.links()[0].values.tolist() == [[3.0], [11.0]]
-    assert cheapest_left(tables, network) == 6.0
+    model = model_of(tables)
+    assert model.edges()[0].values.tolist() == [[3.0], [11.0]]
+    assert cheapest_left(tables, model) == 6.0
 
 
 def test_what_repeats_is_reduced_once_and_stays_the_same_arrays():
-    def reduced(num_blocks: int) -> tuple[CostTables, Network]:
+    def reduced(num_blocks: int) -> tuple[CostTables, PairwiseModel]:
         tables = ladder(num_blocks)
-        network = network_of(tables)
-        network.repeats = {}
-        merge_alike(network)
-        drop_dominated(network, no_check)
-        contract(network, 10**6, 1 << 30, no_check)
-        return tables, network
+        model = model_of(tables)
+        model.repeats = {}
+        merge_alike(model)
+        drop_dominated(model, no_check)
+        contract(model, 10**6, 1 << 30, no_check)
+        return tables, model
 
-    def distinct(network: Network) -> tuple[int, int]:
-        costs = {id(network.costs[v]) for v in network.live}
-        return len(costs), len({id(link.values) for link in network.links()})
+    def distinct(model: PairwiseModel) -> tuple[int, int]:
+        costs = {id(model.costs[v]) for v in model.live}
+        return len(costs), len({id(edge.values) for edge in model.edges()})
 
     (_, few), (tables, many) = reduced(20), reduced(40)
     assert len(many.live) >= 1.8 * len(few.live) > 20

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 
 import pase.solver.search
 from pase.errors import SolverError, TablesError
-from pase.solver import find_best_strategy, naive_recurrence, solve
-from pase.solver.classes import ClassAlgebra
+from pase.solver import solve
 from pase.solver.elimination import plan_elimination, run_plan
-from pase.solver.network import Network
 from pase.solver.ordering import ORDERINGS
+from pase.solver.pairwise import PairwiseModel
 from pase.tables.cost_tables import CostTables, EdgeTable
+from scripts.benchmarks.recurrences import find_best_strategy, naive_recurrence
 from tests.solver.problems import (
     brute_force,
     complete,
@@ -123,8 +123,8 @@ def test_repeated_blocks_are_eliminated_once():
     rng = np.random.default_rng(0)
     tables = repeated_blocks(rng, 100, 6)
     order = [*range(1, 200, 2), *range(0, 201, 2)]  # the inside of every block first
-    network = Network.of_tables(tables, np.inf)
-    plan = plan_elimination(network.costs, network.factors(), order, ClassAlgebra())
+    model = PairwiseModel.of_tables(tables)
+    plan = plan_elimination(model.costs, model.edges(), order)
     # Combinations times the factors that are added for each: the blocks' insides are alike, the prefixes are not.
     inside, first, later, last = 6**3 * 2, 6**2 * 2, 6**2 * 3, 6
     assert plan.operations == inside + first + 99 * later + last
@@ -269,7 +269,7 @@ def test_an_interrupt_returns_the_best_so_far(calls, branching, monkeypatch):
         if left[0] == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("pase.solver.effort.PROGRESS_INTERVAL_S", 0.0)
+    monkeypatch.setattr("pase.solver.solution.PROGRESS_INTERVAL_S", 0.0)
     solution = solve(tables, on_progress=interrupt)
     assert not solution.exact
     assert solution.lower_bound < solution.cost == pytest.approx(total_cost(tables, solution.choice))

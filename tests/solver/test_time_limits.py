@@ -13,11 +13,11 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-import pase.solver.effort
-import pase.solver.limited
+import pase.solver.constrained
 import pase.solver.search
+import pase.solver.solution
 from pase.errors import SolverError
-from pase.solver import Solution, Weighted, min_marginals, solve, solve_limited
+from pase.solver import ConstrainedProblem, Solution, min_marginals, solve, solve_limited
 from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.solver.problems import complete, cycle, tree
 
@@ -154,9 +154,9 @@ def cut_everywhere(
     answers = []
     for looks in LOOKS:
         with monkeypatch.context() as patch:
-            patch.setattr(pase.solver.effort, "time", Clock(looks))
+            patch.setattr(pase.solver.solution, "time", Clock(looks))
             patch.setattr(pase.solver.search, "time", Clock(1 << 60))
-            patch.setattr(pase.solver.limited, "perf_counter", lambda: 0.0)
+            patch.setattr(pase.solver.constrained, "perf_counter", lambda: 0.0)
             try:
                 answers.append(search())
             except SolverError as error:
@@ -200,7 +200,7 @@ def test_a_search_within_a_limit_cut_short_anywhere(seed: int, shape: str, monke
     every = product(*(range(k) for k in tables.domain_sizes))
     fitting = [c for c in every if sum(w[x] for w, x in zip(weights, c, strict=True)) <= limit]
     optimum = min(exact_cost(tables, choice) for choice in fitting)
-    problem = Weighted(tables=tables, weights=weights, limit=limit)
+    problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
     if optimum >= INFINITE:
         with pytest.raises(SolverError, match=r"no strategy of finite cost weighs|every strategy has an infinite cost"):
             solve_limited(problem)
@@ -213,7 +213,7 @@ def test_a_search_within_a_limit_cut_short_anywhere(seed: int, shape: str, monke
     for found in answers:
         check_certificate(tables, found.solution, optimum)
         check_certificate(tables, found.unlimited, free)
-        assert found.weight == sum(w[c] for w, c in zip(weights, found.solution.choice, strict=True)) <= limit
+        assert found.usage == sum(w[c] for w, c in zip(weights, found.solution.choice, strict=True)) <= limit
 
 
 @pytest.mark.parametrize("shape", SHAPES)

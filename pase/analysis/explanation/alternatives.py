@@ -323,7 +323,7 @@ class FeasibleAlternatives:
         keep = np.zeros(self.tables.domain_sizes[vertex], dtype=bool)
         keep[rows] = True
         beside = self.tables.costs_beside(vertex, self.optimum.choice)
-        fitting = weighted.weights_beside(vertex, self.optimum.choice) <= weighted.limit
+        fitting = weighted.usage_beside(vertex, self.optimum.choice) <= weighted.limit
         beside[~(keep & fitting)] = inf
         start = list(self.optimum.choice)
         start[vertex] = int(beside.argmin())
@@ -338,7 +338,7 @@ class FeasibleAlternatives:
         solution = limited.solution
         return Alternative(total_cost=solution.cost, choice=solution.choice, is_exact=solution.exact)
 
-    def weights_beside(self, vertex: int, choice: tuple[int, ...] | None = None) -> FloatArray:
+    def usage_beside(self, vertex: int, choice: tuple[int, ...] | None = None) -> FloatArray:
         """Return the [K] bytes that a strategy, by default the optimum, takes with each configuration of a vertex."""
         assert self.search.limited is not None
-        return self.search.limited.weights_beside(vertex, self.optimum.choice if choice is None else choice)
+        return self.search.limited.usage_beside(vertex, self.optimum.choice if choice is None else choice)

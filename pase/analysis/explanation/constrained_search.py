@@ -8,7 +8,7 @@ from pase.errors import PlanError
 from pase.planning.memory_limit import weighted_problem
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress
-from pase.solver import Solution, Weighted, solve, solve_limited
+from pase.solver import ConstrainedProblem, Solution, solve, solve_limited
 from pase.tables.cost_tables import CostTables
 
 TIE = 1e-9
@@ -93,14 +93,14 @@ class ConstrainedSearch:
     time_limit_s: of one search.
     """
 
-    limited: Weighted | None = None
+    limited: ConstrainedProblem | None = None
     time_limit_s: float | None = None
 
     def fits(self, choice: Sequence[int]) -> bool:
         """Return whether a strategy is within the limit."""
         return self.limited is None or self.limited.fits(choice)
 
-    def weighted(self, tables: CostTables) -> Weighted | None:
+    def weighted(self, tables: CostTables) -> ConstrainedProblem | None:
         """Return a problem of the same configurations with their weights; None where there is no limit."""
         return self.limited and replace(self.limited, tables=tables)
 

@@ -142,7 +142,7 @@ class Work:
         own = float(beside[self.choice[vertex]])
         beside[self.choice[vertex]] = np.inf
         if self.search.limited is not None:
-            beside[self._alternatives.weights_beside(vertex, self.choice) > self.search.limited.limit] = np.inf
+            beside[self._alternatives.usage_beside(vertex, self.choice) > self.search.limited.limit] = np.inf
         alone = int(beside.argmin()) if np.isfinite(beside).any() else None
         return RunnerUp(
             splits=self.problem.splits(vertex, other.choice[vertex]),
@@ -167,7 +167,7 @@ class Work:
         limit = limited.limit
         beside = self.problem.tables.costs_beside(vertex, self.choice)
         beside -= beside[self.choice[vertex]]
-        needed = self._alternatives.weights_beside(vertex, self.choice)
+        needed = self._alternatives.usage_beside(vertex, self.choice)
         beside[needed <= limit] = 0.0
         alone = int(beside.argmin())
         if beside[alone] < -TIE * self.plan_cost:
@@ -185,7 +185,7 @@ class Work:
             splits=self.problem.splits(vertex, free[vertex]),
             difference=self._free.cost - self.plan_cost,
             is_alone=False,
-            needed_bytes=limited.weight(free),
+            needed_bytes=limited.usage(free),
             limit_bytes=limit,
         )
 

@@ -1,25 +1,101 @@
-"""The paper's two recurrences as plain array operations, without any reduction.
+"""The paper's two recurrences as plain array operations, without any reduction, and the sets that they range over.
 
 They are the yardsticks of the solver: `find_best_strategy` is FindBestStrategy of Fig. 4 (recurrence (4)),
 `naive_recurrence` is recurrence (2). Both are exact. They share no code with the search.
+
+The paper's terms (section III-B), for a sequence v_1 … v_n: the connected set X(i) holds the vertices of V≤i that
+v_i reaches through V≤i alone; the dependent set D(i) = N(X(i)) ∩ V>i; the connected subsets S(i) are the components
+of X(i) - {v_i}, each of which is X(j) for some j < i. Positions i are counted from 0 here.
 """
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pase.errors import SolverError
-from pase.solver.ordering import dependent_sets, naive_dependent_sets
-from pase.solver.solution import Solution, Statistics
+from pase.solver import Solution, Statistics
+from pase.solver.ordering import Neighbours, check_order
 from pase.tables.cost_tables import CostTables, FloatArray, verify_tables
 
 DEFAULT_LIMIT_BYTES = 4 << 30
 
 _VALUE_BYTES = 8
 _CHOICE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DependentSets:
+    """The sets of section III-B for one sequence; every tuple has one entry for each position.
+
+    order: the vertex at each position.
+    dependent: D(i), the vertices that the table R(i, ·) is indexed by.
+    subsets: S(i), as the positions j whose connected sets X(j) are the components of X(i) - {v_i}.
+    """
+
+    order: tuple[int, ...]
+    dependent: tuple[frozenset[int], ...]
+    subsets: tuple[tuple[int, ...], ...]
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest dependent set, which the paper calls M."""
+        return max((len(d) for d in self.dependent), default=0)
+
+    def connected(self, position: int) -> frozenset[int]:
+        """Return X(i), as the vertex at a position together with all that its connected subsets hold."""
+        found, stack = [], [position]
+        while stack:
+            i = stack.pop()
+            found.append(self.order[i])
+            stack.extend(self.subsets[i])
+        return frozenset(found)
+
+
+def dependent_sets(neighbours: Neighbours, order: Sequence[int]) -> DependentSets:
+    """Return the dependent sets and connected subsets of a sequence (section III-B).
+
+    X(i) is v_i with every earlier component that touches it, so S(i) are those components and
+    D(i) = (N(v_i) ∩ V>i) ∪ (∪ over X(j) in S(i) of D(j)) - {v_i}. Raises SolverError unless the sequence holds
+    each vertex once.
+    """
+    position = _positions(order, len(neighbours))
+    parent = list(range(len(order)))  # of each position, towards the position at which its component was last joined
+    dependent: list[frozenset[int]] = []
+    subsets: list[tuple[int, ...]] = []
+    for i, v in enumerate(order):
+        later: set[int] = set()
+        components: set[int] = set()
+        for w in neighbours[v]:
+            if position[w] > i:
+                later.add(w)
+            else:
+                components.add(_root(parent, position[w]))
+        for j in components:
+            parent[j] = i
+            later |= dependent[j]
+        later.discard(v)
+        dependent.append(frozenset(later))
+        subsets.append(tuple(sorted(components)))
+    return DependentSets(order=tuple(order), dependent=tuple(dependent), subsets=tuple(subsets))
+
+
+def naive_dependent_sets(neighbours: Neighbours, order: Sequence[int]) -> tuple[frozenset[int], ...]:
+    """Return recurrence (2)'s dependent sets: the neighbours of V≤i among V>i, for each position i (section III-A).
+
+    Raises SolverError unless the sequence holds each vertex once.
+    """
+    position = _positions(order, len(neighbours))
+    frontier: set[int] = set()
+    sets = []
+    for i, v in enumerate(order):
+        frontier.discard(v)
+        frontier.update(w for w in neighbours[v] if position[w] > i)
+        sets.append(frozenset(frontier))
+    return tuple(sets)
 
 
 def find_best_strategy(
@@ -131,3 +207,19 @@ def _spread(values: FloatArray, vertices: Sequence[int], axes: Sequence[int]) ->
     extents = iter(turned.shape)
     present = set(vertices)
     return turned.reshape([next(extents) if x in present else 1 for x in axes])
+
+
+def _positions(order: Sequence[int], num_vertices: int) -> list[int]:
+    check_order(order, num_vertices)
+    position = [0] * num_vertices
+    for i, v in enumerate(order):
+        position[v] = i
+    return position
+
+
+def _root(parent: list[int], i: int) -> int:
+    """Return the representative of a position's component, halving the path on the way."""
+    while parent[i] != i:
+        parent[i] = parent[parent[i]]
+        i = parent[i]
+    return i

@@ -1,0 +1,776 @@
+"""The cheapest strategy within a limit on a resource (memory): exact, or with a proven bound and a gap.
+
+The optimum without the limit is the answer where it fits. Otherwise a price λ on usage gives a bound: what uses
+something costs λ times its usage more, which is an ordinary problem; its optimum less λ times the limit is a lower
+bound on every strategy within the limit (Lagrangian relaxation), for any λ of 0 or more. What is left between that and
+the best strategy known is closed from below: configurations that no strategy up to a target cost can have are dropped
+(`bounds`, with the priced costs), and the elimination with fronts (`pareto`) finds the cheapest strategy up to the
+target, or shows that there is none. Targets rise from the bound, so that the first strategy found is the optimum. Where
+fronts grow too large, the problem is split over the vertex whose usage differs most in the two strategies between which
+the price cannot decide; each part has a better price of its own.
+
+Peaks, of which the greatest of a group counts, make no sum. Whatever the greatest peak T of a strategy, it uses at
+least its sum and a lower bound on T: with that bound taken off the limit, and configurations with higher peaks than an
+upper bound dropped, the problem without peaks bounds all strategies whose T is between the two. Where its optimum fits
+with its own peak, it is the optimum of these. Otherwise the range is split at that peak: strategies whose T is lower
+lose configurations, the others some of the limit. What the optimum was is then in neither.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heappop, heappush, heapreplace
+from itertools import chain, count
+from math import fsum
+from time import perf_counter
+
+import numpy as np
+
+from pase.errors import SolverError
+from pase.solver.bounds import tighten_bounds
+from pase.solver.pairwise import Edge, Mask, PairwiseModel
+from pase.solver.pareto import Limits, TooManyError, TooWideError, cheapest_within, num_thinnings
+from pase.solver.search import default_memory_limit_bytes, solve
+from pase.solver.solution import (
+    RELATIVE_TOLERANCE,
+    Incumbent,
+    Outcome,
+    OutOfTimeError,
+    Progress,
+    SearchBudget,
+    Solution,
+)
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
+
+LARGEST_SUM = 2.0**53
+"""Sums of whole numbers up to this are exact."""
+ROUNDING = 1e-12
+"""Of a priced cost: what is lower by less is not lower."""
+SUM_ROUNDING = 1e-13
+"""Of a priced cost: by how much two sums of it may differ."""
+EXACT_SHARE = 0.1
+"""Of the rounding allowance: what the slacks of an elimination add up to."""
+FEW_LEFT = 2
+"""Configurations for each live vertex: then fronts are small enough."""
+MAX_PRICES = 100
+MAX_ROUNDS = 20
+"""Of changing one vertex after the other."""
+FIRST_TARGET = 1 / 64
+"""Of the gap: how far above the bound the first target is."""
+MANY_ENTRIES = 100_000
+"""An elimination with more entries than this takes so long that targets rise more slowly after it."""
+MAX_FAILURES = 4
+"""A part is split after this many targets that left too much for tables, each halfway to the one before."""
+MAX_PARTS = 200
+"""Without a time limit, a problem is split into no more parts than this."""
+
+Choice = tuple[int, ...]
+Solve = Callable[[CostTables], Solution]
+CostOf = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+class NothingFitsError(SolverError):
+    """No strategy of finite cost is within the limit."""
+
+
+class _CutShortError(SolverError):
+    """There was no time to find any strategy that fits."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ConstrainedProblem:
+    """Cost tables, what every configuration uses of a resource, and a limit on what a strategy may use.
+
+    A strategy uses what its configurations and its edges use, and of each group of peaks that of the configuration that
+    has the greatest.
+
+    resource_usage: [V] the [K] usage of a vertex's configurations, whole numbers; vertices may share an array. limit:
+    the most that a strategy may use. edge_usage: [E] what an edge uses, as its costs are told; None for one that uses
+    nothing, () where none does. peaks: [groups, V] the [K] peaks of a vertex's configurations; of each group the
+    greatest of a strategy is part of its usage.
+    """
+
+    tables: CostTables
+    resource_usage: tuple[FloatArray, ...]
+    limit: float
+    edge_usage: tuple[EdgeTable | None, ...] = ()
+    peaks: tuple[tuple[FloatArray, ...], ...] = ()
+
+    def usage(self, choice: Sequence[int]) -> float:
+        """Return what a strategy uses."""
+        own = [float(usage[c]) for usage, c in zip(self.resource_usage, choice, strict=True)]
+        of_edges = [t.cost(choice[u], choice[v]) for (u, v), t in self.using_edges]
+        return fsum([*own, *of_edges, *self.greatest(choice)])
+
+    def greatest(self, choice: Sequence[int]) -> tuple[float, ...]:
+        """Return [groups] the greatest peak of a strategy's configurations."""
+        return tuple(max(float(p[c]) for p, c in zip(group, choice, strict=True)) for group in self.peaks)
+
+    def usage_beside(self, vertex: int, choice: Sequence[int]) -> FloatArray:
+        """Return the [K] usage of the strategies that have any configuration of a vertex, and a choice elsewhere."""
+        with_each = self.usage(choice) + self.changes(vertex, choice)
+        for group, now in zip(self.peaks, self.greatest(choice), strict=True):
+            others = (float(p[c]) for v, (p, c) in enumerate(zip(group, choice, strict=True)) if v != vertex)
+            with_each += np.maximum(group[vertex], max(others, default=0.0)) - now
+        return with_each
+
+    def changes(self, vertex: int, choice: Sequence[int]) -> FloatArray:
+        """Return by how much the [K] configurations of a vertex change the usage of a choice, peaks left out."""
+        own = self.resource_usage[vertex]
+        for e in self.tables.incident[vertex] if self.edge_usage else ():
+            usage = self.edge_usage[e]
+            if usage is not None:
+                u, v = self.tables.edges[e]
+                own = own + (usage.column(choice[v]) if u == vertex else usage.row(choice[u]))
+        changes: FloatArray = own - own[choice[vertex]]
+        return changes
+
+    def fits(self, choice: Sequence[int]) -> bool:
+        """Return whether a strategy is within the limit."""
+        return self.usage(choice) <= self.limit
+
+    @cached_property
+    def least_usage(self) -> float:
+        """No strategy uses less than this."""
+        return fsum([float(u.min()) for u in (*self.resource_usage, *(t.values for _, t in self.using_edges))])
+
+    def above_least(self) -> "ConstrainedProblem":
+        """Return the same problem with the least usage of every vertex and edge taken off, and off the limit.
+
+        Sums of priced usage are then no larger than they must be, so that little of the costs is rounded away.
+        """
+        own = {id(usage): usage - usage.min() for usage in self.resource_usage}
+        of_edges = {id(t): t and replace(t, values=t.values - t.values.min()) for t in self.edge_usage}
+        return replace(
+            self,
+            resource_usage=tuple(own[id(usage)] for usage in self.resource_usage),
+            edge_usage=tuple(of_edges[id(table)] for table in self.edge_usage),
+            limit=self.limit - self.least_usage,
+        )
+
+    def priced(self, price: float) -> CostTables:
+        """Return the tables with costs that hold the usage at a price; what was alike stays alike."""
+        return self._with_costs(lambda costs, usage: costs + price * usage)
+
+    def usage_alone(self) -> CostTables:
+        """Return tables whose costs are the usage, infinite where a cost is."""
+        return self._with_costs(lambda costs, usage: np.where(np.isfinite(costs), usage, np.inf))
+
+    def with_alone(self, vertex: int, keep: Mask) -> "ConstrainedProblem":
+        """Return the problem in which a vertex has some of its configurations alone; numbers stay as they are."""
+        return self._kept(lambda v: keep if v == vertex else None)
+
+    def without_peaks(self, low: Sequence[float], high: Sequence[float]) -> "ConstrainedProblem | None":
+        """Return the problem of the strategies whose greatest peaks are from `low` to `high`, which count as `low`.
+
+        It has those whose peaks are lower, too. low, high: [groups]. None where some vertex has only higher ones.
+        """
+        known: dict[tuple[int, ...], Mask] = {}
+
+        def keep(v: int) -> Mask:
+            key = tuple([id(group[v]) for group in self.peaks])
+            if key not in known:
+                known[key] = np.logical_and.reduce(
+                    [group[v] <= most for group, most in zip(self.peaks, high, strict=True)]
+                )
+            return known[key]
+
+        masks = [keep(v) if self.peaks else None for v in range(self.tables.num_vertices)]
+        if not all(mask is None or mask.any() for mask in masks):
+            return None
+        return replace(self._kept(masks.__getitem__), limit=self.limit - fsum(low), peaks=())
+
+    def _kept(self, keep: Callable[[int], Mask | None]) -> "ConstrainedProblem":
+        """Return the problem in which each vertex has some configurations alone; None: all. What is alike stays so."""
+        tables = self.tables
+        known: dict[tuple[int, int, int], tuple[int, FloatArray, Mask | None]] = {}
+        costs: list[FloatArray] = []
+        found = []
+        for v, (table, own) in enumerate(zip(tables.vertex_table, self.resource_usage, strict=True)):
+            mask = keep(v)
+            key = table, id(own), id(mask)
+            if key not in known:
+                # What is left out must not count as using little.
+                least = own if mask is None else np.where(mask, own, own[mask].max())
+                known[key] = len(costs), least, mask
+                layer_costs = tables.vertex_costs[table]
+                costs.append(layer_costs if mask is None else np.where(mask, layer_costs, np.inf))
+            found.append(known[key])
+        references = tuple(number for number, *_ in found)
+        return replace(
+            self,
+            tables=replace(tables, vertex_costs=tuple(costs), vertex_table=references),
+            resource_usage=tuple(usage for _, usage, _ in found),
+        )
+
+    @cached_property
+    def using_edges(self) -> tuple[tuple[tuple[int, int], EdgeTable], ...]:
+        """The ends and the usage of the edges that use anything."""
+        edges = zip(self.tables.edges, self.edge_usage, strict=False)
+        return tuple((ends, table) for ends, table in edges if table is not None)
+
+    def _with_costs(self, cost_of: CostOf) -> CostTables:
+        """Return the tables with other costs: those of costs and usage, of configurations and of pairs of layouts."""
+        tables = self.tables
+        numbers: dict[tuple[int, int], int] = {}
+        costs: list[FloatArray] = []
+        for table, usage in zip(tables.vertex_table, self.resource_usage, strict=True):
+            if (table, id(usage)) not in numbers:
+                numbers[table, id(usage)] = len(costs)
+                costs.append(cost_of(tables.vertex_costs[table], usage))
+        pairs = zip(tables.vertex_table, map(id, self.resource_usage), strict=True)
+        joined, edge_table = self._joined
+        return replace(
+            tables,
+            vertex_costs=tuple(costs),
+            vertex_table=tuple(numbers[pair] for pair in pairs),
+            edge_tables=tuple(replace(table, values=cost_of(table.values, usage)) for table, usage in joined),
+            edge_table=edge_table,
+        )
+
+    @cached_property
+    def _joined(self) -> tuple[list[tuple[EdgeTable, FloatArray]], tuple[int, ...]]:
+        """Distinct edges' costs, layouts told apart as usage does, and the usage in their shape; [E] which one."""
+        numbers: dict[tuple[int, int], int] = {}
+        found: list[tuple[EdgeTable, FloatArray]] = []
+        edge_table = []
+        usage_of = self.edge_usage or (None,) * len(self.tables.edges)
+        for number, usage in zip(self.tables.edge_table, usage_of, strict=True):
+            if (number, id(usage)) not in numbers:
+                numbers[number, id(usage)] = len(found)
+                table = self.tables.edge_tables[number]
+                if usage is None:
+                    found.append((table, np.zeros(table.values.shape)))
+                else:
+                    row_class, rows, usage_rows = _pairs(table.row_class, usage.row_class)
+                    col_class, cols, usage_cols = _pairs(table.col_class, usage.col_class)
+                    joint = EdgeTable(row_class=row_class, col_class=col_class, values=table.values[rows][:, cols])
+                    found.append((joint, usage.values[usage_rows][:, usage_cols]))
+            edge_table.append(numbers[number, id(usage)])
+        return found, tuple(edge_table)
+
+
+def _pairs(first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
+    """Return [K] the number of each pair of classes, and the classes of either of each number."""
+    width = int(second.max()) + 1
+    values, number = np.unique(first.astype(np.int64) * width + second, return_inverse=True)
+    return number.astype(np.int32), (values // width).astype(np.int32), (values % width).astype(np.int32)
+
+
+def _verify(problem: ConstrainedProblem) -> None:
+    """Raise SolverError unless there is a whole number for every configuration, and a limit."""
+    tables = problem.tables
+    sizes = list(tables.domain_sizes)
+    if any([len(of_vertex) for of_vertex in group] != sizes for group in (problem.resource_usage, *problem.peaks)):
+        raise SolverError("weights must be one for each configuration of each vertex; make them for these tables")
+    shapes = [None if table is None else table.shape for table in problem.edge_usage]
+    expected = [(sizes[u], sizes[v]) for u, v in tables.edges]
+    if shapes and (
+        len(shapes) != len(expected) or any(s not in (None, e) for s, e in zip(shapes, expected, strict=True))
+    ):
+        raise SolverError("weights of edges must be one for each pair of configurations; make them for these tables")
+    if not problem.limit >= 0:
+        raise SolverError(f"the limit on weight is {problem.limit}; give a number of 0 or more")
+    summed = [*problem.resource_usage, *(table.values for table in problem.edge_usage if table is not None)]
+    for usage in {id(usage): usage for usage in (*summed, *chain(*problem.peaks))}.values():
+        if not (np.isfinite(usage).all() and (usage >= 0).all() and (usage == np.floor(usage)).all()):
+            raise SolverError("a weight is not a whole number of 0 or more; give bytes, or scale them")
+    greatest = (max(float(peaks.max()) for peaks in group) for group in problem.peaks)
+    if fsum([*(float(usage.max()) for usage in summed), *greatest]) > LARGEST_SUM:
+        raise SolverError(f"the weights add up to more than {LARGEST_SUM:.0f}; scale them")
+
+
+# -- the search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedSolution:
+    """A strategy within the limit, and the optimum without it.
+
+    solution: its certificate holds among the strategies within the limit. unlimited: the search without one.
+    usage: of the strategy. limit: on it.
+    """
+
+    solution: Solution
+    unlimited: Solution
+    usage: float
+    limit: float
+
+
+def solve_limited(
+    problem: ConstrainedProblem,
+    *,
+    ordering: str = "auto",
+    memory_limit_bytes: int | None = None,
+    time_limit_s: float | None = None,
+    known: Iterable[Sequence[int]] = (),
+    on_progress: Progress | None = None,
+) -> LimitedSolution:
+    """Return the cheapest strategy that uses no more than the limit, with its proof or a gap.
+
+    Arguments as for `solve`; of the strategies that are known those that do not fit are passed over. The answer always
+    fits: NothingFitsError where nothing does, SolverError where the search was cut short before anything was found that
+    does.
+    """
+    _verify(problem)
+    started_s = perf_counter()
+    budget = SearchBudget(
+        started_s=started_s,
+        deadline_s=None if time_limit_s is None else started_s + time_limit_s,
+        memory_limit_bytes=default_memory_limit_bytes() if memory_limit_bytes is None else memory_limit_bytes,
+        on_progress=on_progress,
+    )
+    start = [tuple(choice) for choice in known]
+    if problem.peaks:
+        start = [choice for choice in (*start, *_modest(problem)) if problem.fits(choice)]
+    unlimited = solve(
+        problem.tables,
+        ordering=ordering,
+        memory_limit_bytes=memory_limit_bytes,
+        time_limit_s=time_limit_s,
+        known=start,
+        on_progress=on_progress,
+    )
+    outcome = Outcome(
+        incumbent=Incumbent(problem.tables), ordering=unlimited.ordering, lower_bound=unlimited.lower_bound
+    )
+    search = _Search(problem if problem.peaks else problem.above_least(), ordering, budget, outcome)
+    with suppress(OutOfTimeError, KeyboardInterrupt):
+        search.run((*start, unlimited.choice), unlimited)
+    choice, cost = outcome.incumbent.choice, outcome.incumbent.cost
+    if not np.isfinite(cost) and outcome.exact:
+        raise NothingFitsError(
+            f"no strategy of finite cost weighs {problem.limit:.0f} or less: the lightest configurations of all "
+            f"vertices weigh {problem.least_usage:.0f} together; raise the limit"
+        )
+    if not np.isfinite(cost):
+        raise _CutShortError(
+            "the search was cut short before it found any strategy that fits the limit; give it more time, or a higher "
+            "limit"
+        )
+    before = unlimited.statistics
+    solution = replace(
+        unlimited,
+        cost=cost,
+        lower_bound=cost if outcome.exact else max(0.0, min(cost, outcome.lower_bound * (1 - RELATIVE_TOLERANCE))),
+        exact=outcome.exact,
+        choice=choice,
+        time_s=perf_counter() - started_s,
+        peak_memory_bytes=max(unlimited.peak_memory_bytes, budget.peak_bytes + problem.tables.num_bytes),
+        statistics=replace(
+            before,
+            sweeps=before.sweeps + budget.sweeps,
+            operations=before.operations + budget.operations,
+            nodes=before.nodes + budget.nodes,
+        ),
+    )
+    return LimitedSolution(solution=solution, unlimited=unlimited, usage=problem.usage(choice), limit=problem.limit)
+
+
+def lightest_strategy(problem: ConstrainedProblem) -> Choice:
+    """Return a strategy of finite cost that uses least, whatever the limit; SolverError where there is none."""
+    best: list[Choice] = []
+
+    def lightest(part: ConstrainedProblem, low: Sequence[float]) -> tuple[Choice, float] | None:
+        try:
+            found = solve(part.usage_alone())
+        except SolverError:  # every strategy has an infinite cost
+            return None
+        best[:] = [min([*best, found.choice], key=problem.usage)]
+        return found.choice, found.lower_bound + sum(low)
+
+    _search_ranges(problem, 0.0, lambda: problem.usage(best[0]) if best else np.inf, lightest)
+    if not best:
+        raise SolverError("every strategy has an infinite cost; nothing can be weighed")
+    return best[0]
+
+
+def _search_ranges(
+    problem: ConstrainedProblem,
+    bound: float,
+    enough: Callable[[], float],
+    search: Callable[[ConstrainedProblem, Sequence[float]], tuple[Choice | None, float] | None],
+) -> float:
+    """Search range by range of greatest peaks, the one with the least bound first, up to a bound of `enough()`.
+
+    search: of a range's problem without peaks and the lower ends, returns the optimum and a bound on the range; no
+    strategy where it has to stop; nothing where there is nothing to look for. Returns a bound on what is left.
+    """
+    least = tuple(max(float(peaks.min()) for peaks in group) for group in problem.peaks)
+    ranges = [(bound, least, (np.inf,) * len(least))]
+    while ranges and ranges[0][0] < enough():
+        bound, low, high = ranges[0]
+        part = problem.without_peaks(low, high)
+        found = None if part is None else search(part, low)
+        if found is not None and found[0] is None:
+            heapreplace(ranges, (max(bound, found[1]), low, high))
+            break
+        heappop(ranges)
+        if found is None or not low:
+            continue
+        choice, own = found
+        assert choice is not None
+        greatest = problem.greatest(choice)
+        g = max(range(len(low)), key=lambda g: greatest[g] - low[g])
+        if greatest[g] > low[g]:  # otherwise it counts already
+            below = max(float(peaks.max(initial=0.0, where=peaks < greatest[g])) for peaks in problem.peaks[g])
+            heappush(ranges, (max(bound, own), (*low[:g], greatest[g], *low[g + 1 :]), high))
+            heappush(ranges, (max(bound, own), low, (*high[:g], below, *high[g + 1 :])))
+    return ranges[0][0] if ranges else np.inf
+
+
+def _modest(problem: ConstrainedProblem) -> Iterator[Choice]:
+    """Yield strategies that are likely to fit: each vertex's lightest, by sum, by peak, and by both."""
+    for of_sum, of_peak in ((1, 0), (0, 1), (1, 1)):
+        yield tuple(
+            int((of_sum * usage + of_peak * sum(group[v] for group in problem.peaks)).argmin())
+            for v, usage in enumerate(problem.resource_usage)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Relaxation:
+    """What is known of a problem with a limit.
+
+    bound: on the cost of every strategy that fits, by the price. priced: its tables at that price. light, heavy: the
+    strategies that are equal at it, of which one fits.
+    """
+
+    problem: ConstrainedProblem
+    bound: float
+    price: float
+    priced: CostTables
+    light: Choice
+    heavy: Choice
+
+
+@dataclass(slots=True)
+class _Search:
+    """One search: what it was asked, what it has used, and what it has found."""
+
+    problem: ConstrainedProblem
+    ordering: str
+    budget: SearchBudget
+    outcome: Outcome
+
+    def run(self, known: Iterable[Choice], unlimited: Solution) -> None:
+        """Search until there is a proof; OutOfTimeError where the limits do not suffice."""
+        problem, outcome = self.problem, self.outcome
+        for choice in known:
+            self.offer(choice)
+        if problem.peaks:
+            left = _search_ranges(problem, outcome.lower_bound, self.enough, self.within_range)
+            outcome.raise_bound(left)
+            if left >= self.enough():
+                outcome.prove()
+            return
+        light = outcome.incumbent.choice if np.isfinite(outcome.incumbent.cost) else self.lightest(problem)
+        if light is None:
+            outcome.prove()
+            return
+        self.offer(light)
+        self.offer(_improved(problem, outcome.incumbent.choice))
+        if not unlimited.exact:
+            raise OutOfTimeError
+        if outcome.lower_bound >= self.enough():
+            outcome.prove()
+            return
+        whole = self.relaxed(problem, outcome.incumbent.choice, unlimited)
+        outcome.raise_bound(whole.bound)
+        for choice in _crossings(problem, whole.light, whole.heavy):
+            self.offer(_improved(problem, choice))
+        self.branch(whole)
+        outcome.prove()
+
+    def offer(self, choice: Sequence[int]) -> None:
+        """Take a strategy over if it fits and is cheaper."""
+        if self.problem.fits(choice):
+            self.outcome.incumbent.offer(dict(enumerate(choice)))
+
+    def enough(self) -> float:
+        """Return the cost from which on a strategy is no better than the one that is known, up to rounding."""
+        return self.outcome.incumbent.cost * (1 - RELATIVE_TOLERANCE)
+
+    def time_left_s(self, least_s: float) -> float | None:
+        """Return the seconds until the deadline, but some at least; None without one."""
+        deadline_s = self.budget.deadline_s
+        return None if deadline_s is None else max(least_s, deadline_s - perf_counter())
+
+    def spent(self, solution: Solution) -> Solution:
+        """Count what another search took."""
+        self.budget.sweeps += solution.statistics.sweeps
+        self.budget.operations += solution.statistics.operations
+        return solution
+
+    def solved(self, tables: CostTables) -> Solution:
+        """Return the optimum of other tables, whose strategy is offered; OutOfTimeError where the time is up."""
+        self.budget.check()
+        self.budget.progress("weighing cost against weight", 1 - self.outcome.gap)
+        solution = self.spent(
+            solve(
+                tables,
+                ordering=self.ordering,
+                memory_limit_bytes=self.budget.memory_limit_bytes,
+                time_limit_s=self.time_left_s(1e-3),
+            )
+        )
+        self.offer(solution.choice)
+        if not solution.exact:
+            raise OutOfTimeError
+        return solution
+
+    def within_range(self, part: ConstrainedProblem, low: Sequence[float]) -> tuple[Choice | None, float] | None:
+        """Search a range of peaks (see `_search_ranges`); its strategies that fit are offered."""
+        if part.limit < 0:
+            return None
+        incumbent = self.outcome.incumbent
+        try:
+            found = solve_limited(
+                part,
+                ordering=self.ordering,
+                memory_limit_bytes=self.budget.memory_limit_bytes,
+                time_limit_s=self.time_left_s(1e-9),
+                known=[incumbent.choice] if np.isfinite(incumbent.cost) else (),
+                on_progress=self.budget.on_progress,
+            ).solution
+        except _CutShortError:
+            return None, 0.0
+        except SolverError:  # nothing fits, or what does has an infinite cost
+            return None
+        self.spent(found)
+        self.offer(found.choice)
+        if not found.exact:
+            return None, found.lower_bound
+        return None if self.problem.fits(found.choice) else (found.choice, found.lower_bound)
+
+    def lightest(self, problem: ConstrainedProblem) -> Choice | None:
+        """Return a light strategy that fits, None if the lightest is too heavy.
+
+        Of the lightest configurations each vertex has the one with the least layer cost; where that is forbidden by an
+        infinite cost, or does not fit for what edges use, it takes a search for the least usage.
+        """
+        if problem.least_usage > problem.limit:
+            return None
+        choice = []
+        for v, usage in enumerate(problem.resource_usage):
+            least = np.flatnonzero(usage == usage.min())
+            choice.append(int(least[problem.tables.layer_costs(v)[least].argmin()]))
+        if problem.fits(choice) and np.isfinite(problem.tables.evaluate(choice)):
+            return tuple(choice)
+        found = self.solved(problem.usage_alone()).choice
+        return found if problem.fits(found) else None
+
+    def relaxed(self, problem: ConstrainedProblem, light: Choice, heavy: Solution) -> _Relaxation:
+        """Return the best bound that a price on usage gives, or the first that is as high as what is known.
+
+        The least priced cost over all strategies is, as a function of the price, the lower envelope of a line for each
+        strategy, cost + price × usage; less price × limit it bounds every strategy that fits, best where a line that
+        rises and one that falls meet. From two known ones the envelope is followed to that point: each price takes a
+        search. light: a strategy that fits. heavy: the optimum without the limit, which does not.
+        """
+        tables = problem.tables
+        above = heavy.choice
+        best = _Relaxation(problem=problem, bound=heavy.lower_bound, price=0.0, priced=tables, light=light, heavy=above)
+        for _ in range(MAX_PRICES):
+            if best.bound >= self.enough():
+                break
+            cost, usage = tables.evaluate(above), problem.usage(above)
+            price = max(0.0, (tables.evaluate(light) - cost) / (usage - problem.usage(light)))
+            priced = problem.priced(price)
+            found = self.solved(priced)
+            bound = found.lower_bound - price * problem.limit - SUM_ROUNDING * (found.cost + price * problem.limit)
+            if bound > best.bound:
+                best = replace(best, bound=bound, price=price, priced=priced)
+            if found.cost >= (cost + price * usage) * (1 - ROUNDING):
+                break
+            if problem.fits(found.choice):
+                light = found.choice
+            else:
+                above = found.choice
+        self.offer(_improved(self.problem, light))
+        return replace(best, light=light, heavy=above)
+
+    def branch(self, whole: _Relaxation) -> None:
+        """Settle a problem, in parts where it is too large, the part with the least bound first."""
+        number = count()
+        parts = [(whole.bound, next(number), whole)]
+        while parts:
+            _, _, part = heappop(parts)
+            bound, is_settled = self.settle(part)
+            if not is_settled:
+                if self.budget.deadline_s is None and self.budget.nodes >= MAX_PARTS:
+                    self.outcome.raise_bound(min([bound, *(b for b, _, _ in parts)]))
+                    raise OutOfTimeError
+                for piece in self.split(part):
+                    heappush(parts, (max(bound, piece.bound), next(number), piece))
+            parts = sorted(entry for entry in parts if entry[0] < self.enough())  # a sorted list is a heap
+            if parts:
+                self.outcome.raise_bound(parts[0][0])
+
+    def settle(self, part: _Relaxation) -> tuple[float, bool]:
+        """Return a bound on the strategies of a part, and whether none is cheaper than what is known by now.
+
+        The target cost rises until a strategy is found up to it, or the best known one is reached.
+        """
+        bound, reached, beyond, failures = part.bound, 0.0, np.inf, 0
+        distance = FIRST_TARGET * (self.outcome.incumbent.cost - bound)
+        while bound < self.enough():
+            self.budget.progress(f"closing a gap of {self.outcome.gap:.2%}", 1 - self.outcome.gap)
+            before = self.budget.operations
+            distance = min(distance, self.outcome.incumbent.cost - part.bound)
+            try:
+                found, choice = _cheapest_up_to(part.bound + distance, part, self.budget)
+            except TooManyError:
+                return bound, False
+            except TooWideError:
+                failures, beyond = failures + 1, distance
+                if failures == MAX_FAILURES:
+                    return bound, False
+                distance = (reached + beyond) / 2
+                continue
+            bound = max(bound, found)
+            if choice is not None:
+                self.offer(choice)
+            if part.problem is self.problem:
+                self.outcome.raise_bound(bound)
+            reached = distance
+            distance *= 2 if self.budget.operations - before > MANY_ENTRIES else 4
+            if distance >= beyond:
+                distance = (reached + beyond) / 2
+        return bound, True
+
+    def split(self, part: _Relaxation) -> list[_Relaxation]:
+        """Return the parts of a part in which some strategy may be better than what is known."""
+        problem = part.problem
+        first, second = part.light, part.heavy
+
+        def difference(v: int) -> float:
+            return abs(float(problem.changes(v, first)[second[v]]))
+
+        v = max(range(len(first)), key=lambda v: (difference(v), first[v] != second[v], -v))
+        usage = problem.resource_usage[v]
+        is_light = usage <= (usage[first[v]] + usage[second[v]]) / 2
+        if usage[first[v]] == usage[second[v]]:
+            # They differ by what edges use.
+            is_light = np.arange(len(usage)) == first[v]
+        allowed = np.isfinite(problem.tables.layer_costs(v))
+        pieces = []
+        for keep in (is_light & allowed, ~is_light & allowed):
+            self.budget.nodes += 1
+            piece = problem.with_alone(v, keep)
+            light = self.lightest(piece)
+            if light is None:
+                continue
+            best = self.solved(piece.tables)
+            if best.lower_bound >= self.enough() or piece.fits(best.choice):
+                continue
+            found = self.relaxed(piece, light, best)
+            if found.bound < self.enough():
+                pieces.append(found)
+        return pieces
+
+
+# -- strategies up to a target cost
+
+
+def _cheapest_up_to(target: float, part: _Relaxation, budget: SearchBudget) -> tuple[float, Choice | None]:
+    """Return a bound on the cost of every strategy that fits, and the cheapest if there is one up to a target cost.
+
+    The bound is the target where there is none, otherwise that strategy's cost less a rounding allowance; a strategy
+    may be returned that is dearer than the target. Raises TooWideError and TooManyError.
+    """
+    problem = part.problem
+    allowance = EXACT_SHARE * RELATIVE_TOLERANCE * target
+    most = target * (1 + RELATIVE_TOLERANCE) + part.price * problem.limit
+    # A higher cost, an infinite one too, is as good as any that no strategy within the limits contains.
+    model = PairwiseModel.of_tables(part.priced, 2 * most)
+    if tighten_bounds(model, budget, limit=most, little=FEW_LEFT) > most:
+        return target, None
+    limits = Limits(
+        priced=most + SUM_ROUNDING * most,
+        usage=problem.limit,
+        price=part.price,
+        slack=allowance / num_thinnings(problem.tables.num_vertices),
+    )
+    found = cheapest_within(model, *_usage_left(model, problem), limits, budget)
+    if found is None:
+        return target, None
+    choice = tuple(found[v] for v in range(len(found)))
+    return min(target, problem.tables.evaluate(choice) - allowance), choice
+
+
+def _usage_left(
+    model: PairwiseModel, problem: ConstrainedProblem
+) -> tuple[dict[int, FloatArray], dict[Edge, FloatArray], float]:
+    """Return the usage of live vertices, edges to decided ones included, of live edges, and of what is decided."""
+    fixed, origin = model.fixed, model.origin
+    usage = {v: problem.resource_usage[v][origin[v]] for v in model.live}
+    of_edges: dict[Edge, FloatArray] = {}
+    decided = sum(float(problem.resource_usage[v][c]) for v, c in fixed.items())
+    live_edges = iter(model.edges())
+    # The model has its edges by their first end.
+    for (u, v), table in sorted(
+        zip(problem.tables.edges, problem.edge_usage, strict=False), key=lambda entry: entry[0][0]
+    ):
+        edge = next(live_edges) if u in usage and v in usage else None
+        if table is None:
+            continue
+        if edge is not None:  # configurations of one class use the same
+            rows, cols = [
+                origin[end][np.unique(of, return_index=True)[1]] for end, of in zip((u, v), edge.of, strict=True)
+            ]
+            of_edges[edge] = table.values[table.row_class[rows]][:, table.col_class[cols]]
+        elif u in usage:
+            usage[u] = usage[u] + table.column(fixed[v])[origin[u]]
+        elif v in usage:
+            usage[v] = usage[v] + table.row(fixed[u])[origin[v]]
+        else:
+            decided += table.cost(fixed[u], fixed[v])
+    return usage, of_edges, decided
+
+
+# -- better strategies by moves from known ones: no proof, and quick
+
+
+def _improved(problem: ConstrainedProblem, choice: Choice) -> Choice:
+    """Return what is left when no change of one vertex within the limit makes a strategy cheaper; it must fit."""
+    chosen = list(choice)
+    usage = problem.usage(choice)
+    for _ in range(MAX_ROUNDS):
+        is_changed = False
+        for v in range(problem.tables.num_vertices):
+            with_each = usage + problem.changes(v, chosen)
+            cost = np.where(with_each <= problem.limit, problem.tables.costs_beside(v, chosen), np.inf)
+            best = int(cost.argmin())
+            if cost[best] < cost[chosen[v]]:
+                usage = float(with_each[best])
+                chosen[v] = best
+                is_changed = True
+        if not is_changed:
+            break
+    return tuple(chosen)
+
+
+def _crossings(problem: ConstrainedProblem, light: Choice, cheap: Choice) -> list[Choice]:
+    """Return the cheapest strategies that fit and follow one of two up to a vertex and the other from there on.
+
+    light: one that fits. At most two, one for each way round.
+    """
+    found = []
+    for first, second in ((light, cheap), (cheap, light)):
+        chosen = list(second)
+        cost, usage = problem.tables.evaluate(second), problem.usage(second)
+        costs = [cost if usage <= problem.limit else np.inf]
+        for v, c in enumerate(first):
+            beside = problem.tables.costs_beside(v, chosen)
+            usage += float(problem.changes(v, chosen)[c])
+            # Infinite costs come and go as differences: what is no number is of no interest.
+            with np.errstate(invalid="ignore"):
+                cost += float(beside[c] - beside[chosen[v]])
+            chosen[v] = c
+            costs.append(cost if usage <= problem.limit and np.isfinite(cost) else np.inf)
+        k = int(np.argmin(costs))
+        if np.isfinite(costs[k]):
+            found.append((*first[:k], *second[k:]))
+    return found

@@ -1,0 +1,400 @@
+"""The working state of the search: a pairwise model whose configurations, vertices and edges disappear step by step.
+
+An edge has its table over layout classes and, for each end, a message: a vector over that end's classes by which cost
+was moved from the edge to the vertex. Moving cost changes no strategy's total (a reparametrisation): with messages m,
+vertex v has the costs θ_v(c) = cost_v(c) + Σ over edges m(class(c)), and the edge keeps
+residual(i, j) = values(i, j) - m_a(i) - m_b(j).
+
+Arrays are told apart by identity, so that work on tables that repeated layers share is done once.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
+
+ClassArray = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partition:
+    """One partition of K configurations into layout classes: a table sees a configuration only through its class.
+
+    of: [K] the class of each configuration, in 0 … num_classes - 1; every class occurs. With K classes, class c is
+    configuration c.
+    num_classes: L.
+    """
+
+    of: ClassArray
+    num_classes: int
+
+
+class Product(NamedTuple):
+    """The coarsest partition that refines two others: its classes are the pairs of classes that occur.
+
+    first, second: [joint.num_classes] the class of the first and of the second partition; None: the same number.
+    """
+
+    joint: Partition
+    first: ClassArray | None
+    second: ClassArray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassAlgebra:
+    """Products of partitions, each made once for each distinct pair."""
+
+    _products: dict[tuple[int, int], tuple[Partition, Partition, Product]] = field(default_factory=dict)
+
+    def product(self, a: Partition, b: Partition) -> Product:
+        """Return the product of two partitions of the same configurations."""
+        if a is b:
+            return Product(a, None, None)
+        key = (id(a), id(b))
+        known = self._products.get(key)
+        if known is None:
+            known = self._products[key] = (a, b, _product(a, b))  # holding a and b keeps their ids theirs
+        return known[2]
+
+    def join(self, partitions: Sequence[Partition]) -> tuple[Partition, list[ClassArray | None]]:
+        """Return the product of several partitions, and its classes' class in each of them (None: the same)."""
+        joint = partitions[0]
+        maps: list[ClassArray | None] = [None]
+        for p in partitions[1:]:
+            joint, first, second = self.product(joint, p)
+            if first is not None:
+                maps = [first if m is None else m[first] for m in maps]
+            maps.append(second)
+        return joint, maps
+
+
+def _product(a: Partition, b: Partition) -> Product:
+    if a.num_classes == 1:
+        return Product(b, np.zeros(b.num_classes, dtype=np.intp), None)
+    if b.num_classes == 1:
+        return Product(a, None, np.zeros(a.num_classes, dtype=np.intp))
+    if a.num_classes == len(a.of):  # a tells every configuration apart already
+        return Product(a, None, _per_class(a, b))
+    if b.num_classes == len(b.of):
+        return Product(b, _per_class(b, a), None)
+    pair = a.of * b.num_classes + b.of
+    num_pairs = a.num_classes * b.num_classes
+    if num_pairs <= 64 * len(pair) + 4096:
+        occurs = np.zeros(num_pairs, dtype=bool)
+        occurs[pair] = True
+        pairs = np.flatnonzero(occurs)
+        of = (np.cumsum(occurs) - 1)[pair]
+    else:
+        pairs, of = np.unique(pair, return_inverse=True)
+    first, second = pairs // b.num_classes, pairs % b.num_classes
+    if len(pairs) == a.num_classes:  # b is coarser: its class follows from a's
+        return Product(a, None, second)
+    if len(pairs) == b.num_classes:
+        return Product(b, _per_class(b, a), None)
+    if len(pairs) == len(of):
+        return Product(Partition(np.arange(len(of)), len(of)), a.of, b.of)
+    return Product(Partition(of, len(pairs)), first, second)
+
+
+def _per_class(fine: Partition, coarse: Partition) -> ClassArray:
+    """Return the coarse partition's class of each class of a finer one."""
+    result = np.empty(fine.num_classes, dtype=np.intp)
+    result[fine.of] = coarse.of
+    return result
+
+
+def by_configuration(values: FloatArray, of: ClassArray) -> FloatArray:
+    """Return the [K] value of each configuration's class; values: [L]."""
+    return values if len(values) == len(of) else values.take(of)
+
+
+def class_minima(costs: FloatArray, of: ClassArray, num_classes: int) -> FloatArray:
+    """Return the [L] smallest cost in each class; costs, of: [K]."""
+    if num_classes == len(of):
+        return costs
+    result = np.full(num_classes, np.inf)
+    np.minimum.at(result, of, costs)
+    return result
+
+
+@dataclass(slots=True, eq=False)
+class Edge:
+    """One edge: its ends (a, b), each end's classes of live configurations, values [L_a, L_b], messages to the ends."""
+
+    ends: tuple[int, int]
+    of: list[ClassArray]
+    values: FloatArray
+    messages: list[FloatArray]
+
+    def seen_from(self, side: int, configuration: int) -> FloatArray:
+        """Return the edge's costs over the other end's live configurations, for one configuration of this end."""
+        row = self.of[side][configuration]
+        return by_configuration(self.values[row] if side == 0 else self.values[:, row], self.of[1 - side])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """How to decide an eliminated vertex once its neighbours are; the same for vertices that repeat.
+
+    costs: its layer costs. edges: of each edge, the side on which the vertex is, classes on both, and values. origin:
+    its live configurations then; others: those of the other end of each edge. known: what was decided already.
+    """
+
+    costs: FloatArray
+    edges: tuple[tuple[int, tuple[ClassArray, ClassArray], FloatArray], ...]
+    origin: ClassArray
+    others: tuple[ClassArray, ...]
+    known: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+    def best(self, around: tuple[int, ...]) -> int:
+        """Return the cheapest configuration given that of each edge's other end; all are numbers in the tables."""
+        if around not in self.known:
+            total = self.costs
+            for (side, of, values), origin, chosen in zip(self.edges, self.others, around, strict=True):
+                c = of[1 - side][np.searchsorted(origin, chosen)]
+                total = total + by_configuration(values[:, c] if side == 0 else values[c], of[side])
+            self.known[around] = int(self.origin[total.argmin()])
+        return self.known[around]
+
+
+@dataclass(slots=True, eq=False)
+class PairwiseModel:
+    """Live vertices, their costs over live configurations, and the edges among them.
+
+    costs: [V] layer costs over the live configurations of each vertex.
+    origin: [V] the number that each live configuration has in the tables, ascending.
+    incident: [V] (edge, side) for every edge of a vertex.
+    live: the vertices that are still to be decided; the others are in `fixed` or in `eliminated`.
+    ceiling: the cost that stands for every higher one; +inf if none does.
+    given: the identities of the arrays that belong to the cost tables.
+    fixed: the configuration (its number in the tables) of each vertex that only has one left.
+    eliminated: the vertices that were taken out, to be decided in the reverse order; each with its neighbours then.
+    offset: the cost of what was fixed or eliminated.
+    least: a lower bound of min θ_v for each live vertex, as the last pass left it; None once vertices are taken out.
+    repeats: what was made of which arrays, while repeated parts of the problem are to stay the same arrays; or None.
+    """
+
+    costs: list[FloatArray]
+    origin: list[ClassArray]
+    incident: list[list[tuple[Edge, int]]]
+    live: list[int]
+    ceiling: float
+    given: frozenset[int]
+    fixed: dict[int, int] = field(default_factory=dict)
+    eliminated: list[tuple[int, tuple[int, ...], Decision]] = field(default_factory=list)
+    offset: float = 0.0
+    least: dict[int, float] | None = None
+    repeats: dict[tuple[int, ...], tuple[object, Any]] | None = None
+
+    @classmethod
+    def of_tables(cls, tables: CostTables, ceiling: float = np.inf) -> "PairwiseModel":
+        """Return the model of cost tables, with every cost above `ceiling` lowered to it."""
+
+        def capped(values: FloatArray) -> FloatArray:
+            return np.minimum(values, ceiling) if np.isfinite(ceiling) else values
+
+        unary = [capped(c) for c in tables.vertex_costs]
+        number = {k: np.arange(k) for k in set(tables.domain_sizes)}
+        distinct = [_occurring(t, capped(t.values), number) for t in tables.edge_tables]
+        incident: list[list[tuple[Edge, int]]] = [[] for _ in tables.vertex_names]
+        for (a, b), t in zip(tables.edges, tables.edge_table, strict=True):
+            rows, cols, values = distinct[t]
+            edge = Edge((a, b), [rows, cols], values, [np.zeros(size) for size in values.shape])
+            incident[a].append((edge, 0))
+            incident[b].append((edge, 1))
+        return cls(
+            costs=[unary[t] for t in tables.vertex_table],
+            origin=[number[k] for k in tables.domain_sizes],
+            incident=incident,
+            live=list(range(tables.num_vertices)),
+            ceiling=ceiling,
+            given=frozenset(id(t.values) for t in tables.edge_tables),
+        )
+
+    def copy(self) -> "PairwiseModel":
+        """Return a model that can be reduced without changing this one; arrays are shared."""
+        incident: list[list[tuple[Edge, int]]] = [[] for _ in self.incident]
+        for edge in self.edges():
+            twin = Edge(edge.ends, list(edge.of), edge.values, list(edge.messages))
+            for side in (0, 1):
+                incident[edge.ends[side]].append((twin, side))
+        return PairwiseModel(
+            costs=list(self.costs),
+            origin=list(self.origin),
+            incident=incident,
+            live=list(self.live),
+            ceiling=self.ceiling,
+            given=self.given,
+            fixed=dict(self.fixed),
+            eliminated=list(self.eliminated),
+            offset=self.offset,
+        )
+
+    def edges(self) -> list[Edge]:
+        """Return every edge once, in the order of its first end."""
+        return [edge for v in self.live for edge, side in self.incident[v] if side == 0]
+
+    def num_configurations(self) -> int:
+        """Return how many live configurations there are in all."""
+        return sum(len(self.costs[v]) for v in self.live)
+
+    def own_bytes(self) -> int:
+        """Return the memory of the edges' tables that are not the given ones, shared ones counted once."""
+        own = {id(edge.values): edge.values.nbytes for edge in self.edges() if id(edge.values) not in self.given}
+        return sum(own.values())
+
+    def neighbours(self) -> tuple[list[frozenset[int]], list[int]]:
+        """Return the live vertices' neighbours and domain sizes, numbered by their position in `live`."""
+        position = {v: i for i, v in enumerate(self.live)}
+        around = [frozenset(position[edge.ends[1 - side]] for edge, side in self.incident[v]) for v in self.live]
+        return around, [len(self.costs[v]) for v in self.live]
+
+    def reparametrised(self, v: int) -> FloatArray:
+        """Return θ_v, the costs of a vertex with the messages that it received."""
+        total = self.costs[v]
+        size = len(total)
+        for edge, side in self.incident[v]:
+            message = edge.messages[side]
+            total = total + (message if len(message) == size else message.take(edge.of[side]))
+        return total
+
+    def restrict(self, v: int, keep: Mask) -> None:
+        """Drop the configurations of a vertex where `keep` is False, and the classes that no live one is in."""
+        made = self.made
+        index = made(lambda: keep.nonzero()[0], keep)
+        number = made(lambda: np.arange(len(index)), index)
+        costs, origin = self.costs[v], self.origin[v]
+        self.costs[v] = made(lambda: costs.take(index), costs, index)
+        self.origin[v] = made(lambda: origin.take(index), origin, index)
+        for edge, side in self.incident[v]:
+            of, classes = made(
+                partial(_classes_left, edge, side, index, number), edge.of[side], index, edge.values.shape[side]
+            )
+            edge.of[side] = of
+            if classes is not None:
+                edge.values = made(partial(_taken, edge.values, classes, side), edge.values, classes, side)
+                edge.messages[side] = edge.messages[side].take(classes)
+
+    def lower_ceiling(self, ceiling: float) -> None:
+        """Lower every cost above `ceiling` to it, and move no cost any more; what was eliminated stays as it is."""
+        known: dict[int, tuple[FloatArray, FloatArray]] = {}
+
+        def capped(values: FloatArray) -> FloatArray:
+            if id(values) not in known:
+                known[id(values)] = (values, np.minimum(values, ceiling))
+            return known[id(values)][1]
+
+        self.ceiling, self.least = ceiling, None
+        for v in self.live:
+            self.costs[v] = capped(self.costs[v])
+        for edge in self.edges():
+            edge.values = capped(edge.values)
+            edge.messages = [np.zeros(size) for size in edge.values.shape]
+
+    def made(self, make: Callable[[], Made], *inputs: object) -> Made:
+        """Return what `make` makes of some arrays and numbers; the same for the same ones, while `repeats` are kept.
+
+        inputs: arrays are told apart by identity, and kept with what was made, so that their ids stay theirs.
+        """
+        if self.repeats is None:
+            return make()
+        key = tuple([x if isinstance(x, int) else id(x) for x in inputs])
+        if key not in self.repeats:
+            self.repeats[key] = (inputs, make())
+        result: Made = self.repeats[key][1]
+        return result
+
+    def fix_singles(self) -> None:
+        """Decide every vertex that has one configuration left.
+
+        Its layer cost joins the offset, its transfer costs join its neighbours' layer costs.
+        """
+        singles = [v for v in self.live if len(self.costs[v]) == 1]
+        for v in singles:
+            self.fixed[v] = int(self.origin[v][0])
+            self.offset += float(self.costs[v][0])
+            for edge, side in self.incident[v]:
+                w = edge.ends[1 - side]
+                self.costs[w] = self.costs[w] + edge.seen_from(side, 0)
+            self._detach(v)
+        self.remove(singles)
+
+    def eliminate(self, v: int) -> None:
+        """Take the edges of a vertex out, and note how to decide it; the caller passes on what it costs."""
+        edges, costs, origin = self.incident[v], self.costs[v], self.origin[v]
+        ends = tuple([edge.ends[1 - side] for edge, side in edges])
+        others = tuple([self.origin[w] for w in ends])
+        parts = tuple([(side, (edge.of[0], edge.of[1]), edge.values) for edge, side in edges])
+        decision = self.made(
+            lambda: Decision(costs, parts, origin, others),
+            *(costs, origin, *others, *(x for side, of, values in parts for x in (side, *of, values))),
+        )
+        self.eliminated.append((v, ends, decision))
+        self._detach(v)
+
+    def remove(self, vertices: Iterable[int]) -> None:
+        """Take vertices without edges out of the live ones."""
+        gone = set(vertices)
+        if gone:
+            self.live = [v for v in self.live if v not in gone]
+            self.least = None
+
+    def complete(self, choice: Mapping[int, int]) -> dict[int, int]:
+        """Return a choice for the live vertices, in live configurations, as one for all, in numbers of the tables."""
+        whole = self.fixed | {v: int(self.origin[v][c]) for v, c in choice.items()}
+        for v, others, decision in reversed(self.eliminated):
+            whole[v] = decision.best(tuple([whole[w] for w in others]))
+        return whole
+
+    def _detach(self, v: int) -> None:
+        """Take the edges of a vertex out."""
+        for edge, side in self.incident[v]:
+            w = edge.ends[1 - side]
+            self.incident[w] = [entry for entry in self.incident[w] if entry[0] is not edge]
+        self.incident[v] = []
+
+
+def _taken(values: FloatArray, classes: ClassArray, side: int) -> FloatArray:
+    return values.take(classes, axis=side)
+
+
+def _classes_left(edge: Edge, side: int, index: ClassArray, number: ClassArray) -> tuple[ClassArray, ClassArray | None]:
+    """Return the classes of some configurations of an end of an edge, and which classes are left; None for all."""
+    size, of = edge.values.shape[side], edge.of[side]
+    if size == len(of):  # each configuration is a class of its own
+        return number, index
+    of = of.take(index)
+    present = np.zeros(size, dtype=bool)
+    present[of] = True
+    count = np.count_nonzero(present)
+    if count == len(of):
+        return number, of
+    if count == size:
+        return of, None
+    return (present.cumsum() - 1).take(of), present.nonzero()[0]
+
+
+def _occurring(
+    table: EdgeTable, values: FloatArray, number: dict[int, ClassArray]
+) -> tuple[ClassArray, ClassArray, FloatArray]:
+    """Return the classes of rows and columns and the values, without the classes that no configuration is in."""
+    classes: list[ClassArray] = []
+    for axis, of in enumerate((table.row_class.astype(np.intp), table.col_class.astype(np.intp))):
+        present = np.zeros(values.shape[axis], dtype=bool)
+        present[of] = True
+        if not present.all():
+            of = (np.cumsum(present) - 1).take(of)
+            values = values.compress(present, axis=axis)
+        if len(of) == values.shape[axis]:
+            if (of[:-1] >= of[1:]).any():
+                values = values.take(of, axis=axis)
+            of = number.setdefault(len(of), np.arange(len(of)))
+        classes.append(of)
+    return classes[0], classes[1], values
