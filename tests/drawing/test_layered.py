@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pase.views.drawing import Drawing, layered
-from pase.views.drawing.layered import acyclic, rows
+from pase.views.drawing.layered import rows
 from tests.drawing.graphs import Edges, check_no_box_is_hit, crossings, deep_network, directed_graphs, overlap
 
 Sizes = Sequence[tuple[float, float]]
@@ -46,16 +46,6 @@ def test_boxes_and_lines_of_acyclic_graphs(graph: tuple[list[tuple[float, float]
         assert drawing.positions[u][1] + sizes[u][1] / 2 < drawing.positions[v][1] - sizes[v][1] / 2
         assert all(a[1] <= b[1] + 1e-6 for a, b in pairwise(route))
     assert layered(sizes, edges) == drawing
-
-
-@given(directed_graphs(acyclic=False, most=8))
-@settings(max_examples=50, deadline=None)
-def test_boxes_and_lines_of_graphs_with_cycles(graph: tuple[list[tuple[float, float]], Edges]) -> None:
-    sizes, edges = graph
-    drawing = layered(sizes, edges)
-    _check_boxes(drawing, sizes)
-    _check_ends(drawing, sizes, edges)
-    check_no_box_is_hit(drawing.positions, sizes, drawing.routes)
 
 
 @given(
@@ -147,23 +137,9 @@ def test_rows_above_and_below_all_others() -> None:
     assert rows(6, edges, at_top=[3, 5], at_bottom=[4]) == (1, 2, 3, 0, 4, 0)
 
 
-@given(directed_graphs(acyclic=False))
-@settings(max_examples=60, deadline=None)
-def test_no_cycle_is_left_and_no_edge_is_turned_without_need(graph: tuple[Sizes, Edges]) -> None:
-    networkx = pytest.importorskip("networkx")
-    sizes, edges = graph
-    found, turned = acyclic(len(sizes), edges)
-    assert all(edge == (edges[i][::-1] if i in turned else edges[i]) for i, edge in enumerate(found))
-    assert networkx.is_directed_acyclic_graph(networkx.DiGraph([e for e in found if e[0] != e[1]]))
-    if networkx.is_directed_acyclic_graph(networkx.DiGraph(edges)):
-        assert not turned
-
-
 def test_nothing_and_little() -> None:
     assert layered([], []) == Drawing(positions=(), routes=(), width=0.0, height=0.0)
     assert layered([(30.0, 20.0)], []).positions == ((15.0, 10.0),)
-    loop = layered([(30.0, 20.0)], [(0, 0)])
-    assert max(x for x, _ in loop.routes[0]) > 30.0
 
 
 def test_five_thousand_vertices_take_a_moment() -> None:

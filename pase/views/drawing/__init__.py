@@ -3,11 +3,12 @@
 from pase.views.drawing.arrangement import Arrangement, Frame, arranged
 from pase.views.drawing.folding import FoldedEdge, FoldedGraph, Repeat, fold, folded
 from pase.views.drawing.layered import Drawing, layered
-from pase.views.drawing.plans import SplitClass, SplitClasses, certificate_text, edge_bytes, folded_plan, split_classes
+from pase.views.drawing.plans import DrawnPlan, SplitClass, SplitClasses, certificate_text, drawn_plan, split_classes
 
 __all__ = [
     "Arrangement",
     "Drawing",
+    "DrawnPlan",
     "FoldedEdge",
     "FoldedGraph",
     "Frame",
@@ -16,10 +17,9 @@ __all__ = [
     "SplitClasses",
     "arranged",
     "certificate_text",
-    "edge_bytes",
+    "drawn_plan",
     "fold",
     "folded",
-    "folded_plan",
     "layered",
     "split_classes",
 ]

@@ -17,13 +17,17 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """`count` isomorphic blocks of `period` vertices from vertex `first`; any two or more in a row are a run as
-    well."""
+class Repeat:
+    """`count` isomorphic blocks of `period` vertices each, one after the other from vertex `first`."""
 
     first: int
     period: int
     count: int
+
+    @property
+    def first_block(self) -> range:
+        """The vertices of the first block, which stands for all."""
+        return range(self.first, self.first + self.period)
 
     @property
     def end(self) -> int:
@@ -116,7 +120,7 @@ def _any(first: Ints, last: Ints, size: int) -> Bools:
     return np.asarray(np.cumsum(steps)[: size + 1] > 0, np.bool_)
 
 
-def runs(classes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[Run]:
+def runs(classes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[Repeat]:
     """Return runs of at least two blocks, as long as each start of its period lets them be.
 
     Left out are those that lie within a run of a period that divides theirs. Time: O(V + E) for each period for which
@@ -127,8 +131,8 @@ def runs(classes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[Run]:
     numbers = np.asarray(classes, np.int64)
     forwards = Side(numbers, pairs[:, 0], pairs[:, 1])
     backwards = Side(numbers[::-1].copy(), size - 1 - pairs[:, 1], size - 1 - pairs[:, 0])
-    found: list[Run] = []
-    long: list[Run] = []  # of which a run of a longer period could be a part
+    found: list[Repeat] = []
+    long: list[Repeat] = []  # of which a run of a longer period could be a part
     for period in range(1, size // 2 + 1):
         if np.count_nonzero(forwards.classes[period:] == forwards.classes[:-period]) < period:
             continue
@@ -145,7 +149,7 @@ def runs(classes: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[Run]:
     return found
 
 
-def _of_period(period: int, forwards: _View, backwards: _View, allowed: Bools) -> list[Run]:
+def _of_period(period: int, forwards: _View, backwards: _View, allowed: Bools) -> list[Repeat]:
     size = len(forwards.broken)
     starts = np.flatnonzero(forwards.starts & allowed)
     ends = backwards.starts[::-1]  # by the vertex after the last block
@@ -167,7 +171,7 @@ def _of_period(period: int, forwards: _View, backwards: _View, allowed: Bools) -
                 outside_out[first : end - 2 * period],
             )
             if ends[end] and middle_in.max(initial=-1) < first and middle_out.min(initial=size) >= end:
-                found.append(Run(first=first, period=period, count=(end - first) // period))
+                found.append(Repeat(first=first, period=period, count=(end - first) // period))
                 reached[first % period] = end
                 break
     return found
@@ -182,20 +186,6 @@ def _following(marks: Bools) -> Ints:
 
 LEAST_REMOVED = 2
 """Vertices that a fold has to take away: a frame around one vertex that comes twice says no less than two vertices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeat:
-    """`count` blocks of `period` vertices each, one after the other from vertex `first`."""
-
-    first: int
-    period: int
-    count: int
-
-    @property
-    def end(self) -> int:
-        """The first vertex after the last block."""
-        return self.first + self.period * self.count
 
 
 def fold(signatures: Sequence[Hashable], edges: Sequence[tuple[int, int]]) -> tuple[Repeat, ...]:
@@ -216,13 +206,13 @@ def fold(signatures: Sequence[Hashable], edges: Sequence[tuple[int, int]]) -> tu
     return tuple(_best(runs(classes, edges), last_reader))
 
 
-def _best(found: Sequence[Run], last_reader: Sequence[int]) -> list[Repeat]:
+def _best(found: Sequence[Repeat], last_reader: Sequence[int]) -> list[Repeat]:
     """Return the parts of runs that remove most together (weighted intervals); last_reader: [V] of each vertex.
 
     On ties: the smallest periods, then the fewest vertices that one block gives to the next, then the latest: what
     matches in front of a run is often the end of something else.
     """
-    by_position: list[list[tuple[Run, int]]] = [[] for _ in range(len(last_reader) + 1)]  # with its blocks before
+    by_position: list[list[tuple[Repeat, int]]] = [[] for _ in range(len(last_reader) + 1)]  # with its blocks before
     for run in found:
         for block in range(run.count + 1):
             by_position[run.first + block * run.period].append((run, block))
@@ -231,7 +221,7 @@ def _best(found: Sequence[Run], last_reader: Sequence[int]) -> list[Repeat]:
     best: list[_Worth] = [(0, 0, 0, 0)]
     ends: list[Repeat | None] = [None]
     # Within each run the best block to begin with, as if it removed everything from the run's first block on.
-    begin: dict[Run, tuple[_Worth, int]] = {}
+    begin: dict[Repeat, tuple[_Worth, int]] = {}
     for position, entries in enumerate(by_position):
         if position:
             best.append(best[-1])
@@ -262,7 +252,7 @@ def _least_count(period: int) -> int:
     return max(2, 1 - -LEAST_REMOVED // period)
 
 
-def _num_given(run: Run, last_reader: Sequence[int]) -> int:
+def _num_given(run: Repeat, last_reader: Sequence[int]) -> int:
     """Return how many vertices of a block others read after it."""
     end = run.first + run.period
     return sum(last >= end for last in last_reader[run.first : end])

@@ -3,55 +3,12 @@
 Edges are polylines: straight down beside boxes, to the side only between two rows.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
 from pase.views.drawing.x_coordinates import EDGE_GAP, placed
-
-
-def acyclic(num_vertices: int, edges: Sequence[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], frozenset[int]]:
-    """Return the edges with some of them turned round so that no cycle is left, and the numbers of those turned.
-
-    Edges between a vertex and itself stay as they are. Where there is no cycle, nothing is turned.
-    """
-    if all(u <= v for u, v in edges):
-        return tuple(edges), frozenset()
-    leaving: list[list[int]] = [[] for _ in range(num_vertices)]
-    for number, (u, v) in enumerate(edges):
-        if u != v:
-            leaving[u].append(number)
-    entered = [False] * num_vertices
-    turned = _edges_back(num_vertices, edges, leaving, entered)
-    return tuple((v, u) if number in turned else (u, v) for number, (u, v) in enumerate(edges)), turned
-
-
-def _edges_back(
-    num_vertices: int, edges: Sequence[tuple[int, int]], leaving: list[list[int]], entered: list[bool]
-) -> frozenset[int]:
-    """Return the edges that lead to a vertex that a depth-first search has entered and not yet left."""
-    active = [False] * num_vertices
-    found = set()
-    for start in range(num_vertices):
-        if entered[start]:
-            continue
-        entered[start] = active[start] = True
-        path = [(start, iter(leaving[start]))]
-        while path:
-            vertex, numbers = path[-1]
-            for number in numbers:
-                target = edges[number][1]
-                if active[target]:
-                    found.add(number)
-                elif not entered[target]:
-                    entered[target] = active[target] = True
-                    path.append((target, iter(leaving[target])))
-                    break
-            else:
-                active[vertex] = False
-                path.pop()
-    return frozenset(found)
 
 
 def rows(
@@ -83,9 +40,8 @@ def _tight_rows(num_vertices: int, edges: Sequence[tuple[int, int]]) -> list[int
     after: list[list[int]] = [[] for _ in range(num_vertices)]
     waiting = [0] * num_vertices
     for u, v in edges:
-        if u != v:
-            after[u].append(v)
-            waiting[v] += 1
+        after[u].append(v)
+        waiting[v] += 1
     row = [0] * num_vertices
     order = [v for v in range(num_vertices) if not waiting[v]]
     for u in order:
@@ -121,7 +77,7 @@ class Band:
         return (self.top + self.bottom) / 2
 
 
-def through(
+def _through(
     xs: Sequence[float], bands: Sequence[Band], source_height: float, target_height: float
 ) -> tuple[Point, ...]:
     """Return the way of an edge through some rows; xs: where it is in each, from its source to its target."""
@@ -130,51 +86,6 @@ def through(
     for x, band in zip(xs[1:-1], bands[1:-1], strict=True):
         points += [(x, band.top), (x, band.bottom)]
     return (*points, (xs[-1], last.top), (xs[-1], last.middle - target_height / 2))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detour:
-    """Edges with one source that go round the drawing; targets: vertex by edge number."""
-
-    source: int
-    targets: Mapping[int, int]
-
-
-def detours(
-    found: Iterable[Detour], row_of: Sequence[int], bands: Sequence[Band], positions: Sequence[Point], gap: float
-) -> Iterator[tuple[Detour, float, float]]:
-    """Yield each detour with its lane: where it is, outside of all that stands in the rows it passes, and a number in
-    [0, 1).
-
-    Shorter ones are nearer to the drawing. The numbers tell lanes apart where they meet.
-    """
-    left, right = [band.left for band in bands], [band.right for band in bands]
-
-    def span(detour: Detour) -> tuple[int, int]:
-        return row_of[detour.source] + 1, max(row_of[v] for v in detour.targets.values())
-
-    for number, detour in enumerate(sorted(found, key=lambda d: (span(d)[1] - span(d)[0], span(d)[0], d.source))):
-        first, last = span(detour)
-        lanes = (max(right[first:last]) + gap, min(left[first:last]) - gap)
-        ends = [positions[v][0] for v in (detour.source, *detour.targets.values())]
-        lane = min(lanes, key=lambda x: sum(abs(x - end) for end in ends))
-        side = right if lane == lanes[0] else left
-        side[first:last] = [lane] * (last - first)
-        yield detour, lane, number * 0.381966 % 1
-
-
-def detour(
-    lane: float, number: float, source: Point, target: Point, rows: tuple[Band, Band, Band, Band]
-) -> tuple[Point, ...]:
-    """Return the way of an edge along a lane, between two points on the boundaries of its boxes.
-
-    rows: the source's, the next, the one before the target's, the target's. number: in [0, 1), how high between two
-    rows.
-    """
-    leave = rows[0].bottom + (rows[1].top - rows[0].bottom) * (0.2 + 0.6 * number)
-    enter = rows[2].bottom + (rows[3].top - rows[2].bottom) * (0.2 + 0.6 * number)
-    (x, y), (end, end_y) = source, target
-    return ((x, y), (x, leave), (lane, leave), (lane, enter), (end, enter), (end, end_y))
 
 
 def straightened(route: Sequence[Point]) -> tuple[Point, ...]:
@@ -205,9 +116,6 @@ _SLOPE = 0.12
 _LONGEST = 12
 """Rows that an edge passes within the drawing; longer ones go round it."""
 
-_LOOP = 14.0
-"""How far an edge from a vertex to itself goes out."""
-
 _PARALLEL = 6.0
 """Between edges that join the same two boxes."""
 
@@ -236,39 +144,54 @@ def layered(
 ) -> Drawing:
     """Return a drawing in which edges lead downwards and boxes stay clear of one another and of edges.
 
-    sizes: [V] width and height of each box. edges: (source, target); several between two vertices, one from a vertex
-    to itself, and cycles (some of whose edges lead upwards) are all drawn. The same input gives the same drawing.
-    ends: [E] how far from the middle of its source and of its target each edge begins and ends; the middle by default.
-    at_top: vertices that nothing precedes, for a row above all others; at_bottom: that nothing follows, below them.
+    sizes: [V] width and height of each box. edges: (source, target), without cycles; several between two vertices are
+    all drawn. The same input gives the same drawing. ends: [E] how far from the middle of its source and of its target
+    each edge begins and ends; the middle by default. at_top: vertices that nothing precedes, for a row above all
+    others; at_bottom: that nothing follows, below them.
     """
     assert all(0 <= v < len(sizes) for edge in edges for v in edge), "an edge of a vertex that is not there"
-    ends = [(0.0, 0.0)] * len(edges) if ends is None else ends
-    downward, turned = acyclic(len(sizes), edges)
-    ends = [(b, a) if number in turned else (a, b) for number, (a, b) in enumerate(ends)]
-    row_of = rows(len(sizes), downward, at_top=at_top, at_bottom=at_bottom)
-    loops = {u for u, v in edges if u == v}
-    widths = [width + 2 * _LOOP if v in loops else width for v, (width, _) in enumerate(sizes)]
-    within, around = _divided(row_of, downward)
-    ends = _apart(downward, ends, row_of, sizes)
-    x_of, passed = placed(row_of, widths, downward, within)
+    row_of = rows(len(sizes), edges, at_top=at_top, at_bottom=at_bottom)
+    within, around = _divided(row_of, edges)
+    ends = _apart(edges, [(0.0, 0.0)] * len(edges) if ends is None else ends, row_of, sizes)
+    x_of, passed = placed(row_of, [width for width, _ in sizes], edges, within)
     ways = {}
     for number in within:
-        (u, v), (from_middle, to_middle) = downward[number], ends[number]
+        (u, v), (from_middle, to_middle) = edges[number], ends[number]
         ways[number] = (x_of[u] + from_middle, *passed[number], x_of[v] + to_middle)
-    bands = _bands(row_of, sizes, x_of, [(row_of[downward[number][0]], way) for number, way in ways.items()])
+    bands = _bands(row_of, sizes, x_of, [(row_of[edges[number][0]], way) for number, way in ways.items()])
     positions = [(x_of[v], bands[row].middle) for v, row in enumerate(row_of)]
     routes: list[tuple[Point, ...]] = [()] * len(edges)
     for number, way in ways.items():
-        u, v = downward[number]
-        routes[number] = through(way, bands[row_of[u] : row_of[v] + 1], sizes[u][1], sizes[v][1])
-    for number, route in _around(around, row_of, downward, ends, sizes, positions, bands).items():
+        u, v = edges[number]
+        routes[number] = _through(way, bands[row_of[u] : row_of[v] + 1], sizes[u][1], sizes[v][1])
+    for number, route in _around(around, row_of, edges, ends, sizes, positions, bands):
         routes[number] = route
-    for number, (u, v) in enumerate(edges):
-        if u == v:
-            routes[number] = _loop(positions[u], sizes[u])
-    for number in turned:
-        routes[number] = routes[number][::-1]
-    return _framed(positions, sizes, [straightened(route) for route in routes])
+    routes = [straightened(route) for route in routes]
+    boxes = [(x - w / 2, y - h / 2, w, h) for (x, y), (w, h) in zip(positions, sizes, strict=True)]
+    left, top, width, height = extent(boxes, routes)
+    return Drawing(
+        positions=moved(positions, -left, -top),
+        routes=tuple(moved(route, -left, -top) for route in routes),
+        width=width,
+        height=height,
+    )
+
+
+def extent(
+    boxes: Iterable[tuple[float, float, float, float]], routes: Iterable[Iterable[Point]]
+) -> tuple[float, float, float, float]:
+    """Return the left and upper edge, the width and the height of boxes, told in the same way, and routes together."""
+    xs, ys = [x for route in routes for x, _ in route], [y for route in routes for _, y in route]
+    for x, y, width, height in boxes:
+        xs += [x, x + width]
+        ys += [y, y + height]
+    left, top = min(xs, default=0.0), min(ys, default=0.0)
+    return left, top, max(xs, default=0.0) - left, max(ys, default=0.0) - top
+
+
+def moved(points: Iterable[Point], x: float, y: float) -> tuple[Point, ...]:
+    """Return points, so much further to the right and down."""
+    return tuple((px + x, py + y) for px, py in points)
 
 
 def _divided(row_of: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
@@ -276,7 +199,7 @@ def _divided(row_of: Sequence[int], edges: Sequence[tuple[int, int]]) -> tuple[l
 
     Each row that an edge passes costs as much as a vertex: the longest go round where they would outnumber them.
     """
-    spans = sorted((row_of[v] - row_of[u], number) for number, (u, v) in enumerate(edges) if u != v)
+    spans = sorted((row_of[v] - row_of[u], number) for number, (u, v) in enumerate(edges))
     budget = 1000 + 2 * len(row_of)
     within: list[int] = []
     around: list[int] = []
@@ -323,27 +246,32 @@ def _around(
     sizes: Sequence[tuple[float, float]],
     positions: Sequence[Point],
     bands: Sequence[Band],
-) -> dict[int, tuple[Point, ...]]:
-    """Return the ways of the edges that go round the drawing, by edge; those of one source share a lane."""
-    targets: dict[int, dict[int, int]] = {}
+) -> Iterator[tuple[int, tuple[Point, ...]]]:
+    """Yield (edge, way) of those that go round the drawing.
+
+    Edges of one source share a lane, outside of all that stands in the rows that it passes; shorter ones are nearer to
+    the drawing. How high an edge leaves and enters between two rows tells lanes apart where they meet.
+    """
+    of_source: dict[int, list[int]] = {}
     for number in numbers:
-        targets.setdefault(edges[number][0], {})[number] = edges[number][1]
-    found = [Detour(source=source, targets=of) for source, of in targets.items()]
-    routes = {}
-    for one, lane, level in detours(found, row_of, bands, positions, EDGE_GAP):
-        u = one.source
-        for number, v in one.targets.items():
-            beside = (bands[row_of[u]], bands[row_of[u] + 1], bands[row_of[v] - 1], bands[row_of[v]])
-            source = (positions[u][0] + ends[number][0], positions[u][1] + sizes[u][1] / 2)
-            target = (positions[v][0] + ends[number][1], positions[v][1] - sizes[v][1] / 2)
-            routes[number] = detour(lane, level, source, target, beside)
-    return routes
-
-
-def _loop(position: Point, size: tuple[float, float]) -> tuple[Point, ...]:
-    x, y = position[0] + size[0] / 2, size[1] / 4
-    below, above = position[1] + y, position[1] - y
-    return ((x, below), (x + _LOOP * 0.7, below), (x + _LOOP * 0.7, above), (x, above))
+        of_source.setdefault(edges[number][0], []).append(number)
+    spans = {u: (row_of[u] + 1, max(row_of[edges[n][1]] for n in of)) for u, of in of_source.items()}
+    left, right = [band.left for band in bands], [band.right for band in bands]
+    for place, u in enumerate(sorted(spans, key=lambda u: (spans[u][1] - spans[u][0], spans[u][0], u))):
+        first, last = spans[u]
+        lanes = (max(right[first:last]) + EDGE_GAP, min(left[first:last]) - EDGE_GAP)
+        xs = [positions[v][0] for v in (u, *(edges[n][1] for n in of_source[u]))]
+        lane = min(lanes, key=lambda x: sum(abs(x - end) for end in xs))
+        (right if lane == lanes[0] else left)[first:last] = [lane] * (last - first)
+        level = 0.2 + 0.6 * (place * 0.381966 % 1)
+        for number in of_source[u]:
+            v, (from_middle, to_middle) = edges[number][1], ends[number]
+            above, below = bands[row_of[u]], bands[row_of[v] - 1]
+            leave = above.bottom + (bands[row_of[u] + 1].top - above.bottom) * level
+            enter = below.bottom + (bands[row_of[v]].top - below.bottom) * level
+            x, end = positions[u][0] + from_middle, positions[v][0] + to_middle
+            start_y, end_y = positions[u][1] + sizes[u][1] / 2, positions[v][1] - sizes[v][1] / 2
+            yield number, ((x, start_y), (x, leave), (lane, leave), (lane, enter), (end, enter), (end, end_y))
 
 
 def _apart(
@@ -364,21 +292,3 @@ def _apart(
             aside = gap * (i - (len(numbers) - 1) / 2)
             moved[number] = (from_middle + aside, to_middle + aside)
     return moved
-
-
-def _framed(
-    positions: Sequence[Point], sizes: Sequence[tuple[float, float]], routes: Sequence[tuple[Point, ...]]
-) -> Drawing:
-    """Return the drawing moved to where its left and upper edges are at 0."""
-    xs = [x for route in routes for x, _ in route]
-    ys = [y for route in routes for _, y in route]
-    for (x, y), (width, height) in zip(positions, sizes, strict=True):
-        xs += [x - width / 2, x + width / 2]
-        ys += [y - height / 2, y + height / 2]
-    left, top = min(xs, default=0.0), min(ys, default=0.0)
-    return Drawing(
-        positions=tuple((x - left, y - top) for x, y in positions),
-        routes=tuple(tuple((x - left, y - top) for x, y in route) for route in routes),
-        width=max(xs, default=0.0) - left,
-        height=max(ys, default=0.0) - top,
-    )

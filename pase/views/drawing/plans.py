@@ -95,22 +95,57 @@ def split_classes(layers: Sequence[SplitLayer]) -> SplitClasses:
     return SplitClasses(classes=tuple(classes), of_layer=tuple(found.index(of) for of in dims))
 
 
-def folded_plan(plan: Plan, *, is_folded: bool = True) -> tuple[FoldedGraph, tuple[Repeat, ...]]:
-    """Return a plan's graph, vertices by the number of their layer, and its repeats; is_folded: whether it has any."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnPlan:
+    """A plan as it is drawn.
+
+    graph: of its layers, by number, with each repeated block as one. classes: of layers, by what is split.
+    moved_bytes: [E] of the plan's graph, forward and backward, as the plan predicts them.
+    """
+
+    plan: Plan
+    graph: FoldedGraph
+    repeats: tuple[Repeat, ...]
+    classes: SplitClasses
+    moved_bytes: tuple[float, ...]
+
+    @property
+    def most_bytes(self) -> float:
+        """What moves along the edge along which most moves."""
+        return max(self.moved_bytes, default=0.0)
+
+    def total_bytes(self, edge: FoldedEdge) -> float:
+        """Return what moves along all the edges that one stands for."""
+        return sum(self.moved_bytes[number] for number in edge.edges)
+
+    def edge_bytes(self, edge: FoldedEdge) -> float:
+        """Return what moves along the one of them along which most moves."""
+        return max(self.moved_bytes[number] for number in edge.edges)
+
+    def layer_text(self, number: int) -> tuple[str, str]:
+        """Return what a layer and its transfers cost, and the memory that it takes."""
+        layer = self.plan.layers[number]
+        cost = layer.layer_cost + sum(transfer.cost for transfer in layer.transfers)
+        return quantity(cost, self.plan.cost_unit), f"{quantity(layer.memory_bytes, 'B')} on each device"
+
+
+def drawn_plan(plan: Plan, *, is_folded: bool = True) -> DrawnPlan:
+    """Return what is drawn of a plan; is_folded: blocks of layers that are alike, and split alike, are drawn once."""
     edges = [(plan.graph.index[edge.producer], plan.graph.index[edge.consumer]) for edge in plan.graph.edges]
     alike = [(layer.kind, tuple(layer.dims.items()), tuple(layer.splits.items())) for layer in plan.layers]
     repeats = fold(alike, edges) if is_folded else ()
-    return folded(len(plan.layers), edges, repeats), repeats
-
-
-def edge_bytes(plan: Plan) -> tuple[float, ...]:
-    """Return the bytes that move over each edge of a plan's graph, forward and backward, as the plan predicts them."""
     by_read = {
         (layer.name, transfer.input): transfer.forward_bytes + transfer.backward_bytes
         for layer in plan.layers
         for transfer in layer.transfers
     }
-    return tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges)
+    return DrawnPlan(
+        plan=plan,
+        graph=folded(len(plan.layers), edges, repeats),
+        repeats=repeats,
+        classes=split_classes(plan.layers),
+        moved_bytes=tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges),
+    )
 
 
 def certificate_text(plan: Plan) -> str:
@@ -118,103 +153,34 @@ def certificate_text(plan: Plan) -> str:
     return "proven optimal" if plan.exact else f"at most {plan.gap:.2%} above the optimum"
 
 
+# -- what DOT and Mermaid, in which drawings are text, have in common
+
 _WIDEST = 6.0
 """Width of the edge over which most bytes move, where 1 is that of an edge over which none do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnVertex:
-    """A layer, or those at the same place of blocks that repeat.
-
-    number: of the layer that stands for all. lines: of text, as `short` shows it. about: more, on one line.
-    """
-
-    number: int
-    lines: tuple[str, ...]
-    about: str
-    split_class: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnEdge:
-    """An edge, or those at the same place of blocks that repeat.
-
-    label: the bytes that move over all of them, "" where none do. width: at least 1. is_back: to a later block.
-    """
-
-    source: int
-    target: int
-    label: str
-    width: float
-    is_back: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnBlock:
-    """A block that is drawn once for all: the numbers of its vertices, and how often it is there."""
-
-    vertices: tuple[int, ...]
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnPlan:
-    """Everything that a drawing of a plan holds; title: lines of text."""
-
-    title: tuple[str, ...]
-    vertices: tuple[DrawnVertex, ...]
-    edges: tuple[DrawnEdge, ...]
-    blocks: tuple[DrawnBlock, ...]
-    classes: tuple[SplitClass, ...]
-
-
-def drawn_plan(plan: Plan, *, is_folded: bool) -> DrawnPlan:
-    """Return what is drawn of a plan; is_folded: blocks of layers that are alike, and split alike, are drawn once."""
-    shown, repeats = folded_plan(plan, is_folded=is_folded)
-    colours = split_classes(plan.layers)
-    moved = edge_bytes(plan)
-    most = max(moved, default=0.0)
-    return DrawnPlan(
-        title=_title(plan),
-        vertices=tuple(_vertex(plan, v, colours.of_layer[v]) for v in shown.vertices),
-        edges=tuple(_edge(edge, moved, most) for edge in shown.edges),
-        blocks=tuple(
-            DrawnBlock(vertices=tuple(range(repeat.first, repeat.first + repeat.period)), count=repeat.count)
-            for repeat in repeats
-        ),
-        classes=colours.classes,
-    )
-
-
-def _title(plan: Plan) -> tuple[str, ...]:
+def title_lines(plan: Plan) -> tuple[str, str]:
+    """Return the lines above a drawing."""
     return (
         f"{short(plan.graph.name)} on {plan.num_devices} × {short(plan.machine.device.name)}",
         f"total cost {quantity(plan.total_cost, plan.cost_unit)}, {certificate_text(plan)}",
     )
 
 
-def _vertex(plan: Plan, number: int, split_class: int) -> DrawnVertex:
-    layer = plan.layers[number]
-    configuration = configuration_text(layer.splits, plan.num_devices)
-    cost = layer.layer_cost + sum(transfer.cost for transfer in layer.transfers)
-    about = (short(layer.kind), quantity(cost, plan.cost_unit), f"{quantity(layer.memory_bytes, 'B')} on each device")
-    return DrawnVertex(
-        number=number,
-        lines=(short(layer.name), short(configuration)),
-        about=", ".join(about),
-        split_class=split_class,
-    )
+def vertex_lines(drawn: DrawnPlan, number: int) -> tuple[str, str]:
+    """Return the lines in a layer's box: its name and its configuration."""
+    layer = drawn.plan.layers[number]
+    return short(layer.name), short(configuration_text(layer.splits, drawn.plan.num_devices))
 
 
-def _edge(edge: FoldedEdge, moved: Sequence[float], most: float) -> DrawnEdge:
-    total = sum(moved[number] for number in edge.edges)
-    largest = max(moved[number] for number in edge.edges)
+def edge_label(drawn: DrawnPlan, edge: FoldedEdge) -> str:
+    """Return the bytes that move along all edges that one stands for; "" where none do."""
+    total = drawn.total_bytes(edge)
     times = f" in {len(edge.edges)}" if len(edge.edges) > 1 else ""
-    return DrawnEdge(
-        source=edge.source,
-        target=edge.target,
-        label=f"{quantity(total, 'B')}{times}" if total else "",
-        # By the root, so that of bytes that differ a hundredfold the fewer are seen, too.
-        width=1 + (_WIDEST - 1) * sqrt(largest / most) if most else 1.0,
-        is_back=edge.is_loop_back,
-    )
+    return f"{quantity(total, 'B')}{times}" if total else ""
+
+
+def edge_width(drawn: DrawnPlan, edge: FoldedEdge) -> float:
+    """Return the width of an edge, at least 1; by the root of the bytes, so that the few are seen beside the many."""
+    most = drawn.most_bytes
+    return 1 + (_WIDEST - 1) * sqrt(drawn.edge_bytes(edge) / most) if most else 1.0

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from pase.graph.names import visible
+from pase.graph.names import short, visible
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined
-from pase.views.drawing.plans import DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
+from pase.views.drawing.plans import DrawnPlan, drawn_plan, edge_label, edge_width, title_lines, vertex_lines
 from pase.views.exports.registry import Exported, ExportOptions
 
 
@@ -25,28 +25,24 @@ dot = Grammar(_escaped, between="\\n").write
 
 def _lines(drawn: DrawnPlan) -> Iterator[Text]:
     yield dot("digraph plan {")
-    yield dot('    graph [label="{}", labelloc=t, fontname=Helvetica];', drawn.title)
+    yield dot('    graph [label="{}", labelloc=t, fontname=Helvetica];', title_lines(drawn.plan))
     yield dot('    node [shape=box, style="filled,rounded", fontname=Helvetica, fontcolor=black];')
     yield dot("    edge [fontname=Helvetica, fontsize=10, arrowsize=0.7];")
-    for vertex in drawn.vertices:
-        yield _node(drawn, vertex)
-    for number, block in enumerate(drawn.blocks):
+    for number in drawn.graph.vertices:
+        fill = drawn.classes.classes[drawn.classes.of_layer[number]].light
+        about = ", ".join((short(drawn.plan.layers[number].kind), *drawn.layer_text(number)))
+        form = '    n{} [label="{}", fillcolor="{}", tooltip="{}"];'
+        yield dot(form, number, vertex_lines(drawn, number), fill, about)
+    for number, repeat in enumerate(drawn.repeats):
         yield dot("    subgraph cluster_{} {", number)
-        yield dot('        label="×{}"; labeljust=r; style=dashed;', block.count)
-        yield from (dot("        n{};", vertex) for vertex in block.vertices)
+        yield dot('        label="×{}"; labeljust=r; style=dashed;', repeat.count)
+        yield from (dot("        n{};", vertex) for vertex in repeat.first_block)
         yield dot("    }")
-    yield from map(_arc, drawn.edges)
+    for edge in drawn.graph.edges:
+        text = edge_label(drawn, edge)
+        label = dot(', label="  {}"', text) if text else dot("")
+        # Back to a block that stands for the next one, too: it must not turn the drawing over.
+        back = dot(", style=dashed, constraint=false") if edge.is_loop_back else dot("")
+        width = figure(edge_width(drawn, edge), ".2f")
+        yield dot("    n{} -> n{} [penwidth={}{}{}];", edge.source, edge.target, width, label, back)
     yield dot("}")
-
-
-def _node(drawn: DrawnPlan, vertex: DrawnVertex) -> Text:
-    fill = drawn.classes[vertex.split_class].light
-    form = '    n{} [label="{}", fillcolor="{}", tooltip="{}"];'
-    return dot(form, vertex.number, vertex.lines, fill, vertex.about)
-
-
-def _arc(edge: DrawnEdge) -> Text:
-    label = dot(', label="  {}"', edge.label) if edge.label else dot("")
-    # Back to a block that stands for the next one, too: it must not turn the drawing over.
-    back = dot(", style=dashed, constraint=false") if edge.is_back else dot("")
-    return dot("    n{} -> n{} [penwidth={}{}{}];", edge.source, edge.target, figure(edge.width, ".2f"), label, back)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pase.graph.names import visible
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined, word
-from pase.views.drawing.plans import FILLS, DrawnEdge, DrawnPlan, DrawnVertex, drawn_plan
+from pase.views.drawing.plans import FILLS, DrawnPlan, drawn_plan, edge_label, edge_width, vertex_lines
 from pase.views.exports.registry import Exported, ExportOptions
 
 MOST_CHARACTERS = 50_000
@@ -18,13 +18,13 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     """Return a flowchart: layers are nodes n0, n1, …, and their names are labels; notes tell where it is too large."""
     drawn = drawn_plan(plan, is_folded=options.fold)
     text = joined([*_lines(drawn), mermaid("")])
-    is_too_large = len(text) > MOST_CHARACTERS or len(drawn.edges) > MOST_EDGES
+    is_too_large = len(text) > MOST_CHARACTERS or len(drawn.graph.edges) > MOST_EDGES
     return Exported(text=text, notes=(_size_note(text, drawn, options),) if is_too_large else ())
 
 
 def _size_note(text: str, drawn: DrawnPlan, options: ExportOptions) -> str:
     return (
-        f"the flowchart has {len(text):,} characters and {len(drawn.edges):,} edges; Mermaid draws "
+        f"the flowchart has {len(text):,} characters and {len(drawn.graph.edges):,} edges; Mermaid draws "
         f"{MOST_CHARACTERS:,} and {MOST_EDGES:,} unless maxTextSize and maxEdges are set to more: "
         f"{'use dot or svg' if options.fold else 'fold it, or use dot or svg'}"
     )
@@ -48,28 +48,27 @@ mermaid = Grammar(_escaped, between="<br>").write
 
 def _lines(drawn: DrawnPlan) -> Iterator[Text]:
     yield mermaid("flowchart TD")
-    vertices = {vertex.number: vertex for vertex in drawn.vertices}
-    in_block = {number for block in drawn.blocks for number in block.vertices}
-    for vertex in drawn.vertices:
-        if vertex.number not in in_block:
-            yield mermaid("    {}", _node(vertex))
-    for number, block in enumerate(drawn.blocks):
-        yield mermaid('    subgraph block{}["{}"]', number, f"×{block.count}")
-        yield from (mermaid("        {}", _node(vertices[vertex])) for vertex in block.vertices)
+    in_block = {number for repeat in drawn.repeats for number in repeat.first_block}
+    for number in drawn.graph.vertices:
+        if number not in in_block:
+            yield mermaid("    {}", _node(drawn, number))
+    for place, repeat in enumerate(drawn.repeats):
+        yield mermaid('    subgraph block{}["{}"]', place, f"×{repeat.count}")
+        yield from (mermaid("        {}", _node(drawn, number)) for number in repeat.first_block)
         yield mermaid("    end")
-    yield from map(_link, drawn.edges)
-    for i, edge in enumerate(drawn.edges):
-        if edge.width > 1:
-            yield mermaid("    linkStyle {} stroke-width:{}px", i, figure(edge.width, ".1f"))
-    for i, split_class in enumerate(drawn.classes):
+    for edge in drawn.graph.edges:
+        arrow = mermaid("-.->") if edge.is_loop_back else mermaid("-->")
+        text = edge_label(drawn, edge)
+        label = mermaid('|"{}"|', text) if text else mermaid("")
+        yield mermaid("    n{} {}{} n{}", edge.source, arrow, label, edge.target)
+    for i, edge in enumerate(drawn.graph.edges):
+        width = edge_width(drawn, edge)
+        if width > 1:
+            yield mermaid("    linkStyle {} stroke-width:{}px", i, figure(width, ".1f"))
+    for i, split_class in enumerate(drawn.classes.classes):
         yield mermaid("    classDef split{} fill:{},stroke:#333333,color:#000000", i, word(split_class.light, FILLS))
 
 
-def _node(vertex: DrawnVertex) -> Text:
-    return mermaid('n{}["{}"]:::split{}', vertex.number, vertex.lines, vertex.split_class)
-
-
-def _link(edge: DrawnEdge) -> Text:
-    arrow = mermaid("-.->") if edge.is_back else mermaid("-->")
-    label = mermaid('|"{}"|', edge.label) if edge.label else mermaid("")
-    return mermaid("    n{} {}{} n{}", edge.source, arrow, label, edge.target)
+def _node(drawn: DrawnPlan, number: int) -> Text:
+    split_class = drawn.classes.of_layer[number]
+    return mermaid('n{}["{}"]:::split{}', number, vertex_lines(drawn, number), split_class)

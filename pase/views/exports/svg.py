@@ -5,7 +5,6 @@ Everything in its style sheet begins with the picture's own id: several pictures
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 from math import dist, sqrt
@@ -16,18 +15,8 @@ from pase.graph.names import visible
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.mesh_tensorflow.emitter.text import Text, joined, word
 from pase.views.drawing.arrangement import Arrangement, Frame, arranged
-from pase.views.drawing.folding import FoldedEdge, FoldedGraph
 from pase.views.drawing.layered import Point
-from pase.views.drawing.plans import (
-    FILLS,
-    PATTERNS,
-    SplitClass,
-    SplitClasses,
-    certificate_text,
-    edge_bytes,
-    folded_plan,
-    split_classes,
-)
+from pase.views.drawing.plans import FILLS, PATTERNS, DrawnPlan, SplitClass, certificate_text, drawn_plan
 from pase.views.exports.lettering import shortened, text_width, xml
 from pase.views.exports.registry import Exported, ExportOptions
 
@@ -68,37 +57,6 @@ def head_data(start: Point, tip: Point, width: float) -> tuple[Text, Point]:
     across = ((tip[1] - start[1]) / whole * half, (start[0] - tip[0]) / whole * half)
     left, right = (base[0] + across[0], base[1] + across[1]), (base[0] - across[0], base[1] - across[1])
     return xml("M{}L{}L{}z", _pair(left), _pair(tip), _pair(right)), towards(tip, start, 0.8 * length)
-
-
-def longest_piece(route: Sequence[Point]) -> tuple[Point, Point]:
-    """Return the ends of the longest straight piece of a polyline."""
-    return max(pairwise(route), key=lambda piece: dist(*piece))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabelPlace:
-    """Where a label's baseline begins, or ends where it is left of its line."""
-
-    x: float
-    y: float
-    is_left: bool
-
-
-def label_place(route: Sequence[Point], width: float, *, near_target: bool) -> LabelPlace:
-    """Return where the label of a line of that width stands: beside it, clear of the boxes at both ends.
-
-    It is where edges that meet at the other end are apart; beside the way round other vertices, if there is one.
-    """
-    aside = width / 2 + 4.0
-    if len(route) > 2 and route[-3][0] == route[-2][0] and route[-2][1] - route[-3][1] >= _LONG:
-        return LabelPlace(x=route[-2][0] + aside, y=(route[-3][1] + route[-2][1]) / 2 + 3.5, is_left=False)
-    if not near_target:
-        return LabelPlace(x=_x_at(route[0], route[1], route[0][1] + 9.0) + aside, y=route[0][1] + 14.0, is_left=False)
-    start, tip = route[-2], route[-1]
-    is_left = start[0] > tip[0] + 1.0
-    return LabelPlace(
-        x=_x_at(start, tip, tip[1] - 9.0) + (-aside if is_left else aside), y=tip[1] - 6.0, is_left=is_left
-    )
 
 
 def _x_at(a: Point, b: Point, y: float) -> float:
@@ -215,12 +173,8 @@ _ROW = 20.0
 _SIZE = 11.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A sign and what it stands for; mark: SVG, within 26 x 14 from (0, 0)."""
-
-    mark: Text
-    text: str
+Entry = tuple[Text, str]
+"""A sign of the legend and what it stands for; the sign: SVG, within 26 x 14 from (0, 0)."""
 
 
 def class_entries(classes: Sequence[SplitClass]) -> Iterator[Entry]:
@@ -232,23 +186,23 @@ def class_entries(classes: Sequence[SplitClass]) -> Iterator[Entry]:
         if of.pattern != PATTERNS[0]:
             mark = xml('{}<rect class="overlay p{}" x="1" y="1" width="22" height="12" rx="3"/>', mark, i)
         split = f"split in {visible(of.label)}" if of.dims else of.label
-        yield Entry(mark=mark, text=f"{split} ({layers})")
+        yield mark, f"{split} ({layers})"
     if others := classes[_MOST_CLASSES:]:
-        yield Entry(mark=xml(""), text=f"{len(others)} others ({sum(of.num_layers for of in others)} layers)")
+        yield xml(""), f"{len(others)} others ({sum(of.num_layers for of in others)} layers)"
 
 
 def line_entries(most_bytes: float, *, has_blocks: bool, has_loops: bool) -> Iterator[Entry]:
     """Yield an entry for each kind of line that a picture has; most_bytes: that move along one edge."""
-    yield Entry(mark=_line(THINNEST, "still"), text="nothing moves")
+    yield _line(THINNEST, "still"), "nothing moves"
     if most_bytes:
         few = most_bytes / 16
-        yield Entry(mark=_line(stroke_width(few, most_bytes), "moving"), text=quantity(few, "B"))
-        yield Entry(mark=_line(WIDEST, "moving"), text=f"{quantity(most_bytes, 'B')} move between layouts")
+        yield _line(stroke_width(few, most_bytes), "moving"), quantity(few, "B")
+        yield _line(WIDEST, "moving"), f"{quantity(most_bytes, 'B')} move between layouts"
     if has_blocks:
         mark = xml('<rect class="frame" x="1" y="1" width="22" height="12" rx="3"/>')
-        yield Entry(mark=mark, text="comes ×n, shown once")
+        yield mark, "comes ×n, shown once"
     if has_loops:
-        yield Entry(mark=_line(THINNEST, "still", " back"), text="to the next block")
+        yield _line(THINNEST, "still", " back"), "to the next block"
 
 
 def _line(width: float, kind: str, look: str = "") -> Text:
@@ -262,13 +216,13 @@ def legend(groups: Sequence[Sequence[Entry]], width: float) -> tuple[Text, float
     y = -_ROW
     for group in groups:
         x, y = 0.0, y + _ROW
-        for entry in group:
-            text = shortened(entry.text, _SIZE, width - _MARK)
+        for mark, name in group:
+            text = shortened(name, _SIZE, width - _MARK)
             needed = _MARK + text_width(text, _SIZE)
             if x and x + needed > width:
                 x, y = 0.0, y + _ROW
             form = '<g transform="translate({} {})">{}<text x="{}" y="11">{}</text></g>'
-            found.append(xml(form, number(x), number(y), entry.mark, number(_MARK + 2), text))
+            found.append(xml(form, number(x), number(y), mark, number(_MARK + 2), text))
             x += needed + _GAP
     return joined(found), y + _ROW
 
@@ -288,35 +242,21 @@ _LEAST_WIDTH = 480.0
 """Of the picture, so that its legend has room."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Subject:
-    """What a picture shows: moved_bytes: [E] of the plan's graph, forward and backward."""
-
-    plan: Plan
-    graph: FoldedGraph
-    classes: SplitClasses
-    moved_bytes: tuple[float, ...]
-
-    @property
-    def most_bytes(self) -> float:
-        return max(self.moved_bytes, default=0.0)
-
-
 def svg(plan: Plan, *, fold: bool = True) -> str:
     """Return the graph of a plan as the text of an SVG file; fold: whether blocks that repeat are drawn once, framed.
 
     Boxes are layers, coloured by which dims are split; wide edges move many bytes. Names are text, whatever they hold.
     """
-    graph, repeats = folded_plan(plan, is_folded=fold)
-    subject = _Subject(plan=plan, graph=graph, classes=split_classes(plan.layers), moved_bytes=edge_bytes(plan))
+    drawn = drawn_plan(plan, is_folded=fold)
+    graph, repeats = drawn.graph, drawn.repeats
     lines = [_lines(plan, plan.layers[v]) for v in graph.vertices]
     drawing = arranged(graph, repeats, [(_box_width(*line), _BOX_HEIGHT) for line in lines])
     width = max(drawing.width, _LEAST_WIDTH)
     has_loops = any(edge.is_loop_back for edge in graph.edges)
     signs, signs_height = legend(
         [
-            list(class_entries(subject.classes.classes)),
-            list(line_entries(subject.most_bytes, has_blocks=bool(repeats), has_loops=has_loops)),
+            list(class_entries(drawn.classes.classes)),
+            list(line_entries(drawn.most_bytes, has_blocks=bool(repeats), has_loops=has_loops)),
         ],
         width,
     )
@@ -328,22 +268,22 @@ def svg(plan: Plan, *, fold: bool = True) -> str:
         xml("</g>"),
         xml('<g transform="translate({} {})">', number(MARGIN + (width - drawing.width) / 2), number(MARGIN + head)),
         *(_frame(frame, plan) for frame in drawing.frames),
-        *_edges(subject, drawing),
-        *_vertices(subject, drawing, lines),
+        *_edges(drawn, drawing),
+        *_vertices(drawn, drawing, lines),
         xml("</g>"),
     ]
-    return _document(subject, joined(body), width + 2 * MARGIN, drawing.height + head + 2 * MARGIN)
+    return _document(drawn, joined(body), width + 2 * MARGIN, drawing.height + head + 2 * MARGIN)
 
 
-def _document(subject: _Subject, body: Text, width: float, height: float) -> Text:
-    classes = subject.classes.classes
+def _document(drawn: DrawnPlan, body: Text, width: float, height: float) -> Text:
+    classes = drawn.classes.classes
     own = xml("pase-{}", sha256(body.encode()).hexdigest()[:10])
     size = number(width), number(height)
     lines = [
         xml('<svg xmlns="http://www.w3.org/2000/svg" id="{}" viewBox="0 0 {} {}" ', own, *size),
         xml('width="{}" height="{}" role="img" aria-labelledby="{}-title {}-desc">\n', *size, own, own),
-        xml('<title id="{}-title">{}</title>\n', own, _title(subject.plan)),
-        xml('<desc id="{}-desc">{}</desc>\n', own, _description(subject)),
+        xml('<title id="{}-title">{}</title>\n', own, _title(drawn.plan)),
+        xml('<desc id="{}-desc">{}</desc>\n', own, _description(drawn)),
         xml("<style>\n{}\n</style>\n", style(own, classes)),
         xml("<defs>{}</defs>\n", patterns(own, classes)),
         xml('<rect class="paper" width="100%" height="100%"/>\n{}\n</svg>\n', body),
@@ -364,16 +304,16 @@ def _verdict(plan: Plan) -> str:
     return f"total cost {cost} a step, {certificate_text(plan)} (cost model {plan.cost_model})"
 
 
-def _description(subject: _Subject) -> str:
+def _description(drawn: DrawnPlan) -> str:
     """Return what the picture shows, for those who do not see it."""
-    plan, graph = subject.plan, subject.graph
+    plan, graph = drawn.plan, drawn.graph
     parts = [f"{_verdict(plan)}. {len(plan.layers)} layers"]
     if len(graph.vertices) < len(plan.layers):
         parts[0] += f", drawn as {len(graph.vertices)} because blocks repeat"
     split = (
-        f"{of.num_layers} {f'split in {visible(of.label)}' if of.dims else of.label}" for of in subject.classes.classes
+        f"{of.num_layers} {f'split in {visible(of.label)}' if of.dims else of.label}" for of in drawn.classes.classes
     )
-    return f"{parts[0]}: {', '.join(split)}. {quantity(sum(subject.moved_bytes), 'B')} move between layouts in a step."
+    return f"{parts[0]}: {', '.join(split)}. {quantity(sum(drawn.moved_bytes), 'B')} move between layouts in a step."
 
 
 def _heading(plan: Plan, width: float) -> Iterator[Text]:
@@ -407,23 +347,23 @@ def _frame(frame: Frame, plan: Plan) -> Text:
     return xml(form, repeat.count, repeat.period, *ends, box, times)
 
 
-def _edges(subject: _Subject, drawing: Arrangement) -> Iterator[Text]:
+def _edges(drawn: DrawnPlan, drawing: Arrangement) -> Iterator[Text]:
     """Yield edges with little on them before those with much, and the labels after all of them."""
-    graph, plan = subject.graph, subject.plan
+    graph, plan = drawn.graph, drawn.plan
     num_out = Counter(edge.source for edge in graph.edges)
     num_in = Counter(edge.target for edge in graph.edges)
     labels = []
-    order = sorted(range(len(graph.edges)), key=lambda n: (_most(subject, graph.edges[n]), n))
+    order = sorted(range(len(graph.edges)), key=lambda n: (drawn.edge_bytes(graph.edges[n]), n))
     for n in order:
         edge, route = graph.edges[n], drawing.routes[n]
-        total, most = sum(subject.moved_bytes[e] for e in edge.edges), _most(subject, edge)
+        total, most = drawn.total_bytes(edge), drawn.edge_bytes(edge)
         ends = f"{plan.layers[edge.source].name} → {plan.layers[edge.target].name}"
         about = f"{ends}: {_amount(total, most, len(edge.edges)) or 'nothing moves'}"
-        width = stroke_width(most, subject.most_bytes)
+        width = stroke_width(most, drawn.most_bytes)
         head, end = head_data(route[-2], route[-1], width)
         heads = [head]
         if edge.is_loop_back:
-            start, tip = longest_piece(route)
+            start, tip = max(pairwise(route), key=lambda piece: dist(*piece))
             heads.append(head_data(start, towards(start, tip, dist(start, tip) / 2), width)[0])
         yield xml(
             '<g class="{}"><title>{}</title><path class="edge{}" d="{}" stroke-width="{}"/>'
@@ -437,13 +377,9 @@ def _edges(subject: _Subject, drawing: Arrangement) -> Iterator[Text]:
         )
         if total:
             amount = _amount(total, most, len(edge.edges))
-            place = label_place(route, width, near_target=num_out[edge.source] >= num_in[edge.target])
-            labels.append(_label(place, amount, drawing.width))
+            is_near = num_out[edge.source] >= num_in[edge.target]
+            labels.append(_label(route, width, amount, near_target=is_near, drawing_width=drawing.width))
     yield from labels
-
-
-def _most(subject: _Subject, edge: FoldedEdge) -> float:
-    return max(subject.moved_bytes[e] for e in edge.edges)
 
 
 def _amount(total: float, most: float, count: int) -> str:
@@ -455,18 +391,30 @@ def _amount(total: float, most: float, count: int) -> str:
     return f"{quantity(most, 'B')} ×{count}" if total > 0.999 * most * count else f"{quantity(total, 'B')} in {count}"
 
 
-def _label(place: LabelPlace, text: str, width: float) -> Text:
-    """Return the bytes beside an edge, within the picture's margins; width: of what is drawn."""
-    x, is_left = place.x, place.is_left
+def _label(route: Sequence[Point], width: float, text: str, *, near_target: bool, drawing_width: float) -> Text:
+    """Return the bytes beside an edge, within the picture's margins, clear of the boxes at both ends.
+
+    They are where edges that meet at the other end are apart; beside the way round other vertices, if there is one.
+    """
+    aside, is_left = width / 2 + 4.0, False
+    start, tip = route[-2], route[-1]
+    if len(route) > 2 and route[-3][0] == start[0] and start[1] - route[-3][1] >= _LONG:
+        x, y = start[0] + aside, (route[-3][1] + start[1]) / 2 + 3.5
+    elif not near_target:
+        x, y = _x_at(route[0], route[1], route[0][1] + 9.0) + aside, route[0][1] + 14.0
+    else:
+        is_left = start[0] > tip[0] + 1.0
+        x, y = _x_at(start, tip, tip[1] - 9.0) + (-aside if is_left else aside), tip[1] - 6.0
     room = text_width(text, _BYTES_SIZE)
-    x = max(x, room - MARGIN) if is_left else min(x, width + MARGIN - room)
-    look = "bytes left" if is_left else "bytes"
-    return xml('<text class="{}" x="{}" y="{}">{}</text>', look, number(x), number(place.y), text)
+    x = max(x, room - MARGIN) if is_left else min(x, drawing_width + MARGIN - room)
+    return xml(
+        '<text class="{}" x="{}" y="{}">{}</text>', "bytes left" if is_left else "bytes", number(x), number(y), text
+    )
 
 
-def _vertices(subject: _Subject, drawing: Arrangement, lines: Sequence[tuple[str, str]]) -> Iterator[Text]:
-    for v, (x, y), (name, text) in zip(subject.graph.vertices, drawing.positions, lines, strict=True):
-        layer, number_of_class = subject.plan.layers[v], subject.classes.of_layer[v]
+def _vertices(drawn: DrawnPlan, drawing: Arrangement, lines: Sequence[tuple[str, str]]) -> Iterator[Text]:
+    for v, (x, y), (name, text) in zip(drawn.graph.vertices, drawing.positions, lines, strict=True):
+        layer, number_of_class = drawn.plan.layers[v], drawn.classes.of_layer[v]
         width = _box_width(name, text)
         left, top = x - width / 2, y - _BOX_HEIGHT / 2
         box = xml(
@@ -474,7 +422,7 @@ def _vertices(subject: _Subject, drawing: Arrangement, lines: Sequence[tuple[str
             number_of_class,
             *map(number, (left, top, width, _BOX_HEIGHT)),
         )
-        if subject.classes.classes[number_of_class].pattern != PATTERNS[0]:
+        if drawn.classes.classes[number_of_class].pattern != PATTERNS[0]:
             # Beside the text, not behind it.
             box = xml(
                 '{}<rect class="overlay p{}" x="{}" y="{}" width="{}" height="{}" rx="4"/>',
@@ -486,22 +434,21 @@ def _vertices(subject: _Subject, drawing: Arrangement, lines: Sequence[tuple[str
             xml('<text class="name" x="{}" y="{}">{}</text>', number(x), number(y - 3), name),
             xml('<text class="text" x="{}" y="{}">{}</text>', number(x), number(y + 12), text),
         ]
-        yield xml("<g><title>{}</title>{}{}</g>", _about(subject, v, layer), box, shown)
+        yield xml("<g><title>{}</title>{}{}</g>", _about(drawn, v, layer), box, shown)
 
 
-def _about(subject: _Subject, v: int, layer: LayerPlan) -> str:
+def _about(drawn: DrawnPlan, v: int, layer: LayerPlan) -> str:
     """Return all of what is said of a layer, its whole name first."""
-    plan = subject.plan
-    count = len(subject.graph.members[v])
-    cost = layer.layer_cost + sum(transfer.cost for transfer in layer.transfers)
+    plan = drawn.plan
+    count = len(drawn.graph.members[v])
     lines = [
         layer.name,
         f"{layer.kind}: {' '.join(f'{dim}={extent}' for dim, extent in layer.dims.items())}",
         configuration_text(layer.splits, plan.num_devices),
-        f"cost {quantity(cost, plan.cost_unit)}, {quantity(layer.memory_bytes, 'B')} on each device",
+        f"cost {', '.join(drawn.layer_text(v))}",
     ]
     if count > 1:
-        lines.append(f"and {count - 1} more like it, to {plan.layers[subject.graph.members[v][-1]].name}")
+        lines.append(f"and {count - 1} more like it, to {plan.layers[drawn.graph.members[v][-1]].name}")
     return "\n".join(lines)
 
 

@@ -17,7 +17,7 @@ from pase.graph import Part as Piece
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.planner import Progress
 from pase.sharding.traffic import Flow, Phase, flows
-from pase.views.drawing import SplitClasses, arranged, folded_plan, split_classes
+from pase.views.drawing import SplitClasses, arranged, drawn_plan, split_classes
 from pase.views.reports.sweep import Sweep
 
 
@@ -45,8 +45,9 @@ def drawings(plan: Plan) -> dict[str, Any]:
 
 
 def _drawing(plan: Plan, *, is_folded: bool) -> dict[str, Any]:
-    graph, repeats = folded_plan(plan, is_folded=is_folded)
-    drawn = arranged(graph, repeats, [BOX] * len(graph.vertices))
+    shown = drawn_plan(plan, is_folded=is_folded)
+    graph = shown.graph
+    drawn = arranged(graph, shown.repeats, [BOX] * len(graph.vertices))
     return {
         "width": round(drawn.width, 1),
         "height": round(drawn.height, 1),
