@@ -152,28 +152,16 @@ def _without(layer: NamedLayer, dims: frozenset[str]) -> NamedLayer:
     if not held:
         return layer
 
-    def told(tensors: tuple[NamedTensor, ...]) -> tuple[NamedTensor, ...]:
-        return tuple(
-            replace(
-                tensor,
-                dims=tuple(
-                    replace(dim, axes=tuple(axis for axis in dim.axes if axis not in held), reason=_REASON)
-                    if held.intersection(dim.axes)
-                    else dim
-                    for dim in tensor.dims
-                ),
-                sums=tuple(axis for axis in tensor.sums if axis not in held),
-            )
-            for tensor in tensors
+    def told(tensor: NamedTensor) -> NamedTensor:
+        dims = (
+            replace(dim, axes=tuple(axis for axis in dim.axes if axis not in held), reason=_REASON)
+            if held.intersection(dim.axes)
+            else dim
+            for dim in tensor.dims
         )
+        return replace(tensor, dims=tuple(dims), sums=tuple(axis for axis in tensor.sums if axis not in held))
 
-    return replace(
-        layer,
-        axes={dim: axes for dim, axes in layer.axes.items() if dim not in dims},
-        inputs=told(layer.inputs),
-        parameters=told(layer.parameters),
-        outputs=told(layer.outputs),
-    )
+    return replace(layer.with_tensors(told), axes={dim: axes for dim, axes in layer.axes.items() if dim not in dims})
 
 
 _USE = code(

@@ -7,7 +7,7 @@ tensors.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from pase.graph import Access, Axis, Operator, Part, Role, Window
@@ -85,6 +85,12 @@ class NamedLayer:
             for number, dim in enumerate(tensor.dims)
             if dim.reason
         )
+
+    def with_tensors(self, change: Callable[[NamedTensor], NamedTensor]) -> "NamedLayer":
+        """Return the layer with each of its tensors changed."""
+        groups = (self.inputs, self.parameters, self.outputs)
+        inputs, parameters, outputs = (tuple(map(change, tensors)) for tensors in groups)
+        return replace(self, inputs=inputs, parameters=parameters, outputs=outputs)
 
 
 @dataclass(frozen=True, kw_only=True)

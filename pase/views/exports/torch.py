@@ -63,9 +63,7 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     ordered = in_mesh_order(mesh)
     found = (*notes(mesh), *_reordered(mesh, ordered))
     groups: Mapping[str, TensorText] = {
-        "inputs": lambda tensor: _placements(tensor, mesh.names, ()),
-        "parameters": lambda tensor: _placements(tensor, mesh.names, ()),
-        "outputs": lambda tensor: _placements(tensor, mesh.names, ()),
+        **dict.fromkeys(("inputs", "parameters", "outputs"), lambda tensor: _placements(tensor, mesh.names, ())),
         "partial_outputs": lambda tensor: _placements(tensor, mesh.names, tensor.sums) if tensor.sums else None,
     }
     lines = [
@@ -89,29 +87,19 @@ def in_mesh_order(mesh: NamedMesh) -> NamedMesh:
     """Return the mesh with every dim split by its axes in the order of the mesh, the one order that placements have."""
     place = {name: number for number, name in enumerate(mesh.names)}
 
-    def tensors(group: tuple[NamedTensor, ...]) -> tuple[NamedTensor, ...]:
-        return tuple(
-            replace(
-                tensor,
-                dims=tuple(replace(d, axes=tuple(sorted(d.axes, key=place.__getitem__))) for d in tensor.dims),
-            )
-            for tensor in group
-        )
+    def sorted_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(axes, key=place.__getitem__))
+
+    def changed(tensor: NamedTensor) -> NamedTensor:
+        return replace(tensor, dims=tuple(replace(dim, axes=sorted_axes(dim.axes)) for dim in tensor.dims))
 
     def in_order(layer: NamedLayer) -> NamedLayer:
-        axes = {dim: tuple(sorted(of_dim, key=place.__getitem__)) for dim, of_dim in layer.axes.items()}
+        axes = {dim: sorted_axes(of_dim) for dim, of_dim in layer.axes.items()}
         if axes == layer.axes:
             return layer
-        return replace(
-            layer,
-            axes=axes,
-            keeps_devices=False,
-            inputs=tensors(layer.inputs),
-            parameters=tensors(layer.parameters),
-            outputs=tensors(layer.outputs),
-        )
+        return replace(layer.with_tensors(changed), axes=axes, keeps_devices=False)
 
-    return replace(mesh, layers=tuple(in_order(layer) for layer in mesh.layers))
+    return replace(mesh, layers=tuple(map(in_order, mesh.layers)))
 
 
 def _reordered(mesh: NamedMesh, ordered: NamedMesh) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """The report of plans as one JSON object: all that its page shows. The page computes no costs."""
 
+import json
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -14,9 +15,9 @@ from pase.costs import cost_model, signature, traffic_of
 from pase.errors import PaseError, PlanError
 from pase.graph import Axis, Operator, Window
 from pase.graph import Part as Piece
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import Plan
 from pase.planning.planner import Progress
-from pase.sharding.traffic import Flow, Phase, flows
+from pase.sharding.traffic import Phase, flows
 from pase.views.drawing import SplitClasses, arranged, drawn_plan, split_classes
 from pase.views.reports.sweep import Sweep
 
@@ -39,12 +40,8 @@ BOX = (168.0, 44.0)
 """Width and height of a layer's box, in CSS pixels at scale 1."""
 
 
-def drawings(plan: Plan) -> dict[str, Any]:
-    """Return the drawing with repeated blocks folded, and the one of every layer."""
-    return {"folded": _drawing(plan, is_folded=True), "full": _drawing(plan, is_folded=False)}
-
-
 def _drawing(plan: Plan, *, is_folded: bool) -> dict[str, Any]:
+    """Return where boxes and lines stand on the page: repeated blocks folded, or every layer."""
     shown = drawn_plan(plan, is_folded=is_folded)
     graph = shown.graph
     drawn = arranged(graph, shown.repeats, [BOX] * len(graph.vertices))
@@ -141,29 +138,18 @@ EXACT, PREDICTED = "between all devices", "to the busiest device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """Bytes from group to group of consecutive devices: groups of them, of group_size each, called label.
-
-    bytes: (from, to, bytes), those of 0 left out; from a group to itself, what its devices send one another.
-    """
-
-    groups: int
-    group_size: int
-    label: str
-    bytes: tuple[tuple[int, int, int], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Movements:
-    """what: what the bytes are. edge_bytes: (forward, backward) by consumer and input. layer_bytes: within a layer.
+    """What a step of a plan moves.
 
-    matrix: None where costs alone say what moves: of very many devices, or where no program has a plan's layouts.
+    what: what the bytes are. edge_bytes: (forward, backward) by consumer and input. layer_bytes: within a layer.
+    matrix: bytes from group to group of consecutive devices, as the page has it; None where costs alone say what moves:
+    of very many devices, or where no program has a plan's layouts.
     """
 
     what: str
     edge_bytes: Mapping[tuple[str, int], tuple[int, int]]
     layer_bytes: Mapping[str, int]
-    matrix: Matrix | None
+    matrix: dict[str, Any] | None
 
 
 def movements(plan: Plan) -> Movements:
@@ -174,11 +160,14 @@ def movements(plan: Plan) -> Movements:
         found = flows(plan)
     except PaseError:
         return _predicted(plan)
-    total = _Totals(found)
+    # Flows of repeated layers have one table of bytes, which is looked at once.
+    times = Counter(id(flow.bytes_by_pair) for flow in found)
+    tables = {id(flow.bytes_by_pair): flow.bytes_by_pair for flow in found}
+    total_bytes = {key: sum(table.values()) for key, table in tables.items()}
     by_flow: dict[tuple[str, str, str], list[int]] = {}
     layers: dict[str, int] = {}
     for flow in found:
-        ends, size = flow.movement, total.bytes_of(flow)
+        ends, size = flow.movement, total_bytes[id(flow.bytes_by_pair)]
         if flow.is_of_edge:
             both = by_flow.setdefault((ends.producer, ends.consumer, flow.tensor), [0, 0])
             both[ends.phase is not Phase.FORWARD] += size
@@ -189,7 +178,8 @@ def movements(plan: Plan) -> Movements:
         tensor = plan.graph[edge.consumer].reads[edge.input].tensor
         forward, backward = by_flow.get((edge.producer, edge.consumer, tensor), (0, 0))
         edges[edge.consumer, edge.input] = forward, backward
-    return Movements(what=EXACT, edge_bytes=edges, layer_bytes=layers, matrix=_matrix(plan, total.bytes_by_pair()))
+    matrix = _matrix(plan, [(times[key], table) for key, table in tables.items()])
+    return Movements(what=EXACT, edge_bytes=edges, layer_bytes=layers, matrix=matrix)
 
 
 def _predicted(plan: Plan) -> Movements:
@@ -201,48 +191,29 @@ def _predicted(plan: Plan) -> Movements:
     return Movements(what=PREDICTED, edge_bytes=edges, layer_bytes={}, matrix=None)
 
 
-class _Totals:
-    """Sums over flows; those of repeated layers have one table of bytes, which is looked at once."""
+def _matrix(plan: Plan, tables: Iterable[tuple[int, Mapping[tuple[int, int], int]]]) -> dict[str, Any]:
+    """Return the bytes from group to group, those of 0 left out; tables: how often each comes, bytes by device pair.
 
-    def __init__(self, found: Sequence[Flow]) -> None:
-        self._times = Counter(id(flow.bytes_by_pair) for flow in found)
-        self._table = {id(flow.bytes_by_pair): flow.bytes_by_pair for flow in found}
-        self._sum = {key: sum(table.values()) for key, table in self._table.items()}
-
-    def bytes_of(self, flow: Flow) -> int:
-        return self._sum[id(flow.bytes_by_pair)]
-
-    def bytes_by_pair(self) -> dict[tuple[int, int], int]:
-        found: dict[tuple[int, int], int] = {}
-        for key, table in self._table.items():
-            times = self._times[key]
-            for ends, size in table.items():
-                found[ends] = found.get(ends, 0) + times * size
-        return found
-
-
-def _matrix(plan: Plan, pairs: Mapping[tuple[int, int], int]) -> Matrix:
-    size, label = _grouping(plan)
-    table: dict[tuple[int, int], int] = {}
-    for (sender, receiver), moved in pairs.items():
-        ends = sender // size, receiver // size
-        table[ends] = table.get(ends, 0) + moved
-    return Matrix(
-        groups=-(-plan.num_devices // size),
-        group_size=size,
-        label=label,
-        bytes=tuple((*ends, moved) for ends, moved in sorted(table.items())),
-    )
-
-
-def _grouping(plan: Plan) -> tuple[int, str]:
-    """Return how many devices a row stands for, and what such a group is called: a level of the machine's if it can."""
-    if plan.num_devices <= MOST_GROUPS:
-        return 1, "device"
-    for level in plan.machine.levels_spanned(plan.num_devices)[:-1]:
-        if level.num_devices and plan.num_devices <= MOST_GROUPS * level.num_devices:
-            return level.num_devices, level.name
-    return -(-plan.num_devices // MOST_GROUPS), "group"
+    From a group to itself: what its devices send one another. A group is a device, or, of many, as many as a level of
+    the machine has, if there is such a level.
+    """
+    size, label = 1, "device"
+    if plan.num_devices > MOST_GROUPS:
+        size, label = -(-plan.num_devices // MOST_GROUPS), "group"
+        for level in plan.machine.levels_spanned(plan.num_devices)[:-1]:
+            if level.num_devices and plan.num_devices <= MOST_GROUPS * level.num_devices:
+                size, label = level.num_devices, level.name
+                break
+    moved: Counter[tuple[int, int]] = Counter()
+    for times, table in tables:
+        for (sender, receiver), size_bytes in table.items():
+            moved[sender // size, receiver // size] += times * size_bytes
+    return {
+        "groups": -(-plan.num_devices // size),
+        "group_size": size,
+        "label": label,
+        "bytes": [[*ends, size_bytes] for ends, size_bytes in sorted(moved.items())],
+    }
 
 
 SCHEMA_VERSION = 1
@@ -286,19 +257,8 @@ def report_document(
         "plans": [
             _plan(named, *(_explained(named.plan, share_s, on_progress) if explains else (None, ""))) for named in plans
         ],
-        "sweep": None if sweep is None else _values(sweep),
+        "sweep": None if sweep is None else json.loads(json.dumps(asdict(sweep))),
     }
-
-
-def _values(found: Sweep | Matrix) -> Any:
-    """Return a dataclass as JSON values, arrays as lists."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(member) for key, member in value.items()}
-        return [plain(item) for item in value] if isinstance(value, tuple) else value
-
-    return plain(asdict(found))
 
 
 def _explained(plan: Plan, time_limit_s: float | None, on_progress: Progress | None) -> tuple[Overview | None, str]:
@@ -355,8 +315,8 @@ def _plan(named: NamedPlan, why: Overview | None, why_note: str) -> dict[str, An
         "device_orders": [list(order) for order in orders],
         "edges": _edges(plan, moved),
         "moved_are": moved.what,
-        "traffic": None if moved.matrix is None else _values(moved.matrix),
-        "drawings": drawings(plan),
+        "traffic": moved.matrix,
+        "drawings": {"folded": _drawing(plan, is_folded=True), "full": _drawing(plan, is_folded=False)},
     }
 
 
@@ -408,6 +368,8 @@ def _layer(
     why: LayerOverview | None,
 ) -> dict[str, Any]:
     layer = plan.layers[number]
+    costs = [sum(part.cost for part in parts if part.kind in kinds) for kinds in COST_PARTS.values()]
+    costs[-1] = sum(transfer.cost for transfer in layer.transfers)
     return {
         "name": layer.name,
         "kind": layer.kind,
@@ -415,7 +377,7 @@ def _layer(
         "splits": list(layer.splits.values()),
         "replicas": layer.num_replicas,
         "class": classes.of_layer[number],
-        "costs": _costs(layer, parts),
+        "costs": costs,
         "memory_bytes": layer.memory_bytes,
         "moved_bytes": moved.layer_bytes.get(layer.name, 0),
         "devices": order,
@@ -425,13 +387,6 @@ def _layer(
         ],
         **_why(why, plan.total_cost),
     }
-
-
-def _costs(layer: LayerPlan, parts: Sequence[Part]) -> list[float]:
-    """Return what a layer costs, by `COST_PARTS`."""
-    inside = [sum(part.cost for part in parts if part.kind in kinds) for kinds in COST_PARTS.values()]
-    inside[-1] = sum(transfer.cost for transfer in layer.transfers)
-    return inside
 
 
 def _why(why: LayerOverview | None, total_cost: float) -> dict[str, Any]:
