@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pase import search
 from pase.costs import OPTIMISER_STATE, memory_tables, strategy_memory
-from pase.costs.memory import MAX_LANES, DeviceMemory, device_memory, keeping, optimiser_state
+from pase.costs.memory import MAX_LANES, DeviceMemory, device_memory, keeping, kept_by_layer, optimiser_state
 from pase.errors import CostError
 from pase.graph import Access, AllReduce, Builder, Graph, Operator, Part, Role, Window
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
@@ -216,6 +217,23 @@ NETWORKS = [*(name for name in SMALL if name not in ("vgg19", "googlenet", "bert
 def test_it_is_that_of_all_tensors(name: str, num_devices: int, seed: int) -> None:
     plan = random_plan(small(name), num_devices, seed)
     assert device_memory(plan) == plan.memory == tensor_by_tensor(plan)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("optimiser", ["sgd", "adam", "adafactor"])
+def test_layers_and_buffers_add_up_to_the_whole(name: str, optimiser: str) -> None:
+    plan = random_plan(small(name), 8, 4)
+    kept = kept_by_layer(plan.graph, [layer.splits for layer in plan], optimiser=optimiser)
+    whole = device_memory(plan, optimiser=optimiser)
+    assert sum(kept) == whole.kept_bytes
+    assert sum(kept) + whole.buffers_bytes == whole.total_bytes
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+def test_layers_of_a_plan_and_its_buffers_add_up_to_its_memory(optimiser: str) -> None:
+    plan = search("alexnet", 8, optimiser=optimiser)
+    assert sum(layer.memory_bytes for layer in plan) == plan.memory.kept_bytes
+    assert plan.memory.kept_bytes + plan.memory.buffers_bytes == plan.memory.total_bytes
 
 
 @pytest.mark.parametrize("name", ["gpt", "transformer", "inception_v3", "resnet101"])

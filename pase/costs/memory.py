@@ -24,7 +24,16 @@ from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Role, Win
 from pase.graph.access import named_dims
 from pase.graph.operator import FAN_OUT
 from pase.sharding.edges import PlacedGraph, SharedWeight, shared_weights, weight_accesses
-from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, components, distinct_rows, splits_of
+from pase.sharding.shards import (
+    FloatArray,
+    IndexArray,
+    IntArray,
+    Splits,
+    components,
+    distinct_rows,
+    held_extents,
+    splits_of,
+)
 from pase.sharding.traffic import LOSS_KINDS
 from pase.tables.cost_tables import EdgeTable
 
@@ -42,7 +51,8 @@ class DeviceMemory:
     """Bytes on each device (parts are of one size, so that all devices need the same).
 
     weights_bytes: parts of weights. gradients_bytes: theirs. optimiser_bytes: what the optimiser keeps for them.
-    activations_bytes: what else is kept for the backward pass. buffers_bytes: the most that comes and goes.
+    activations_bytes: what else is kept for the backward pass. buffers_bytes: the most that comes and goes, which
+    belongs to no single layer.
     """
 
     weights_bytes: int
@@ -52,15 +62,19 @@ class DeviceMemory:
     buffers_bytes: int
 
     @property
+    def kept_bytes(self) -> int:
+        """What stays through a step: the sum of what each layer keeps (`LayerPlan.memory_bytes`)."""
+        return self.weights_bytes + self.gradients_bytes + self.optimiser_bytes + self.activations_bytes
+
+    @property
     def total_bytes(self) -> int:
-        """All of it."""
-        kept = self.weights_bytes + self.gradients_bytes + self.optimiser_bytes
-        return kept + self.activations_bytes + self.buffers_bytes
+        """What a step takes at its peak: what is kept, and the most that comes and goes."""
+        return self.kept_bytes + self.buffers_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerMemory:
-    """The same of one layer, [K] bytes each: an entry for each configuration; what edges add is left out.
+    """What one layer takes on each device, [K] bytes each: an entry for each configuration; what edges add is left out.
 
     peaks: [1 + lanes] what it works with, and its gradient that waits in a lane.
     """
@@ -73,7 +87,7 @@ class LayerMemory:
 
     @property
     def kept(self) -> IntArray:
-        """[K] all that is kept."""
+        """[K] the sum of what is kept."""
         return self.weights + self.gradients + self.optimiser + self.activations
 
 
@@ -326,18 +340,11 @@ def strategy_memory(
 ) -> DeviceMemory:
     """Return what a whole strategy takes on each device; splits: for each layer, a factor for each iteration dim."""
     layers, copies = _strategy(graph, splits, optimiser, word_bytes)
-    sums = (
-        sum(int(column[0]) for column in columns)
-        for columns in zip(
-            *((found.weights, found.gradients, found.optimiser, found.activations) for found in layers), strict=True
-        )
-    )
-    weights, gradients, kept, activations = sums
     return DeviceMemory(
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        optimiser_bytes=kept,
-        activations_bytes=activations + sum(copies),
+        weights_bytes=sum(int(found.weights[0]) for found in layers),
+        gradients_bytes=sum(int(found.gradients[0]) for found in layers),
+        optimiser_bytes=sum(int(found.optimiser[0]) for found in layers),
+        activations_bytes=sum(int(found.activations[0]) for found in layers) + sum(copies),
         buffers_bytes=sum(
             max(int(peak[0]) for peak in group) for group in zip(*(m.peaks for m in layers), strict=True)
         ),
@@ -520,29 +527,8 @@ def optimiser_state(name: str) -> "State":
     return OPTIMISER_STATE[name]
 
 
-def _parts(operator: Operator, access: Access, splits: Splits) -> list[tuple[int, IntArray]]:
-    """Return a tensor's dims as a program holds them: each one's extent, and the [K] extents of the largest part."""
-
-    def part(extent: int, dim: str) -> tuple[int, IntArray]:
-        return extent, -(-extent // splits.of(dim).astype(np.int64))
-
-    found: list[tuple[int, IntArray]] = []
-    for extent, axis in zip(access.shape, access.axes, strict=True):
-        match axis:
-            case str():
-                found.append(part(extent, axis))
-            case tuple():
-                found += [part(operator.extents[dim], dim) for dim in axis]
-            case Window():
-                outs, kernel = (part(operator.extents[dim], dim)[1] for dim in (axis.out, axis.kernel))
-                found.append((extent, (outs - 1) * axis.stride + (kernel - 1) * axis.dilation + 1))
-            case Part() if axis.extent > 1:
-                found.append(part(axis.extent, axis.dim))
-            case None if extent > 1:
-                found.append((extent, np.full(len(splits.values), extent, dtype=np.int64)))
-            case _:  # a single point is no dim of a program
-                pass
-    return found
+def _parts(operator: Operator, access: Access, splits: Splits) -> Parts:
+    return held_extents(operator, access.shape, access.axes, lambda dim: splits.of(dim).astype(np.int64))
 
 
 def _points(parts: Parts, num_configurations: int) -> IntArray:

@@ -39,7 +39,8 @@ class LayerPlan:
 
     dims: extent of each iteration dim. splits: split factor of each of them, in the same order.
     devices: [p] device of each part, row-major over the dims that are split (in order) and then the replicas.
-    layer_cost: t_l, made of compute_cost and communication_cost. memory_bytes: on each device.
+    layer_cost: t_l, made of compute_cost and communication_cost. memory_bytes: what it keeps on each device through
+    a step; layers add up to `Plan.memory.kept_bytes`, beside which `buffers_bytes` come and go.
     """
 
     name: str

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import ceil, prod
+from math import prod
 
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Axis, Operator, Part, Window
 from pase.sharding.boxes import Box, Partition, Range
+from pase.sharding.shards import held_extents
 
 REPLICA = "replica"
 """Name of the axis whose coordinates hold equal parts; dims of that name get another (`replica_axis`)."""
@@ -256,24 +257,9 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
     return tuple(dims)
 
 
-def shard_points(operator: Operator, shape: Sequence[int], axes: Sequence[Axis], mesh: DeviceMesh) -> int:
+def shard_points(operator: Operator, shape: tuple[int, ...], axes: tuple[Axis, ...], mesh: DeviceMesh) -> int:
     """Return the points of the largest shard as a program holds it: those under all its windows, padding included."""
-    points = 1
-    for extent, axis in zip(shape, axes, strict=True):
-        match axis:
-            case str():
-                points *= ceil(extent / mesh.size(axis))
-            case tuple():
-                points *= prod(ceil(operator.extents[dim] / mesh.size(dim)) for dim in axis)
-            case Window():
-                outs = ceil(operator.extents[axis.out] / mesh.size(axis.out))
-                kernel = ceil(operator.extents[axis.kernel] / mesh.size(axis.kernel))
-                points *= (outs - 1) * axis.stride + (kernel - 1) * axis.dilation + 1
-            case Part():
-                points *= ceil(axis.extent / mesh.size(axis.dim))
-            case None:
-                points *= extent
-    return points
+    return prod(part for _, part in held_extents(operator, shape, axes, mesh.size))
 
 
 def single_points(access: Access) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ A `splits` argument is [K, D], a result is [K].
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,3 +135,35 @@ def part_labels(component: Component, split: int) -> IntArray:
     if isinstance(component.axis, Part):
         positions = positions + component.axis.offset
     return np.searchsorted(bounds, positions, side="right").astype(np.int64) - 1
+
+
+def held_extents(
+    operator: Operator, shape: tuple[int, ...], axes: tuple[Axis, ...], ways: Callable[[str], Any]
+) -> list[tuple[int, Any]]:
+    """Return a tensor's dims as a program holds them: each one's extent, and that of a device's part of it.
+
+    A window's part has all points under its windows, halos and padding included; a single point is no dim.
+
+    Args:
+        operator: whose iteration dims index the tensor.
+        shape: of the whole tensor.
+        axes: how each dim is indexed.
+        ways: in how many parts an iteration dim is split: a number, or [K] numbers.
+    """
+    found: list[tuple[int, Any]] = []
+    for extent, axis in zip(shape, axes, strict=True):
+        match axis:
+            case str():
+                found.append((extent, -(-extent // ways(axis))))
+            case tuple():
+                found += [(operator.extents[dim], -(-operator.extents[dim] // ways(dim))) for dim in axis]
+            case Window():
+                outs, kernels = (-(-operator.extents[dim] // ways(dim)) for dim in (axis.out, axis.kernel))
+                found.append((extent, (outs - 1) * axis.stride + (kernels - 1) * axis.dilation + 1))
+            case Part() if axis.extent > 1:
+                found.append((axis.extent, -(-axis.extent // ways(axis.dim))))
+            case None if extent > 1:
+                found.append((extent, extent))
+            case _:
+                pass
+    return found
