@@ -15,9 +15,8 @@ from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from pase.errors import ModelError
 from pase.importers.ir import Trace
 from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
-from pase.importers.onnx.model import open_model
+from pase.importers.onnx.model import MAX_KEPT_BYTES, open_model, stripped
 from pase.importers.onnx.weights import read_initialiser, read_weights
-from pase.importers.onnx.wire import MAX_KEPT_BYTES, stripped
 from tests.importers.onnx_models import FLOAT, convolutional, feed, model, node, number, transformer, weight, whole
 
 

@@ -285,10 +285,13 @@ class StepBuilder(ABC):
 
 
 def broadcast_shape(values: Sequence[Value]) -> Shape:
-    """Return the shape that tensors are broadcast to, as NumPy does."""
+    """Return the shape that tensors are broadcast to, as NumPy does; ValueError where it does not."""
     rank = max((len(value.shape) for value in values), default=0)
     aligned = [(1,) * (rank - len(value.shape)) + value.shape for value in values]
-    return tuple(next((e for e in extents if e != 1), 1) for extents in zip(*aligned, strict=True))
+    found = [{*extents} - {1} for extents in zip(*aligned, strict=True)]
+    if any(len(extents) > 1 for extents in found):
+        raise ValueError(f"shapes {', '.join(str(list(value.shape)) for value in values)} cannot be broadcast")
+    return tuple(next(iter(extents), 1) for extents in found)
 
 
 def _extents(tensors: Sequence[Value], operands: Sequence[str]) -> dict[str, int]:

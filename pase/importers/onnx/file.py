@@ -8,17 +8,33 @@ from pathlib import PurePath
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import framework
-from pase.importers.ir import Leaf, Node, Origin, Trace, Value, check_trace
+from pase.importers.ir import Leaf, Node, Origin, Step, Trace, Value, check_trace
 from pase.importers.ir.names import Names
-from pase.importers.onnx.inputs import InputShapes, input_shapes
+from pase.importers.onnx.batch import InputShapes, input_shapes
+from pase.importers.onnx.inference import Rebatch, Walked
 from pase.importers.onnx.model import OnnxModel, open_model
 from pase.importers.onnx.native import Native, native
-from pase.importers.onnx.operators import translate
-from pase.importers.onnx.roles import trained
+from pase.importers.onnx.operators import UNFIT, Call, Translation, moves, points, products
 from pase.importers.onnx.shapes import walk
-from pase.importers.onnx.tensors import Rebatch, Walked
+from pase.importers.onnx.weights import trained
 
 _MAX_CHANGES_TOLD = 4
+
+TRANSLATIONS: dict[str, Translation] = points.TRANSLATIONS | moves.TRANSLATIONS | products.TRANSLATIONS
+"""Of ONNX's own operators, by name."""
+
+_AS_IN_ONNX = """
+    BiasGelu FastGelu FusedMatMul Gelu LayerNormalization QuickGelu RotaryEmbedding SimplifiedLayerNormalization
+    SkipLayerNormalization SkipSimplifiedLayerNormalization TransposeMatMul Trilu
+"""
+RUNTIME: dict[str, Translation] = {name: TRANSLATIONS[name] for name in _AS_IN_ONNX.split()} | {
+    "Attention": products.packed_attention,
+    "EmbedLayerNormalization": moves.embed_and_normalise,
+    "MultiHeadAttention": products.multi_head_attention,
+}
+"""Of the domain com.microsoft: what an optimiser of onnxruntime's puts together."""
+
+_DOMAINS = {"": TRANSLATIONS, "com.microsoft": RUNTIME}
 
 
 class OnnxFrontEnd:
@@ -98,10 +114,9 @@ class _Reader:
 
     def read(self, notes: tuple[str, ...]) -> Trace:
         """Return the trace."""
-        for placed in self._walked.calls:
-            call = placed.call
+        for call in self._walked.calls:
             origin = Origin(operator=call.operator, scope=_scope(call.name, call.operator))
-            for i, step in enumerate(translate(call, placed.domain)):
+            for i, step in enumerate(_translated(call)):
                 name = self._names.new(call.name if i == 0 else f"{call.name}:{i}")
                 self._nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
         made = {value.name for node in self._nodes for value in node.outputs}
@@ -128,6 +143,20 @@ class _Reader:
         is_number = array is not None and array.size == 1 and array.dtype.kind in "fiub"
         number = float(array.ravel()[0]) if is_number and array is not None else None
         return Leaf(value=value, role="constant", storage=name, number=number)
+
+
+def _translated(call: Call) -> list[Step]:
+    """Return the nodes of an operator; one that nothing is known of passes the leading dim through, if any.
+
+    Raises ModelError where the operator's inputs or attributes do not fit.
+    """
+    try:
+        _DOMAINS.get(call.domain, {}).get(call.operator, Call.opaque)(call)
+    except UNFIT as error:
+        raise ModelError(
+            f"operator {call.operator} {call.name!r} is not well formed: {error}; check the file with onnx.checker"
+        ) from error
+    return call.steps
 
 
 def _scope(name: str, operator: str) -> str:

@@ -1,20 +1,107 @@
-"""`Inference`: the shapes of an operator's results, by ONNX's own shape inference of that one operator."""
+"""`Tensors`: what is known of a model's tensors while its operators are walked; `Inference`: of results, their shapes.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Shapes are those of ONNX's own inference of that one operator, as the file declares them, or as is known here of
+onnxruntime's operators.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from pase.errors import ModelError
 from pase.importers.front_end import framework
 from pase.importers.ir import Value
-from pase.importers.onnx.model import OnnxModel, declared, dtype_name, dtype_number
+from pase.importers.ir.steps import Shape
+from pase.importers.onnx.model import Declared, OnnxModel, declared, dtype_name, dtype_number, values_of
 from pase.importers.onnx.native import Native, NativeError
-from pase.importers.onnx.operators.results import WHOLE_RESULTS, shape_of_result
-from pase.importers.onnx.tensors import Rebatch, Tensors
+from pase.importers.onnx.operators import Array, Call
 
+_MAX_ELEMENTS = 1 << 62
 _MAX_DATA = 4096
 """Elements of a constant that shapes can follow from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """A tensor that an attribute holds; array: None where its values were left out."""
+
+    shape: Shape
+    dtype: str
+    array: Array | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walked:
+    """calls: in order, without what was worked out. values: all tensors by name. constants: those that are known.
+
+    outputs: of the model. changes: what was changed for another batch.
+    """
+
+    calls: tuple[Call, ...]
+    values: Mapping[str, Value]
+    constants: Mapping[str, Array]
+    outputs: tuple[str, ...]
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebatch:
+    """A walk with the exported batch, the old one, for a walk with a new one."""
+
+    reference: Walked
+    old: int
+    new: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensors:
+    """values: by name. constants: values that are known. symbols: what the names of dims stand for.
+
+    trained: names of the weights, which are no constants even where their values are known.
+    """
+
+    trained: frozenset[str]
+    values: dict[str, Value] = field(default_factory=dict)
+    constants: dict[str, Array] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)
+
+    def define(self, name: str, shape: Sequence[int], dtype: str, array: Array | None = None) -> Value:
+        """Add a tensor, perhaps with its values; ModelError where there is one of its name, or its shape is none."""
+        value = Value(name=name, shape=tuple(shape), dtype=dtype)
+        if name in self.values:
+            raise ModelError(f"two tensors are named {name!r}; the file is damaged")
+        if any(extent < 0 for extent in value.shape) or prod(value.shape) > _MAX_ELEMENTS:
+            raise ModelError(f"tensor {name!r} has shape {value.shape}; the file is damaged")
+        self.values[name] = value
+        if array is not None:
+            self.constants[name] = array
+        return value
+
+    def feed(self, given: Declared, shape: Shape) -> None:
+        """Add an input, and what the names of its dims stand for."""
+        self.define(given.name, shape, given.dtype)
+        self.symbols.update({d: e for d, e in zip(given.dims, shape, strict=True) if isinstance(d, str)})
+
+    def store(self, name: str, tensor: Any) -> None:
+        """Add an initialiser."""
+        self.define(name, tensor.dims, dtype_name(tensor.data_type), values_of(tensor))
+
+    def know(self, name: str, array: Array) -> None:
+        """Add a tensor whose values are known."""
+        self.define(name, array.shape, str(array.dtype), array)
+
+    def know_shape(self, name: str, shape: Shape) -> str:
+        """Add a shape as a tensor; return its name."""
+        self.know(name, np.asarray(shape, dtype=np.int64))
+        return name
+
+    def known(self, name: str) -> Array | None:
+        """Return the values of a tensor that is a constant."""
+        return None if name in self.trained else self.constants.get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +126,7 @@ class Inference:
     """Infers results while operators are walked."""
 
     def __init__(self, model: OnnxModel, tensors: Tensors, native: Native, rebatch: Rebatch | None) -> None:
-        self._model = model
-        self._native = native
-        self._tensors = tensors
-        self._rebatch = rebatch
+        self._model, self._tensors, self._native, self._rebatch = model, tensors, native, rebatch
         self._declared = {str(i.name): i for i in (*model.graph.value_info, *model.graph.output)}
         self._types: dict[str, bytes] = {}
         self._onnx = framework("onnx", "onnx")
@@ -61,16 +145,13 @@ class Inference:
             is_left_out = not output or (position > 0 and output not in read and not _has_shape(inferred))
             found.append(None if is_left_out else self._result(request, position, inferred))
         if request.operator == "Reshape" and found and found[0] is not None:
-            before = self._tensors.values[request.inputs[0]]
-            if prod(before.shape) != prod(found[0].shape):
-                raise ModelError(self._unfit(request, before, found[0]))
+            before, after = self._tensors.values[request.inputs[0]].shape, found[0].shape
+            if prod(before) != prod(after):
+                reason = "the file is damaged"
+                if self._rebatch is not None:
+                    reason = "the batch is written into the model there: export it with a batch that is left open"
+                raise ModelError(f"{request.where} makes {list(after)} of {list(before)}; {reason}")
         return found
-
-    def _unfit(self, request: Request, before: Value, after: Value) -> str:
-        reason = "the file is damaged"
-        if self._rebatch is not None:
-            reason = "the batch is written into the model there: export it with a batch that is left open"
-        return f"{request.where} makes {list(after.shape)} of {list(before.shape)}; {reason}"
 
     def _inferred(self, request: Request) -> Mapping[str, Any]:
         """Return the types of an operator's results as ONNX's own shape inference has them, by name."""
@@ -122,7 +203,7 @@ class Inference:
             dtype = dtype or told.dtype
         values = [self._tensors.values[name] if name else None for name in request.inputs]
         if dims is None:
-            dims = shape_of_result(request.operator, position, values, request.attributes)
+            dims = _shape_of_result(request.operator, position, values, request.attributes)
         if dims is None:
             raise ModelError(
                 f"nothing tells the shape of {output!r}, which {request.where} makes; write it into the file's "
@@ -134,12 +215,8 @@ class Inference:
                 f"the shape of {output!r}, which {request.where} makes, depends on values: dim {dims.index(None)} is "
                 "not known; export the model up to there, without it (a selection by a mask, found objects)"
             )
-        is_whole = (request.operator, position) in WHOLE_RESULTS
-        first = (
-            "int32"
-            if is_whole
-            else next((value.dtype for value in values if value is not None and value.is_float), "float32")
-        )
+        floats = (value.dtype for value in values if value is not None and value.is_float)
+        first = "int32" if (request.operator, position) in _WHOLE_RESULTS else next(floats, "float32")
         return Value(name=output, shape=shape, dtype=dtype or first)
 
     def _told(self, output: str) -> Value | None:
@@ -149,9 +226,9 @@ class Inference:
             return None
         found = declared(info)
         dims = [self._tensors.symbols.get(dim) if isinstance(dim, str) else dim for dim in found.dims]
-        if any(dim is None for dim in dims):
-            return None
         shape = tuple(dim for dim in dims if dim is not None)
+        if len(shape) < len(dims):
+            return None
         if self._rebatch is not None and shape[:1] == (self._rebatch.old,):
             shape = (self._rebatch.new, *shape[1:])
         return Value(name=output, shape=shape, dtype=found.dtype)
@@ -159,3 +236,68 @@ class Inference:
 
 def _has_shape(inferred: Any) -> bool:
     return inferred is not None and inferred.HasField("tensor_type") and inferred.tensor_type.HasField("shape")
+
+
+# -- shapes of results that ONNX infers none of: those of onnxruntime's operators, and of two of its own
+
+_Of = Callable[[Any, Mapping[str, Any]], Shape]
+
+
+def _shape_of_result(
+    operator: str, position: int, inputs: Sequence[Value | None], attributes: Mapping[str, Any]
+) -> Shape | None:
+    """Return the shape of an operator's result at a position; None where it is not known."""
+    found = _SHAPES.get((operator, position))
+    try:
+        return None if found is None else found([None if x is None else x.shape for x in inputs], attributes)
+    except (ValueError, IndexError, TypeError):
+        # An input is left out, or is not as it has to be.
+        return None
+
+
+def _first(shapes: Any, _: Mapping[str, Any]) -> Shape:
+    return tuple(shapes[0])
+
+
+def _packed(shapes: Any, attributes: Mapping[str, Any]) -> Shape:
+    """Attention of queries, keys and values that one product makes; they may have widths of their own."""
+    sizes = attributes.get("qkv_hidden_sizes")
+    return (*shapes[0][:-1], sizes[2] if sizes else shapes[1][1] // 3)
+
+
+def _embedded(shapes: Any, _: Mapping[str, Any]) -> Shape:
+    """Rows of the words' table for tokens."""
+    return (*shapes[0], shapes[2][1])
+
+
+def _product(shapes: Any, attributes: Mapping[str, Any]) -> Shape:
+    x, y = shapes[:2]
+    x = (*x[:-2], x[-1], x[-2]) if attributes.get("transA") else x
+    y = (*y[:-2], y[-1], y[-2]) if attributes.get("transB") else y
+    return (*np.broadcast_shapes(x[:-2], y[:-2]), x[-2], y[-1])
+
+
+_LIKE_FIRST = """
+    BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding MultiHeadAttention LayerNormalization SimplifiedLayerNormalization
+    SkipLayerNormalization SkipSimplifiedLayerNormalization GroupQueryAttention GroupNormalization
+    MeanVarianceNormalization
+"""
+
+_SHAPES: Mapping[tuple[str, int], _Of] = MappingProxyType(
+    {
+        **{(name, 0): _first for name in _LIKE_FIRST.split()},
+        ("Attention", 0): _packed,
+        ("EmbedLayerNormalization", 0): _embedded,
+        # Of each example, how many tokens are not masked.
+        ("EmbedLayerNormalization", 1): lambda shapes, _: tuple(shapes[0][:1]),
+        ("EmbedLayerNormalization", 2): _embedded,
+        ("FusedMatMul", 0): _product,
+        ("TransposeMatMul", 0): _product,
+        ("SkipLayerNormalization", 3): _first,
+        ("SkipSimplifiedLayerNormalization", 3): _first,
+    }
+)
+"""By the operator's name and the result's position."""
+
+_WHOLE_RESULTS = frozenset({("EmbedLayerNormalization", 1)})
+"""Results, by name and position, that are whole numbers."""

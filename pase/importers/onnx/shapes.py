@@ -10,30 +10,32 @@ import numpy as np
 from pase.errors import ModelError
 from pase.importers.front_end import framework
 from pase.importers.ir import Value
-from pase.importers.onnx.folding import Array, Folding, fold
-from pase.importers.onnx.inference import Inference, Request
+from pase.importers.ir.steps import Shape
+from pase.importers.onnx.batch import Rebatching
+from pase.importers.onnx.folding import Folding, fold
+from pase.importers.onnx.inference import Inference, Rebatch, Request, Stored, Tensors, Walked
 from pase.importers.onnx.model import OnnxModel, dtype_name, graphs_within, plain_domain, values_of
 from pase.importers.onnx.native import Native
-from pase.importers.onnx.operators.call import UNFIT, Call
-from pase.importers.onnx.rebatch import Rebatching
-from pase.importers.onnx.tensors import Placed, Rebatch, Shape, Stored, Tensors, Walked
+from pase.importers.onnx.operators import UNFIT, Array, Call
 
+_LOOPS = "Loop Scan"
+_QUANTISED = """
+    QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger QLinearAdd
+    QAttention
+"""
+_LISTS = """
+    SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceAt SequenceMap SequenceLength SplitToSequence
+    ConcatFromSequence Optional OptionalGetElement OptionalHasElement
+"""
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
-        **dict.fromkeys(("Loop", "Scan"), "repeats a graph of its own; export the model with the loop written out"),
+        **dict.fromkeys(_LOOPS.split(), "repeats a graph of its own; export the model with the loop written out"),
         **dict.fromkeys(
-            (
-                *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"),
-                *("ConvInteger", "MatMulInteger", "QLinearAdd", "QAttention"),
-            ),
+            _QUANTISED.split(),
             "computes with quantised numbers, which are not trained; export the model before it is quantised",
         ),
         **dict.fromkeys(
-            (
-                *("SequenceConstruct", "SequenceEmpty", "SequenceInsert", "SequenceErase", "SequenceAt", "SequenceMap"),
-                *("SequenceLength", "SplitToSequence", "ConcatFromSequence", "Optional", "OptionalGetElement"),
-                "OptionalHasElement",
-            ),
+            _LISTS.split(),
             "makes or reads a list of tensors, whose shapes are not known; export the model with tensors alone",
         ),
     }
@@ -67,7 +69,7 @@ def walk(
         values=tensors.values,
         constants=tensors.constants,
         outputs=outputs,
-        changes=walker.changes,
+        changes=tuple(walker.rebatching.changes) if walker.rebatching is not None else (),
     )
 
 
@@ -78,15 +80,10 @@ class _Walker:
         self._model = model
         self._tensors = tensors
         self._inference = Inference(model, tensors, native, rebatch)
-        self._rebatching = Rebatching(tensors, rebatch, self._add) if rebatch is not None else None
+        self.rebatching = Rebatching(tensors, rebatch, self._add) if rebatch is not None else None
         self._read = frozenset(_names_read(model.graph))
         self._count = 0
-        self.calls: list[Placed] = []
-
-    @property
-    def changes(self) -> tuple[str, ...]:
-        """What was changed for another batch, in words."""
-        return tuple(self._rebatching.changes) if self._rebatching is not None else ()
+        self.calls: list[Call] = []
 
     def graph(self, graph: Any, scope: Mapping[str, str]) -> None:
         """Walk a graph. scope: names of its own tensors, and those that they have here."""
@@ -94,8 +91,7 @@ class _Walker:
             self._tensors.store(scope.get(tensor.name, str(tensor.name)), tensor)
         for sparse in graph.sparse_initializer:
             own = sparse.values
-            name = scope.get(own.name, str(own.name))
-            self._tensors.define(Value(name=name, shape=tuple(sparse.dims), dtype=dtype_name(own.data_type)))
+            self._tensors.define(scope.get(own.name, str(own.name)), sparse.dims, dtype_name(own.data_type))
         for node in graph.node:
             self._node(node, scope)
 
@@ -124,10 +120,13 @@ class _Walker:
     def _follow(self, node: Any, operator: str, domain: str, name: str, inputs: list[str], outputs: list[str]) -> None:
         """Work an operator out, or add it with the shapes of its results."""
         attributes = _attributes(node, name)
-        if not domain and self._is_worked_out(operator, name, inputs, outputs, attributes):
+        if not domain and (
+            self._is_stored(operator, inputs, outputs, attributes)
+            or self._is_worked_out(operator, inputs, outputs, attributes)
+        ):
             return
-        if self._rebatching is not None:
-            inputs = self._rebatching.inputs(operator, name, inputs, outputs[0] if outputs else "", attributes)
+        if self.rebatching is not None:
+            inputs = self.rebatching.inputs(operator, name, inputs, outputs[0] if outputs else "", attributes)
         request = Request(
             node=node,
             operator=operator,
@@ -140,9 +139,9 @@ class _Walker:
         found = self._inference.results(request, self._read)
         for value in found:
             if value is not None:
-                self._tensors.define(value)
-        if self._rebatching is not None:
-            self._rebatching.follow(operator, inputs, found)
+                self._tensors.define(value.name, value.shape, value.dtype)
+        if self.rebatching is not None:
+            self.rebatching.follow(operator, inputs, found)
         self._call(operator, domain, name, attributes, inputs, found)
 
     def _add(self, operator: str, name: str, inputs: list[str], result: Value) -> None:
@@ -160,28 +159,29 @@ class _Walker:
     ) -> None:
         call = Call(
             operator=operator,
+            domain=domain,
             name=name,
             attributes=attributes,
             inputs=tuple(self._tensors.values[i] if i else None for i in inputs),
-            results=tuple(results),
+            outputs=tuple(results),
             constants=tuple(self._tensors.known(i) for i in inputs),
             opset=self._model.opsets.get(domain, 1),
             read=self._read,
         )
-        self.calls.append(Placed(call=call, domain=domain))
+        self.calls.append(call)
 
-    # -- what is worked out
+    # -- what is worked out: none of the model's operators then
 
     def _is_worked_out(
-        self, operator: str, name: str, inputs: list[str], outputs: list[str], attributes: Mapping[str, Any]
+        self, operator: str, inputs: list[str], outputs: list[str], attributes: Mapping[str, Any]
     ) -> bool:
-        """Return whether an operator's results are known now, or stored weights: then it is none of the model's."""
-        if self._is_stored(operator, inputs, outputs, attributes):
-            return True
+        """Define an operator's results where they are known now; return whether they are."""
         given = [self._tensors.known(i) if i else None for i in inputs]
         found: tuple[Array, ...] | None = None
         if operator in ("Shape", "Size") and inputs and inputs[0]:
-            found = (_shape_of(operator, self._tensors.values[inputs[0]].shape, attributes),)
+            shape = self._tensors.values[inputs[0]].shape
+            whole = shape[attributes.get("start", 0) : attributes.get("end", None)] if operator == "Shape" else shape
+            found = (np.asarray(whole if operator == "Shape" else prod(whole), dtype=np.int64),)
         elif all(not i or array is not None for i, array in zip(inputs, given, strict=True)):
             folding = Folding(
                 operator=operator,
@@ -200,9 +200,7 @@ class _Walker:
         """Define the result of a Constant, or of a ConstantOfShape that stands for a weight; return if it is one."""
         value = attributes.get("value")
         if operator == "Constant" and isinstance(value, Stored) and outputs:
-            self._tensors.define(Value(name=outputs[0], shape=value.shape, dtype=value.dtype))
-            if value.array is not None:
-                self._tensors.constants[outputs[0]] = value.array
+            self._tensors.define(outputs[0], value.shape, value.dtype, value.array)
             return True
         if operator != "ConstantOfShape" or not outputs or outputs[0] not in self._tensors.trained:
             return False
@@ -210,8 +208,7 @@ class _Walker:
         if shape is None:
             return False
         dtype = value.dtype if isinstance(value, Stored) else "float32"
-        extents = tuple(int(extent) for extent in shape.ravel())
-        self._tensors.define(Value(name=outputs[0], shape=extents, dtype=dtype))
+        self._tensors.define(outputs[0], [int(extent) for extent in shape.ravel()], dtype)
         return True
 
     # -- control flow
@@ -236,15 +233,10 @@ class _Walker:
         self.graph(branch, inner)
         for info, output in zip(branch.output, outputs, strict=True):
             source = inner.get(info.name, str(info.name))
-            if source not in self._tensors.values:
+            if source not in known:
                 raise ModelError(f"operator If {name!r} returns {info.name!r}, which nothing makes")
-            value = Value(
-                name=output, shape=self._tensors.values[source].shape, dtype=self._tensors.values[source].dtype
-            )
-            self._tensors.define(value)
-            found = self._tensors.known(source)
-            if found is not None:
-                self._tensors.constants[output] = found
+            shape, dtype = known[source].shape, known[source].dtype
+            value = self._tensors.define(output, shape, dtype, self._tensors.known(source))
             self._add("Identity", f"{name}:{output}", [source], value)
 
 
@@ -271,12 +263,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__iter__"):
         return tuple(_plain(item) for item in value)
     return None
-
-
-def _shape_of(operator: str, shape: Shape, attributes: Mapping[str, Any]) -> Array:
-    if operator == "Size":
-        return np.asarray(prod(shape), dtype=np.int64)
-    return np.asarray(shape[attributes.get("start", 0) : attributes.get("end", None)], dtype=np.int64)
 
 
 def _names_read(graph: Any) -> Iterator[str]:

@@ -1,155 +1,206 @@
-"""What moves elements and computes nothing: shapes, orders, pieces, repetition, padding."""
+"""What moves elements and computes nothing: shapes, orders, pieces, repetition, padding, look-ups."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
-from pase.importers.ir import Broadcast, Concat, Generic, Identity, Pad, Reshape, Slice, Step, Transpose, Value
+from pase.importers.ir import Generic, Lookup, Normalise, Pad, Slice
+from pase.importers.ir.steps import with_extent
 from pase.importers.onnx.folding import Folding, clamped, slices_of
-from pase.importers.onnx.operators.call import Call, Translation, generic, inner, node, step
+from pase.importers.onnx.operators import Array, Call, table
 
 
-def reshape(call: Call) -> list[Step]:
-    """Return the same elements in another shape."""
-    return step(call, Reshape(), call.x)
+def reshape(call: Call) -> None:
+    """Write the same elements in another shape."""
+    call.reshape(call.x, out=call.result)
 
 
-def transpose(call: Call) -> list[Step]:
-    """Return the dims in another order, backwards where none is told."""
+def transpose(call: Call) -> None:
+    """Write the dims in another order, backwards where none is told."""
     rank = len(call.x.shape)
     order = call.wholes("perm") or tuple(reversed(range(rank)))
     if sorted(order) != list(range(rank)):
         raise ValueError(f"perm is {order}; expected an order of {rank} dims")
-    return step(call, Transpose(order=order), call.x)
+    call.transpose(call.x, order, out=call.result)
 
 
-def expand(call: Call) -> list[Step]:
-    """Return a tensor repeated along dims of one element."""
-    rank = len(call.out.shape)
-    return step(call, Broadcast(places=tuple(range(rank - len(call.x.shape), rank))), call.x)
+def expand(call: Call) -> None:
+    """Write a tensor repeated along dims of one element."""
+    call.broadcast(call.x, out=call.result)
 
 
-def tile(call: Call) -> list[Step]:
-    """Return a tensor laid end to end with itself."""
-    x, out = call.x, call.out
-    if 0 in x.shape:
-        return generic(call, passes=())
-    repeats = [after // before for before, after in zip(x.shape, out.shape, strict=True)]
-    apart = tuple(extent for before in x.shape for extent in (1, before))
-    wide = tuple(extent for count, before in zip(repeats, x.shape, strict=True) for extent in (count, before))
-    single, many = inner(call, "apart", apart), inner(call, "wide", wide)
-    places = tuple(range(len(apart)))
-    return [
-        node(Reshape(), (x,), single),
-        node(Broadcast(places=places), (single,), many),
-        *step(call, Reshape(), many),
-    ]
+def tile(call: Call) -> None:
+    """Write a tensor laid end to end with itself."""
+    before, after = call.x.shape, call.result.shape
+    if 0 in before:
+        call.opaque(passes=())
+    else:
+        call.repeat(call.x, [new // old for old, new in zip(before, after, strict=True)], out=call.result)
 
 
-def slice_(call: Call) -> list[Step]:
-    """Return a box of a tensor; one that is read backwards passes the other dims alone."""
+def slice_(call: Call) -> None:
+    """Write a box of a tensor; one that is read backwards passes the other dims alone."""
     x, rank = call.x, len(call.x.shape)
     folding = Folding(
         operator="Slice", inputs=call.constants, attributes=call.attributes, num_outputs=1, opset=call.opset
     )
-    changed = tuple((i, i) for i in range(rank) if x.shape[i] == call.out.shape[i])
     try:
         starts, ends, axes, steps = slices_of(folding, rank)
     except ValueError:
-        return generic(call, passes=changed)
+        return call.opaque(over=())
+    if any(each < 0 for each in steps):
+        return call.opaque(x, over=axes)
     first, by = [0] * rank, [1] * rank
     for start, end, axis, each in zip(starts, ends, axes, steps, strict=True):
-        if each < 0:
-            return [node(Generic(passes=tuple(p for p in changed if p[0] not in axes)), (x,), call.out)]
         first[axis], _ = clamped(start, end, each, x.shape[axis])
         by[axis] = each
-    return step(call, Slice(starts=tuple(first), steps=tuple(by)), x)
+    call.add(Slice(starts=tuple(first), steps=tuple(by)), x, out=call.result)
+    return None
 
 
-def split(call: Call) -> list[Step]:
-    """Return pieces that make up a tensor; each is one node."""
-    x, axis = call.x, call.axis(0)
-    found, at = [], 0
-    for result in call.results:
+def split(call: Call) -> None:
+    """Write pieces that make up a tensor."""
+    axis, at = call.axis(0), 0
+    for result in call.outputs:
         if result is None:
             raise ValueError("a piece of a split has no name, so that its extent is not known")
-        starts = tuple(at if i == axis else 0 for i in range(len(x.shape)))
-        found.append(node(Slice(starts=starts, steps=(1,) * len(starts)), (x,), result))
+        call.cut(call.x, axis, at, out=result)
         at += result.shape[axis]
-    return found
 
 
-def concat(call: Call) -> list[Step]:
-    """Return tensors end to end; those without elements are left out."""
+def concat(call: Call) -> None:
+    """Write tensors end to end; those without elements are left out."""
     axis = call.axis(1)
-    values = [value for value in call.given if value.shape[axis]] or list(call.given[:1])
-    if len(values) == 1:
-        return step(call, Identity(), *values)
-    return step(call, Concat(dim=axis), *values)
+    values = [value for value in call.tensors if value.shape[axis]]
+    call.concat(values or call.tensors[:1], axis, out=call.result)
 
 
-def pad(call: Call) -> list[Step]:
-    """Return a tensor with values around it, or without some of its own."""
-    x, rank = call.x, len(call.x.shape)
-    given = call.wholes("pads", 1)
+def pad(call: Call) -> None:
+    """Write a tensor with values around it, or without some of its own."""
+    rank, given, axes = len(call.x.shape), call.wholes("pads", 1), call.constant(3)
     if given is None:
-        return generic(call, passes=tuple((i, i) for i in range(rank) if x.shape[i] == call.out.shape[i]))
+        return call.opaque(over=())
     before = [0] * rank
-    axes = call.constant(3)
-    places = range(rank) if axes is None else [int(axis) % rank for axis in axes.ravel()]
-    for i, dim in enumerate(places):
+    for i, dim in enumerate(range(rank) if axes is None else [int(axis) % rank for axis in axes.ravel()]):
         before[dim] = given[i]
-    return step(call, Pad(before=tuple(before)), x)
+    call.add(Pad(before=tuple(before)), call.x, out=call.result)
+    return None
 
 
-def depth_to_space(call: Call) -> list[Step]:
-    """Return channels laid out as blocks of the spatial dims."""
-    b, c, h, w = call.x.shape
-    size = call.whole("blocksize", 1)
+def depth_to_space(call: Call) -> None:
+    """Write channels laid out as blocks of the spatial dims."""
+    (b, c, h, w), size = call.x.shape, call.whole("blocksize", 1)
     if call.text("mode", "DCR") == "DCR":
-        apart, order = (b, size, size, c // size**2, h, w), (0, 3, 4, 1, 5, 2)
+        call.rearrange(call.x, (b, size, size, c // size**2, h, w), (0, 3, 4, 1, 5, 2), out=call.result)
     else:
-        apart, order = (b, c // size**2, size, size, h, w), (0, 1, 4, 2, 5, 3)
-    return _rearranged(call, apart, order)
+        call.rearrange(call.x, (b, c // size**2, size, size, h, w), (0, 1, 4, 2, 5, 3), out=call.result)
 
 
-def space_to_depth(call: Call) -> list[Step]:
-    """Return blocks of the spatial dims laid out as channels."""
-    b, c, h, w = call.x.shape
-    size = call.whole("blocksize", 1)
-    return _rearranged(call, (b, c, h // size, size, w // size, size), (0, 3, 5, 1, 2, 4))
+def space_to_depth(call: Call) -> None:
+    """Write blocks of the spatial dims laid out as channels."""
+    (b, c, h, w), size = call.x.shape, call.whole("blocksize", 1)
+    call.rearrange(call.x, (b, c, h // size, size, w // size, size), (0, 3, 5, 1, 2, 4), out=call.result)
 
 
-def _rearranged(call: Call, apart: tuple[int, ...], order: tuple[int, ...]) -> list[Step]:
-    """Return the input seen in a shape, its dims in another order, in the shape of the output."""
-    seen, turned = inner(call, "apart", apart), inner(call, "turned", tuple(apart[i] for i in order))
-    return [
-        node(Reshape(), (call.x,), seen),
-        node(Transpose(order=order), (seen,), turned),
-        *step(call, Reshape(), turned),
-    ]
+def resize(call: Call) -> None:
+    """Write a tensor in other extents; the dims that keep theirs pass."""
+    changed = sum(a != b for a, b in zip(call.x.shape, call.result.shape, strict=True))
+    is_nearest = "nearest" in call.text("mode", "nearest")
+    call.opaque(call.x, over=(), flop_per_point=1.0 if is_nearest else 2.0 ** (changed + 1))
 
 
-def resize(call: Call) -> list[Step]:
-    """Return a tensor in other extents; the dims that keep theirs pass."""
-    x: Value = call.x
-    passes = tuple((i, i) for i, (a, b) in enumerate(zip(x.shape, call.out.shape, strict=True)) if a == b)
-    flop = 1.0 if "nearest" in call.text("mode", "nearest") else 2.0 ** (len(x.shape) - len(passes) + 1)
-    return [node(Generic(passes=passes, flop_per_point=flop), (x,), call.out)]
+# -- look-ups
 
 
-MOVES: Mapping[str, Translation] = MappingProxyType(
-    {
-        **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze", "Flatten"), reshape),
-        "Transpose": transpose,
-        "Expand": expand,
-        "Tile": tile,
-        "Slice": slice_,
-        "Split": split,
-        "Concat": concat,
-        "Pad": pad,
-        "DepthToSpace": depth_to_space,
-        "SpaceToDepth": space_to_depth,
-        **dict.fromkeys(("Resize", "Upsample"), resize),
-    }
+def gather(call: Call) -> None:
+    """Write rows of a table along a dim; those that constants tell and that lie side by side are a piece."""
+    x, indices, found = call.value(0), call.value(1), call.constant(1)
+    rank, axis, n = len(x.shape), call.axis(0), len(indices.shape)
+    run = _run(found, x.shape[axis]) if found is not None else None
+    if run is not None:
+        shape = with_extent(x.shape, axis, run[1])
+        if shape == call.result.shape:
+            call.cut(x, axis, *run, out=call.result)
+        else:
+            call.reshape(call.cut(x, axis, *run), out=call.result)
+    elif axis == 0:
+        call.add(Lookup(), x, indices, out=call.result)
+    elif not x.is_float or found is not None:
+        call.opaque(passes=[(i, i if i < axis else i + n - 1) for i in range(rank) if i != axis])
+    else:
+        front = call.transpose(x, (axis, *(i for i in range(rank) if i != axis)))
+        rows = call.add(Lookup(), front, indices, shape=(*indices.shape, *front.shape[1:]))
+        call.transpose(rows, (*range(n, n + axis), *range(n), *range(n + axis, n + rank - 1)), out=call.result)
+
+
+def _run(indices: Array, extent: int) -> tuple[int, int] | None:
+    """Return (start, size) of indices that follow one another; None where they do not."""
+    flat = [int(i) + extent if i < 0 else int(i) for i in indices.ravel()]
+    if not flat or flat != list(range(flat[0], flat[0] + len(flat))):
+        return None
+    if not 0 <= flat[0] <= flat[-1] < extent:
+        raise IndexError(f"index {flat[-1]} lies outside of a dim of {extent}")
+    return flat[0], len(flat)
+
+
+def by_elements(call: Call) -> None:
+    """Write elements read, or put in, by indices along one dim; a dim that the indices have whole passes."""
+    x, indices, axis = call.value(0), call.value(1), call.axis(0)
+    passes = [(i, i) for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)) if i != axis and a == b]
+    call.opaque(*([x, indices] if call.operator == "GatherElements" else []), passes=passes)
+
+
+def gather_nd(call: Call) -> None:
+    """Write slices by indices; the batch dims pass, and so do those that no index is for."""
+    x, indices = call.value(0), call.value(1)
+    batch = call.whole("batch_dims", 0)
+    if not indices.shape:
+        raise ValueError("GatherND needs indices of one dim or more")
+    first = batch + indices.shape[-1]
+    rest = [(i, len(indices.shape) - 1 + i - first) for i in range(first, len(x.shape))]
+    call.opaque(x, indices, passes=[*((i, i) for i in range(batch)), *rest])
+
+
+def scatter_nd(call: Call) -> None:
+    """Write a tensor with slices put in by indices; the dims that no index is for pass."""
+    depth = call.value(1).shape[-1]
+    call.opaque(passes=[(i, i) for i in range(depth, len(call.x.shape))])
+
+
+def embed_and_normalise(call: Call) -> None:
+    """Write the normalised sum of the rows of words, positions and, where there are any, segments.
+
+    Inputs: words, segments, the three tables, scale, shift. Positions are those from 0 on, unless they are given.
+    """
+    words, out = call.x, call.result
+    added = [call.add(Lookup(), call.value(2), words, shape=out.shape)]
+    if call.has(8):
+        added.append(call.add(Lookup(), call.value(3), call.value(8), shape=out.shape))
+    else:
+        own = (words.shape[1], out.shape[2])
+        added.append(call.add(Slice(starts=(0, 0), steps=(1, 1)), call.value(3), shape=own))
+    if call.has(1):
+        added.append(call.add(Lookup(), call.value(4), call.value(1), shape=out.shape))
+    total = call.point("add", *added, flop_per_point=len(added) - 1, out=call.further(2))
+    last = len(out.shape) - 1
+    op = Normalise(kind="layer", over=(last,), channels=(last,), epsilon=call.number("epsilon", 1e-12))
+    call.add(op, total, call.value(5), call.value(6), out=out)
+    mask = call.further(1)
+    if mask is not None:
+        call.write(Generic(is_index=True), (words,), (mask,))
+
+
+TRANSLATIONS = table(
+    (reshape, "Reshape Squeeze Unsqueeze Flatten"),
+    (transpose, "Transpose"),
+    (expand, "Expand"),
+    (tile, "Tile"),
+    (slice_, "Slice"),
+    (split, "Split"),
+    (concat, "Concat"),
+    (pad, "Pad"),
+    (depth_to_space, "DepthToSpace"),
+    (space_to_depth, "SpaceToDepth"),
+    (resize, "Resize Upsample"),
+    (gather, "Gather"),
+    (by_elements, "GatherElements Scatter ScatterElements"),
+    (gather_nd, "GatherND"),
+    (scatter_nd, "ScatterND"),
 )
 """By the operator's name."""

@@ -1,157 +1,234 @@
-"""Sums of products: matrix products, Gemm and Einsum."""
+"""What multiplies: matrix products, Gemm, Einsum, convolutions and pooling, attention, recurrent networks."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from math import prod
 
-from pase.importers.ir import Contract, Pointwise, Reduce, Reshape, Step, Transpose, Value
-from pase.importers.onnx.operators.call import Call, Translation, generic, inner, node, step
+from pase.importers.ir import Attention, Concat, Convolve, Pool, Recurrent, Value
+from pase.importers.ir.steps import Shape
+from pase.importers.onnx.operators import Call, table
 
-_LETTERS = "abcdefghij"
-
-
-def matmul(call: Call) -> list[Step]:
-    """Return a product as NumPy's matmul has it."""
-    return product(call, call.value(0), call.value(1), call.out)
+# -- products
 
 
-def product(call: Call, x: Value, y: Value, out: Value) -> list[Step]:
-    """Return out = x · y; leading dims of one element, or that one operand lacks, are read again and again."""
-    if not x.shape or not y.shape:
-        raise ValueError("a product needs matrices")
-    last_x = "mk" if len(x.shape) > 1 else "k"
-    last_y = "kn" if len(y.shape) > 1 else "k"
-    rank = max(len(x.shape) - len(last_x), len(y.shape) - len(last_y))
-    if rank > len(_LETTERS):
-        return generic(call)
-    full = out.shape[:rank]
-    steps: list[Step] = []
-    operands: list[str] = []
-    values: list[Value] = []
-    for tag, value, last in (("x", x, last_x), ("y", y, last_y)):
-        lead = value.shape[: len(value.shape) - len(last)]
-        first = rank - len(lead)
-        keeps = [i for i, extent in enumerate(lead) if extent == full[first + i]]
-        if len(keeps) < len(lead):
-            shape = (*(lead[i] for i in keeps), *value.shape[len(lead) :])
-            seen = inner(call, tag, shape, value.dtype)
-            steps.append(node(Reshape(), (value,), seen))
-            value = seen
-        values.append(value)
-        operands.append("".join(_LETTERS[first + i] for i in keeps) + last)
-    output = _LETTERS[:rank] + ("m" if "m" in last_x else "") + ("n" if "n" in last_y else "")
-    op = Contract(operands=(operands[0], operands[1]), output=output)
-    return [*steps, node(op, (values[0], values[1]), out)]
+def matmul(call: Call) -> None:
+    """Write a product as NumPy's matmul has it."""
+    call.matmul(call.value(0), call.value(1), out=call.result)
 
 
-def gemm(call: Call) -> list[Step]:
-    """Return alpha · x · y + beta · c, either of the factors perhaps transposed."""
-    x, y, out = call.value(0), call.value(1), call.out
-    operands = ("km" if call.whole("transA", 0) else "mk", "nk" if call.whole("transB", 0) else "kn")
-    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
-    if not call.has(2) or beta == 0:
-        return _scaled(call, Contract(operands=operands, output="mn"), (x, y), alpha, out)
-    c = call.value(2)
-    steps: list[Step] = []
-    if beta != 1:
-        scaled = inner(call, "beta", c.shape, c.dtype)
-        steps.append(node(Pointwise(functions=("multiply",), constant=beta), (c,), scaled))
-        c = scaled
-    if alpha == 1 and c.shape in ((out.shape[1],), (1, out.shape[1])):
-        if len(c.shape) == 2:
-            flat = inner(call, "bias", c.shape[1:], c.dtype)
-            steps.append(node(Reshape(), (c,), flat))
-            c = flat
-        op = Contract(operands=operands, output="mn", has_bias=True)
-        return [*steps, node(op, (x, y, c), out)]
-    plain = inner(call, "product", out.shape)
-    op = Contract(operands=operands, output="mn")
-    return [*steps, *_scaled(call, op, (x, y), alpha, plain), node(Pointwise(functions=("add",)), (plain, c), out)]
-
-
-def _scaled(call: Call, op: Contract, inputs: tuple[Value, Value], scale: float, out: Value) -> list[Step]:
-    """Return out = scale · product."""
-    if scale == 1:
-        return [node(op, inputs, out)]
-    plain = inner(call, "unscaled", out.shape)
-    return [node(op, inputs, plain), node(Pointwise(functions=("multiply",), constant=scale), (plain,), out)]
-
-
-def fused_matmul(call: Call) -> list[Step]:
-    """Return alpha · x · y with the last two dims of either perhaps transposed."""
-    steps: list[Step] = []
+def fused_matmul(call: Call) -> None:
+    """Write alpha · x · y with the last two dims of either perhaps transposed."""
     values = []
     for i, name in enumerate(("transA", "transB")):
         value = call.value(i)
         rank = len(value.shape)
-        if call.whole(name, 0) and rank > 1:
-            shape = (*value.shape[:-2], value.shape[-1], value.shape[-2])
-            turned = inner(call, name, shape, value.dtype)
-            steps.append(node(Transpose(order=(*range(rank - 2), rank - 1, rank - 2)), (value,), turned))
-            value = turned
-        values.append(value)
+        is_turned = bool(call.whole(name, 0)) and rank > 1
+        values.append(call.transpose(value, (*range(rank - 2), rank - 1, rank - 2)) if is_turned else value)
     alpha = call.number("alpha", 1.0)
     if alpha == 1:
-        return [*steps, *product(call, values[0], values[1], call.out)]
-    plain = inner(call, "unscaled", call.out.shape)
-    scaled = node(Pointwise(functions=("multiply",), constant=alpha), (plain,), call.out)
-    return [*steps, *product(call, values[0], values[1], plain), scaled]
+        call.matmul(*values, out=call.result)
+    else:
+        call.point("multiply", call.matmul(*values), constant=alpha, out=call.result)
 
 
-def einsum(call: Call) -> list[Step]:
-    """Return a sum of products of two tensors, or a sum and transposition of one; of more it is not known."""
-    equation = call.text("equation", "").replace(" ", "")
-    left, arrow, output = equation.partition("->")
-    operands = left.split(",")
-    values = call.given
-    if "." in equation:
-        expanded = _without_ellipsis(operands, output, [len(value.shape) for value in values])
-        if expanded is None or not arrow:
-            return generic(call)
-        operands, output = expanded
-    if not arrow:
-        letters = sorted(set("".join(operands)))
-        output = "".join(c for c in letters if "".join(operands).count(c) == 1)
-    if any(len(set(o)) != len(o) or len(o) != len(v.shape) for o, v in zip(operands, values, strict=True)):
-        return generic(call)
-    if len(operands) == 1:
-        return _single(call, operands[0], output)
-    extents = [dict(zip(o, v.shape, strict=True)) for o, v in zip(operands, values, strict=True)]
-    if len(operands) != 2 or any(extents[1].get(c, e) != e for c, e in extents[0].items()):
-        return generic(call)
-    if any((c in operands[0]) != (c in operands[1]) and c not in output for c in set("".join(operands))):
-        # A letter that one operand alone has is summed before the product.
-        return generic(call)
-    return step(call, Contract(operands=(operands[0], operands[1]), output=output), *values)
+def gemm(call: Call) -> None:
+    """Write alpha · x · y + beta · c, either of the factors perhaps transposed."""
+    x, y, out = call.value(0), call.value(1), call.result
+    operands = ("km" if call.whole("transA", 0) else "mk", "nk" if call.whole("transB", 0) else "kn")
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    c = call.value(2) if call.has(2) and beta != 0 else None
+    if c is not None and beta != 1:
+        c = call.point("multiply", c, constant=beta)
+    if alpha == 1 and (c is None or c.shape in (out.shape[1:], (1, *out.shape[1:]))):
+        bias = [] if c is None else [call.reshape(c, c.shape[-1:])]
+        call.contract(x, y, operands, "mn", *bias, out=out)
+        return
+    if alpha == 1:
+        made = call.contract(x, y, operands, "mn")
+    else:
+        plain = call.contract(x, y, operands, "mn")
+        made = call.point("multiply", plain, constant=alpha, out=out if c is None else None)
+    if c is not None:
+        call.point("add", made, c, out=out)
 
 
-def _without_ellipsis(operands: list[str], output: str, ranks: list[int]) -> tuple[list[str], str] | None:
-    """Return the letters with those that "..." stands for written out; None where the operands' differ in number."""
-    spare = "ABCDEFGHIJ"
-    counts = {rank - len(o.replace("...", "")) for o, rank in zip(operands, ranks, strict=True) if "..." in o}
-    if len(counts) != 1 or not 0 <= (count := counts.pop()) <= len(spare) or set(spare) & set("".join(operands)):
+def einsum(call: Call) -> None:
+    """Write a sum of products of tensors, two at a time from the left."""
+    if not call.einsum(call.text("equation", ""), call.tensors, out=call.result):
+        call.opaque()
+
+
+# -- windows
+
+
+def convolution(call: Call) -> None:
+    """Write a convolution over all dims but the batch and the channels."""
+    x, w = call.value(0), call.value(1)
+    rank = len(x.shape) - 2
+    if rank not in (1, 2, 3):
+        return call.opaque()
+    op = Convolve(
+        channels=1,
+        spatial=tuple(range(2, 2 + rank)),
+        filters=tuple(range(2 + rank)),
+        stride=_each(call, "strides", rank),
+        dilation=_each(call, "dilations", rank),
+        pads=_pads(call, w.shape[2:], is_told=call.operator == "ConvTranspose"),
+        groups=call.whole("group", 1),
+        is_transposed=call.operator == "ConvTranspose",
+        has_bias=call.has(2),
+    )
+    call.add(op, x, w, *call.maybe(2), out=call.result)
+    return None
+
+
+def pool(call: Call) -> None:
+    """Write the maximum or mean over windows; of indices of the maxima only the shape is known."""
+    rank, kernel = len(call.x.shape) - 2, call.wholes("kernel_shape")
+    if kernel is None or len(kernel) != rank:
+        raise ValueError(f"kernel_shape is {kernel}; expected {rank} extents")
+    if rank not in (1, 2, 3) or call.further(1) is not None:
+        return call.opaque(passes=((0, 0), (1, 1)), flop_per_point=float(prod(kernel)))
+    op = Pool(
+        function="max" if call.operator == "MaxPool" else "mean",
+        spatial=tuple(range(2, 2 + rank)),
+        kernel=kernel,
+        stride=_each(call, "strides", rank),
+        dilation=_each(call, "dilations", rank),
+        pads=_pads(call, kernel),
+        counts_padding=bool(call.whole("count_include_pad", 0)),
+    )
+    call.add(op, call.x, out=call.result)
+    return None
+
+
+def _each(call: Call, name: str, rank: int) -> Shape:
+    """Return an attribute that has one number for each spatial dim; ones where it is left out."""
+    found = call.wholes(name) or (1,) * rank
+    if len(found) != rank or min(found) < 1:
+        raise ValueError(f"{name} is {found}; expected {rank} positive whole numbers")
+    return found
+
+
+def _pads(call: Call, kernel: Shape, *, is_told: bool = False) -> tuple[tuple[int, int], ...]:
+    """Return (before, after) of each spatial dim, those that auto_pad stands for included unless they are told."""
+    mode, rank = call.text("auto_pad", "NOTSET"), len(call.x.shape) - 2
+    if mode == "VALID" and not is_told:
+        return ((0, 0),) * len(kernel)
+    if mode not in ("SAME_UPPER", "SAME_LOWER") or is_told:
+        given = call.wholes("pads") or (0,) * (2 * rank)
+        if len(given) != 2 * rank:
+            raise ValueError(f"pads is {given}; expected {2 * rank} whole numbers")
+        return tuple(zip(given[:rank], given[rank:], strict=True))
+    found = []
+    windows = zip(kernel, _each(call, "strides", rank), _each(call, "dilations", rank), strict=True)
+    for before, after, (k, s, d) in zip(call.x.shape[2:], call.result.shape[2:], windows, strict=True):
+        total = max(0, (after - 1) * s + d * (k - 1) + 1 - before)
+        less, more = total // 2, total - total // 2
+        found.append((less, more) if mode == "SAME_UPPER" else (more, less))
+    return tuple(found)
+
+
+# -- attention, on [b, h, s, k]
+
+
+def attention(call: Call) -> None:
+    """Write scaled dot-product attention of [b, h, s, k], or of [b, s, h · k] that is seen so."""
+    if call.further(3) is not None or len(call.x.shape) not in (3, 4):
+        return call.opaque()
+    values = []
+    for i, name in enumerate(("q_num_heads", "kv_num_heads", "kv_num_heads")):
+        value = call.value(i)
+        values.append(value if len(value.shape) == 4 else _heads(call, value, call.whole(name, 0)))
+    for i in (1, 2):
+        values[i] = _with_past(call, values[i], 3 + i, i)
+    scale = call.attributes.get("scale")
+    op = Attention(is_causal=bool(call.whole("is_causal", 0)), scale=None if scale is None else float(scale))
+    if len(call.result.shape) == 4:
+        call.add(op, *values, *call.maybe(3), out=call.result)
         return None
-    return [o.replace("...", spare[:count]) for o in operands], output.replace("...", spare[:count])
+    return _attend(call, op, values, *call.maybe(3))
 
 
-def _single(call: Call, operand: str, output: str) -> list[Step]:
+def multi_head_attention(call: Call) -> None:
+    """Write attention of [b, s, h · k] without a past; of others it is not known."""
+    is_plain = all(call.has(i) and len(call.value(i).shape) == 3 for i in range(3))
+    if not is_plain or any(call.has(i) for i in (3, 6, 7)) or any(call.further(i) is not None for i in (1, 2)):
+        return call.opaque()
+    heads = call.whole("num_heads", 0)
+    return _attend(call, Attention(), [_heads(call, call.value(i), heads) for i in range(3)])
+
+
+def packed_attention(call: Call) -> None:
+    """Write attention of queries, keys and values that one product of the input makes, without a past."""
+    x, w, heads = call.x, call.value(1), call.whole("num_heads", 0)
+    sizes = call.wholes("qkv_hidden_sizes") or (w.shape[1] // 3,) * 3
+    if call.has(4) or call.further(1) is not None or sum(sizes) != w.shape[1] or len(x.shape) != 3:
+        return call.opaque()
+    whole = call.contract(x, w, ("abk", "kn"), "abn", *call.maybe(2))
+    parts = [_heads(call, call.cut(whole, 2, sum(sizes[:i]), size), heads) for i, size in enumerate(sizes)]
+    return _attend(call, Attention(is_causal=bool(call.whole("unidirectional", 0))), parts)
+
+
+def _heads(call: Call, value: Value, count: int) -> Value:
+    """Write [b, s, h · k] as [b, h, s, k]."""
+    b, s, width = value.shape
+    if count < 1 or width % count:
+        raise ValueError(f"{width} cannot be divided into {count} heads")
+    return call.transpose(call.reshape(value, (b, s, count, width // count)), (0, 2, 1, 3))
+
+
+def _attend(call: Call, op: Attention, values: list[Value], *masks: Value) -> None:
+    """Write attention, and what it makes, [b, h, s, k], as [b, s, h · k]."""
+    q, _, v = values
+    made = call.add(op, *values, *masks, shape=(*q.shape[:3], v.shape[3]))
+    call.reshape(call.transpose(made, (0, 2, 1, 3)), out=call.result)
+
+
+def _with_past(call: Call, value: Value, past: int, position: int) -> Value:
+    """Write keys or values behind those of the past, which are a result as well."""
+    result = call.outputs[position] if position < len(call.outputs) else None
+    if call.has(past) and call.value(past).shape[2]:
+        before = call.value(past)
+        shape = (*value.shape[:2], before.shape[2] + value.shape[2], value.shape[3])
+        return call.add(Concat(dim=2), before, value, shape=shape, out=result)
+    if result is not None and call.further(position) is not None:
+        call.reshape(value, out=result)
+    return value
+
+
+def recurrent(call: Call) -> None:
+    """Write a recurrent layer over a sequence [s, b, d], or [b, s, d] where layout is 1."""
     x = call.x
-    if not set(output) <= set(operand):
-        return generic(call)
-    kept = [c for c in operand if c in output]
-    over = tuple(i for i, c in enumerate(operand) if c not in output)
-    order = tuple(kept.index(c) for c in output)
-    if not over:
-        return step(call, Transpose(order=order), x)
-    summed = inner(call, "sum", tuple(e for i, e in enumerate(x.shape) if i not in over))
-    return [node(Reduce(function="sum", over=over), (x,), summed), *step(call, Transpose(order=order), summed)]
+    directions = 2 if call.text("direction", "forward") == "bidirectional" else 1
+    is_batch_first = bool(call.whole("layout", 0))
+    units = call.whole("hidden_size", call.value(2).shape[-1])
+    first, *others = call.outputs
+    states = [value for value in others if value is not None]
+    shape, dtype = (*x.shape[:2], directions * units), call.results[0].dtype
+    hidden = Value(name=f"{call.results[0].name}:sequence", shape=shape, dtype=dtype)
+    op = Recurrent(
+        cell=_CELLS[call.operator],  # type: ignore[arg-type]
+        units=units,
+        is_bidirectional=directions == 2,
+        is_batch_first=is_batch_first,
+    )
+    # The sequence's lengths are whole numbers, and no part of it.
+    call.write(op, (value for i, value in enumerate(call.inputs) if value is not None and i != 4), (hidden, *states))
+    if first is not None:
+        apart = call.reshape(hidden, (*x.shape[:2], directions, units))
+        call.transpose(apart, (0, 1, 2, 3) if is_batch_first else (0, 2, 1, 3), out=first)
 
 
-PRODUCTS: Mapping[str, Translation] = MappingProxyType(
-    {
-        "MatMul": matmul,
-        "Gemm": gemm,
-        "Einsum": einsum,
-        **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), fused_matmul),
-    }
+_CELLS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn"}
+
+TRANSLATIONS = table(
+    (matmul, "MatMul"),
+    (fused_matmul, "FusedMatMul TransposeMatMul"),
+    (gemm, "Gemm"),
+    (einsum, "Einsum"),
+    (convolution, "Conv ConvTranspose"),
+    (pool, "MaxPool AveragePool LpPool"),
+    (attention, "Attention"),
+    (multi_head_attention, "MultiHeadAttention"),
+    (recurrent, " ".join(_CELLS)),
 )
 """By the operator's name."""
