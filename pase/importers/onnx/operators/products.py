@@ -65,6 +65,8 @@ def convolution(call: Call) -> None:
     rank = len(x.shape) - 2
     if rank not in (1, 2, 3):
         return call.opaque()
+    if len(w.shape) != len(x.shape):
+        raise ValueError(f"filters have {len(w.shape)} dims; expected {len(x.shape)}")
     op = Convolve(
         channels=1,
         spatial=tuple(range(2, 2 + rank)),
@@ -110,7 +112,7 @@ def _each(call: Call, name: str, rank: int) -> Shape:
 
 def _pads(call: Call, kernel: Shape, *, is_told: bool = False) -> tuple[tuple[int, int], ...]:
     """Return (before, after) of each spatial dim, those that auto_pad stands for included unless they are told."""
-    mode, rank = call.text("auto_pad", "NOTSET"), len(call.x.shape) - 2
+    mode, rank = call.text("auto_pad", "NOTSET"), len(kernel)
     if mode == "VALID" and not is_told:
         return ((0, 0),) * len(kernel)
     if mode not in ("SAME_UPPER", "SAME_LOWER") or is_told:
