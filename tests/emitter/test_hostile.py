@@ -181,9 +181,7 @@ def renamed(graph: Graph, names: dict[str, str]) -> Graph:
         match value:
             case dict():
                 return {
-                    names.get(k, k) if key == "dims" else k: attributes(v)
-                    if k in ("attributes", "options")
-                    else change(v, k)
+                    names.get(k, k) if key == "dims" else k: told(v) if k in ("attributes", "options") else change(v, k)
                     for k, v in value.items()
                 }
             case list():
@@ -192,7 +190,7 @@ def renamed(graph: Graph, names: dict[str, str]) -> Graph:
                 return names.get(value, value)
         return value
 
-    def attributes(found: dict[str, Any]) -> dict[str, Any]:
+    def told(found: dict[str, Any]) -> dict[str, Any]:
         return {key: names.get(value, value) if key in ("along", "over") else value for key, value in found.items()}
 
     return read(change(graph_document(graph)))
