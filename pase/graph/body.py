@@ -5,7 +5,8 @@ its points.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
 from types import MappingProxyType
 
 from pase.errors import GraphError, unknown_name
@@ -45,14 +46,14 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict(POINTWISE)
     | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
     | dict.fromkeys(("einsum", "convolve", "embedding", "pick"), (2, 2))
-    | {"concat": (1, 1 << 20), "moments_norm": (3, 3)}
+    | {"concat": (1, 1 << 20), "batch_norm": (3, 3)}
 )
 """All functions of steps, and how few and how many operands they take."""
 
 OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyType(
     {
         "concat": {"along": str},
-        "moments_norm": {"epsilon": float},
+        "batch_norm": {"epsilon": float},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
     }
 )
@@ -65,8 +66,8 @@ class Step:
 
     function: of `POINTWISE`; of `REDUCTIONS`, "softmax" or "log_softmax" over `dims`; "einsum" of two tensors to
     `dims`; "causal": scores, of which `dims` are the queries' and the keys', without later keys; "pick": elements of a
-    tensor at places, along the one of `dims`; "moments_norm": a tensor without its mean, by its deviation, over `dims`,
-    with the kept mean and variance that stand for them where the network is not trained; "convolve", "pool" and
+    tensor at places, along the one of `dims`; "batch_norm": a tensor without its mean, by its deviation, over `dims`,
+    with the kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and
     "embedding" as the accesses of the operator have them; "concat", "padded", "piece" and "copy": data that are moved
     alone.
     """
@@ -122,6 +123,38 @@ class Body:
     inputs: tuple[ModelInput, ...] = ()
     outputs: tuple[ModelOutput, ...] = ()
     problem: str = ""
+
+
+def elementary(body: Body, *, trains: bool) -> Body:
+    """Return a body with steps in place of those that a network which is trained computes otherwise.
+
+    Args:
+        body: of any operator.
+        trains: whether normalisations are by the moments of the batch, not by those that were kept.
+    """
+    steps: list[Step] = []
+    taken = {step.result for step in body.steps}
+    for step in body.steps:
+        if step.function != "batch_norm":
+            steps.append(step)
+            continue
+        x, mean, variance = step.operands
+        epsilon = float(step.option("epsilon", 0.0))
+
+        def add(function: str, *operands: Operand, dims: tuple[str, ...] = (), name: str = "", of: Step = step) -> str:
+            letters = (f"{of.result}_{number}" for number in count(1))
+            result = name or next(letter for letter in letters if letter not in taken)
+            taken.add(result)
+            steps.append(Step(result=result, function=function, operands=operands, dims=dims))
+            return result
+
+        if trains:
+            mean = add("mean", x, dims=step.dims)
+        centred = add("subtract", x, mean)
+        if trains:
+            variance = add("mean", add("square", centred), dims=step.dims)
+        add("multiply", centred, add("rsqrt", add("add", variance, epsilon)), name=step.result)
+    return replace(body, steps=tuple(steps))
 
 
 def is_before_layout(steps: Sequence[Step], tensor: str) -> bool:

@@ -31,8 +31,13 @@ from pase.importers.ir import (
 )
 from pase.importers.lower import Lowered, Read
 
-LAID = MappingProxyType({Convolve: "convolve", Pool: "pool", Lookup: "embedding"})
+LAID = MappingProxyType({Convolve: "convolve", Pool: "pool", Lookup: "embedding", Gather: "pick"})
 """Operators that read their tensors as their kind has them: steps of their own."""
+
+_TENSORS = MappingProxyType(
+    {"convolve": ("x", "w"), "pool": ("x",), "embedding": ("table", "x"), "pick": ("x", "places")}
+)
+"""The reads that are their operands."""
 
 MOVED = MappingProxyType(
     {Concat: "concat", Pad: "padded", Reshape: "copy", Transpose: "copy", Broadcast: "copy", Slice: "piece"}
@@ -81,7 +86,8 @@ def _model_inputs(source: Source, lowered: Lowered, operator: Operator) -> Itera
             continue
         value = source.final.values.get(read.use.value)
         if value is not None and read.use.piece is None:
-            yield ModelInput(read=i, name=value.name, shape=value.shape)
+            name, shape = source.model_input(value.name)
+            yield ModelInput(read=i, name=name, shape=shape)
 
 
 def _body(source: Source, lowered: Lowered, operator: Operator, sheet: Sheet) -> Body:
@@ -141,13 +147,12 @@ class _Vertex:
             return self._moved(node)
         if isinstance(node.op, Generic):
             raise NoBodyError("nothing is known of what it computes")
-        assert kind in (Gather, Recurrent), f"{kind} is not computed"
-        what = "a recurrent layer" if kind is Recurrent else "an element of each row"
-        raise NoBodyError(f"{what} of an imported model cannot be written yet")
+        assert kind is Recurrent, f"{kind} is not computed"
+        raise NoBodyError("a recurrent layer of an imported model cannot be written yet")
 
     def _laid(self, node: Node) -> Known:
         """A step of the operator's own kind, on its reads as they are laid out."""
-        tensors = {"convolve": ("x", "w"), "pool": ("x",), "embedding": ("table", "x")}[LAID[type(node.op)]]
+        tensors = _TENSORS[LAID[type(node.op)]]
         known = {access.tensor for access in self._operator.reads}
         if not set(tensors) <= known:
             raise NoBodyError("it is split along its batch alone, and cannot be written yet")
@@ -164,7 +169,10 @@ class _Vertex:
         options: dict[str, Option] = {}
         if isinstance(node.op, Pool):
             options = {"reduction": node.op.function, "count_padding": node.op.counts_padding}
-        made = self._result(node, self._sheet.step(LAID[type(node.op)], operands, (), **options))
+        if isinstance(node.op, Gather) and "k" in self._operator.extents:
+            raise NoBodyError("several elements of each row cannot be written yet")
+        dims = (self._operator.attribute("along", ""),) if isinstance(node.op, Gather) else ()
+        made = self._result(node, self._sheet.step(LAID[type(node.op)], operands, dims, **options))
         if isinstance(node.op, Convolve) and node.op.has_bias:
             bias = self._input(node, 2)
             assert made.axes is not None
@@ -222,6 +230,9 @@ class _Vertex:
         known = self._source.constant(node, position) or self._weight(use)
         known = known or Known(operand="", shape=self._source.shape(use), source=use)
         if known.source is not None and self._source.is_of_input(known.source.value):
+            number = self._source.number(known.source.value)
+            if number is not None:
+                return Known(operand=number, shape=(1,), axes=((),))
             raise NoBodyError("it is computed with what depends on an input of the model that no layer reads")
         return replace(known, is_truth=self._source.is_truth(use.value))
 

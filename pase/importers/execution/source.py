@@ -133,6 +133,41 @@ class Source:
                 frontier += [use.value for use in self.spelt.producer[at].inputs]
         return False
 
+    def model_input(self, value: str) -> tuple[str, tuple[int, ...]]:
+        """Return the name and the shape of the input of the model whose elements a value holds, in their order.
+
+        A value that is computed of inputs stands for itself.
+        """
+        name = value
+        while name in self.before.producer:
+            node = self.before.producer[name]
+            size = prod(self.before.shape(node.inputs[0])) if node.inputs else 0
+            if not isinstance(node.op, Identity | Reshape) or size != prod(node.outputs[0].shape):
+                return value, self.before.values[value].shape
+            name = node.inputs[0].value
+        return name, self.before.values[name].shape
+
+    def number(self, value: str) -> float | None:
+        """Return the number that all elements of a value are, for data of the model's vocabulary; None where they vary.
+
+        Targets that a loss leaves out are negative numbers, which a program takes no data of: none is left out.
+        """
+        node = self.before.producer.get(value)
+        if node is None:
+            leaf = self.before.leaf.get(value)
+            return None if leaf is None else leaf.number
+        numbers = [self.number(use.value) for use in node.inputs]
+        match node.op:
+            case Pointwise(functions=("not_equal",), constant=float(ignored)) if ignored < 0:
+                return 1.0 if self._depends.get(node.inputs[0].value) is Depends.INDEX else None
+            case Identity() | Reshape() | Transpose() | Broadcast() | Pointwise(functions=("cast",)):
+                return numbers[0]
+            case Reduce(function="sum") if numbers[0] is not None:
+                return numbers[0] * prod(self.before.shape(node.inputs[0])) / prod(node.outputs[0].shape)
+            case Pointwise(functions=("where",)) if numbers[0] is not None and len(numbers) == 3:
+                return numbers[1] if numbers[0] else numbers[2]
+        return None
+
     def num_inputs(self, node: Node) -> int:
         """Return how many inputs a node had before weights that its weights are computed of were added to them."""
         own = self._before.get(node.name)

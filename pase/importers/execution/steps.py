@@ -1,6 +1,7 @@
 """How each operator of the intermediate form is computed, as steps on tensors with named dims."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod, sqrt
 from types import MappingProxyType
 
@@ -46,6 +47,9 @@ def pointwise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
     if op.constant is not None and len(op.functions) == 1:
         operands = [op.constant, *operands] if op.constant_first else [*operands, op.constant]
     first, *others = op.functions or ("identity",)
+    if first == "where" and not others and len(operands) == 3 and isinstance(operands[0], float):
+        # What is told apart by data that a program does not take is not.
+        return replace(knowns[1 if operands[0] else 2], shape=shape, axes=axes)
     name = sheet.step(_function(first), _operands(first, operands, op.numbers))
     for function in others:
         name = sheet.step(_function(function), _operands(function, [name], ()))
@@ -118,20 +122,25 @@ def normalise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
     weights, statistics = along[: op.has_scale + op.has_shift], along[op.has_scale + op.has_shift :]
     over = [x.axes[i] for i in op.over]
     if op.num_statistics == 2 and len(statistics) >= 2:
-        centred = sheet.step("subtract", [x.operand, statistics[0]])
-        spread: Operand = statistics[1]
+        dims = names(flat(tuple(over)))
+        kept = [x.operand, *statistics[:2]]
+        name = sheet.step("batch_norm", kept, dims, epsilon=float(op.epsilon))
     elif op.kind == "rms":
-        centred = str(x.operand)
-        spread = _reduced(sheet, "mean", sheet.step("square", [centred]), over)
+        name = _scaled(sheet, str(x.operand), over, op.epsilon)
     else:
         centred = sheet.step("subtract", [x.operand, _reduced(sheet, "mean", x.operand, over)])
-        spread = _reduced(sheet, "mean", sheet.step("square", [centred]), over)
-    name = sheet.step("multiply", [centred, sheet.step("rsqrt", [sheet.step("add", [spread, op.epsilon])])])
+        name = _scaled(sheet, centred, over, op.epsilon)
     if op.has_scale:
         name = sheet.step("multiply", [name, weights[0]])
     if op.has_shift:
         name = sheet.step("add", [name, weights[-1]])
     return Known(operand=name, shape=x.shape, axes=x.axes)
+
+
+def _scaled(sheet: Sheet, x: str, over: Sequence[Axis], epsilon: float) -> str:
+    """Return a tensor by the root of the mean of its squares."""
+    spread = _reduced(sheet, "mean", sheet.step("square", [x]), over)
+    return sheet.step("multiply", [x, sheet.step("rsqrt", [sheet.step("add", [spread, epsilon])])])
 
 
 def _along(sheet: Sheet, known: Known, channels: Axes) -> Operand:
