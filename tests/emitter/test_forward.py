@@ -7,11 +7,12 @@ import pytest
 
 from pase.common.documents import Field
 from pase.errors import EmitError, PlanError
-from pase.graph import Graph, graph_document, graph_from_document
-from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, is_before_layout
+from pase.graph import Edge, Graph, graph_document, graph_from_document
+from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, elementary, is_before_layout
 from pase.graph.builder import Builder
 from pase.graph.operators.contract import contract
 from pase.graph.operators.pointwise import pointwise
+from pase.graph.operators.reduction import reduction
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
@@ -90,9 +91,57 @@ def test_a_network_that_was_not_imported_is_refused() -> None:
         emit_forward(make_plan(small("mlp"), 1, {}))
 
 
-def test_a_training_program_of_an_imported_model_is_refused() -> None:
-    with pytest.raises(EmitError, match=r"was imported: training programs are .*pase emit PLAN --forward"):
+def test_a_training_program_needs_one_loss() -> None:
+    with pytest.raises(EmitError, match=r"'net' has no loss that is known: none of its outputs is a single number; to"):
         emit(make_plan(network(), 1, {}))
+    numbers = tuple(ModelOutput(name=name, dims=("b", "n"), shape=(1,)) for name in ("first", "second"))
+    with pytest.raises(EmitError, match="2 of its outputs are single numbers: first, second"):
+        emit(make_plan(network(last=replace(SUM, outputs=numbers)), 1, {}))
+
+
+def with_a_loss(first: Body = DENSE) -> Graph:
+    """Return the network with the mean of what it computes as its loss."""
+    graph = network(first, replace(SUM, outputs=()))
+    total = Step(result="t1", function="mean", operands=("x",), dims=("b", "n"))
+    loss = replace(
+        reduction("loss", (4, 6), dims=("b", "n"), over=("b", "n"), function="mean"),
+        body=Body(steps=(total,), outputs=(ModelOutput(name="loss", dims=(), shape=()),)),
+    )
+    edge = Edge(producer="sum", output=0, consumer="loss", input=0)
+    return replace(graph, operators=(*graph.operators, loss), edges=(*graph.edges, edge))
+
+
+def test_a_training_program_returns_the_loss() -> None:
+    source = emit(make_plan(with_a_loss(), 2, {"fc": {"n": 2}, "loss": {"b": 2}}))
+    assert "def build(program: Program) -> mtf.Tensor:" in source
+    assert 'w = program.weight(mesh, "fc/w", [c, n], 0.3536)' in source
+    assert "x = reshard(sum_2, mesh, [b, n])  # nothing moves" in source
+    assert "loss = arrange(mean(x, [b, n]), [])\n\n    return loss\n" in source
+
+
+def test_what_a_training_program_cannot_say_is_refused_by_layer_and_line() -> None:
+    graph = with_a_loss(Body(problem="aten.foo (model.py:7): it is odd"))
+    with pytest.raises(EmitError, match=r"layer 'fc' \(dense\) cannot be .*: aten.foo \(model.py:7\): it is odd"):
+        emit(make_plan(graph, 1, {}))
+
+
+def test_normalisations_of_a_program_that_trains_are_by_the_moments_of_the_batch() -> None:
+    norm = Step(
+        result="t1", function="batch_norm", operands=("x", "c1", "c2"), dims=("b",), options=(("epsilon", 0.5),)
+    )
+    kept = Constant(name="c1", dims=("n",)), Constant(name="c2", dims=("n",))
+    body = Body(steps=(norm, Step(result="t2", function="relu", operands=("t1",))), constants=kept)
+    told = [(step.function, step.operands, step.dims) for step in elementary(body, trains=False).steps]
+    assert told == [
+        ("subtract", ("x", "c1"), ()), ("add", ("c2", 0.5), ()), ("rsqrt", ("t1_2",), ()),
+        ("multiply", ("t1_1", "t1_3"), ()), ("relu", ("t1",), ()),
+    ]  # fmt: skip
+    told = [(step.function, step.operands, step.dims) for step in elementary(body, trains=True).steps]
+    assert told == [
+        ("mean", ("x",), ("b",)), ("subtract", ("x", "t1_1"), ()), ("square", ("t1_2",), ()),
+        ("mean", ("t1_3",), ("b",)), ("add", ("t1_4", 0.5), ()), ("rsqrt", ("t1_5",), ()),
+        ("multiply", ("t1_2", "t1_6"), ()), ("relu", ("t1",), ()),
+    ]  # fmt: skip
 
 
 def test_a_split_that_does_not_divide_is_refused() -> None:

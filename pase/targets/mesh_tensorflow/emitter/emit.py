@@ -16,8 +16,9 @@ from pase.targets.mesh_tensorflow.emitter.block import (
     declared_windows,
     window_variables,
 )
+from pase.targets.mesh_tensorflow.emitter.forward import emit_training, is_imported
 from pase.targets.mesh_tensorflow.emitter.kinds import KINDS, Block
-from pase.targets.mesh_tensorflow.emitter.program import assembled, check_splits, layers_import, leading_to
+from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import, leading_to
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,
@@ -87,6 +88,8 @@ def emit(plan: Plan) -> str:
     Layers that do not lead to the loss are left out. Raises EmitError for a layer of a kind that cannot be written
     yet, a split that does not divide its dim, and a network without one loss.
     """
+    if is_imported(plan.graph):
+        return emit_training(plan)
     wanted = _leading_to_loss(plan)
     for layer in plan.layers:
         if layer.name in wanted:
@@ -97,11 +100,6 @@ def emit(plan: Plan) -> str:
 
 def _leading_to_loss(plan: Plan) -> set[str]:
     losses = [o.name for o in plan.graph.operators if o.kind in KINDS and KINDS[o.kind].is_loss]
-    if not losses and any(o.body and not o.is_fan_out for o in plan.graph.operators):
-        raise EmitError(
-            f"network {plan.graph.name!r} was imported: training programs are written for built-in networks and those "
-            "of pase.Builder, which end in a softmax_loss; write one of its forward pass: pase emit PLAN --forward"
-        )
     unknown = [o for o in plan.graph.operators if o.kind not in KINDS]
     if unknown:
         operator = unknown[0]
@@ -139,11 +137,7 @@ def _head(plan: Plan, body: list[Text]) -> list[Text]:
         f"{title}: a training program for Mesh-TensorFlow.",
         "",
         *built,
-        "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
-        "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
-        "replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes are those of a float32 step.",
-        "",
-        "    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
+        *TRAINING,
     ]
     return [
         *docstring(told),

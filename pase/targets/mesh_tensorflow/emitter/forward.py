@@ -1,13 +1,14 @@
-"""`emit_forward`: the source of a program that computes the forward pass of an imported model."""
+"""Programs of bodies: what trains an imported model with its loss, and what computes its forward pass."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from textwrap import wrap
 
 from pase.errors import EmitError, GraphError, PaseError
-from pase.graph import Access, Edge, Operator, Part, Role, verify_operator
-from pase.graph.body import MOVES, WINDOWED, Body, Step, is_before_layout
-from pase.graph.names import short
+from pase.graph import Access, Edge, Graph, Operator, Part, Role, verify_operator
+from pase.graph.body import MOVES, WINDOWED, Body, Step, elementary, is_before_layout
+from pase.graph.names import listed, short
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import edge_bytes
 from pase.sharding.layouts import PlainDim, WindowDim, tensor_dims
@@ -19,7 +20,7 @@ from pase.targets.mesh_tensorflow.emitter.block import (
     declared_windows,
     window_variables,
 )
-from pase.targets.mesh_tensorflow.emitter.program import assembled, check_splits, layers_import, leading_to
+from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import, leading_to
 from pase.targets.mesh_tensorflow.emitter.steps import Written, nested, written_steps
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
@@ -34,6 +35,7 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     with_comment,
 )
 from pase.targets.mesh_tensorflow.runtime.data import index_bound
+from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, shared_order, weight_name
 
 _LAYERS = (
     "arrange",
@@ -48,6 +50,7 @@ _LAYERS = (
     "lookup",
     "mean",
     "padded",
+    "pick",
     "piece",
     "pool",
     "product",
@@ -69,20 +72,64 @@ def emit_forward(plan: Plan) -> str:
     computed, as long as there is another one; the script says so. Raises EmitError where none is left, and for a
     network that was not imported.
     """
-    bodies = _bodies(plan)
+    bodies = _bodies(plan, trains=False)
     ends = _ends(plan, bodies)
     lost = _problems(plan, bodies, ends)
     kept = [name for name in ends if name not in lost] or ends
-    wanted = leading_to(plan.graph, kept)
+    wanted = _checked(plan, bodies, kept)
+    body = list(_body(plan, bodies, wanted, kept, trains=False))
+    return assembled(_head(plan, body, outputs_left_out(plan)), body, plan.num_devices)
+
+
+def emit_training(plan: Plan) -> str:
+    """Return a Python script that trains the plan's model, which returns its loss, one block for each layer.
+
+    The loss is the one output that is a single number; layers that do not lead to it are left out. Raises EmitError
+    where there is none or are several, and for a layer of which the import could not tell how it is computed.
+    """
+    bodies = _bodies(plan, trains=True)
+    ends = [loss_layer(plan.graph)]
+    wanted = _checked(plan, bodies, ends)
+    body = list(_body(plan, bodies, wanted, ends, trains=True))
+    return assembled(_training_head(plan, body), body, plan.num_devices)
+
+
+def is_imported(graph: Graph) -> bool:
+    """Return whether the layers of a network say themselves what they compute."""
+    return any(operator.body is not None and not operator.is_fan_out for operator in graph.operators)
+
+
+def loss_layer(graph: Graph) -> str:
+    """Return the layer of an imported model that computes its loss: the one output that is a single number."""
+    found = [
+        (operator.name, output.name)
+        for operator in graph.operators
+        for output in (operator.body.outputs if operator.body else ())
+        if prod(output.shape) == 1
+    ]
+    if len(found) != 1:
+        told = "none of its outputs is a single number"
+        if found:
+            told = f"{len(found)} of its outputs are single numbers: {listed([name for _, name in found])}"
+        raise EmitError(
+            f"network {short(graph.name)!r} has no loss that is known: {told}; to train it let its forward pass return "
+            "the loss alone or besides its outputs, or have a factory return (model, inputs, loss); --forward writes "
+            "a program of its outputs"
+        )
+    return found[0][0]
+
+
+def _checked(plan: Plan, bodies: dict[str, Body], ends: list[str]) -> set[str]:
+    """Return the layers that lead to some; EmitError for the first that cannot be written."""
+    wanted = leading_to(plan.graph, ends)
     for name in sorted(wanted, key=plan.index.__getitem__):
         _check(plan[name], plan.graph[name], bodies[name])
-    body = list(_body(plan, bodies, wanted, kept))
-    return assembled(_head(plan, body, outputs_left_out(plan)), body, plan.num_devices)
+    return wanted
 
 
 def outputs_left_out(plan: Plan) -> tuple[str, ...]:
     """Return, in words, which outputs of the model a program of its forward pass leaves out, and why."""
-    bodies = _bodies(plan)
+    bodies = _bodies(plan, trains=False)
     lost = _problems(plan, bodies, _ends(plan, bodies))
     return tuple(
         f"output {short(output)} is left out, as layer {short(at)} cannot be written: {printable(reason, 200)}"
@@ -102,7 +149,7 @@ def _problems(plan: Plan, bodies: dict[str, Body], ends: list[str]) -> dict[str,
     return found
 
 
-def _bodies(plan: Plan) -> dict[str, Body]:
+def _bodies(plan: Plan, *, trains: bool) -> dict[str, Body]:
     found: dict[str, Body] = {}
     for operator in plan.graph.operators:
         body = operator.body
@@ -115,7 +162,7 @@ def _bodies(plan: Plan) -> dict[str, Body]:
             verify_operator(operator)
         except GraphError as error:
             raise EmitError(str(error)) from None
-        found[operator.name] = body
+        found[operator.name] = elementary(body, trains=trains)
     return found
 
 
@@ -161,11 +208,29 @@ def _head(plan: Plan, body: list[Text], left_out: tuple[str, ...]) -> list[Text]
     ]
 
 
-def _body(plan: Plan, bodies: dict[str, Body], wanted: set[str], ends: list[str]) -> Iterator[Text]:
-    yield code("def build(program: Program) -> Outputs:")
-    yield code('{}"""Declare the layers in order and return what the network computes."""', INDENT)
+def _training_head(plan: Plan, body: list[Text]) -> list[Text]:
+    arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
+    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
+    built = [f"The network was imported with {printable(arguments, 90)}.", ""] if arguments else []
+    return [
+        *docstring([f"{title}: a training program for Mesh-TensorFlow.", "", *built, *TRAINING]),
+        code(""),
+        code("from pase.targets.mesh_tensorflow.runtime.compat import mtf"),
+        *layers_import(code("pase.targets.mesh_tensorflow.runtime.layers.forward"), _LAYERS, body),
+        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
+        code("from pase.targets.mesh_tensorflow.runtime.script import main"),
+    ]
+
+
+def _body(plan: Plan, bodies: dict[str, Body], wanted: set[str], ends: list[str], *, trains: bool) -> Iterator[Text]:
+    if trains:
+        yield code("def build(program: Program) -> mtf.Tensor:")
+        yield code('{}"""Declare the layers in order and return the loss."""', INDENT)
+    else:
+        yield code("def build(program: Program) -> Outputs:")
+        yield code('{}"""Declare the layers in order and return what the network computes."""', INDENT)
     graph = plan.graph
-    identifiers = Identifiers((*_WORDS, "Outputs"))
+    identifiers = Identifiers((*_WORDS, "Outputs", "mtf"))
     dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
     variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
     fed, lines = _inputs(plan, bodies, wanted, identifiers)
@@ -182,14 +247,19 @@ def _body(plan: Plan, bodies: dict[str, Body], wanted: set[str], ends: list[str]
             for i, access in enumerate(graph[layer.name].reads)
             if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
         }
-        block = _Block(plan, layer, bodies[layer.name], variables, sources, results[layer.name], taken)
+        block = _Block(plan, layer, bodies[layer.name], variables, sources, results[layer.name], taken, trains=trains)
         yield code("")
         yield from block.lines()
-        if layer.name in ends:
+        if layer.name in ends and not trains:
             for name, variable, shape, extra in block.returned(identifiers):
                 yield from extra
                 returned.append((name, variable, shape))
     yield code("")
+    if trains:
+        loss = results[ends[0]]
+        is_plain = not _written_dims(graph[ends[0]])
+        yield code("{}return {}", INDENT, loss) if is_plain else code("{}return arrange({}, [])", INDENT, loss)
+        return
     items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in returned]
     line = code("{}return {{}}", INDENT, items)
     if len(line) <= WIDTH:
@@ -256,7 +326,10 @@ class _Block:
         sources: dict[int, Text],
         result: Text,
         taken: set[Text],
+        *,
+        trains: bool,
     ) -> None:
+        self._trains = trains
         self._plan, self._layer = plan, layer
         self._before, self._body = _taken_apart(body)
         self._operator = plan.graph[layer.name]
@@ -343,31 +416,48 @@ class _Block:
 
     def _weights(self) -> list[Text]:
         operator = self._operator
-        found = []
+        lines = []
         for i in self._used:
             access = operator.reads[i]
             if access.role is Role.PARAMETER:
-                dims = [d.name for d in tensor_dims(operator, access) if isinstance(d, PlainDim)]
-                found.append((access.tensor, dims))
+                self._names[access.tensor] = self._local.new(access.tensor, fallback="w")
+                lines.append((self._names[access.tensor], code("program.weight"), self._weight(access)))
         used = {name for step in self._body.steps for name in step.operands}
-        found += [(item.name, list(item.dims)) for item in self._body.constants if item.name in used]
-        lines = []
-        for tensor, dims in found:
-            self._names[tensor] = self._local.new(tensor, fallback="w")
-            arguments = [code("mesh"), code("{}", f"{operator.name}/{tensor}")]
-            shape = code("[{}]", [self._variables[dim] for dim in dims])
-            lines.append((self._names[tensor], code("program.weight"), [*arguments, shape]))
+        for item in self._body.constants:
+            if item.name in used:
+                self._names[item.name] = self._local.new(item.name, fallback="w")
+                shape = code("[{}]", [self._variables[dim] for dim in item.dims])
+                arguments = [code("mesh"), code("{}", f"{operator.name}/{item.name}"), shape]
+                lines.append((self._names[item.name], code("program.constant"), arguments))
         return together(lines)
+
+    def _weight(self, access: Access) -> list[Text]:
+        """Return the arguments that declare a weight; layers that share it name the first of them, if it is trained."""
+        operator = self._operator
+        dims = [d.name for d in tensor_dims(operator, access) if isinstance(d, PlainDim)]
+        name, values = f"{operator.name}/{access.tensor}", list[Text]()
+        if self._trains:
+            order = shared_order(self._plan.graph, operator, access)
+            if len(order) == len(dims):
+                dims = [dims[order.index(i)] for i in range(len(order))]
+            name = weight_name(self._plan.graph, operator, access)
+            deviation = initial_deviation(operator, access)
+            scales = any(s.function == "multiply" and access.tensor in s.operands for s in self._body.steps)
+            values = [code("{}", deviation)] if deviation else [code("mean=1.0")] if scales else []
+        return [code("mesh"), code("{}", name), code("[{}]", [self._variables[dim] for dim in dims]), *values]
 
     def _bytes(self, reads: list[int]) -> str:
         edges = [self._plan.graph.incoming.get((self._layer.name, i)) for i in reads]
         try:
-            moved = sum(edge_bytes(self._plan, edge)[0] for edge in edges if edge is not None)
+            moved = [edge_bytes(self._plan, edge) for edge in edges if edge is not None]
         except PaseError:
             return ""
-        if all(edge is None for edge in edges):
+        if not moved:
             return ""
-        return f"{moved} B" if moved else "nothing moves"
+        forward, backward = (sum(column) for column in zip(*moved, strict=True))
+        if self._trains:
+            return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"
+        return f"{forward} B" if forward else "nothing moves"
 
 
 def _taken_apart(body: Body) -> tuple[tuple[Step, ...], Body]:

@@ -8,6 +8,15 @@ from pase.graph import Graph, Operator
 from pase.planning.plan import LayerPlan
 from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, code, joined, word
 
+TRAINING = (
+    "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
+    "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
+    "replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes are those of a float32 step.",
+    "",
+    "    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
+)
+"""What the head of every training program says."""
+
 
 def leading_to(graph: Graph, ends: Iterable[str]) -> set[str]:
     """Return the layers that some layers need, themselves included."""

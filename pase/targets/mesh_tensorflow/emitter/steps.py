@@ -128,6 +128,10 @@ def _causal(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     return _Call(code("without_later_keys"), (operands[0], query, key))
 
 
+def _pick(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+    return _Call(code("pick"), (*operands, block.dims[step.dims[0]]))
+
+
 def _convolve(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     return _Call(code("convolve"), (operands[0], operands[1], code("[{}]", block.windows), block.result_dims))
 
@@ -220,6 +224,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Text, ...], Written], _Call]] = Map
         "einsum": _product,
         "embedding": _embedding,
         "padded": _padded,
+        "pick": _pick,
         "piece": _piece,
         "pool": _pool,
     }

@@ -67,6 +67,12 @@ GROUPS: Mapping[str, tuple[Flag, ...]] = MappingProxyType(
                 text="data that are not trained on: the loss and accuracy on them are shown after the last step",
                 metavar="PATH",
             ),
+            Flag(
+                name="weights",
+                takes=Takes.PATH,
+                text="begin with these: an .npz file that 'pase weights' wrote of an imported model [drawn]",
+                metavar="FILE",
+            ),
             Flag(name="test-every", takes=Takes.WHOLE, text="test after every K steps too", metavar="K"),
         ),
         "optimiser": (
@@ -129,6 +135,7 @@ def training_options(values: Mapping[str, Any]) -> TrainingOptions:
         data_path=values["data"],
         test_data_path=values["test_data"],
         test_every=values["test_every"],
+        weights_path=values["weights"],
     )
 
 
@@ -146,6 +153,7 @@ def _arguments(options: TrainingOptions) -> Iterator[str]:
         "data": _absolute(options.data_path),
         "test_data": _absolute(options.test_data_path),
         "test_every": options.test_every,
+        "weights": _absolute(options.weights_path),
         "optimizer": name_of(rule),
         "learning_rate": schedule.peak,
         "schedule": schedule.kind,

@@ -13,6 +13,7 @@ from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.guards import check_operations
+from pase.targets.mesh_tensorflow.runtime.initial import given_value
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
@@ -56,7 +57,7 @@ def compute(
         program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
         outputs = build(program)
         check_operations(program.graph, program.meshes)
-        values = {name: _weight(name, weight.shape, weights) for name, weight in program.weights.items()}
+        values = {name: given_value(name, weight.shape, weights) for name, weight in program.weights.items()}
         batch = max((item.shape[0] for item in program.inputs if item.shape), default=1)
         num_examples, batches = _batches(program.inputs, data, batch)
         traffic = Traffic()
@@ -96,22 +97,6 @@ def compute(
         build_time_s=built_s,
         batch_time_s=batch_time_s,
     )
-
-
-def _weight(name: str, shape: tuple[int, ...], weights: Mapping[str, Array]) -> Array:
-    if name not in weights:
-        raise RuntimeFailure(
-            f"the weights have no array {name!r}; write them from the model with: pase weights MODEL -o weights.npz"
-        )
-    array = weights[name]
-    if array.size != int(np.prod(shape)):
-        raise RuntimeFailure(
-            f"weight {name!r} has shape {list(array.shape)}; expected as many values as {list(shape)} has: the weights "
-            "are of another model"
-        )
-    if not np.issubdtype(array.dtype, np.floating):
-        raise RuntimeFailure(f"weight {name!r} is of type {array.dtype}; expected floating-point numbers")
-    return array.reshape(shape)
 
 
 def _assign(session: Any, program: Program, lowering: Any, values: Mapping[str, Array]) -> None:

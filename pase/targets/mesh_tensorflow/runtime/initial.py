@@ -1,15 +1,23 @@
 """Initial weights: drawn on the host, a function of the seed and the parameter's name, whatever the strategy."""
 
 import zlib
+from collections.abc import Mapping
 from math import prod, sqrt
 from typing import Any
 
 import numpy as np
 
-from pase.errors import GraphError
+from pase.errors import GraphError, RuntimeFailure
 from pase.graph import Access, Graph, Operator
 from pase.graph.access import access_dims, named_dims
 from pase.sharding.held import parameter_name
+
+
+def weight_name(graph: Graph, operator: Operator, access: Access) -> str:
+    """Return the name of a parameter of an imported model: that which its first reader's weights have in a file."""
+    name = parameter_name(operator, access)
+    owner, first = next((o, a) for o in graph.operators for a in o.parameters if parameter_name(o, a) == name)
+    return f"{owner.name}/{first.tensor}"
 
 
 def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int, ...]:
@@ -50,13 +58,32 @@ def initial_deviation(operator: Operator, access: Access) -> float:
     return float(f"{sqrt(1 / fan):.4g}")
 
 
-def initial_value(name: str, shape: tuple[int, ...], deviation: float, seed: int) -> np.ndarray[Any, Any]:
-    """Return float32 values of the normal distribution with that standard deviation; zeros for 0."""
+def initial_value(
+    name: str, shape: tuple[int, ...], deviation: float, seed: int, mean: float = 0.0
+) -> np.ndarray[Any, Any]:
+    """Return float32 values of the normal distribution with that mean and standard deviation; all alike for 0."""
     if deviation == 0:
-        return np.zeros(shape, np.float32)
+        return np.full(shape, mean, np.float32)
     values = generator(name, seed).standard_normal(shape, np.float32)
     values *= np.float32(deviation)
-    return values
+    return values + np.float32(mean) if mean else values
+
+
+def given_value(name: str, shape: tuple[int, ...], values: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return the value of a weight or a constant that a file of weights holds; RuntimeFailure where it does not."""
+    if name not in values:
+        raise RuntimeFailure(
+            f"the weights have no array {name!r}; write them from the model with: pase weights MODEL -o weights.npz"
+        )
+    array = values[name]
+    if array.size != prod(shape):
+        raise RuntimeFailure(
+            f"weight {name!r} has shape {list(array.shape)}; expected as many values as {list(shape)} has: the weights "
+            "are of another model"
+        )
+    if not np.issubdtype(array.dtype, np.floating):
+        raise RuntimeFailure(f"weight {name!r} is of type {array.dtype}; expected floating-point numbers")
+    return array.reshape(shape)
 
 
 def generator(name: str, seed: int) -> np.random.Generator:

@@ -1,7 +1,7 @@
 """`train`: a program built and trained, with its checkpoints, metrics and reports."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from pase.errors import RuntimeFailure
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.data import Batches, DataInput, read_arrays
+from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput, read_arrays
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.evaluation import evaluated, held_out_batches
 from pase.targets.mesh_tensorflow.runtime.generated import GeneratedBatches, load_function
@@ -61,6 +61,7 @@ def train(
     with tf.Graph().as_default(), tf.device(devices.scope), ExitStack() as opened:
         program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
         loss = build(program)
+        given = initial_values(program, options.weights_path)
         used_seed = found.seed if found else options.seed or 0
         first = found.step if found else 0
         batches = _batches(program.inputs, used_seed, options.data_path, generator, first)
@@ -77,6 +78,7 @@ def train(
             seed=used_seed,
             rule=options.rule,
             keep_alive=keep_alive,
+            values=found.weights if found else given,
         )
         opened.enter_context(closing(training))
         if found:
@@ -133,6 +135,22 @@ def train(
     step_time_s = median(times[1:] or times)
     report({"event": "done", "step_time_s": step_time_s, **measured})
     return losses
+
+
+def initial_values(program: Program, path: Path | None) -> Mapping[str, Array] | None:
+    """Return the weights and constants of a file to begin with; None where all are drawn.
+
+    Raises RuntimeFailure where a program has constants and no file is given.
+    """
+    if path is not None:
+        return read_arrays(path)
+    constants = [name for name, weight in program.weights.items() if not weight.is_trained]
+    if constants:
+        raise RuntimeFailure(
+            f"the network is computed with constants of its model, such as {constants[0]!r}; write them with: pase "
+            "weights MODEL -o weights.npz, and give --weights weights.npz"
+        )
+    return None
 
 
 def _batches(

@@ -16,7 +16,8 @@ class TrainingOptions:
     steps: in all, those before a checkpoint that it goes on from included. dtype: "float32" or "float64". seed: of the
     weights and of made-up data; None for 0, or the checkpoint's. schedule: of the learning rate. rule: of the updates.
     data_path: of the arrays to train on, None for made-up ones. test_data_path: of those to test on every test_every
-    steps (None: never between) and after the last one. Raises RuntimeFailure for a value out of range.
+    steps (None: never between) and after the last one. weights_path: of the weights to begin with, by name, None for
+    those that the seed draws. Raises RuntimeFailure for a value out of range.
     """
 
     steps: int
@@ -27,6 +28,7 @@ class TrainingOptions:
     data_path: Path | None = None
     test_data_path: Path | None = None
     test_every: int | None = None
+    weights_path: Path | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from pase.errors import RuntimeFailure
@@ -20,9 +21,10 @@ from pase.targets.mesh_tensorflow.runtime.updates import Updates, add_updates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """A trained tensor; tensor: on the mesh of the layer that declared it. deviation: of its initial values.
+    """A tensor that is kept from step to step; tensor: on the mesh of the layer that declared it.
 
-    handed: the tensor as that layer reads it, from which others get it.
+    mean, deviation: of its initial values. handed: the tensor as that layer reads it, from which others get it.
+    is_trained: whether steps change it; a constant has the value that it is given.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Weight:
     handed: Any
     shape: tuple[int, ...]
     deviation: float
+    mean: float = 0.0
+    is_trained: bool = True
 
 
 class Program:
@@ -68,15 +72,32 @@ class Program:
         """Return an input of whole numbers from 0 to below - 1 on the host."""
         return self._input(DataInput(name=name, shape=tuple(shape), below=below), tf.int32)
 
-    def weight(self, mesh: LayerMesh, name: str, dims: Sequence[Any], deviation: float = 0.0) -> Any:
-        """Return a trained tensor on a mesh, its initial values normal with the given standard deviation.
+    def constant(self, mesh: LayerMesh, name: str, dims: Sequence[Any]) -> Any:
+        """Return a tensor on a mesh that is not trained: statistics that the model kept, positions, a mask."""
+        return self._kept(mesh, name, dims, is_trained=False)
+
+    def weight(
+        self, mesh: LayerMesh, name: str, dims: Sequence[Any], deviation: float = 0.0, *, mean: float = 0.0
+    ) -> Any:
+        """Return a trained tensor on a mesh, its initial values normal with the given standard deviation and mean.
 
         A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight.
         """
+        return self._kept(mesh, name, dims, deviation, mean)
+
+    def _kept(
+        self,
+        mesh: LayerMesh,
+        name: str,
+        dims: Sequence[Any],
+        deviation: float = 0.0,
+        mean: float = 0.0,
+        is_trained: bool = True,
+    ) -> Any:
         shape = tuple(dim.size for dim in dims)
         if name in self.weights:
             first = self.weights[name]
-            if first.shape != shape:
+            if prod(first.shape) != prod(shape):
                 raise RuntimeFailure(
                     f"layers {first.tensor.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "
                     f"{list(first.shape)} and {list(shape)}; give them one shape"
@@ -89,8 +110,16 @@ class Program:
                     "which do not divide it; choose a divisor"
                 )
         tensor = self._trained(mesh, self._tf_name(name), mtf.Shape(list(dims)))
-        handed = FanOut(tensor).new_output()
-        self.weights[name] = Weight(name=name, tensor=tensor, handed=handed, shape=shape, deviation=deviation)
+        handed = FanOut(tensor).new_output() if is_trained else tensor
+        self.weights[name] = Weight(
+            name=name,
+            tensor=tensor,
+            handed=handed,
+            shape=shape,
+            deviation=deviation,
+            mean=mean,
+            is_trained=is_trained,
+        )
         return handed
 
     def _trained(self, mesh: LayerMesh, tf_name: str, shape: Any) -> Any:

@@ -14,7 +14,7 @@ from pase.targets.mesh_tensorflow.runtime.data import Array
 from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation
 from pase.targets.mesh_tensorflow.runtime.finite import Gate, first_not_finite
 from pase.targets.mesh_tensorflow.runtime.guards import check_operations
-from pase.targets.mesh_tensorflow.runtime.initial import initial_value
+from pase.targets.mesh_tensorflow.runtime.initial import given_value, initial_value
 from pase.targets.mesh_tensorflow.runtime.layers.loss import SoftmaxLoss
 from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, step_key
 from pase.targets.mesh_tensorflow.runtime.mesh import PhaseMark
@@ -82,13 +82,15 @@ class Training:
         seed: int,
         rule: Rule | None = None,
         keep_alive: bool = False,
+        values: Mapping[str, Array] | None = None,
     ) -> "Training":
         """Return the training of a program: gradients, updates, lowering, a session, initial weights.
 
         rule: of the updates, by default plain gradient descent. learning_rate: where a step names no other.
+        values: of weights and constants, to begin with; without them weights are drawn.
         keep_alive: move all that was planned, also replicas that nobody uses, which TensorFlow leaves out.
         """
-        tensors = {name: weight.tensor for name, weight in program.weights.items()}
+        tensors = {name: weight.tensor for name, weight in program.weights.items() if weight.is_trained}
         num_forward = len(program.graph.operations)
         gate = Gate(host=program.devices.host)
         gate.check(loss)
@@ -119,13 +121,20 @@ class Training:
             _restore=lowering.copy_masters_to_slices(),
             _num_operations=num_operations,
         )
-        training.initialise(seed)
+        training.initialise(seed, values)
         return training
 
-    def initialise(self, seed: int) -> None:
-        """Set every weight to its initial value and what the optimiser keeps to zero."""
+    def initialise(self, seed: int, values: Mapping[str, Array] | None = None) -> None:
+        """Set every weight to its initial value and what the optimiser keeps to zero.
+
+        values: by name, in place of those that are drawn. Raises RuntimeFailure where they lack one, and where there
+        are none for a constant.
+        """
         self._assign(
-            initial_value(name, weight.shape, weight.deviation, seed) for name, weight in self.program.weights.items()
+            initial_value(name, weight.shape, weight.deviation, seed, weight.mean)
+            if values is None
+            else given_value(name, weight.shape, values)
+            for name, weight in self.program.weights.items()
         )
         self.num_steps = 0
         self._seed = seed

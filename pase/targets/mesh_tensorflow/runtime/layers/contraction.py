@@ -42,6 +42,31 @@ def embedding(table: Any, indices: Any, out: Sequence[Any]) -> Any:
     return operation.outputs[0]
 
 
+def pick(x: Any, places: Any, along: Any) -> Any:
+    """Return elements of x along a dim, at places that the other dims have each its own; places: dims [b, …].
+
+    A device takes those that fall in its part of the dim and leaves zeros for the others; a split of it leaves partial
+    sums.
+    """
+    order = [*places.shape.dims, along]
+    x = arrange(x, order)
+    size = along.size // x.mesh.devices.size(along.name)
+
+    def picked(begin: int, x: Any, places: Any) -> Any:
+        # A one-hot row is zero throughout where the place is another device's.
+        return tf.reduce_sum(x * tf.one_hot(places - begin, size, dtype=x.dtype), axis=-1)
+
+    return Shardwise(
+        picked,
+        [x, places],
+        shape=places.shape,
+        name="pick",
+        partial_over=[along.name],
+        per_position=lambda: begins(x.mesh, along),
+        recompute=True,
+    ).outputs[0]
+
+
 def lookup(table: Any, indices: Any, rows: Any, columns: Any) -> Any:
     """Return rows of a table by index: dims of the indices, then the columns'."""
     return embedding(arrange(table, [rows, columns]), indices, [*indices.shape.dims, columns])
