@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Operator, Role
+from pase.graph.loss import is_imported, leading_to
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import edge_bytes
 from pase.sharding.held import parameter_name
@@ -16,9 +17,9 @@ from pase.targets.mesh_tensorflow.emitter.block import (
     declared_windows,
     window_variables,
 )
-from pase.targets.mesh_tensorflow.emitter.forward import emit_training, is_imported
+from pase.targets.mesh_tensorflow.emitter.forward import emit_training
 from pase.targets.mesh_tensorflow.emitter.kinds import KINDS, Block
-from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import, leading_to
+from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from textwrap import wrap
 
 from pase.errors import EmitError, GraphError, PaseError
-from pase.graph import Access, Edge, Graph, Operator, Part, Role, verify_operator
+from pase.graph import Access, Edge, Operator, Part, Role, verify_operator
 from pase.graph.body import MOVES, WINDOWED, Body, Step, elementary, is_before_layout
-from pase.graph.names import listed, short
+from pase.graph.loss import leading_to, loss_layer
+from pase.graph.names import short
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import edge_bytes
 from pase.sharding.layouts import PlainDim, WindowDim, tensor_dims
@@ -20,7 +20,7 @@ from pase.targets.mesh_tensorflow.emitter.block import (
     declared_windows,
     window_variables,
 )
-from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import, leading_to
+from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import
 from pase.targets.mesh_tensorflow.emitter.steps import Written, nested, written_steps
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
@@ -35,7 +35,7 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     with_comment,
 )
 from pase.targets.mesh_tensorflow.runtime.data import index_bound
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, shared_order, weight_name
+from pase.targets.mesh_tensorflow.runtime.initial import initial_moments, shared_order, weight_name
 
 _LAYERS = (
     "arrange",
@@ -92,31 +92,6 @@ def emit_training(plan: Plan) -> str:
     wanted = _checked(plan, bodies, ends)
     body = list(_body(plan, bodies, wanted, ends, trains=True))
     return assembled(_training_head(plan, body), body, plan.num_devices)
-
-
-def is_imported(graph: Graph) -> bool:
-    """Return whether the layers of a network say themselves what they compute."""
-    return any(operator.body is not None and not operator.is_fan_out for operator in graph.operators)
-
-
-def loss_layer(graph: Graph) -> str:
-    """Return the layer of an imported model that computes its loss: the one output that is a single number."""
-    found = [
-        (operator.name, output.name)
-        for operator in graph.operators
-        for output in (operator.body.outputs if operator.body else ())
-        if prod(output.shape) == 1
-    ]
-    if len(found) != 1:
-        told = "none of its outputs is a single number"
-        if found:
-            told = f"{len(found)} of its outputs are single numbers: {listed([name for _, name in found])}"
-        raise EmitError(
-            f"network {short(graph.name)!r} has no loss that is known: {told}; to train it let its forward pass return "
-            "the loss alone or besides its outputs, or have a factory return (model, inputs, loss); --forward writes "
-            "a program of its outputs"
-        )
-    return found[0][0]
 
 
 def _checked(plan: Plan, bodies: dict[str, Body], ends: list[str]) -> set[str]:
@@ -441,9 +416,8 @@ class _Block:
             if len(order) == len(dims):
                 dims = [dims[order.index(i)] for i in range(len(order))]
             name = weight_name(self._plan.graph, operator, access)
-            deviation = initial_deviation(operator, access)
-            scales = any(s.function == "multiply" and access.tensor in s.operands for s in self._body.steps)
-            values = [code("{}", deviation)] if deviation else [code("mean=1.0")] if scales else []
+            mean, deviation = initial_moments(operator, access)
+            values = [code("{}", deviation)] if deviation else [code("mean={}", mean)] if mean else []
         return [code("mesh"), code("{}", name), code("[{}]", [self._variables[dim] for dim in dims]), *values]
 
     def _bytes(self, reads: list[int]) -> str:

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from pase.errors import EmitError
-from pase.graph import Graph, Operator
+from pase.graph import Operator
 from pase.planning.plan import LayerPlan
 from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, code, joined, word
 
@@ -16,21 +16,6 @@ TRAINING = (
     "    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
 )
 """What the head of every training program says."""
-
-
-def leading_to(graph: Graph, ends: Iterable[str]) -> set[str]:
-    """Return the layers that some layers need, themselves included."""
-    producers: dict[str, list[str]] = {}
-    for edge in graph.edges:
-        producers.setdefault(edge.consumer, []).append(edge.producer)
-    wanted: set[str] = set()
-    frontier = list(ends)
-    while frontier:
-        name = frontier.pop()
-        if name not in wanted:
-            wanted.add(name)
-            frontier.extend(producers.get(name, ()))
-    return wanted
 
 
 def check_splits(layer: LayerPlan, operator: Operator) -> None:

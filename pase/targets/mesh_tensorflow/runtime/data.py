@@ -33,9 +33,18 @@ class DataInput:
 def data_inputs(graph: Graph) -> dict[tuple[str, int], DataInput]:
     """Return what no edge feeds, by (layer, input).
 
-    Names: "labels" for the labels of a loss, "inputs" where there is a single other one, the layer's name (and the
-    tensor's, where a layer has two) otherwise.
+    Of an imported model: its inputs, by their names and in their shapes. Otherwise names are "labels" for the labels of
+    a loss, "inputs" where there is a single other one, the layer's name (and the tensor's, where a layer has two)
+    otherwise.
     """
+    named: dict[tuple[str, int], DataInput] = {}
+    for operator in graph.operators:
+        for item in operator.body.inputs if operator.body else ():
+            read = operator.reads[item.read]
+            below = index_bound(operator, read) if read.role is Role.INDEX else 0
+            named[operator.name, item.read] = DataInput(name=item.name, shape=item.shape, below=below)
+    if named:
+        return named
     free = [
         (operator, i)
         for operator in graph.operators

@@ -28,7 +28,8 @@ class RunResult:
     """What a run showed.
 
     losses, reference_losses: of each step, before its update. max_relative_difference: between them. accuracies,
-    reference_accuracies: of each step. tests, reference_tests: on the test data, where there are any.
+    reference_accuracies: of each step, None where the loss has none. tests, reference_tests: on the test data, where
+    there are any.
     predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for;
     host_bytes: fed from the host and fetched by it, apart. edges, layers: whose they are, in rows of predicted_bytes
     and measured_bytes, each with its phases forward, backward and update; by producer and consumer or by name.
@@ -40,8 +41,8 @@ class RunResult:
     losses: tuple[float, ...]
     reference_losses: tuple[float, ...]
     max_relative_difference: float
-    accuracies: tuple[float, ...]
-    reference_accuracies: tuple[float, ...]
+    accuracies: tuple[float | None, ...]
+    reference_accuracies: tuple[float | None, ...]
     tests: tuple[StepEvaluation, ...]
     reference_tests: tuple[StepEvaluation, ...]
     predicted_bytes: int
@@ -81,7 +82,7 @@ def run_plan(
     built: dict[str, Any] = {}
     done: dict[str, Any] = {}
     losses: list[float] = []
-    accuracies: list[float] = []
+    accuracies: list[float | None] = []
     tests: list[StepEvaluation] = []
     for event in program_events(source, arguments):
         match event:

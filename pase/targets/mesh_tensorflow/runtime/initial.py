@@ -58,6 +58,14 @@ def initial_deviation(operator: Operator, access: Access) -> float:
     return float(f"{sqrt(1 / fan):.4g}")
 
 
+def initial_moments(operator: Operator, access: Access) -> tuple[float, float]:
+    """Return the mean and the standard deviation of a parameter's initial values: what scales begins with ones."""
+    deviation = initial_deviation(operator, access)
+    steps = operator.body.steps if operator.body else ()
+    scales = any(step.function == "multiply" and access.tensor in step.operands for step in steps)
+    return (1.0 if scales and not deviation else 0.0), deviation
+
+
 def initial_value(
     name: str, shape: tuple[int, ...], deviation: float, seed: int, mean: float = 0.0
 ) -> np.ndarray[Any, Any]:

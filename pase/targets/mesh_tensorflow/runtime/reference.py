@@ -8,11 +8,20 @@ import numpy as np
 
 from pase.errors import RuntimeFailure
 from pase.graph import Graph, Operator, Role
+from pase.graph.body import elementary
+from pase.graph.loss import is_imported, leading_to, loss_layer
 from pase.sharding.held import parameter_name
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput, data_inputs, read_arrays
 from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation, StepEvaluation, evaluated, held_out_batches
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value, shared_order
+from pase.targets.mesh_tensorflow.runtime.initial import (
+    given_value,
+    initial_moments,
+    initial_value,
+    shared_order,
+    weight_name,
+)
+from pase.targets.mesh_tensorflow.runtime.interpreter import interpret, named, piece_of
 from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, Key, kept, step_key
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
@@ -25,7 +34,7 @@ class ReferenceResult:
     """losses, accuracies: of every step, before its update. tests: on the test data. weights: by name, at the end."""
 
     losses: list[float] = field(default_factory=list)
-    accuracies: list[float] = field(default_factory=list)
+    accuracies: list[float | None] = field(default_factory=list)
     tests: list[StepEvaluation] = field(default_factory=list)
     weights: dict[str, Array] = field(default_factory=dict)
 
@@ -56,10 +65,9 @@ def reference_training(
         # It takes longer than it saves, and rounds differently.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         with tf.Session(config=config) as session:
+            given = None if options.weights_path is None else read_arrays(options.weights_path)
             initial = {
-                variable.initializer.inputs[1]: initial_value(
-                    name, tuple(variable.shape.as_list()), network.deviations[name], seed
-                )
+                variable.initializer.inputs[1]: network.initial(name, seed, given)
                 for name, variable in network.variables.items()
             }
             # In one run: each run looks through the whole graph first.
@@ -69,7 +77,7 @@ def reference_training(
             def evaluate(batch: Mapping[str, Array]) -> Evaluation:
                 feeds = network.feeds(batch) | network.mask_feeds(NOTHING_DROPPED)
                 loss, accuracy = session.run([network.loss, network.accuracy], feeds)
-                return Evaluation(loss=float(loss), accuracy=float(accuracy))
+                return Evaluation(loss=float(loss), accuracy=float(accuracy[0]) if accuracy else None)
 
             result = ReferenceResult()
             for step in range(options.steps):
@@ -81,7 +89,7 @@ def reference_training(
                         f"the reference's loss is {value} at step {step + 1}; use a smaller learning rate"
                     )
                 result.losses.append(float(value))
-                result.accuracies.append(float(accuracy))
+                result.accuracies.append(float(accuracy[0]) if accuracy else None)
                 if test and options.is_test_due(step + 1):
                     result.tests.append(evaluated(test, evaluate, step=step + 1))
                 if on_step is not None:
@@ -95,7 +103,7 @@ def _updates(network: "_Network", rule: Rule) -> ReferenceUpdates:
     updates = ReferenceUpdates(rule)
     gradients = tf.gradients(network.loss, list(variables.values()))
     for (name, variable), gradient in zip(variables.items(), gradients, strict=True):
-        if gradient is not None:
+        if gradient is not None and name not in network.constants:
             updates.add(variable, network.values[name], gradient)
     return updates
 
@@ -105,52 +113,106 @@ class _Network:
 
     def __init__(self, graph: Graph, dtype: Any) -> None:
         self.variables: dict[str, Any] = {}
-        self.deviations: dict[str, float] = {}
+        self.constants: set[str] = set()
         self.placeholders: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.inputs: list[DataInput] = []
+        self.loss: Any = None
+        self.accuracy: tuple[Any, ...] = ()
+        self._moments: dict[str, tuple[float, float]] = {}
+        self._graph, self._dtype = graph, dtype
+        self._items = data_inputs(graph)
         self._masks: list[tuple[Operator, Any]] = []
-        items = data_inputs(graph)
-        written: dict[str, Any] = {}
-        losses, accuracies = [], []
-        for operator in graph.operators:
+        self._written: dict[str, Any] = {}
+        if is_imported(graph):
+            self._compute_bodies()
+        else:
+            self._compute_kinds()
+
+    def _compute_bodies(self) -> None:
+        """Compute what leads to the loss of an imported model, step by step."""
+        loss = loss_layer(self._graph)
+        wanted = leading_to(self._graph, [loss])
+        for operator in self._graph.operators:
+            if operator.name not in wanted or operator.body is None:
+                continue
+            if operator.body.problem:
+                raise RuntimeFailure(f"layer {operator.name!r} cannot be computed: {operator.body.problem}")
+            body = elementary(operator.body, trains=True)
+            used = {operand for step in body.steps for operand in step.operands}
+            reads = {access.tensor: i for i, access in enumerate(operator.reads) if access.tensor in used}
+            tensors = {tensor: self._read(operator, i) for tensor, i in reads.items()}
+            for constant in body.constants:
+                if constant.name in used:
+                    name = f"{operator.name}/{constant.name}"
+                    self.constants.add(name)
+                    shape = tuple(operator.extents[dim] for dim in constant.dims)
+                    tensors[constant.name] = self._variable(name, shape, (0.0, 0.0))
+            self._written[operator.name] = interpret(operator, body, tensors)
+        self.loss = tf.reshape(self._written[loss], [])
+
+    def _compute_kinds(self) -> None:
+        """Compute the layers of a built-in network by their kinds."""
+        losses = []
+        for operator in self._graph.operators:
             if operator.kind not in COMPUTE:
                 raise RuntimeFailure(
                     f"layer {operator.name!r} is a {operator.kind!r}, which the reference cannot compute; "
                     f"kinds that it can are {', '.join(sorted(COMPUTE))}"
                 )
-            values = []
-            for i, access in enumerate(operator.reads):
-                edge = graph.incoming.get((operator.name, i))
-                if access.role is Role.PARAMETER:
-                    name = parameter_name(operator, access)
-                    if name not in self.variables:
-                        self.deviations[name] = initial_deviation(operator, access)
-                        self.variables[name] = tf.get_variable(
-                            f"parameter_{len(self.variables)}",
-                            access.shape,
-                            dtype,
-                            initializer=tf.zeros_initializer(),
-                            use_resource=True,
-                        )
-                        # One value for all uses of a step.
-                        self.values[name] = self.variables[name].read_value()
-                    order = shared_order(graph, operator, access)
-                    is_plain = order == tuple(range(len(order)))
-                    values.append(self.values[name] if is_plain else tf.transpose(self.values[name], order))
-                elif edge is not None:
-                    values.append(tf.reshape(written[edge.producer], access.shape))
-                else:
-                    values.append(self._placeholder(items[operator.name, i], dtype))
+            values = [self._read(operator, i) for i in range(len(operator.reads))]
             if operator.kind == "dropout":
-                values.append(self._mask(operator, dtype))
-            written[operator.name] = COMPUTE[operator.kind](operator, values)
+                values.append(self._mask(operator, self._dtype))
+            self._written[operator.name] = COMPUTE[operator.kind](operator, values)
             if operator.kind == "softmax_loss":
-                losses.append(written[operator.name])
-                accuracies.append(_accuracy(*values))
+                losses.append(self._written[operator.name])
+                self.accuracy = (_accuracy(*values),)
         if len(losses) != 1:
-            raise RuntimeFailure(f"network {graph.name!r} has {len(losses)} losses; training needs exactly one")
-        (self.loss,), (self.accuracy,) = losses, accuracies
+            raise RuntimeFailure(f"network {self._graph.name!r} has {len(losses)} losses; training needs exactly one")
+        (self.loss,) = losses
+
+    def _read(self, operator: Operator, position: int) -> Any:
+        """Return a tensor in the shape in which an operator reads it."""
+        access = operator.reads[position]
+        edge = self._graph.incoming.get((operator.name, position))
+        if access.role is Role.PARAMETER:
+            name = parameter_name(operator, access)
+            if is_imported(self._graph):
+                name = weight_name(self._graph, operator, access)
+            order = shared_order(self._graph, operator, access)
+            is_plain = order == tuple(range(len(order)))
+            value = self._variable(name, access.shape, initial_moments(operator, access))
+            return value if is_plain else tf.transpose(value, order)
+        if edge is None:
+            return tf.reshape(self._placeholder(self._items[operator.name, position]), access.shape)
+        producer = self._graph[edge.producer]
+        written = self._written[edge.producer]
+        if edge.output:
+            array, dims = named(producer, producer.writes[0], written)
+            written = array[piece_of(dims, producer.writes[edge.output])]
+        return tf.reshape(written, access.shape)
+
+    def _variable(self, name: str, shape: tuple[int, ...], moments: tuple[float, float]) -> Any:
+        """Return the value of a weight or a constant, one for all uses of a step."""
+        if name not in self.variables:
+            self._moments[name] = moments
+            self.variables[name] = tf.get_variable(
+                f"parameter_{len(self.variables)}",
+                shape,
+                self._dtype,
+                initializer=tf.zeros_initializer(),
+                use_resource=True,
+            )
+            self.values[name] = self.variables[name].read_value()
+        return self.values[name]
+
+    def initial(self, name: str, seed: int, given: Mapping[str, Array] | None) -> Array:
+        """Return the initial value of a weight: as given, or as the seed draws it."""
+        shape = tuple(self.variables[name].shape.as_list())
+        if given is not None:
+            return given_value(name, shape, given)
+        mean, deviation = self._moments[name]
+        return initial_value(name, shape, deviation, seed, mean)
 
     def feeds(self, batch: Mapping[str, Array]) -> dict[Any, Any]:
         """Return what to feed for a batch."""
@@ -170,9 +232,10 @@ class _Network:
         self._masks.append((operator, mask))
         return mask
 
-    def _placeholder(self, item: DataInput, dtype: Any) -> Any:
-        self.inputs.append(item)
-        self.placeholders[item.name] = tf.placeholder(tf.int32 if item.below else dtype, item.shape)
+    def _placeholder(self, item: DataInput) -> Any:
+        if item.name not in self.placeholders:
+            self.inputs.append(item)
+            self.placeholders[item.name] = tf.placeholder(tf.int32 if item.below else self._dtype, item.shape)
         return self.placeholders[item.name]
 
 

@@ -24,10 +24,11 @@ def apply(function: str, *operands: Any) -> Any:
 
     Raises RuntimeFailure for a function that is not known, and for dims of one name with different extents.
     """
-    local = _local().get(function)
+    local = functions_of_points().get(function)
     tensors = [operand for operand in operands if isinstance(operand, mtf.Tensor)]
     if local is None or not tensors:
-        raise RuntimeFailure(f"{function!r} of {len(tensors)} tensors cannot be computed; use {', '.join(_local())}")
+        names = ", ".join(functions_of_points())
+        raise RuntimeFailure(f"{function!r} of {len(tensors)} tensors cannot be computed; use {names}")
     dims = joined_dims(tensors)
 
     def compute(*slices: Any) -> Any:
@@ -143,7 +144,7 @@ def _spread(local: Any, x: Any, dims: Sequence[Any]) -> Any:
     return local if local.shape.as_list() == shape else tf.reshape(local, shape)
 
 
-def _local() -> Mapping[str, Local]:
+def functions_of_points() -> Mapping[str, Local]:
     """Return what each function computes of slices; numbers come after them."""
     return MappingProxyType(
         {
