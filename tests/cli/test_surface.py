@@ -37,7 +37,8 @@ SURFACE = {
     "run": [
         "plan_or_model",
         *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL[1:]),
-        *("--steps", "--dtype", "--seed", "--data", "--test-data", "--test-every", "--measure", "--json"),
+        *("--steps", "--dtype", "--seed", "--data", "--test-data", "--weights", "--test-every", "--measure"),
+        "--json",
         *("--optimizer", "--momentum", "--nesterov", "--weight-decay", "--beta1", "--beta2", "--epsilon"),
         *("--learning-rate", "--schedule", "--warmup-steps", "--schedule-steps", "--final-learning-rate"),
         *("--decay-every", "--decay-factor"),

@@ -115,7 +115,7 @@ def test_a_training_program_returns_the_loss() -> None:
     source = emit(make_plan(with_a_loss(), 2, {"fc": {"n": 2}, "loss": {"b": 2}}))
     assert "def build(program: Program) -> mtf.Tensor:" in source
     assert 'w = program.weight(mesh, "fc/w", [c, n], 0.3536)' in source
-    assert "x = reshard(sum_2, mesh, [b, n])  # nothing moves" in source
+    assert "x = reshard(sum_2, mesh, [b, n])  # 0 B forward + 96 B backward" in source
     assert "loss = arrange(mean(x, [b, n]), [])\n\n    return loss\n" in source
 
 

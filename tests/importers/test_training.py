@@ -1,0 +1,228 @@
+"""Imported models train: losses and weights beside PyTorch's own and those of one device, under random strategies."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pase.errors import RuntimeFailure  # noqa: E402
+from pase.graph import Graph  # noqa: E402
+from pase.graph.operators import with_fan_outs  # noqa: E402
+from pase.importers.frameworks import import_model  # noqa: E402
+from pase.importers.weights import read_weights  # noqa: E402
+from pase.planning.plan import Plan  # noqa: E402
+from pase.targets.mesh_tensorflow.emitter import emit  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.compat import tf  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.execute import run_plan  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
+from tests.runtime.plans import random_plan  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+Array = np.ndarray[Any, Any]
+Source = tuple[Any, dict[str, Any]]
+
+STEPS, RATE = 3, 0.1
+SAME_AS_PYTORCH, SAME_AS_EACH_OTHER = 1e-10, 1e-12
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln1, self.ln2 = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.qkv, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.up, self.down = nn.Linear(size, 2 * size), nn.Linear(2 * size, size)
+
+    def forward(self, x: Any) -> Any:
+        batch, steps, size = x.shape
+        parts = self.qkv(self.ln1(x)).split(size, 2)
+        q, k, v = (part.view(batch, steps, self.heads, -1).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, steps, size))
+        return x + self.down(F.gelu(self.up(self.ln2(x))))
+
+
+class Gpt(nn.Module):  # type: ignore[misc]
+    """Its loss inside, its projection tied to the table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(12, 8), nn.Embedding(4, 8)
+        self.blocks = nn.Sequential(Block(8, 2), Block(8, 2))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 12, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, ids: Any, targets: Any) -> Any:
+        x = self.blocks(self.words(ids) + self.places(torch.arange(ids.shape[1])))
+        logits = self.head(self.norm(x))
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Convolutional(nn.Module):  # type: ignore[misc]
+    """Normalised by the batch; groups, strides, paddings, both poolings, branches that are joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.first, self.second = nn.BatchNorm2d(4), nn.BatchNorm2d(8)
+        self.grouped = nn.Conv2d(4, 8, 3, stride=2, padding=1, groups=2)
+        self.narrow = nn.Conv2d(4, 4, 1)
+        self.classes = nn.Linear(48, 6)
+
+    def forward(self, images: Any, labels: Any) -> Any:
+        x = F.relu(self.first(self.wide(images)))
+        y = F.silu(self.second(self.grouped(x)))
+        z = F.max_pool2d(F.leaky_relu(self.narrow(x), 0.2), 2)
+        x = F.avg_pool2d(torch.cat([y, z], 1), 2)
+        return F.cross_entropy(self.classes(x.flatten(1)), labels)
+
+
+class Regression(nn.Module):  # type: ignore[misc]
+    """A loss of numbers, of functions of points of all sorts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 4))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        found = torch.softmax(self.layers(x) * self.scale, -1).clamp(0.05, 0.9)
+        return F.mse_loss(found, y)
+
+
+def of(model: Callable[[], Any], **inputs: Any) -> Source:
+    torch.manual_seed(0)
+    return model().double(), inputs
+
+
+def numbers(*shape: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(shape).standard_normal(shape))
+
+
+def whole(below: int, *shape: int) -> Any:
+    return torch.from_numpy(np.random.default_rng(shape).integers(below, size=shape))
+
+
+MODELS: Mapping[str, Callable[[], Source]] = {
+    "gpt": lambda: of(Gpt, ids=whole(12, 4, 4), targets=whole(12, 4, 4) * 5 % 12),
+    "convolutional": lambda: of(Convolutional, images=numbers(4, 2, 8, 8), labels=whole(6, 4)),
+    "regression": lambda: of(Regression, x=numbers(8, 6), y=numbers(8, 4)),
+}
+
+
+def by_pytorch(model: Any, inputs: Mapping[str, Any]) -> tuple[list[float], dict[str, Array]]:
+    """Return the losses of some steps of gradient descent, and the weights after them."""
+    model.train()
+    optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
+    losses = []
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        found = model(**inputs)
+        loss = found[-1] if isinstance(found, tuple) else found
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    every = model.named_parameters(remove_duplicate=False)
+    return losses, {name: tensor.detach().numpy().copy() for name, tensor in every}
+
+
+def arrays(inputs: Mapping[str, Any]) -> dict[str, Array]:
+    return {n: x.numpy() if x.is_floating_point() else x.numpy().astype(np.int32) for n, x in inputs.items()}
+
+
+def double(source: Source) -> dict[str, Array]:
+    """Return the weights of a model as they are: reading them rounds to float32, to which the model is set."""
+    found = read_weights(source)
+    model = source[0]
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.copy_(tensor.float())
+    return {name: array.astype(np.float64) for name, array in found.items()}
+
+
+def trained(plan: Plan, weights: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[list[float], Any]:
+    names: dict[str, Any] = {}
+    exec(compile(emit(plan), "program", "exec"), names)
+    with tf.Graph().as_default():
+        program = Program(num_devices=plan.num_devices, dtype="float64")
+        training = Training.start(program, names["build"](program), learning_rate=RATE, seed=0, values=weights)
+        losses = [training.step(batch).loss for _ in range(STEPS)]
+        found = training.weights()
+        training.close()
+    return losses, found
+
+
+def graph_of(source: Source) -> Graph:
+    return with_fan_outs(import_model(source).graph)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(name: str) -> None:
+    source = MODELS[name]()
+    graph, weights = graph_of(source), double(source)
+    batch = arrays(source[1])
+    expected, parameters = by_pytorch(*source)
+    model = import_model(source)
+    first: tuple[list[float], Any] | None = None
+    for seed in range(3):
+        losses, found = trained(random_plan(graph, 4, seed), weights, batch)
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+        for weight in model.lowered.weights:
+            key = f"{weight.layer}/{weight.tensor}"
+            if key in found and weight.piece is None and weight.source in parameters:
+                np.testing.assert_allclose(
+                    found[key].ravel(), parameters[weight.source].ravel(), rtol=SAME_AS_PYTORCH, atol=SAME_AS_PYTORCH
+                )
+        assert {w.source for w in model.lowered.weights if f"{w.layer}/{w.tensor}" in found} >= {
+            name
+            for name in parameters
+            if name != "words.weight"  # which is head.weight
+        }
+        first = first or (losses, found)
+        np.testing.assert_allclose(losses, first[0], rtol=SAME_AS_EACH_OTHER)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
+    source = MODELS[name]()
+    weights, data = tmp_path / "weights.npz", tmp_path / "data.npz"
+    np.savez(weights, **double(source))  # type: ignore[arg-type]
+    np.savez(data, **arrays(source[1]))  # type: ignore[arg-type]
+    options = TrainingOptions(steps=2, dtype="float64", weights_path=weights, data_path=data)
+    result = run_plan(random_plan(graph_of(source), 2, 1), options, measure=True)
+    assert result.max_relative_difference < SAME_AS_EACH_OTHER
+    assert result.losses[0] == pytest.approx(by_pytorch(*source)[0][0], rel=SAME_AS_PYTORCH)
+    assert result.measured_bytes is not None
+    assert 0 < result.measured_bytes <= result.predicted_bytes
+    assert result.accuracies == (None, None)
+
+
+def test_weights_that_are_not_given_are_drawn() -> None:
+    plan = random_plan(graph_of(MODELS["regression"]()), 2, 0)
+    result = run_plan(plan, TrainingOptions(steps=2, dtype="float64"))
+    assert result.max_relative_difference < SAME_AS_EACH_OTHER
+    assert result.losses[1] < result.losses[0]
+
+
+class Masked(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mask", torch.tensor([1.0, 0.0, 1.0, 1.0]))
+
+    def forward(self, x: Any) -> Any:
+        return (self.layer(x) * self.mask).square().mean()
+
+
+def test_constants_of_a_model_are_asked_for() -> None:
+    plan = random_plan(graph_of(of(Masked, x=numbers(4, 4))), 1, 0)
+    with pytest.raises(
+        RuntimeFailure, match=r"constants of its model, such as .*; write them with: pase weights MODEL"
+    ):
+        run_plan(plan, TrainingOptions(steps=1))
