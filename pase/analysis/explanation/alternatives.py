@@ -14,7 +14,7 @@ from math import inf
 
 import numpy as np
 
-from pase.analysis.explanation.constrained_search import LIMITED_TIME_S, TIE, ConstrainedSearch
+from pase.analysis.explanation.constrained_search import LIMITED_TIME_S, TIE, ConstrainedSearch, connected_parts
 from pase.errors import SolverError
 from pase.solver import Marginals, Solution, min_marginals, near_optimal, solve_limited
 from pase.tables.cost_tables import CostTables, FloatArray, IndexArray, restricted, restricted_edge
@@ -44,16 +44,8 @@ class Island:
 def islands(tables: CostTables, kept: Sequence[IndexArray]) -> Mapping[int, Island]:
     """Return the island of each vertex that has more than one of the `kept` configurations, [V] each ascending."""
     found: dict[int, Island] = {}
-    open_vertices = [v for v, rows in enumerate(kept) if len(rows) > 1]
-    for start in open_vertices:
-        if start in found:
-            continue
-        reached, frontier = {start}, [start]
-        while frontier:
-            new = {w for w in tables.neighbours[frontier.pop()] if len(kept[w]) > 1} - reached
-            reached |= new
-            frontier.extend(new)
-        island = _island(tables, kept, tuple(sorted(reached)))
+    for part in connected_parts(tables, [v for v, rows in enumerate(kept) if len(rows) > 1]):
+        island = _island(tables, kept, tuple(sorted(part)))
         found |= dict.fromkeys(island.vertices, island)
     return found
 

@@ -1,6 +1,6 @@
 """How an explanation searches: within the plan's own limit on memory, and for the strategy nearest to the plan."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pase.costs import Problem, memory_tables
@@ -49,7 +49,7 @@ def nearest(
         return False
 
     changed = {v for v, (c, r) in enumerate(zip(choice, reference, strict=True)) if c != r} - set(moved)
-    for group in _groups(tables[0], changed):
+    for group in connected_parts(tables[0], changed):
         if take_back(group):
             changed -= group
     waiting = True
@@ -65,18 +65,17 @@ def _cost_of(tables: CostTables, choice: Sequence[int], vertices: Collection[int
     return layers + sum(tables.edge(e).cost(choice[tables.edges[e][0]], choice[tables.edges[e][1]]) for e in edges)
 
 
-def _groups(tables: CostTables, vertices: Collection[int]) -> list[set[int]]:
-    """Return the connected parts of some vertices."""
-    left, groups = set(vertices), []
+def connected_parts(tables: CostTables, vertices: Collection[int]) -> Iterator[set[int]]:
+    """Yield the connected parts of some vertices, the one with the first vertex first."""
+    left = set(vertices)
     while left:
-        group, frontier = set(), [min(left)]
+        part, frontier = set[int](), [min(left)]
         while frontier:
             v = frontier.pop()
-            group.add(v)
+            part.add(v)
             left.discard(v)
             frontier += tables.neighbours[v] & left
-        groups.append(group)
-    return groups
+        yield part
 
 
 LIMITED_TIME_S = 0.5

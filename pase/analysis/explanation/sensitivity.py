@@ -9,11 +9,10 @@ sides are looked at in turn (Eisner & Severance 1976). Every breakpoint takes tw
 machine itself, scale 1, outwards, so that what is found is complete up to where it ends.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from pase.analysis.explanation.constrained_search import (
 )
 from pase.errors import SolverError
 from pase.graph import Graph
-from pase.machine import Device, Level, Machine
+from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress, problem_of
 from pase.solver import Solution
@@ -118,26 +117,8 @@ MAX_SOLUTIONS = 200
 """Of one side."""
 
 
-class Optimum(Protocol):
-    """What a solver has to give: a strategy, and whether it is proven to be cheapest."""
-
-    @property
-    def choice(self) -> tuple[int, ...]:
-        """[V] configuration index of each vertex."""
-        ...
-
-    @property
-    def exact(self) -> bool:
-        """Whether no strategy is cheaper."""
-        ...
-
-
-class Optimise(Protocol):
-    """A solver; known: strategies to start from."""
-
-    def __call__(self, tables: CostTables, known: Sequence[Sequence[int]]) -> Optimum:
-        """Return a cheapest strategy."""
-        ...
+Optimise = Callable[[CostTables, Sequence[Sequence[int]]], Solution]
+"""Returns a cheapest strategy of a problem; given strategies to start from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +148,8 @@ NO_FLIPS = Side(breakpoints=(), searched_to=1.0)
 """Where none were looked for."""
 
 
-def _everything_fits(_choice: Sequence[int]) -> bool:
-    return True
+class _EnoughError(Exception):
+    """The number of solutions is used up, or one was not proven."""
 
 
 def breakpoints(
@@ -178,64 +159,50 @@ def breakpoints(
     *,
     farthest: float = FARTHEST,
     max_solutions: int = MAX_SOLUTIONS,
-    fits: Callable[[Sequence[int]], bool] = _everything_fits,
+    fits: Callable[[Sequence[int]], bool] = lambda _choice: True,
 ) -> Side:
     """Return the breakpoints between scale 1, where `start` is cheapest, and `farthest`, above 1 or below it.
 
     optimise: answers with strategies that fit, if not all do.
     """
-    walk = _Walk(problem, optimise, max_solutions)
-    first = problem.line(start)
+    left, complete_to = max_solutions, 1.0
+
+    def best(scale: float, known: Sequence[Line]) -> Line:
+        nonlocal left
+        if not left:
+            raise _EnoughError
+        left -= 1
+        solution = optimise(problem.at(scale), [line.choice for line in known])
+        if not solution.exact:
+            raise _EnoughError
+        return problem.line(solution.choice)
+
+    def between(start: float, near: Line, end: float, far: Line) -> Iterator[tuple[float, Line]]:
+        """Yield (scale, strategy from there on) from `start`, where `near` is cheapest, to `end`, where `far` is."""
+        nonlocal complete_to
+        if not near.is_parallel_to(far) and near.at(end) > far.at(end) * (1 + TIE):
+            low, high = sorted((start, end))
+            meeting = (far.compute - near.compute) / (near.communication - far.communication)
+            meeting = min(max(meeting, low), high)
+            middle = best(meeting, (near, far))
+            if middle.at(meeting) >= near.at(meeting) * (1 - TIE):
+                yield meeting, far
+            else:
+                yield from between(start, near, meeting, middle)
+                yield from between(meeting, middle, end, far)
+        complete_to = end
+
+    first, choice = problem.line(start), tuple(start)
     found: list[Breakpoint] = []
-    choice, searched_to = tuple(start), farthest
     try:
-        last = walk.best(farthest, (first,))
-        for scale, line in walk.between(1.0, first, farthest, last):
+        for scale, line in between(1.0, first, farthest, best(farthest, (first,))):
             near = nearest((problem.compute, problem.communication), choice, line.choice)
             choice = near if fits(near) else line.choice
             if choice != (found[-1].choice if found else tuple(start)):
                 found.append(Breakpoint(scale=scale, choice=choice))
     except _EnoughError:
-        searched_to = walk.complete_to
-    return Side(breakpoints=tuple(found), searched_to=searched_to)
-
-
-class _EnoughError(Exception):
-    """The number of solutions is used up, or one was not proven."""
-
-
-class _Walk:
-    """Finds optima, and counts them; complete_to: up to this scale all breakpoints are found."""
-
-    def __init__(self, problem: ScaledTables, optimise: Optimise, max_solutions: int) -> None:
-        self._problem = problem
-        self._optimise = optimise
-        self._left = max_solutions
-        self.complete_to = 1.0
-
-    def best(self, scale: float, known: Sequence[Line]) -> Line:
-        """Return an optimum at a scale."""
-        if not self._left:
-            raise _EnoughError
-        self._left -= 1
-        solution = self._optimise(self._problem.at(scale), [line.choice for line in known])
-        if not solution.exact:
-            raise _EnoughError
-        return self._problem.line(solution.choice)
-
-    def between(self, start: float, near: Line, end: float, far: Line) -> Iterator[tuple[float, Line]]:
-        """Yield (scale, strategy from there on) from `start`, where `near` is cheapest, to `end`, where `far` is."""
-        if not near.is_parallel_to(far) and near.at(end) > far.at(end) * (1 + TIE):
-            low, high = sorted((start, end))
-            meeting = (far.compute - near.compute) / (near.communication - far.communication)
-            meeting = min(max(meeting, low), high)
-            middle = self.best(meeting, (near, far))
-            if middle.at(meeting) >= near.at(meeting) * (1 - TIE):
-                yield meeting, far
-            else:
-                yield from self.between(start, near, meeting, middle)
-                yield from self.between(meeting, middle, end, far)
-        self.complete_to = end
+        return Side(breakpoints=tuple(found), searched_to=complete_to)
+    return Side(breakpoints=tuple(found), searched_to=farthest)
 
 
 CHANGE = 0.2
@@ -319,30 +286,32 @@ def sensitivity(
 
 def figures(plan: Plan) -> Iterator[Figure]:
     """Yield the figures of a plan's machine that a cost may depend on: those of levels that the devices use."""
-    for name, scale_device in _DEVICE.items():
-        yield Figure(name=name, scaled=_of_device(plan, scale_device))
-    for i, level in enumerate(plan.machine.levels_spanned(plan.num_devices)):
-        for name, scale in _LEVEL.items():
-            yield Figure(name=f"{level.name} {name}", scaled=_of_level(plan, i, scale))
-    if plan.memory_limit_bytes_per_device is not None:
-        yield Figure(name="device memory limit", scaled=_of_limit(plan, plan.memory_limit_bytes_per_device))
+    machine, device, limit = plan.machine, plan.machine.device, plan.memory_limit_bytes_per_device
 
+    def of_device(factor: float, name: str) -> Plan:
+        memory = device.memory_bandwidth_bytes_per_s
+        other = (
+            replace(device, peak_flop_per_s={dtype: peak * factor for dtype, peak in device.peak_flop_per_s.items()})
+            if name == "peak FLOP/s"
+            else replace(device, memory_bandwidth_bytes_per_s=None if memory is None else memory * factor)
+        )
+        return replace(plan, machine=replace(machine, device=other))
 
-def _of_device(plan: Plan, scale: Callable[[Device, float], Device]) -> Callable[[float], Plan]:
-    return lambda factor: replace(plan, machine=replace(plan.machine, device=scale(plan.machine.device, factor)))
+    def of_level(factor: float, number: int, field: str) -> Plan:
+        levels = list(machine.levels)
+        levels[number] = replace(levels[number], **{field: getattr(levels[number], field) * factor})
+        return replace(plan, machine=replace(machine, levels=tuple(levels)))
 
-
-def _of_level(plan: Plan, number: int, scale: Callable[[Level, float], Level]) -> Callable[[float], Plan]:
-    def scaled(factor: float) -> Plan:
-        levels = list(plan.machine.levels)
-        levels[number] = scale(levels[number], factor)
-        return replace(plan, machine=replace(plan.machine, levels=tuple(levels)))
-
-    return scaled
-
-
-def _of_limit(plan: Plan, limit_bytes: int) -> Callable[[float], Plan]:
-    return lambda factor: replace(plan, memory_limit_bytes_per_device=int(limit_bytes * factor))
+    for name in ("peak FLOP/s", "memory bandwidth"):
+        yield Figure(name=f"device {name}", scaled=partial(of_device, name=name))
+    for i, level in enumerate(machine.levels_spanned(plan.num_devices)):
+        for name, field in (("latency", "latency_s"), ("bandwidth", "bandwidth_bytes_per_s")):
+            yield Figure(name=f"{level.name} {name}", scaled=partial(of_level, number=i, field=field))
+    if limit is not None:
+        yield Figure(
+            name="device memory limit",
+            scaled=lambda factor: replace(plan, memory_limit_bytes_per_device=int(limit * factor)),
+        )
 
 
 def _optimum(tables: CostTables, choice: Sequence[int], search: ConstrainedSearch) -> Solution | None:
@@ -351,31 +320,6 @@ def _optimum(tables: CostTables, choice: Sequence[int], search: ConstrainedSearc
         return optimum_near(tables, choice, search) if search.fits(choice) else search.cheapest(tables)
     except SolverError:
         return None
-
-
-def _with_peak(device: Device, factor: float) -> Device:
-    return replace(device, peak_flop_per_s={dtype: peak * factor for dtype, peak in device.peak_flop_per_s.items()})
-
-
-def _with_memory_bandwidth(device: Device, factor: float) -> Device:
-    given = device.memory_bandwidth_bytes_per_s
-    return device if given is None else replace(device, memory_bandwidth_bytes_per_s=given * factor)
-
-
-def _with_latency(level: Level, factor: float) -> Level:
-    return replace(level, latency_s=level.latency_s * factor)
-
-
-def _with_bandwidth(level: Level, factor: float) -> Level:
-    return replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * factor)
-
-
-_DEVICE: Mapping[str, Callable[[Device, float], Device]] = MappingProxyType(
-    {"device peak FLOP/s": _with_peak, "device memory bandwidth": _with_memory_bandwidth}
-)
-_LEVEL: Mapping[str, Callable[[Level, float], Level]] = MappingProxyType(
-    {"latency": _with_latency, "bandwidth": _with_bandwidth}
-)
 
 
 def _seconds(machine: Machine, unit: str) -> float:

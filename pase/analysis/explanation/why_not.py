@@ -142,14 +142,6 @@ class Excess:
         return self.part.cost - (self.before.cost if self.before else 0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contrast:
-    """Another choice for a layer, in words ("splitting the batch (b=32)"), and what is dearest about it."""
-
-    choice: str
-    excess: Excess
-
-
 def configuration_text(splits: Mapping[str, int], num_devices: int) -> str:
     """Return a configuration in words: "b=4 n=2", with "×4" where four devices hold each part, or "not split"."""
     text = " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
@@ -165,11 +157,6 @@ def percent(fraction: float) -> str:
     return f"{value:+.0f}%" if abs(value) >= 9.95 else f"{value:+.2g}%"
 
 
-def only_reason(layer: str, own: str, *, is_only: bool) -> str:
-    """Return the sentence for a layer without another configuration, or (not is_only) without another that fits."""
-    return f"{layer}: {own}, its only configuration{'' if is_only else ' for which a strategy was found that fits'}"
-
-
 def memory_reason(other: str, memory: MemoryBinding, plan_cost: float) -> str:
     """Return what is added to a layer's sentence where its cheaper configuration does not fit."""
     when = "" if memory.is_alone else " together with others"
@@ -177,32 +164,6 @@ def memory_reason(other: str, memory: MemoryBinding, plan_cost: float) -> str:
         f"; memory binds: {other}{when} would cost {percent(memory.difference / plan_cost)} but takes "
         f"{quantity(memory.needed_bytes, 'B')} on each device, over the limit of {quantity(memory.limit_bytes, 'B')}"
     )
-
-
-def tie_reason(layer: str, own: str, other: str, contrast: Contrast | None, unit: str) -> str:
-    """Return the sentence for a layer whose runner-up costs the same."""
-    because = f", because {contrast.choice} would {would(contrast.excess, unit)}" if contrast else ""
-    return f"{layer}: {own}{because}; {other} costs the same"
-
-
-def best_reason(layer: str, own: str, other: str, relative: float, contrast: Contrast | None, unit: str) -> str:
-    """Return the sentence for a layer whose configuration is the best; contrast: with another than the runner-up."""
-    because = f", because {contrast.choice} would {would(contrast.excess, unit)}" if contrast else ""
-    return f"{layer}: {own}{because}; next best {other} costs {percent(relative)}"
-
-
-def next_best_reason(layer: str, own: str, other: str, relative: float, excess: Excess, unit: str) -> str:
-    """Return the sentence for a layer that is compared with its runner-up itself."""
-    return f"{layer}: {own}, because the next best, {other}, would {would(excess, unit)}: {percent(relative)} in all"
-
-
-def not_best_reason(layer: str, own: str, best: str, saved: float, excess: Excess | None, unit: str) -> str:
-    """Return the sentence for a layer that a cheapest strategy has otherwise.
-
-    saved: by the best over the cheapest strategy with its own, as a part of the plan's cost; excess: of the latter.
-    """
-    keeping = f": keeping {own} would {would(excess, unit)}" if excess else ""
-    return f"{layer}: {own} is not the best, {best} would save {percent(saved).lstrip('+')} of the plan's cost{keeping}"
 
 
 def would(excess: Excess, unit: str) -> str:
@@ -272,20 +233,25 @@ class Reasons:
         name, unit = self._plan.layers[vertex].name, self._plan.cost_unit
         own = self._text(vertex, self._choice[vertex])
         if runner_up is None or other is None:
-            return only_reason(name, own, is_only=self._problem.tables.domain_sizes[vertex] == 1)
+            is_only = self._problem.tables.domain_sizes[vertex] == 1
+            found = "" if is_only else " for which a strategy was found that fits"
+            return f"{name}: {own}, its only configuration{found}"
         relative = runner_up.difference / self._plan_cost if self._plan_cost else 0.0
         next_best = self._text(vertex, other.choice[vertex])
         if relative < 0 and not runner_up.is_tie:
             excess = self._excess(vertex, other.choice, kept.choice)
-            return not_best_reason(name, own, next_best, -relative, excess, unit)
-        contrast = self._with_data_parallel(vertex)
+            keeping = f": keeping {own} would {would(excess, unit)}" if excess else ""
+            saved = percent(-relative).lstrip("+")
+            return f"{name}: {own} is not the best, {next_best} would save {saved} of the plan's cost{keeping}"
+        because = self._against_data_parallel(vertex)
         if runner_up.is_tie:
-            return tie_reason(name, own, next_best, contrast, unit)
-        if contrast is None or self._is_data_parallel(vertex, other.choice[vertex]):
+            return f"{name}: {own}{because}; {next_best} costs the same"
+        if not because or self._is_data_parallel(vertex, other.choice[vertex]):
             excess = self._excess(vertex, kept.choice, other.choice)
             if excess is not None:
-                return next_best_reason(name, own, next_best, relative, excess, unit)
-        return best_reason(name, own, next_best, relative, contrast, unit)
+                action = would(excess, unit)
+                return f"{name}: {own}, because the next best, {next_best}, would {action}: {percent(relative)} in all"
+        return f"{name}: {own}{because}; next best {next_best} costs {percent(relative)}"
 
     def _text(self, vertex: int, configuration: int) -> str:
         return self.text(self._problem.splits(vertex, configuration))
@@ -302,19 +268,18 @@ class Reasons:
         splits = self._data_parallel(vertex)
         return self._problem.choice(vertex, splits) == configuration
 
-    def _with_data_parallel(self, vertex: int) -> Contrast | None:
-        """Return what splitting this layer's batch alone would cost it; None if it is split so, or nothing would."""
-        splits = self._data_parallel(vertex)
-        configuration = self._problem.choice(vertex, splits)
+    def _against_data_parallel(self, vertex: int) -> str:
+        """Return what splitting this layer's batch alone would cost it; "" if it is split so, or nothing would."""
+        configuration = self._problem.choice(vertex, self._data_parallel(vertex))
         if configuration is None or configuration == self._choice[vertex]:
-            return None
+            return ""
         choice = (*self._choice[:vertex], configuration, *self._choice[vertex + 1 :])
         excess = self._excess(vertex, self._choice, choice)
         if excess is None or excess.part.other:
-            return None  # what an edge costs depends on the neighbours, which would not stay as they are
+            return ""  # what an edge costs depends on the neighbours, which would not stay as they are
         text = self._text(vertex, configuration)
         action = "not splitting it" if text.startswith("not split") else f"splitting the batch alone ({text})"
-        return Contrast(choice=action, excess=excess)
+        return f", because {action} would {would(excess, self._plan.cost_unit)}"
 
     def _excess(self, vertex: int, before: Sequence[int], after: Sequence[int]) -> Excess | None:
         """Return the part that costs most more after a change: of the layer, or of others that change with it."""
