@@ -151,6 +151,21 @@ class Message(NamedTuple):
     latency_s: float
 
     @property
+    def device(self) -> int:
+        """The one that sends."""
+        return self.sender
+
+    @property
+    def links(self) -> tuple[int, ...]:
+        """The links that it takes, one after the other."""
+        return self.path.links
+
+    @property
+    def link_bytes(self) -> tuple[float, ...]:
+        """What goes over each of them."""
+        return (self.size_bytes,) * len(self.path.links)
+
+    @property
     def level(self) -> int:
         """The outermost level that it crosses."""
         return self.path.level
@@ -174,6 +189,11 @@ class Collective(NamedTuple):
     duration_s: float
     latency_s: float
     level: int
+
+    @property
+    def device(self) -> int:
+        """The first of the group."""
+        return self.devices[0]
 
 
 class Join(NamedTuple):
@@ -220,9 +240,9 @@ NONE = -1
 class Occupancy:
     """What a link carried: [tasks of the link] in order, each from begin_s to release_s."""
 
-    tasks: Sequence[int]
-    begin_s: Sequence[float]
-    release_s: Sequence[float]
+    tasks: list[int] = field(default_factory=list)
+    begin_s: list[float] = field(default_factory=list)
+    release_s: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,13 +254,13 @@ class Schedule:
     that its device did before. occupancy: [links]. positions: for what takes links, its place in the occupancy of each.
     """
 
-    ready_s: Sequence[float]
-    awaited: Sequence[int]
-    start_s: Sequence[float]
-    end_s: Sequence[float]
-    before: Sequence[int]
-    occupancy: Sequence[Occupancy]
-    positions: Sequence[Sequence[int]]
+    ready_s: list[float]
+    awaited: list[int]
+    start_s: list[float]
+    end_s: list[float]
+    before: list[int]
+    occupancy: list[Occupancy]
+    positions: list[list[int]]
 
     @property
     def step_time_s(self) -> float:
@@ -253,7 +273,7 @@ def run(graph: TaskGraph, links: Sequence[FabricLink], num_devices: int) -> Sche
     running = _Run(graph, links, num_devices)
     running.play()
     assert running.num_ended == len(graph.tasks), "tasks wait for one another in a circle"
-    return running.schedule()
+    return running.schedule
 
 
 class _Run:
@@ -264,16 +284,20 @@ class _Run:
         self._tasks, self._followers = graph.tasks, graph.followers
         self._missing = list(graph.num_awaited)
         self._events: list[tuple[float, int, int, int]] = []
-        self._ready_s, self._start_s, self._end_s = [0.0] * count, [0.0] * count, [0.0] * count
-        self._awaited = [NONE] * count
+        self.schedule = Schedule(
+            ready_s=[0.0] * count,
+            awaited=[NONE] * count,
+            start_s=[0.0] * count,
+            end_s=[0.0] * count,
+            before=[NONE] * count,
+            occupancy=[Occupancy() for _ in links],
+            positions=[[] for _ in range(count)],
+        )
         self._s_per_byte = [1 / link.bandwidth_bytes_per_s for link in links]
         self._free_s = [0.0] * len(links)
-        self._carried: list[tuple[list[int], list[float], list[float]]] = [([], [], []) for _ in links]
-        self._positions: list[list[int]] = [[] for _ in range(count)]
         self._queues: list[list[int]] = [[] for _ in range(num_devices)]
         self._is_computing = [False] * num_devices
         self._last = [NONE] * num_devices
-        self._before = [NONE] * count
         self.num_ended = 0
 
     def play(self) -> None:
@@ -305,7 +329,7 @@ class _Run:
     def _end(self, task: int, now_s: float, arrivals: list[tuple[int, int]], touched: set[int]) -> None:
         """Record that a task has ended, and release what waited for it alone."""
         self.num_ended += 1
-        self._end_s[task] = now_s
+        self.schedule.end_s[task] = now_s
         found = self._tasks[task]
         if isinstance(found, Compute):
             self._is_computing[found.device] = False
@@ -318,14 +342,14 @@ class _Run:
     def _release(
         self, task: int, awaited: int, now_s: float, arrivals: list[tuple[int, int]], touched: set[int]
     ) -> None:
-        self._ready_s[task], self._awaited[task] = now_s, awaited
+        self.schedule.ready_s[task], self.schedule.awaited[task] = now_s, awaited
         found = self._tasks[task]
         match found:
             case Compute():
                 heappush(self._queues[found.device], task)
                 touched.add(found.device)
             case Join():
-                self._start_s[task] = now_s
+                self.schedule.start_s[task] = now_s
                 self._end(task, now_s, arrivals, touched)
             case _:
                 arrivals.append((task, 0))
@@ -338,8 +362,8 @@ class _Run:
         found = self._tasks[task]
         assert isinstance(found, Compute)
         self._is_computing[device] = True
-        self._before[task], self._last[device] = self._last[device], task
-        self._start_s[task] = now_s
+        self.schedule.before[task], self._last[device] = self._last[device], task
+        self.schedule.start_s[task] = now_s
         heappush(self._events, (now_s + found.duration_s, _END, task, 0))
 
     def _send(self, task: int, stage: int, now_s: float) -> None:
@@ -351,7 +375,7 @@ class _Run:
             last_s = now_s
             for link, size_bytes in zip(found.links, found.link_bytes, strict=True):
                 last_s = max(last_s, self._take(link, task, size_bytes, now_s))
-            self._start_s[task] = last_s
+            self.schedule.start_s[task] = last_s
             heappush(self._events, (last_s + found.duration_s, _END, task, 0))
 
     def _send_on(self, task: int, message: Message, stage: int, now_s: float) -> None:
@@ -363,30 +387,16 @@ class _Run:
             if begin_s > now_s and next_stage < len(links):
                 heappush(self._events, (begin_s, _ARRIVAL, task, next_stage))
                 return
-        self._start_s[task] = begin_s
+        self.schedule.start_s[task] = begin_s
         heappush(self._events, (begin_s + message.duration_s, _END, task, 0))
 
     def _take(self, link: int, task: int, size_bytes: float, now_s: float) -> float:
         begin_s = max(now_s, self._free_s[link])
         release_s = begin_s + size_bytes * self._s_per_byte[link]
         self._free_s[link] = release_s
-        tasks, begins, releases = self._carried[link]
-        self._positions[task].append(len(tasks))
-        tasks.append(task)
-        begins.append(begin_s)
-        releases.append(release_s)
+        occupancy = self.schedule.occupancy[link]
+        self.schedule.positions[task].append(len(occupancy.tasks))
+        occupancy.tasks.append(task)
+        occupancy.begin_s.append(begin_s)
+        occupancy.release_s.append(release_s)
         return begin_s
-
-    def schedule(self) -> Schedule:
-        """Return what happened."""
-        return Schedule(
-            ready_s=self._ready_s,
-            awaited=self._awaited,
-            start_s=self._start_s,
-            end_s=self._end_s,
-            before=self._before,
-            occupancy=[
-                Occupancy(tasks=tasks, begin_s=begins, release_s=releases) for tasks, begins, releases in self._carried
-            ],
-            positions=self._positions,
-        )

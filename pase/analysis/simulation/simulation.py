@@ -111,7 +111,7 @@ class _Walk:
         """
         schedule = self._schedule
         while True:
-            links, positions = _links(self._tasks[task]), schedule.positions[task]
+            links, positions = self._links(task), schedule.positions[task]
             occupancy = schedule.occupancy[links[place]]
             begin_s = occupancy.begin_s[positions[place]]
             if begin_s <= schedule.ready_s[task]:
@@ -122,10 +122,15 @@ class _Walk:
             link, position = links[place], positions[place] - 1
             task = occupancy.tasks[position]
             self._add(Activity.QUEUE, self._tasks[task], occupancy.begin_s[position], begin_s)
-            place = _links(self._tasks[task]).index(link)
+            place = self._links(task).index(link)
+
+    def _links(self, task: int) -> tuple[int, ...]:
+        found = self._tasks[task]
+        assert isinstance(found, Message | Collective)
+        return found.links
 
     def _begin_s(self, task: int, place: int) -> float:
-        link = _links(self._tasks[task])[place]
+        link = self._links(task)[place]
         return self._schedule.occupancy[link].begin_s[self._schedule.positions[task][place]]
 
     def _last_link(self, task: int, start_s: float) -> int:
@@ -134,33 +139,17 @@ class _Walk:
         return next(place for place in reversed(places) if self._begin_s(task, place) == start_s)
 
     def _add(self, activity: Activity, found: Task, begin_s: float, end_s: float) -> None:
-        assert not isinstance(found, Join)
-        if end_s > begin_s:
+        if end_s > begin_s and not isinstance(found, Join):
             self.steps.append(
                 PathStep(
                     activity=activity,
                     label=found.label,
-                    device=_device(found),
+                    device=found.device,
                     level=None if isinstance(found, Compute) else found.level,
                     begin_s=begin_s,
                     end_s=end_s,
                 )
             )
-
-
-def _links(found: Task) -> tuple[int, ...]:
-    assert isinstance(found, Message | Collective)
-    return found.path.links if isinstance(found, Message) else found.links
-
-
-def _device(found: Compute | Message | Collective) -> int:
-    match found:
-        case Compute():
-            return found.device
-        case Message():
-            return found.sender
-        case Collective():
-            return found.devices[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,9 +234,7 @@ def phase_times(graph: TaskGraph, schedule: Schedule, fabric: Fabric) -> tuple[P
             computing_s[phase][found.device] += found.duration_s
             begins[phase] = min(begins.get(phase, schedule.start_s[task]), schedule.start_s[task])
             ends[phase] = max(ends.get(phase, 0.0), schedule.end_s[task])
-        elif isinstance(found, Message):
-            moved_bytes[found.label.phase] += found.size_bytes
-        elif isinstance(found, Collective):
+        elif isinstance(found, Message | Collective):
             sizes = zip(found.links, found.link_bytes, strict=True)
             moved_bytes[found.label.phase] += sum(size for link, size in sizes if is_port_out[link])
     return tuple(
@@ -266,10 +253,7 @@ def link_bytes(graph: TaskGraph, fabric: Fabric) -> list[float]:
     """Return [links] what goes over each of them in a step."""
     total = [0.0] * len(fabric.links)
     for found in graph.tasks:
-        if isinstance(found, Message):
-            for link in found.path.links:
-                total[link] += found.size_bytes
-        elif isinstance(found, Collective):
+        if isinstance(found, Message | Collective):
             for link, size in zip(found.links, found.link_bytes, strict=True):
                 total[link] += size
     return total
@@ -439,9 +423,7 @@ def timeline(simulation: Simulation) -> Iterator[TimelineEvent]:
 
 def _on_links(simulation: Simulation, task: int, found: Message | Collective, level: str) -> Iterator[TimelineEvent]:
     schedule = simulation.schedule
-    links = found.path.links if isinstance(found, Message) else found.links
-    sizes = (found.size_bytes,) * len(links) if isinstance(found, Message) else found.link_bytes
-    for link, size_bytes, position in zip(links, sizes, schedule.positions[task], strict=True):
+    for link, size_bytes, position in zip(found.links, found.link_bytes, schedule.positions[task], strict=True):
         taken = simulation.fabric.links[link]
         if taken.level == 0:
             yield TimelineEvent(

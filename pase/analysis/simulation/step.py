@@ -261,13 +261,12 @@ class _Builder:
                 edge = self._graph.incoming.get((name, position))
                 if edge is not None:
                     front = list(self._written[edge.producer])
-                    self._carry(front, self._hops[name, position], self._edge_label(edge, Phase.FORWARD), edge)
+                    self._carry(front, self._hops[name, position], edge, Phase.FORWARD)
                     _extend(ready, front)
                 if (name, position) in self._shared:
                     weight = self._shared[name, position]
                     front = self._nothing()
-                    label = self._shared_label(weight, Phase.FORWARD)
-                    self._carry_weight(front, shared_steps(self._plan, weight), label)
+                    self._carry(front, shared_steps(self._plan, weight), weight, Phase.FORWARD)
                     _extend(ready, front)
             front = self._compute(name, Phase.FORWARD, self._work[name].forward_s, ready)
             self._move(front, operator, self._within.get((name, Purpose.EXCHANGE), ()))
@@ -288,7 +287,7 @@ class _Builder:
                 if gradient is not None:
                     front = list(gradient)
                     hops = return_steps(self._plan, edge, self._hops[edge.consumer, edge.input])
-                    self._carry(front, hops, self._edge_label(edge, Phase.BACKWARD), edge)
+                    self._carry(front, hops, edge, Phase.BACKWARD)
                     _extend(ready, front)
             front = self._went_back[name] = self._compute(name, Phase.BACKWARD, time_s, ready)
             for position, read in enumerate(operator.reads):
@@ -324,7 +323,7 @@ class _Builder:
                 self._move(front, operator, self._sums.get((name, position), ()))
                 if weight is not None:
                     back = shared_return_steps(self._plan, weight)
-                    self._carry_weight(front, back, self._shared_label(weight, Phase.BACKWARD))
+                    self._carry(front, back, weight, Phase.BACKWARD)
                 _extend(ready[weight.owner if weight else name], front)
         for name, front in ready.items():
             time_s = self._work[name].update_s
@@ -353,27 +352,21 @@ class _Builder:
                     for group in sum_groups(layer_mesh(self._plan, operator.name), found.over):
                         self._way(self._network, label, group, found.points, word_bytes, found.times, front)
 
-    def _carry(self, front: Front, hops: Iterable[ReshardStep], label: Label, edge: Edge) -> None:
-        read = self._graph[edge.consumer].reads[edge.input]
-        self._hop_by_hop(front, hops, label, self._graph.word_bytes if read.is_differentiable else INDEX_BYTES)
-
-    def _carry_weight(self, front: Front, hops: Sequence[ReshardStep], label: Label) -> None:
-        self._hop_by_hop(front, hops, label, self._graph.word_bytes)
-
-    def _hop_by_hop(self, front: Front, hops: Iterable[ReshardStep], label: Label, point_bytes: int) -> None:
-        for hop in hops:
+    def _carry(self, front: Front, steps: Iterable[ReshardStep], moved: Edge | SharedWeight, phase: Phase) -> None:
+        """Add what moves from layer to layer, step by step: along an edge, or of a weight that both use."""
+        if isinstance(moved, Edge):
+            read = self._graph[moved.consumer].reads[moved.input]
+            label = Label(producer=moved.producer, consumer=moved.consumer, tensor=read.tensor, phase=phase)
+            point_bytes = self._graph.word_bytes if read.is_differentiable else INDEX_BYTES
+        else:
+            tensor = self._graph[moved.user].reads[moved.user_read].shared
+            label = Label(producer=moved.owner, consumer=moved.user, tensor=tensor, phase=phase)
+            point_bytes = self._graph.word_bytes
+        for step in steps:
             # Repeated layers move alike: each distinct movement is looked at once.
-            if hop not in self._moved:
-                self._moved[hop] = point_to_point(hop)
-            self._network.send(label, self._moved[hop].items(), point_bytes, 1, front)
-
-    def _edge_label(self, edge: Edge, phase: Phase) -> Label:
-        tensor = self._graph[edge.consumer].reads[edge.input].tensor
-        return Label(producer=edge.producer, consumer=edge.consumer, tensor=tensor, phase=phase)
-
-    def _shared_label(self, weight: SharedWeight, phase: Phase) -> Label:
-        tensor = self._graph[weight.user].reads[weight.user_read].shared
-        return Label(producer=weight.owner, consumer=weight.user, tensor=tensor, phase=phase)
+            if step not in self._moved:
+                self._moved[step] = point_to_point(step)
+            self._network.send(label, self._moved[step].items(), point_bytes, 1, front)
 
 
 def _extend(front: Front, more: Sequence[tuple[int, ...]]) -> None:
