@@ -10,8 +10,8 @@ import pytest
 from pase import Graph, Machine, load, load_machine
 from pase.analysis.baselines import BASELINES
 from pase.analysis.baselines.mcmc import Walk
-from pase.analysis.baselines.recognition import transformer_dims
 from pase.analysis.baselines.registry import meshes
+from pase.analysis.baselines.rules import transformer_dims
 from pase.costs import Problem
 from pase.graph import Builder, Scalar
 from pase.graph.operators import conv2d, dense, dropout, global_pool, softmax_loss

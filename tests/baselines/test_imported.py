@@ -6,8 +6,8 @@ import pytest
 
 from pase import load, load_machine
 from pase.analysis.baselines import BASELINES
-from pase.analysis.baselines.recognition import transformer_dims
 from pase.analysis.baselines.registry import meshes
+from pase.analysis.baselines.rules import transformer_dims
 from pase.costs import Problem
 from pase.planning.planner import problem_of
 from tests.importers.torch_zoo import Made, alexnet, transformer

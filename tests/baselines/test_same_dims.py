@@ -3,7 +3,7 @@
 import pytest
 
 from pase import load_machine
-from pase.analysis.baselines.recognition import (
+from pase.analysis.baselines.rules import (
     dense_product,
     follows,
     is_convolution,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.views.exports.lettering import ELLIPSIS, shortened, text_width, xml_text
+from pase.views.exports.svg import ELLIPSIS, shortened, text_width, xml_text
 
 # Advance widths in units of 1/2048 em in DejaVu Sans, the widest of the usual fonts, from its own metrics.
 DEJAVU = {"a": 1255, "e": 1260, "i": 569, "m": 1995, "n": 1298, "W": 2025, "0": 1303, "_": 1024, "=": 1716, " ": 651}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from pase.analysis.baselines.completion import with_best_fan_outs
+from pase.analysis.baselines.rules import with_best_fan_outs
 from pase.costs import Problem
 from pase.errors import IntegratedError
 from pase.graph import Access, Graph, Operator, Window

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.analysis.baselines.completion import Choose, cheapest, with_best_fan_outs
+from pase.analysis.baselines.rules import Choose, cheapest, with_best_fan_outs
 from pase.costs import Problem
 from pase.errors import ConfigurationError, unknown_name
 from pase.machine import Machine

@@ -10,14 +10,18 @@ from functools import partial
 from types import MappingProxyType
 
 from pase.analysis.baselines import integrated_grid, mcmc
-from pase.analysis.baselines.completion import Choose, cheapest, choice_of, largest_split, largest_splits
 from pase.analysis.baselines.mcmc import Sampling
-from pase.analysis.baselines.recognition import (
+from pase.analysis.baselines.rules import (
     ATTENTION,
+    Choose,
     TransformerDims,
+    cheapest,
+    choice_of,
     dense_product,
     follows,
     is_convolution,
+    largest_split,
+    largest_splits,
     leads_to,
     same_dims,
     transformer_dims,

@@ -3,15 +3,17 @@
 from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.explain import BriefRunnerUp, ExplainOptions, LayerOverview, Overview, explain, overview
 from pase.analysis.explanation.model_changes import Held, Padding, held_by_opaque_layers, worthwhile_padding
-from pase.analysis.explanation.parts import Part, PartKind, own_parts
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
 from pase.analysis.explanation.why_not import (
     Explanation,
     Flip,
     LayerExplanation,
     MemoryBinding,
+    Part,
+    PartKind,
     RunnerUp,
     configuration_text,
+    own_parts,
     percent,
 )
 

@@ -16,13 +16,14 @@ from pase.analysis.explanation.constrained_search import (
     planned_choice,
     present_optimum,
 )
-from pase.analysis.explanation.parts import CostParts, Part
 from pase.analysis.explanation.sensitivity import FARTHEST, NO_FLIPS, Side, breakpoints, scaled_tables
 from pase.analysis.explanation.why_not import (
+    CostParts,
     Explanation,
     Flip,
     LayerExplanation,
     MemoryBinding,
+    Part,
     Reasons,
     RunnerUp,
     memory_reason,

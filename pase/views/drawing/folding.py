@@ -206,6 +206,10 @@ def fold(signatures: Sequence[Hashable], edges: Sequence[tuple[int, int]]) -> tu
     return tuple(_best(runs(classes, edges), last_reader))
 
 
+_Worth = tuple[int, int, int, int]
+"""Vertices removed, minus the sum of periods, minus vertices that are given on, sum of first vertices."""
+
+
 def _best(found: Sequence[Repeat], last_reader: Sequence[int]) -> list[Repeat]:
     """Return the parts of runs that remove most together (weighted intervals); last_reader: [V] of each vertex.
 
@@ -216,7 +220,11 @@ def _best(found: Sequence[Repeat], last_reader: Sequence[int]) -> list[Repeat]:
     for run in found:
         for block in range(run.count + 1):
             by_position[run.first + block * run.period].append((run, block))
-    given = {run: _num_given(run, last_reader) for run in found}
+    # How many vertices of a block others read after it.
+    given = {
+        run: sum(last >= run.first_block.stop for last in last_reader[run.first : run.first_block.stop])
+        for run in found
+    }
     # Of the folds of what comes before each position, the best: what it is worth, and its last fold if that ends here.
     best: list[_Worth] = [(0, 0, 0, 0)]
     ends: list[Repeat | None] = [None]
@@ -227,7 +235,7 @@ def _best(found: Sequence[Repeat], last_reader: Sequence[int]) -> list[Repeat]:
             best.append(best[-1])
             ends.append(None)
         for run, block in entries:
-            start = block - _least_count(run.period)
+            start = block - max(2, 1 - -LEAST_REMOVED // run.period)
             if start < 0:
                 continue
             first = run.first + start * run.period
@@ -241,33 +249,13 @@ def _best(found: Sequence[Repeat], last_reader: Sequence[int]) -> list[Repeat]:
                 best[position] = worth
                 first = run.first + start * run.period
                 ends[position] = Repeat(first=first, period=run.period, count=block - start)
-    return _chosen(ends)
-
-
-_Worth = tuple[int, int, int, int]
-"""Vertices removed, minus the sum of periods, minus vertices that are given on, sum of first vertices."""
-
-
-def _least_count(period: int) -> int:
-    return max(2, 1 - -LEAST_REMOVED // period)
-
-
-def _num_given(run: Repeat, last_reader: Sequence[int]) -> int:
-    """Return how many vertices of a block others read after it."""
-    end = run.first + run.period
-    return sum(last >= end for last in last_reader[run.first : end])
-
-
-def _chosen(ends: Sequence[Repeat | None]) -> list[Repeat]:
-    chosen = []
+    chosen: list[Repeat] = []
     position = len(ends) - 1
     while position > 0:
         repeat = ends[position]
-        if repeat is None:
-            position -= 1
-        else:
+        if repeat is not None:
             chosen.append(repeat)
-            position = repeat.first
+        position = position - 1 if repeat is None else repeat.first
     return chosen[::-1]
 
 

@@ -56,31 +56,32 @@ def export(plan: Plan, name: str, options: ExportOptions | None = None) -> Expor
     return FORMATS[name].write(plan, options or ExportOptions())
 
 
-def _written_by(module: str) -> Writer:
-    """Return the function `write` of a module, which is imported at its first call."""
+def _format(name: str, module: str, suffix: str, summary: str) -> Format:
+    """Return the format whose writer is the function `write` of a module, imported at its first call."""
 
     def write(plan: Plan, options: ExportOptions) -> Exported:
-        found: Writer = import_module(module).write
+        found: Writer = import_module(f"pase.views.exports.{module}").write
         return found(plan, options)
 
-    return write
+    return Format(name=name, summary=summary, suffix=suffix, write=write)
 
 
-def _formats(*rows: tuple[str, str, str, str]) -> Mapping[str, Format]:
-    return MappingProxyType(
-        {
-            name: Format(name=name, summary=summary, suffix=suffix, write=_written_by(f"pase.views.exports.{module}"))
-            for name, module, suffix, summary in rows
-        }
-    )
-
-
-FORMATS: Mapping[str, Format] = _formats(
-    ("csv", "csv", ".csv", "a table, one row for each layer"),
-    ("dot", "dot", ".dot", "the graph, for Graphviz"),
-    ("mermaid", "mermaid", ".mmd", "the graph, for Markdown"),
-    ("svg", "svg", ".svg", "the graph, as a picture"),
-    ("mesh-tensorflow-layout", "mesh_tensorflow_layout", ".toml", "layout rules and mesh shapes of Mesh-TensorFlow"),
-    ("jax", "jax", ".py", "PartitionSpecs on a named mesh, for JAX"),
-    ("torch", "torch", ".py", "DTensor placements on a named mesh, for PyTorch"),
+FORMATS: Mapping[str, Format] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            _format("csv", "csv", ".csv", "a table, one row for each layer"),
+            _format("dot", "dot", ".dot", "the graph, for Graphviz"),
+            _format("mermaid", "mermaid", ".mmd", "the graph, for Markdown"),
+            _format("svg", "svg", ".svg", "the graph, as a picture"),
+            _format(
+                "mesh-tensorflow-layout",
+                "mesh_tensorflow_layout",
+                ".toml",
+                "layout rules and mesh shapes of Mesh-TensorFlow",
+            ),
+            _format("jax", "jax", ".py", "PartitionSpecs on a named mesh, for JAX"),
+            _format("torch", "torch", ".py", "DTensor placements on a named mesh, for PyTorch"),
+        )
+    }
 )
