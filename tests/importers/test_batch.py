@@ -186,6 +186,33 @@ def test_architectures_of_other_packages_with_their_losses(package: str, name: s
     check_batch_splits(graph, wider)
 
 
+class _Speech(torch.nn.Module):  # type: ignore[misc]
+    """Scores of letters at each step, and the loss of texts that lie anywhere in them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.letters, self.loss = torch.nn.Linear(16, 7), torch.nn.CTCLoss(**options)
+
+    def forward(self, x: Any, texts: Any, steps: Any, lengths: Any) -> Any:
+        return self.loss(self.letters(x).log_softmax(-1).transpose(0, 1), texts, steps, lengths)
+
+
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum", "zero_infinity": True}, {"reduction": "none"}])
+def test_a_ctc_loss_keeps_examples_apart(options: dict[str, Any]) -> None:
+    """Of the loss itself its costs alone are known; its examples do not meet before their mean."""
+
+    def load(batch: int) -> Graph:
+        texts = torch.ones(batch, 3, dtype=torch.long)
+        return pase.load((_Speech(**options), (torch.zeros(batch, 12, 16), texts, texts[:, 0] * 12, texts[:, 0] * 3)))
+
+    graph = check_data_parallelism(load)
+    (loss,) = (op for op in graph.operators if op.kind == "opaque")
+    assert loss.attribute("function", "") == "pase.ctc_loss.default"
+    # Three numbers are summed in each of 2 · 3 + 1 states at each of 12 steps of each example, of which none is read.
+    flop = sum(work.flop_per_point * loss.work_points(work) for work in loss.work)
+    assert flop == pytest.approx(BATCH * 12 * 7 * 10, rel=0.01)
+
+
 class _BiasOfPlaces(torch.nn.Module):  # type: ignore[misc]
     """A bias for each place, computed from a table, that two layers add to all examples."""
 

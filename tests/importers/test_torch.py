@@ -12,6 +12,7 @@ from pase.importers.ir import Generic
 from pase.importers.ir.names import Names
 from pase.importers.model import ImportedModel, imported
 from pase.importers.torch.export import TorchFrontEnd, trace_module
+from pase.importers.torch.tensors import _ctc_loss, ctc_operator
 from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model
 
 torch = pytest.importorskip("torch")
@@ -201,6 +202,28 @@ def test_control_flow_on_what_the_module_makes_itself_is_followed() -> None:
 
     graph = load((Masked(), torch.zeros(2, 3, 4)))
     assert graph.num_parameters == 20
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_ctc_loss_is_computed_as_pytorch_does(reduction: str) -> None:
+    """Texts of several lengths, one of them too long for its steps: its loss is infinite, or left out."""
+    torch.manual_seed(0)
+    given = (
+        torch.randn(6, 3, 5).log_softmax(-1),
+        torch.tensor([[1, 2, 2], [3, 0, 0], [4, 4, 4]]),
+        torch.tensor([6, 5, 3]),
+        torch.tensor([3, 0, 3]),
+    )
+    with ctc_operator(torch):
+        library = torch.library.Library("pase", "IMPL")
+        library.impl("ctc_loss", lambda *a: torch.nn.functional.ctc_loss(*a, reduction="none"), "CPU")
+        try:
+            for is_zero in (False, True):
+                options = {"reduction": reduction, "zero_infinity": is_zero}
+                found = _ctc_loss(torch, *given, **options)
+                assert torch.equal(found, torch.nn.functional.ctc_loss(*given, **options))
+        finally:
+            library._destroy()
 
 
 def test_weights_that_are_not_used_are_told() -> None:

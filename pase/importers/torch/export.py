@@ -17,7 +17,15 @@ from pase.graph import Scalar
 from pase.importers.front_end import framework
 from pase.importers.ir import Trace, check_trace
 from pase.importers.torch.program import TRANSLATIONS, constant_values, is_framework, read_program
-from pase.importers.torch.tensors import check_tensors, known_values, mapped, on_one_device, with_batch, without_values
+from pase.importers.torch.tensors import (
+    check_tensors,
+    ctc_operator,
+    known_values,
+    mapped,
+    on_one_device,
+    with_batch,
+    without_values,
+)
 
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._export", "torch.export", "torch._subclasses")
 """They explain failures at length, which are told in one line here."""
@@ -133,6 +141,7 @@ def _exported(
         stack.enter_context(_quiet())
         stack.enter_context(_outside_training(module))
         stack.enter_context(_exportable_experts(module, notes))
+        stack.enter_context(ctc_operator(torch))
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         # The fast path has a whole encoder layer as one operator that nothing more is known of.
         torch.backends.mha.set_fastpath_enabled(False)
@@ -169,7 +178,7 @@ def _traced(torch: Any, module: Any, positional: tuple[Any, ...], named: dict[st
         if all(isinstance(extent, int) for example in examples for extent in getattr(example, "shape", ())):
             return program
     except Exception as error:
-        if _explanation(error) is not _CONTROL_FLOW:
+        if _explanation(error) is not _CONTROL_FLOW and "_ctc_loss" not in str(error):
             raise
     with known_values(torch):
         return torch.export.export(module, positional, named, strict=False)

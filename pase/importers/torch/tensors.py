@@ -7,7 +7,7 @@ stops there; beside each such tensor its values are kept, computed as the module
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from math import log, pi
+from math import inf, log, pi
 from typing import Any
 
 from pase.errors import ModelError
@@ -165,7 +165,12 @@ def without_values(torch: Any) -> Iterator[None]:
 
 
 def known_values(torch: Any) -> AbstractContextManager[object]:
-    """Return a context for `torch.export`, in which questions about such tensors are answered."""
+    """Return a context for `torch.export`, in which questions about such tensors are answered.
+
+    Losses that ask about the values of their inputs are computed in another way there, without asking.
+    """
+    functional = torch.nn.functional
+    replaced: dict[Any, Any] = {functional.gaussian_nll_loss: _gaussian_nll, functional.ctc_loss: _ctc_loss}
 
     class Known(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         """values: by the id of a tensor, that tensor (so that its id stays its own) and one with its values."""
@@ -178,9 +183,8 @@ def known_values(torch: Any) -> AbstractContextManager[object]:
             self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
             given = dict(kwargs or {})
-            if function is torch.nn.functional.gaussian_nll_loss:
-                # It asks whether a variance is negative, which no strategy depends on.
-                return _gaussian_nll(torch, *args, **given)
+            if function in replaced:
+                return replaced[function](torch, *args, **given)
             name = str(getattr(function, "__name__", ""))
             read = tensors_in(torch, (args, given))
             is_known = all(id(tensor) in self.values for tensor in read) and not name.startswith(_RANDOM)
@@ -219,7 +223,10 @@ def known_values(torch: Any) -> AbstractContextManager[object]:
 def _gaussian_nll(
     torch: Any, x: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
 ) -> Any:
-    """Return the negative log-likelihood of normal distributions; var: of x's shape, or of one for each row."""
+    """Return the negative log-likelihood of normal distributions; var: of x's shape, or of one for each row.
+
+    PyTorch's own asks whether a variance is negative, which no strategy depends on.
+    """
     if isinstance(var, torch.Tensor) and var.dim() < x.dim() and var.shape == x.shape[:-1]:
         var = var.unsqueeze(-1)
     var = torch.clamp(torch.as_tensor(var), min=eps)
@@ -227,6 +234,42 @@ def _gaussian_nll(
     if full:
         loss = loss + 0.5 * log(2 * pi)
     return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+
+
+@contextmanager
+def ctc_operator(torch: Any) -> Iterator[None]:
+    """Return a context in which there is an operator `pase::ctc_loss`: the losses of examples, [n].
+
+    PyTorch's own also returns what its backward pass reads, of a size that depends on the targets' lengths.
+    """
+    library = torch.library.Library("pase", "FRAGMENT")
+    library.define("ctc_loss(Tensor scores, Tensor targets, Tensor steps, Tensor lengths, int blank) -> Tensor")
+    torch.library.register_fake("pase::ctc_loss", lambda scores, *_: scores.new_empty(scores.shape[1]), lib=library)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _ctc_loss(
+    torch: Any,
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Any:
+    """Return the connectionist temporal classification loss; log_probs: [t, n, c], or [t, c] of one example."""
+    scores = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    steps, lengths = torch.as_tensor(input_lengths), torch.as_tensor(target_lengths)
+    losses = torch.ops.pase.ctc_loss(scores, targets, steps, lengths, blank)
+    if zero_infinity:
+        losses = torch.where(losses == inf, 0.0, losses)
+    if reduction == "mean":
+        return (losses / lengths.clamp(min=1)).mean()
+    return losses.sum() if reduction == "sum" else losses if log_probs.dim() == 3 else losses.squeeze(0)
 
 
 def _writes(name: str) -> bool:

@@ -6,7 +6,7 @@ Masks and the counts of targets depend on whole numbers of the input alone, so t
 from math import prod
 
 from pase.importers.ir import Generic, Identity, Lookup, Softmax, Value
-from pase.importers.torch.aten import Call, generic, table
+from pase.importers.torch.aten import Call, table
 
 _NONE, _MEAN = 0, 1
 """Ways of reduction, as operators number them; the other one is the sum."""
@@ -108,10 +108,20 @@ def multilabel_margin(call: Call) -> None:
     call.unread(call.results[1:])
 
 
+def ctc(call: Call) -> None:
+    """Write the losses of examples whose targets may lie anywhere in time: of it is known what it costs.
+
+    At each step each of the targets, with a blank before, between and behind them, sums three states of the last step.
+    """
+    (steps, examples, _), targets = call.x.shape, call.value("targets").shape
+    states = 2 * (targets[1] if len(targets) == 2 else targets[0] // max(1, examples)) + 1
+    call.opaque(passes=[(1, 0)], flop_per_point=10.0 * steps * states)
+
+
 TRANSLATIONS = table(
     (nll, "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward"),
     (cross_entropy, "cross_entropy_loss"),
     (multilabel_margin, "multilabel_margin_loss multilabel_margin_loss_forward"),
-    (generic, "ctc_loss"),
+    (ctc, "ctc_loss"),
 )
 """Of losses, by the operator's name."""
