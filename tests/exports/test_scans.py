@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import pase
+from pase.common.quantities import quantity
 from pase.graph.operator import SCANNED
 from pase.planning.planner import problem_of
 from pase.sharding.configurations import enumerate_configurations
@@ -80,7 +81,22 @@ def test_turns_that_are_split_differently_are_named_with_what_the_same_splits_co
     plan = make_plan(graph, 2, {"layers.1.gate": split})
     (note,) = (note for note in export(plan, "jax").notes if "lax.scan" in note)
     assert note.startswith("split differently in the turns of one lax.scan: layers.0.gate, layers.1.gate; ")
-    assert "with all turns alike costs" in note
+    # The cost of the cheapest strategy that a scan can say stands beside the plan's own, and is that of a strategy.
+    problem = problem_of(graph, 2, plan.machine, plan.cost_model)
+    groups = [[problem.graph.index[name] for name in names] for names in scanned_layers(graph).values()]
+    tied = problem.tables.evaluate(cheapest_alike(problem.tables, groups).choice)
+    costs = (quantity(cost, plan.cost_unit) for cost in (tied, plan.total_cost))
+    assert note.endswith("the cheapest strategy with all turns alike costs {}, this one {}".format(*costs))
+
+
+def test_a_searched_plan_of_a_scan_tells_both_costs() -> None:
+    """The optimum splits the turns differently: what a scan can say, and what that costs, stands beside it."""
+    plan = pase.search(_llama(3), 8, machine=slow_machine())
+    exported = export(plan, "jax")
+    (note,) = (note for note in exported.notes if "lax.scan" in note)
+    assert "the cheapest strategy with all turns alike costs" in note
+    assert note.endswith(f", this one {quantity(plan.total_cost, plan.cost_unit)}")
+    assert note in exported.text
 
 
 def test_the_note_tells_the_cost_of_the_best_among_those_that_are_alike() -> None:

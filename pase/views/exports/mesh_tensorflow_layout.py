@@ -73,6 +73,10 @@ Kind = tuple[tuple[str, int], ...]
 """The splits of a layer."""
 
 
+_Axes = tuple[tuple[int, ...], Mapping[str, int]]
+"""The sizes of axes, and the axis of each dim that is split."""
+
+
 class _Group:
     """Layers that share a mesh, while more of them are found."""
 
@@ -80,13 +84,13 @@ class _Group:
         self._num_devices = num_devices
         self._kinds: list[Kind] = []
         self._splits: dict[str, int] = {}
-        self._axes = _Axes(sizes=(), axis_of={})
+        self._axes: _Axes = (), {}
 
     def takes(self, kind: Kind) -> bool:
         """Add layers with these splits if one mesh says them and all others that are here; return whether it does."""
         if any(self._splits.get(dim, parts) != parts for dim, parts in kind):
             return False
-        axes = _extended(self._axes, kind, self._num_devices) or self._arranged_anew(kind)
+        axes = self._extended(kind) or self._arranged_anew(kind)
         if axes is None:
             return False
         self._kinds.append(kind)
@@ -96,13 +100,31 @@ class _Group:
 
     def mesh(self, layers: tuple[int, ...]) -> SharedMesh:
         """Return the mesh; layers: their positions."""
-        sizes = self._axes.sizes
+        sizes, axis_of = self._axes
         replicas = self._num_devices // prod(sizes)
-        return SharedMesh(
-            sizes=sizes if sizes and replicas == 1 else (*sizes, replicas), axis_of=self._axes.axis_of, layers=layers
-        )
+        sizes = sizes if sizes and replicas == 1 else (*sizes, replicas)
+        return SharedMesh(sizes=sizes, axis_of=axis_of, layers=layers)
 
-    def _arranged_anew(self, kind: Kind) -> "_Axes | None":
+    def _extended(self, kind: Kind) -> _Axes | None:
+        """Return axes with the dims of one more layer, where the others can stay as they are; None if they cannot."""
+        sizes, axis_of = self._axes
+        split = [(dim, parts) for dim, parts in kind if parts > 1]
+        used = [axis_of[dim] for dim, _ in split if dim in axis_of]
+        if len(set(used)) < len(used):
+            return None
+        for dim, size in split:
+            if dim in axis_of:
+                continue
+            axis = next((i for i, of in enumerate(sizes) if of == size and i not in used), len(sizes))
+            if axis == len(sizes):
+                if self._num_devices // prod(sizes) % size:
+                    return None
+                sizes = (*sizes, size)
+            axis_of = {**axis_of, dim: axis}
+            used.append(axis)
+        return sizes, axis_of
+
+    def _arranged_anew(self, kind: Kind) -> _Axes | None:
         splits = {**self._splits, **dict(kind)}
         dims = [dim for dim, parts in splits.items() if parts > 1]
         if len(dims) > _MOST_TRIED_DIMS:
@@ -113,65 +135,24 @@ class _Group:
             for dim in split:
                 together[dim] |= split - {dim}
         trials = iter(range(_MOST_TRIALS))
-        return next(_assignments(dims, splits, together, self._num_devices, _Axes(sizes=(), axis_of={}), trials), None)
 
+        def assignments(dims: Sequence[str], free: int, axes: _Axes) -> Iterator[_Axes]:
+            """Yield ways to put dims on axes, those of one layer apart; free: devices over which no axis goes yet."""
+            if not dims:
+                yield axes
+                return
+            (dim, *rest), (sizes, axis_of) = dims, axes
+            size = splits[dim]
+            taken = {axis_of[other] for other in together[dim] if other in axis_of}
+            for i, of in enumerate(sizes):
+                if next(trials, None) is None:
+                    return
+                if of == size and i not in taken:
+                    yield from assignments(rest, free, (sizes, {**axis_of, dim: i}))
+            if free % size == 0:
+                yield from assignments(rest, free // size, ((*sizes, size), {**axis_of, dim: len(sizes)}))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Axes:
-    """The sizes of axes, and the axis of each dim that is split."""
-
-    sizes: tuple[int, ...]
-    axis_of: dict[str, int]
-
-    def with_dim(self, dim: str, axis: int, size: int) -> "_Axes":
-        """Return these with one more dim; axis: one of these, or a new one of that size."""
-        sizes = self.sizes if axis < len(self.sizes) else (*self.sizes, size)
-        return _Axes(sizes=sizes, axis_of={**self.axis_of, dim: axis})
-
-
-def _extended(axes: _Axes, kind: Kind, num_devices: int) -> _Axes | None:
-    """Return axes with the dims of one more layer, where the others can stay as they are; None where they cannot."""
-    split = [(dim, parts) for dim, parts in kind if parts > 1]
-    used = [axes.axis_of[dim] for dim, _ in split if dim in axes.axis_of]
-    if len(set(used)) < len(used):
-        return None
-    free = num_devices // prod(axes.sizes)
-    for dim, size in split:
-        if dim in axes.axis_of:
-            continue
-        own = [i for i, of in enumerate(axes.sizes) if of == size and i not in used]
-        if not own and free % size:
-            return None
-        axis = own[0] if own else len(axes.sizes)
-        free = free if own else free // size
-        axes = axes.with_dim(dim, axis, size)
-        used.append(axis)
-    return axes
-
-
-def _assignments(
-    dims: Sequence[str],
-    splits: Splits,
-    together: Mapping[str, set[str]],
-    free: int,
-    axes: _Axes,
-    trials: Iterator[int],
-) -> Iterator[_Axes]:
-    """Yield ways to put dims on axes; free: devices over which no axis goes yet. Dims of one layer stay apart."""
-    if not dims:
-        yield axes
-        return
-    dim, rest = dims[0], dims[1:]
-    size = splits[dim]
-    taken = {axes.axis_of[other] for other in together[dim] if other in axes.axis_of}
-    for i, of in enumerate(axes.sizes):
-        if next(trials, None) is None:
-            return
-        if of == size and i not in taken:
-            yield from _assignments(rest, splits, together, free, axes.with_dim(dim, i, size), trials)
-    if free % size == 0:
-        larger = axes.with_dim(dim, len(axes.sizes), size)
-        yield from _assignments(rest, splits, together, free // size, larger, trials)
+        return next(assignments(dims, self._num_devices, ((), {})), None)
 
 
 _MOST_DIMS = 12
