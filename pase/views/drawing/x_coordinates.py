@@ -10,9 +10,9 @@ middle. Each way is packed from the left; the result is the mean of the middle t
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 
 Adjacency = Sequence[Sequence[int]]
 
@@ -282,14 +282,13 @@ _STRAIGHT = 1e-6
 class Segment:
     """Rows of points, numbered within the segment from left to right and from top to bottom as they were given.
 
-    row_lengths: points in each row. widths: of each point's box, or -1 for a point that an edge passes. pieces: pairs
-    of points in neighbouring rows. tied: whether the first and the last row are one vertex on the common line.
+    rows: the points of each; where the first or the last is one point, that is a vertex on the common line. widths: of
+    each point's box, or -1 for a point that an edge passes. pieces: pairs of points in neighbouring rows.
     """
 
-    row_lengths: tuple[int, ...]
+    rows: tuple[range, ...]
     widths: tuple[float, ...]
     pieces: tuple[tuple[int, int], ...]
-    tied: tuple[bool, bool]
 
 
 def placed(
@@ -313,60 +312,40 @@ def placed(
     x_of = [0.0] * len(row_of)
     passed: dict[int, list[float]] = {number: [] for number in within}
     known: dict[Segment, tuple[float, ...]] = {}
-    for first, last in _segments([len(row) for row in points]):
-        segment = _segment(points[first : last + 1], pieces[first:last], widths)
+    ends = [0, *(row for row in range(1, len(points) - 1) if len(points[row]) == 1), len(points) - 1]
+    for first, last in pairwise(ends) if len(points) > 1 else [(0, 0)] * len(points):
+        own = points[first : last + 1]
+        starts = [0, *accumulate(map(len, own))]
+        segment = Segment(
+            rows=tuple(range(start, end) for start, end in pairwise(starts)),
+            widths=tuple(widths[v] if v >= 0 else -1.0 for row in own for _, v in row),
+            pieces=tuple(
+                (starts[i] + a, starts[i + 1] + b) for i, row in enumerate(pieces[first:last]) for a, b in row
+            ),
+        )
         if segment not in known:
             known[segment] = _arranged(segment)
-        found = iter(known[segment])
-        for row_points in points[first : last + 1]:
-            for edge, v in row_points:
-                if v >= 0:
-                    x_of[v] = next(found)
-                else:
-                    passed[edge].append(next(found))
+        for (edge, v), x in zip(chain.from_iterable(own), known[segment], strict=True):
+            if v >= 0:
+                x_of[v] = x
+            else:
+                passed[edge].append(x)
     return x_of, {number: tuple(xs) for number, xs in passed.items()}
 
 
-def _segments(lengths: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """Return the first and last rows between which a drawing can be arranged by itself."""
-    if len(lengths) < 2:
-        return [(0, 0)] * len(lengths)
-    ends = [0, *(row for row in range(1, len(lengths) - 1) if lengths[row] == 1), len(lengths) - 1]
-    return pairwise(ends)
-
-
-def _segment(
-    points: Sequence[Sequence[tuple[int, int]]], pieces: Sequence[Sequence[tuple[int, int]]], widths: Sequence[float]
-) -> Segment:
-    firsts = [0, *accumulate(len(row) for row in points)]
-    return Segment(
-        row_lengths=tuple(len(row) for row in points),
-        widths=tuple(widths[v] if v >= 0 else -1.0 for row in points for _, v in row),
-        pieces=tuple((firsts[i] + a, firsts[i + 1] + b) for i, row in enumerate(pieces) for a, b in row),
-        tied=(len(points[0]) == 1, len(points[-1]) == 1),
-    )
-
-
 def _arranged(segment: Segment) -> tuple[float, ...]:
-    """Return the x_of of each point of a segment; those of the common line are at 0."""
-    if len(segment.widths) == len(segment.row_lengths):
+    """Return where each point of a segment is; those of the common line are at 0."""
+    if len(segment.widths) == len(segment.rows):
         return (0.0,) * len(segment.widths)
     above: list[list[int]] = [[] for _ in segment.widths]
     below: list[list[int]] = [[] for _ in segment.widths]
     for u, v in segment.pieces:
         below[u].append(v)
         above[v].append(u)
-    order = ordered(list(_rows(segment)), above, below)
+    order = ordered(segment.rows, above, below)
     half_widths = [EDGE_GAP / 2 if width < 0 else (width + NODE_GAP) / 2 for width in segment.widths]
     found = x_coordinates(order, above, below, half_widths, [width >= 0 for width in segment.widths])
     return _tied(found, segment)
-
-
-def _rows(segment: Segment) -> Iterator[list[int]]:
-    first = 0
-    for length in segment.row_lengths:
-        yield list(range(first, first + length))
-        first += length
 
 
 def _tied(found: Sequence[float], segment: Segment) -> tuple[float, ...]:
@@ -374,8 +353,7 @@ def _tied(found: Sequence[float], segment: Segment) -> tuple[float, ...]:
 
     As few edges of the ends as can be are made oblique, and those as little.
     """
-    last = len(found) - 1
-    ends = [end for end, is_tied in zip((0, last), segment.tied, strict=True) if is_tied]
+    ends = [row[0] for row in (segment.rows[0], segment.rows[-1]) if len(row) == 1]
     if not ends:
         return tuple(found)
     near = [v if u in ends else u for u, v in segment.pieces if u in ends or v in ends]
