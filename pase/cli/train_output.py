@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pase.cli.output import duration, is_terminal, print_table, printable, quantity, say, warn
 from pase.cli.progress import REDRAW_S
+from pase.studies.easgd_costs.paper import PARTS
 
 Event = dict[str, Any]
 Report = Callable[[Event], None]
@@ -192,6 +193,8 @@ def print_summary(done: Event) -> None:
         [_row(worker, work) for worker, work in enumerate(done["workers"])],
     )
     say()
+    _print_parts(done)
+    say()
     if done["loss"] is None:
         say("centre       not tested: name data with --test-data")
     else:
@@ -207,6 +210,23 @@ def print_summary(done: Event) -> None:
         say(f"refused      {done['num_refused']} steps, whose values were not finite")
     if done["checkpoint"]:
         say(f"checkpoint   {done['checkpoint']}")
+
+
+def _print_parts(done: Event) -> None:
+    """Print where the time of each worker's steps went, and of the master's, in the columns of the paper's Table 3."""
+    rows = {str(worker): work["parts"] for worker, work in enumerate(done["workers"]) if work is not None}
+    rows |= {} if done["master_parts"] is None else {"master": done["master_parts"]}
+    columns = {**PARTS, "other_s": "other"}
+    print_table(
+        [("worker", "right"), *((title, "right") for title in columns.values())],
+        [
+            [name, *(_percentage(parts[column] / max(parts["time_s"], 1e-9)) for column in columns)]
+            for name, parts in rows.items()
+        ],
+    )
+    hidden_s = sum(parts["hidden_s"] for parts in rows.values())
+    if hidden_s:
+        say(f"hidden       {duration(hidden_s)} in all, beside these")
 
 
 def _row(worker: int, work: Event | None) -> list[str]:

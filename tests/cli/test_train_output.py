@@ -47,7 +47,19 @@ WORK = {
     "communication_share": 0.25,
     "num_messages": 41,
     "num_bytes": 10**7,
+    "parts": {
+        "worker_exchange_s": 0.0,
+        "data_s": 0.1,
+        "host_exchange_s": 0.5,
+        "compute_s": 1.2,
+        "worker_update_s": 0.05,
+        "host_update_s": 0.0,
+        "other_s": 0.15,
+        "time_s": 2.0,
+        "hidden_s": 0.25,
+    },
 }
+MASTER = {**WORK["parts"], "data_s": 0.0, "compute_s": 0.0, "host_update_s": 1.3, "hidden_s": 0.0}  # type: ignore[dict-item]
 
 
 def done(**others: Any) -> dict[str, Any]:
@@ -62,6 +74,7 @@ def done(**others: Any) -> dict[str, Any]:
         "accuracy": 0.975,
         "num_examples": 352,
         "workers": [WORK, WORK],
+        "master_parts": None,
         "num_messages": 123,
         "num_bytes": 3 * 10**7,
         "lost": [],
@@ -111,11 +124,17 @@ _RATES = {
 
 
 def test_the_summary_of_a_training_that_went_well(capsys: pytest.CaptureFixture[str]) -> None:
-    print_summary(done(checkpoint="kept/step.ckpt"))
+    print_summary(done(checkpoint="kept/step.ckpt", master_parts=MASTER))
     assert capsys.readouterr().out.splitlines() == [
         "worker  steps   time  communication  messages sent  bytes sent",
         "     0     40  2.0 s          25.0%             41     10.0 MB",
         "     1     40  2.0 s          25.0%             41     10.0 MB",
+        "",
+        "worker  gpu-gpu para  cpu-gpu data  cpu-gpu para  for/backward  gpu update  cpu update  other",
+        "     0          0.0%          5.0%         25.0%         60.0%        2.5%        0.0%   7.5%",
+        "     1          0.0%          5.0%         25.0%         60.0%        2.5%        0.0%   7.5%",
+        "master          0.0%          0.0%         25.0%          0.0%        2.5%       65.0%   7.5%",
+        "hidden       500 ms in all, beside these",
         "",
         "centre       loss 0.25  accuracy 97.50% (352 test examples)",
         "throughput   640 examples/s for 2.0 s; 1,280 examples in all",

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pase import emit
+from pase.easgd.actors import Part
 from pase.easgd.job import JobRequest, TrainingRequest, make_job
 from pase.easgd.ranks import Outcome
 from pase.easgd.session import prepare, train
@@ -128,6 +129,25 @@ def test_every_event_has_its_fields(tmp_path: Path) -> None:
     assert done["checkpoint"] == str(tmp_path / "kept" / "step-0000000006.ckpt")
     assert json.loads(json.dumps(events)) == events
     assert (outcome.lost, outcome.num_refused) == ((), 0)
+
+
+@pytest.mark.parametrize("name", ["sync-easgd3", "sync-sgd", "original-easgd", "hogwild-easgd"])
+def test_events_say_where_the_time_of_steps_went(name: str) -> None:
+    _, events = trained(request(JobRequest(algorithm=name, num_workers=2, num_steps=6, report_every=2)))
+    done, parts = events[-1], [part.value for part in Part]
+    has_master = name != "sync-easgd3"
+    assert (done["master_parts"] is not None) == has_master
+    for each in [*(worker["parts"] for worker in done["workers"]), *([done["master_parts"]] if has_master else [])]:
+        assert set(each) == {*parts, "other_s", "time_s", "hidden_s"}
+        assert sum(each[name] for name in (*parts, "other_s")) == pytest.approx(each["time_s"], rel=1e-9)
+        assert min(each[name] for name in (*parts, "hidden_s")) >= 0
+    for number, worker in enumerate(done["workers"]):
+        assert min(worker["parts"][name] for name in ("data_s", "compute_s", "worker_update_s")) > 0
+        assert worker["communication_s"] == worker["parts"]["host_exchange_s"] + worker["parts"]["worker_exchange_s"]
+        laps = [step["parts"] for step in of_kind(events, "step") if step["worker"] == number]
+        # What comes after the last report is in none of them.
+        assert 0 < sum(lap["compute_s"] for lap in laps) <= worker["parts"]["compute_s"] * (1 + 1e-9)
+        assert sum(lap["time_s"] for lap in laps) <= worker["time_s"]
 
 
 def test_the_speed_is_that_of_this_training(tmp_path: Path) -> None:
