@@ -11,10 +11,9 @@ import click
 from pase.calibration import CalibrationChoice, MeasuredMachine, calibrate, measured_machine
 from pase.calibration.effort import binary
 from pase.calibration.samples import Rate, Samples
-from pase.cli.options import WholeNumber, check_writable, device_options, json_option
+from pase.cli.options import WholeNumber, check_writable, device_options, json_option, output_option, write_output
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import progress
-from pase.common.documents import write_atomically
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text
 from pase.targets.mesh_tensorflow.runtime.device_choice import KINDS, DeviceChoice
@@ -26,11 +25,9 @@ from pase.targets.mesh_tensorflow.runtime.device_choice import KINDS, DeviceChoi
 )
 @device_options
 @click.option("--quick", is_flag=True, help="Fewer sizes, fewer runs.")
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path), help="Write the machine file here, not on standard output."
-)
+@output_option("Write the machine file here, not on standard output.")
 @json_option
-def command(
+def calibrate_command(
     devices: int | None,
     device: str,
     virtual: bool,
@@ -58,10 +55,7 @@ def command(
     measured = measured_machine(samples, date=datetime.now(UTC).date().isoformat(), name=name)
     text = machine_text(measured.machine)
     if output:
-        try:
-            write_atomically(output, text)
-        except OSError as error:
-            raise CalibrationError(f"{output} cannot be written: {error.strerror or error}") from None
+        write_output(output, text, CalibrationError)
     time_s = time.monotonic() - begin_s
     if as_json:
         print_json(_document(measured, samples, output, time_s))
@@ -90,7 +84,7 @@ def _print_summary(measured: MeasuredMachine, samples: Samples, time_s: float) -
     _print_rates(samples)
     say()
     print_table(
-        [("message", "right"), ("copy", "right"), ("fitted", "right"), ("difference", "right")],
+        ["message", "copy", "fitted", "difference"],
         [
             [
                 binary(copy.size_bytes),
@@ -103,7 +97,7 @@ def _print_summary(measured: MeasuredMachine, samples: Samples, time_s: float) -
     )
     say()
     print_table(
-        [("vector", "right"), ("all-reduce", "right"), ("predicted", "right"), ("difference", "right")],
+        ["vector", "all-reduce", "predicted", "difference"],
         [
             [
                 binary(prediction.size_bytes),
@@ -133,7 +127,7 @@ def _print_rates(samples: Samples) -> None:
         return [[kernel, dtype, rate.shape, quantity(rate.per_s, unit)] for rate in rates]
 
     print_table(
-        [("kernel", "left"), ("type", "left"), ("shape", "left"), ("a device", "right")],
+        ["<kernel", "<type", "<shape", "a device"],
         [
             *(row for dtype, rates in samples.matmul.items() for row in rows("matmul", dtype, rates, "FLOP/s")),
             *(row for dtype, rates in samples.convolution.items() for row in rows("conv", dtype, rates, "FLOP/s")),

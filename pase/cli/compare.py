@@ -9,8 +9,14 @@ import click
 from pase.analysis.baselines import BASELINES, Comparison, Contender, Sampling, chosen, compare
 from pase.analysis.baselines.compare import OURS
 from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS
-from pase.cli.names import complete_models
-from pase.cli.options import ModelArguments, WholeNumber, json_option, model_options
+from pase.cli.options import (
+    ModelArguments,
+    WholeNumber,
+    json_option,
+    model_argument,
+    model_options,
+    output_option,
+)
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import READING, progress
 from pase.costs import COST_MODELS
@@ -23,7 +29,7 @@ _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
 
 
 @click.command("compare", epilog="Example: pase compare alexnet --devices 32 --cost-model both")
-@click.argument("model", shell_complete=complete_models)
+@model_argument
 @model_options(devices_required=True)
 @click.option("--cost-model", type=click.Choice([*sorted(COST_MODELS), *_SEVERAL]), default="paper", show_default=True)
 @click.option("--only", multiple=True, metavar="NAME", help=f"Of the others: {', '.join(BASELINES)}; may be repeated.")
@@ -38,9 +44,9 @@ _SEVERAL = {"both": ("alpha_beta", "paper"), "all": tuple(sorted(COST_MODELS))}
     "--coldness", type=float, default=COLDNESS, show_default=True, help="Its β, in units of a layer's mean cost."
 )
 @click.option("--keep-batch", is_flag=True, help="Compare although the batch cannot be split.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write every strategy's plan into this folder.")
+@output_option("Write every strategy's plan into this folder.")
 @json_option
-def command(
+def compare_command(
     cost_model: str,
     only: tuple[str, ...],
     seed: int,
@@ -158,7 +164,7 @@ def _print(comparison: Comparison) -> None:
     )
     say()
     columns = ("total cost", "compute", "communication", "memory", "÷ data parallel", "÷ ours", "search")
-    print_table([("strategy", "left"), *((column, "right") for column in columns)], _rows(comparison))
+    print_table(["<strategy", *columns], _rows(comparison))
     say()
     proof = "proven optimal" if ours.exact else f"not proven optimal: gap {ours.gap:.2%}"
     say(f"  {OURS}: {proof}; costs worked out in {duration(comparison.tables_time_s)}, which no search time holds")

@@ -1,17 +1,169 @@
 """`pase doctor`: what is installed here, what is missing for what, and what to type."""
 
-import click
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+from shlex import quote
+from types import MappingProxyType
+from urllib.parse import unquote, urlsplit
 
-from pase.cli.installation import Extra, Installation, Package, installation
-from pase.cli.main import EXIT_INPUT
+import click
+from click.shell_completion import get_completion_class
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from pase._version import __version__
+from pase.cli.main import EXIT_INPUT, PROGRAM, cli
 from pase.cli.options import json_option
 from pase.cli.output import print_json, print_table, say, say_whole
 from pase.errors import PaseError
 
+PURPOSES: Mapping[str, str] = MappingProxyType(
+    {
+        "mesh": "programs: run, launch, train, calibrate, emitted programs",
+        "data": "the digits of scikit-learn: train --data digits",
+        "onnx": "models in ONNX files",
+        "torch": "PyTorch modules",
+        "keras": "Keras models and .keras files",
+        "jax": "JAX functions, flax and equinox modules",
+        "notebook": "plans as data frames",
+        "docs": "the documentation's site: scripts/docs",
+        "bench": "scripts/bench: other solvers, plots",
+        "dev": "scripts/test",
+    }
+)
+"""What each extra is for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A package that is required. wanted: versions, as "==2.21.*". installed: the version, None where there is none."""
+
+    name: str
+    wanted: str
+    installed: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is installed in a version that is wanted."""
+        return self.installed is not None and SpecifierSet(self.wanted).contains(self.installed, prereleases=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """Packages for one purpose. name: "" for what PaSE itself needs."""
+
+    name: str
+    purpose: str
+    packages: tuple[Package, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its packages are there, in versions that are wanted."""
+        return all(package.fits for package in self.packages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """PaSE as it is installed.
+
+    location: of the package. python: version of the interpreter; python_wanted: versions that were tried. core: what
+    PaSE itself needs. checkout: the folder of an editable installation, None for another one.
+    """
+
+    version: str
+    location: Path
+    python: str
+    python_wanted: str
+    core: Extra
+    extras: tuple[Extra, ...]
+    checkout: Path | None
+
+    @property
+    def is_python_tried(self) -> bool:
+        """Whether the interpreter is of a version that was tried."""
+        return SpecifierSet(self.python_wanted).contains(self.python, prereleases=True)
+
+    def install_command(self, extras: Iterable[str]) -> str:
+        """Return what to type to install some extras here, or for none PaSE itself."""
+        listed = list(extras)
+        names = f"[{','.join(listed)}]" if listed else ""
+        pip = f"{quote(sys.executable)} -m pip install"
+        if self.checkout is None:
+            # By their own names: what PyPI has under the name of PaSE is another project.
+            wanted = [extra for extra in self.extras if extra.name in listed] if listed else [self.core]
+            packages = {f"{package.name}{package.wanted}": None for extra in wanted for package in extra.packages}
+            return " ".join([pip, *map(quote, packages)])
+        pins = self.checkout / "constraints.txt"
+        constraints = f" -c {quote(str(pins))}" if pins.is_file() else ""
+        return f"{pip}{constraints} -e {quote(str(self.checkout) + names)}"
+
+
+def installation() -> Installation | None:
+    """Return how PaSE is installed, None where it runs from a folder that nobody installed."""
+    try:
+        own = distribution("pase")
+    except PackageNotFoundError:
+        return None
+    requirements = [Requirement(text) for text in own.requires or ()]
+    names = own.metadata.get_all("Provides-Extra") or []
+    return Installation(
+        version=__version__,
+        location=Path(__file__).resolve().parents[1],
+        python=".".join(map(str, sys.version_info[:3])),
+        python_wanted=",".join(own.metadata.get_all("Requires-Python") or []),
+        core=Extra(name="", purpose="PaSE itself", packages=_packages(requirements, "")),
+        extras=tuple(
+            Extra(name=name, purpose=PURPOSES.get(name, ""), packages=_packages(requirements, name)) for name in names
+        ),
+        checkout=_checkout(own),
+    )
+
+
+def _packages(requirements: Iterable[Requirement], extra: str) -> tuple[Package, ...]:
+    """Return the packages of an extra, or for "" those of none."""
+    return tuple(
+        Package(
+            name=canonicalize_name(requirement.name),
+            wanted=str(requirement.specifier),
+            installed=_version(requirement.name),
+        )
+        for requirement in requirements
+        if _is_of(requirement, extra)
+    )
+
+
+def _is_of(requirement: Requirement, extra: str) -> bool:
+    if requirement.marker is None:
+        return extra == ""
+    without = requirement.marker.evaluate({"extra": ""})
+    return without if extra == "" else not without and requirement.marker.evaluate({"extra": extra})
+
+
+def _version(name: str) -> str | None:
+    try:
+        return distribution(name).version
+    except PackageNotFoundError:
+        return None
+
+
+def _checkout(own: Distribution) -> Path | None:
+    text = own.read_text("direct_url.json")
+    if text is None:
+        return None
+    found = json.loads(text)
+    url = urlsplit(found.get("url", ""))
+    is_editable = found.get("dir_info", {}).get("editable", False)
+    return Path(unquote(url.path)) if is_editable and url.scheme == "file" else None
+
 
 @click.command("doctor", epilog="Example: pase doctor")
 @json_option
-def command(as_json: bool) -> int:
+def doctor_command(as_json: bool) -> int:
     """Say what is installed, which extras are missing for what, and what to type.
 
     Nothing is imported: versions are those that packages state. The exit status is 1 where something that is installed
@@ -67,7 +219,7 @@ def _print(found: Installation) -> None:
     say(f"Python {found.python}{tried}")
     say()
     print_table(
-        [("extra", "left"), ("for", "left"), ("", "left"), ("missing", "left")],
+        ["<extra", "<for", "<", "<missing"],
         [
             [
                 extra.name or "(none)",
@@ -92,3 +244,26 @@ def _print(found: Installation) -> None:
 
 def _lacking(package: Package) -> str:
     return package.name if package.installed is None else f"{package.name} {package.wanted} (is {package.installed})"
+
+
+VARIABLE = "_PASE_COMPLETE"
+"""Set by the script that is printed here, when a word is to be completed; click looks for it."""
+
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@click.command("completion", epilog="Example: pase completion bash")
+@click.argument("shell", type=click.Choice(SHELLS))
+def completion_command(shell: str) -> None:
+    """Print what makes SHELL complete commands, options, models and machines.
+
+    \b
+    bash: add to ~/.bashrc                    eval "$(pase completion bash)"
+    zsh:  add to ~/.zshrc                     eval "$(pase completion zsh)"
+    fish: save as ~/.config/fish/completions/pase.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    for line in found(cli, {}, PROGRAM, VARIABLE).source().splitlines():
+        say_whole(line)

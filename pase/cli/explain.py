@@ -14,12 +14,17 @@ from pase.analysis.explanation import (
     sensitivity,
 )
 from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
-from pase.cli.names import complete_models
-from pase.cli.options import chosen_plan, json_option, plan_options
+from pase.cli.options import chosen_plan, json_option, plan_argument, plan_options, time_limit_option
 from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
 from pase.cli.progress import progress
-from pase.cli.why import print_layer_why, print_sensitivity, print_why
-from pase.cli.why_document import explanation_document, sensitivity_document, why_document
+from pase.cli.why import (
+    explanation_document,
+    print_layer_why,
+    print_sensitivity,
+    print_why,
+    sensitivity_document,
+    why_document,
+)
 from pase.errors import PlanError, unknown_name
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import device_mesh
@@ -30,19 +35,14 @@ _SHOWN_DEVICES = 16
 
 
 @click.command("explain", epilog="Example: pase explain plan.json fc1")
-@click.argument("plan", metavar="PLAN|MODEL", shell_complete=complete_models)
+@plan_argument
 @click.argument("layer", required=False)
 @plan_options
 @click.option("--why/--no-why", "is_why", default=True, help="Say why, or costs and bytes alone.")
 @click.option("--sensitivity", "is_sensitivity", is_flag=True, help="Search with each machine figure 20% off, too.")
-@click.option(
-    "--time-limit",
-    "time_limit_s",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds for one search, of the many that it takes.",
-)
+@time_limit_option("Seconds for one search, of the many that it takes.")
 @json_option
-def command(
+def explain_command(
     plan: str,
     layer: str | None,
     is_why: bool,
@@ -178,11 +178,7 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Explana
         say("Costs of each layer, and the bytes that its edges and itself move:")
         say()
     print_table(
-        [
-            ("layer", "left"),
-            ("configuration", "left"),
-            *((name, "right") for name in ("compute", "communication", "transfers", "memory", "edges in", "within")),
-        ],
+        ["<layer", "<configuration", "compute", "communication", "transfers", "memory", "edges in", "within"],
         [
             [
                 layer.name,
@@ -223,7 +219,7 @@ def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTra
     if why:
         print_layer_why(plan, why[layer.name], why)
         say()
-    print_table([("part", "left"), ("devices", "left")], _parts(plan, layer))
+    print_table(["<part", "<devices"], _parts(plan, layer))
     for placement in placements:
         say()
         say(f"bytes that a step moves, {_TITLES[placement.name]}:")
@@ -246,10 +242,10 @@ def _print_moved(plan: Plan, what: str, rows: Sequence[tuple[str, Sequence[Flow]
     levels = plan.machine.levels_spanned(plan.num_devices)
     is_split = what == "placement"
     parts = [("edges", _edges), ("layers", _inner)] if is_split else [("", list)]
-    headers = [(what, "left")]
+    headers = [f"<{what}"]
     for name, _ in parts:
-        headers += [(f"{name} {column}".strip(), "right") for column in ("forward", "in all")]
-        headers += [(f"{name} across {level.name}s".strip(), "right") for level in levels[:-1]]
+        headers += [f"{name} {column}".strip() for column in ("forward", "in all")]
+        headers += [f"{name} across {level.name}s".strip() for level in levels[:-1]]
     table = []
     for name, flows in rows:
         row = [name]

@@ -5,8 +5,7 @@ from typing import Any
 
 import click
 
-from pase.cli.names import complete_models
-from pase.cli.options import arguments_option, batch_option, json_option
+from pase.cli.options import arguments_option, batch_option, json_option, model_argument
 from pase.cli.output import print_json, print_table, quantity, say, warn
 from pase.cli.progress import READING, progress
 from pase.graph import Graph, Operator
@@ -22,13 +21,13 @@ _LONGEST_REPEAT = 250
 
 
 @click.command("inspect", epilog="Example: pase inspect package.module:factory --batch 32")
-@click.argument("model", shell_complete=complete_models)
+@model_argument
 @batch_option
 @arguments_option
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
 @click.option("--all", "shows_all", is_flag=True, help="List every vertex of a model whose layers repeat.")
 @json_option
-def command(
+def inspect_command(
     model: str, batch: int | None, arguments: dict[str, Any], strict: bool, shows_all: bool, as_json: bool
 ) -> None:
     """Show what is made of MODEL: operators after each pass, parameters, FLOP, vertices, and what is not understood."""
@@ -76,13 +75,13 @@ def _document(graph: Graph, found: ImportedModel | None) -> dict[str, Any]:
 
 def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> None:
     print_table(
-        [("vertex", "left"), ("kind", "left"), ("iteration space", "left"), ("parameters", "right")],
+        ["<vertex", "<kind", "<iteration space", "parameters"],
         _rows(graph, folds=not shows_all),
     )
     say()
     if found is not None:
         counts = list(found.num_operators.items())
-        print_table([("step", "left"), ("operators", "right")], [[name, f"{count:,}"] for name, count in counts])
+        print_table(["<step", "operators"], [[name, f"{count:,}"] for name, count in counts])
         say()
     say(f"{graph.name}")
     say(f"  vertices                {len(graph.operators):,}, {len(graph.edges):,} edges")
@@ -151,7 +150,7 @@ def _print_approximations(graph: Graph, found: ImportedModel) -> None:
     say(f"  treated generically     {share['flop']:.2%} of the FLOP, {share['elements']:.2%} of what is written")
     say()
     print_table(
-        [("not told exactly", "left"), ("times", "right"), ("first", "left"), ("dims that it cannot split", "left")],
+        ["<not told exactly", "times", "<first", "<dims that it cannot split"],
         [
             [text, str(len(names)), names[0], _held(graph[names[0]])]
             for text, names in sorted(told.items(), key=lambda item: -len(item[1]))

@@ -12,35 +12,35 @@ import click
 from click.shell_completion import CompletionItem
 
 from pase._version import __version__
-from pase.cli.interrupts import EXIT_INTERRUPTED, Interrupts, interrupted, is_interrupted
 from pase.cli.output import printable
+from pase.cli.progress import EXIT_INTERRUPTED, Interrupts, interrupted, is_interrupted
 from pase.errors import MissingExtraError, PaseError, unknown_name
 
 COMMANDS = {
-    "search": "find the best strategy for a model on a number of devices",
-    "compare": "compare the best strategy with those of experts and of a random search",
-    "explain": "say what a plan or one of its layers costs, where it lies and what it moves",
-    "export": "write a plan in formats that other programs read",
-    "report": "write a page that shows a plan, or several beside one another",
-    "simulate": "simulate a training step of a plan, message by message",
-    "emit": "write a plan as a Mesh-TensorFlow program",
-    "weights": "write the weights of a model, for programs of its forward pass",
-    "run": "train with a plan on virtual devices, beside the single-device program",
-    "launch": "train with an emitted program in several processes",
-    "train": "train replicas of a network that keep near one another",
-    "solve": "solve a file of cost tables",
-    "tables": "write the cost tables of a model to a file",
-    "models": "list the built-in networks",
-    "inspect": "show what importing a model makes of it, and what was not understood",
-    "machines": "list the machines",
-    "calibrate": "measure this machine and write it as a machine file",
-    "easgd-model": "show what training across workers costs with the EASGD family",
-    "integrated": "show what integrated model, batch and domain parallelism communicates",
-    "halo": "show the halos of a sliding kernel on a number of workers",
-    "doctor": "say what is installed, what is missing for what, and what to type",
-    "completion": "print what makes a shell complete commands, models and machines",
+    "search": ("search", "find the best strategy for a model on a number of devices"),
+    "compare": ("compare", "compare the best strategy with those of experts and of a random search"),
+    "explain": ("explain", "say what a plan or one of its layers costs, where it lies and what it moves"),
+    "export": ("documents", "write a plan in formats that other programs read"),
+    "report": ("documents", "write a page that shows a plan, or several beside one another"),
+    "simulate": ("simulate", "simulate a training step of a plan, message by message"),
+    "emit": ("programs", "write a plan as a Mesh-TensorFlow program"),
+    "weights": ("programs", "write the weights of a model, for programs of its forward pass"),
+    "run": ("run", "train with a plan on virtual devices, beside the single-device program"),
+    "launch": ("programs", "train with an emitted program in several processes"),
+    "train": ("train", "train replicas of a network that keep near one another"),
+    "solve": ("tables", "solve a file of cost tables"),
+    "tables": ("tables", "write the cost tables of a model to a file"),
+    "models": ("listings", "list the built-in networks"),
+    "inspect": ("inspect", "show what importing a model makes of it, and what was not understood"),
+    "machines": ("listings", "list the machines"),
+    "calibrate": ("calibrate", "measure this machine and write it as a machine file"),
+    "easgd-model": ("easgd_model", "show what training across workers costs with the EASGD family"),
+    "integrated": ("integrated", "show what integrated model, batch and domain parallelism communicates"),
+    "halo": ("integrated", "show the halos of a sliding kernel on a number of workers"),
+    "doctor": ("doctor", "say what is installed, what is missing for what, and what to type"),
+    "completion": ("doctor", "print what makes a shell complete commands, models and machines"),
 }
-"""Each command lives in the module of its name, with _ for -, which is imported when the command is used."""
+"""The module of each command, which is imported when the command is used and has it as ``<name>_command``; a text."""
 
 PROGRAM = "pase"
 EXIT_INPUT = 1
@@ -63,7 +63,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f"pase.cli.{cmd_name.replace('-', '_')}").command
+        module = import_module(f"pase.cli.{COMMANDS[cmd_name][0]}")
+        command = getattr(module, f"{cmd_name.replace('-', '_')}_command")
         assert isinstance(command, click.Command)
         return command
 
@@ -76,13 +77,13 @@ class _LazyGroup(click.Group):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         # The texts stand here, so that no command is imported.
-        found = [CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # The texts stand here, so that --help imports no command.
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.command(

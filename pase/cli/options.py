@@ -10,20 +10,47 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from pase.cli.names import complete_machines
 from pase.cli.output import warn
-from pase.errors import PlanError
+from pase.common.documents import write_atomically
+from pase.costs import COST_MODELS
+from pase.errors import PaseError, PlanError
 from pase.graph import Graph, Scalar
 from pase.graph.names import short
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
-from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine
+from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
+from pase.solver.ordering import ORDERINGS
 from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS
 from pase.targets.mesh_tensorflow.runtime.flags import GROUPS, Takes
+
+
+def complete_models(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the built-in networks whose names begin like that; files are completed, too."""
+    return _with_files([name for name in MODELS if name.startswith(incomplete)], incomplete)
+
+
+def complete_machines(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the machines whose names begin like that; files are completed, too."""
+    return _with_files([name for name in preset_names() if name.startswith(incomplete)], incomplete)
+
+
+def complete_algorithms(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the algorithms of training across workers whose names begin like that."""
+    # Here: every command has this module, and few of them train.
+    from pase.easgd.algorithms import ALGORITHMS
+
+    return [CompletionItem(name) for name in ALGORITHMS if name.startswith(incomplete)]
+
+
+def _with_files(names: list[str], incomplete: str) -> list[CompletionItem]:
+    # First: it empties the list of what was found.
+    return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
+
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -89,6 +116,61 @@ class ModelArguments:
         )
 
 
+def _key_values(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE")
+        if key in found:
+            raise click.BadParameter(f"{key!r} is given twice")
+        found[key] = text
+    return found
+
+
+Decorator = Callable[[CommandT], CommandT]
+
+model_argument = click.argument("model", shell_complete=complete_models)
+plan_argument = click.argument("plan", metavar="PLAN|MODEL", shell_complete=complete_models)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+batch_option = click.option("--batch", "-b", type=WholeNumber(min=1), help="Examples in one step [the model's own].")
+arguments_option = click.option(
+    "--arg",
+    "arguments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_key_values,
+    help="A parameter of the model's builder, such as layers=96; may be repeated.",
+)
+cost_model_option = click.option(
+    "--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True
+)
+ordering_option = click.option("--ordering", type=click.Choice(["auto", *ORDERINGS]), default="auto", show_default=True)
+
+
+def output_option(text: str | None = None, **others: Any) -> Decorator[Any]:
+    """Return --output, the path of a file to write; text: its help."""
+    return click.option("--output", "-o", type=click.Path(path_type=Path), help=text, **others)
+
+
+def time_limit_option(text: str, **others: Any) -> Decorator[Any]:
+    """Return --time-limit, seconds; text: its help."""
+    limit = click.FloatRange(min=0, min_open=True)
+    return click.option("--time-limit", "time_limit_s", type=limit, help=text, **others)
+
+
+def machine_option(machine: str | None, text: str, *, shown: bool | str = True) -> Decorator[Any]:
+    """Return --machine; text: its help. shown: the default that the help names, where it is another one."""
+    return click.option(
+        "--machine",
+        default=machine,
+        show_default=shown,
+        metavar="NAME|FILE",
+        shell_complete=complete_machines,
+        help=text,
+    )
+
+
 def model_options(*, devices_required: bool, machine: str | None = DEFAULT_MACHINE) -> Callable[[CommandT], CommandT]:
     """Return a decorator that adds the options of `ModelArguments`, devices first; machine: where none is given."""
     options = [
@@ -97,14 +179,7 @@ def model_options(*, devices_required: bool, machine: str | None = DEFAULT_MACHI
         ),
         batch_option,
         arguments_option,
-        click.option(
-            "--machine",
-            default=machine,
-            show_default=DEFAULT_MACHINE,
-            metavar="NAME|FILE",
-            shell_complete=complete_machines,
-            help="Preset or .toml file.",
-        ),
+        machine_option(machine, "Preset or .toml file.", shown=DEFAULT_MACHINE),
         click.option(
             "--flops", "flop_per_s", type=float, metavar="FLOP/s", help="Peak of one device, instead of the machine's."
         ),
@@ -162,23 +237,12 @@ def _is_plan(text: str) -> bool:
     return False
 
 
-def batch_option(command: CommandT) -> CommandT:
-    """Add --batch."""
-    return click.option("--batch", "-b", type=WholeNumber(min=1), help="Examples in one step [the model's own].")(
-        command
-    )
-
-
-def arguments_option(command: CommandT) -> CommandT:
-    """Add --arg, a dict of text by key."""
-    return click.option(
-        "--arg",
-        "arguments",
-        multiple=True,
-        metavar="KEY=VALUE",
-        callback=_key_values,
-        help="A parameter of the model's builder, such as layers=96; may be repeated.",
-    )(command)
+def write_output(path: Path, text: str | bytes, failure: type[PaseError]) -> None:
+    """Write a file whole or not at all; raises a failure that says why it cannot be written."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise failure(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def training_flags(command: CommandT) -> CommandT:
@@ -230,11 +294,6 @@ def device_options(command: CommandT) -> CommandT:
     return command
 
 
-def json_option(command: CommandT) -> CommandT:
-    """Add --json."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")(command)
-
-
 def check_writable(path: Path) -> None:
     """Raise PlanError unless a file can be made at a path: found out before a long search, not after it."""
     folder = path.parent
@@ -244,15 +303,3 @@ def check_writable(path: Path) -> None:
         raise PlanError(f"{path} cannot be written: folder {folder} does not exist; make it first")
     if not os.access(path if path.exists() and not path.is_file() else folder, os.W_OK):
         raise PlanError(f"{path} cannot be written: you may not write to {folder}; name another folder")
-
-
-def _key_values(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> dict[str, Scalar]:
-    found: dict[str, Scalar] = {}
-    for value in values:
-        key, equals, text = value.partition("=")
-        if not equals or not key:
-            raise click.BadParameter(f"{value!r} is not of the form KEY=VALUE")
-        if key in found:
-            raise click.BadParameter(f"{key!r} is given twice")
-        found[key] = text
-    return found

@@ -81,8 +81,10 @@ def total_cost_text(plan: "Plan") -> str:
     return f"{quantity(plan.total_cost, 'FLOP')}, {quantity(time_s, 's')} at a device's peak"
 
 
-def print_table(headers: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table; headers: (text, "left" or "right"). Plain text into a pipe, folded to the width of a terminal.
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; headers: those of columns of text, at the left, begin with "<".
+
+    Into a pipe it is plain text, else folded to the width of a terminal.
 
     What folds there, between words, are the headers and the left columns but the first. Where that is not enough, long
     names are shortened, and then all columns fold. On a terminal that is narrower still lines are as long as they need
@@ -95,16 +97,17 @@ def print_table(headers: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]
     cells = [[printable(cell) for cell in row] for row in rows]
     terminal = sys.stdout.isatty()
     # Into a pipe nothing is folded for a screen that is not there.
-    is_text = [justify == "left" for _, justify in headers]
-    widths, gap = _widths([text for text, _ in headers], cells, is_text, _columns() if terminal else None)
+    is_text = [header.startswith("<") for header in headers]
+    titles = [header.removeprefix("<") for header in headers]
+    widths, gap = _widths(titles, cells, is_text, _columns() if terminal else None)
     console = Console(
         force_terminal=terminal,
         color_system="auto" if has_colour(sys.stdout) else None,
         highlight=False,
     )
     table = Table(box=None, pad_edge=False, collapse_padding=gap == 1, header_style="bold")
-    for (text, justify), width in zip(headers, widths, strict=True):
-        table.add_column(Text(text), justify="left" if justify == "left" else "right", overflow="fold", width=width)
+    for title, is_left, width in zip(titles, is_text, widths, strict=True):
+        table.add_column(Text(title), justify="left" if is_left else "right", overflow="fold", width=width)
     for row in cells:
         table.add_row(*(Text(_fitting(cell, i, widths[i])) for i, cell in enumerate(row)))
     console.width = sum(widths) + gap * len(widths)

@@ -10,8 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from pase.cli.names import complete_models
-from pase.cli.options import chosen_plan, device_options, json_option, plan_options, training_flags
+from pase.cli.options import chosen_plan, complete_models, device_options, json_option, plan_options, training_flags
 from pase.cli.output import duration, print_json, print_table, quantity, say
 from pase.cli.progress import progress
 from pase.datasets import SOURCES, Part, fit_to, load_dataset
@@ -40,7 +39,7 @@ _FEW_COLUMNS = 4
 @device_options
 @click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a step.")
 @json_option
-def command(
+def run_command(
     plan_or_model: str,
     device: str,
     virtual: bool,
@@ -134,9 +133,9 @@ def _as_file(named: Any, part: Part, plan: Plan, folder: Path) -> Path | None:
 
 def _print_steps(result: RunResult) -> None:
     """Print a row for each step and, below them, one for each test, beside those of one device."""
-    heads = [("loss", "right"), ("on one device", "right"), ("difference", "right"), ("accuracy", "right")]
+    heads = ["loss", "on one device", "difference", "accuracy"]
     print_table(
-        [("step", "right"), *heads],
+        ["step", *heads],
         [
             [str(step), *_compared(ours, reference), _percentage(accuracy)]
             for step, (ours, reference, accuracy) in enumerate(
@@ -147,7 +146,7 @@ def _print_steps(result: RunResult) -> None:
     if result.tests:
         say()
         print_table(
-            [("tested after step", "right"), ("examples", "right"), *heads, ("on one device", "right")],
+            ["tested after step", "examples", *heads, "on one device"],
             [
                 [
                     *(str(ours.step), str(ours.num_examples)),
@@ -191,14 +190,15 @@ def _print_parameters(weights: Sequence[HeldWeight]) -> None:
     num_workers = len(weights[0].parts)
     if num_workers > _FEW_COLUMNS:
         print_table(
-            [("weight", "left"), ("shape", "right"), ("part", "left"), ("of workers", "left")],
+            ["<weight", "shape", "<part", "<of workers"],
             [row for weight in weights for row in _part_rows(weight)],
         )
         return
     print_table(
         [
-            *(("weight", "left"), ("shape", "right")),
-            *((f"worker {worker} holds", "right") for worker in range(num_workers)),
+            "<weight",
+            "shape",
+            *(f"worker {worker} holds" for worker in range(num_workers)),
         ],
         [
             [weight.name, _shape(weight), *(_part(weight, worker) for worker in range(num_workers))]
@@ -233,12 +233,7 @@ def _print_moved(result: RunResult) -> None:
     named += [(str(row["name"]), row) for row in result.layers]
     named = [(name, row) for name, row in named if row["predicted_bytes"] or row["measured_bytes"]]
     print_table(
-        [
-            ("edge, or sums within a layer", "left"),
-            *((phase, "right") for phase in PHASES),
-            ("predicted, B", "right"),
-            ("measured, B", "right"),
-        ],
+        ["<edge, or sums within a layer", *PHASES, "predicted, B", "measured, B"],
         [
             [
                 name,

@@ -1,17 +1,27 @@
 """`pase search`: the best strategy for a model on a number of devices."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pase.analysis.explanation import Held, held_by_opaque_layers, worthwhile_padding
-from pase.cli.names import complete_models
-from pase.cli.options import ByteSize, ModelArguments, check_writable, json_option, model_options
-from pase.cli.orderings import ordering_reports, orderings_document, print_orderings
+from pase.cli.options import (
+    ByteSize,
+    ModelArguments,
+    check_writable,
+    cost_model_option,
+    json_option,
+    model_argument,
+    model_options,
+    ordering_option,
+    output_option,
+    time_limit_option,
+)
 from pase.cli.output import duration, print_json, print_table, quantity, say, total_cost_text, warn
 from pase.cli.progress import READING, progress
-from pase.costs import COST_MODELS, DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
+from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
 from pase.graph.names import short
 from pase.planning.memory_limit import size_text
@@ -19,7 +29,7 @@ from pase.planning.plan import LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, search
 from pase.sharding.configurations import data_parallel, enumerate_configurations
-from pase.solver.ordering import ORDERINGS, OrderingReport
+from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 
 OF_MACHINE = "machine"
 """Instead of a size: what the machine's devices have."""
@@ -42,17 +52,12 @@ class DeviceMemorySize(ByteSize):
 
 
 @click.command("search", epilog="Example: pase search alexnet --devices 32 --machine 1080ti -o plan.json")
-@click.argument("model", shell_complete=complete_models)
+@model_argument
 @model_options(devices_required=True)
-@click.option("--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True)
-@click.option("--ordering", type=click.Choice(["auto", *ORDERINGS]), default="auto", show_default=True)
+@cost_model_option
+@ordering_option
 @click.option("--explain-ordering", is_flag=True, help="Say what each ordering would take.")
-@click.option(
-    "--time-limit",
-    "time_limit_s",
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds to search in.",
-)
+@time_limit_option("Seconds to search in.")
 @click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For all cost tables, such as 2GiB.")
 @click.option(
     "--memory-per-device",
@@ -69,9 +74,9 @@ class DeviceMemorySize(ByteSize):
 )
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), help="Write the plan to this file.")
+@output_option("Write the plan to this file.")
 @json_option
-def command(
+def search_command(
     cost_model: str,
     ordering: str,
     explain_ordering: bool,
@@ -157,14 +162,7 @@ def _ordering_reports(graph: Graph, num_devices: int) -> list[OrderingReport]:
 def print_plan(plan: Plan) -> None:
     """Print the strategy layer by layer, then what is known of it."""
     print_table(
-        [
-            ("layer", "left"),
-            ("iteration space", "left"),
-            ("configuration", "left"),
-            ("layer cost", "right"),
-            ("transfer cost", "right"),
-            ("share", "right"),
-        ],
+        ["<layer", "<iteration space", "<configuration", "layer cost", "transfer cost", "share"],
         [_layer_row(layer, plan) for layer in plan.layers],
     )
     unit = plan.cost_unit
@@ -254,3 +252,46 @@ def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
             f"with {padding.padded:,} in its place the cheapest strategy costs {cost}, "
             f"{1 - padding.total_cost / plan.total_cost:.1%} less"
         )
+
+
+def ordering_reports(neighbours: Sequence[frozenset[int]], domain_sizes: Sequence[int]) -> list[OrderingReport]:
+    """Return a report for every ordering, for the problem as it is before any reduction."""
+    return [report_ordering(name, neighbours, domain_sizes) for name in ORDERINGS]
+
+
+def orderings_document(reports: Sequence[OrderingReport]) -> list[dict[str, Any]]:
+    """Return the JSON form of the reports."""
+    return [
+        {
+            "name": report.name,
+            "largest_dependent_set": report.largest_dependent_set,
+            "predicted_operations": report.operations,
+            "predicted_bytes": report.table_bytes,
+        }
+        for report in reports
+    ]
+
+
+def print_orderings(reports: Sequence[OrderingReport]) -> None:
+    """Print a table of the reports."""
+    say("orderings, on the whole graph before any reduction:")
+    print_table(
+        ["<ordering", "largest dependent set", "predicted operations", "predicted memory"],
+        [
+            [
+                report.name,
+                str(report.largest_dependent_set),
+                _large(report.operations),
+                quantity(report.table_bytes, "B") if report.table_bytes < 1e21 else f"{_large(report.table_bytes)} B",
+            ]
+            for report in reports
+        ],
+    )
+
+
+def _large(number: int) -> str:
+    """Return a whole number of any size: 1,234 or 1.2e+34."""
+    if number < 1_000_000:
+        return f"{number:,}"
+    digits = str(number)
+    return f"{digits[0]}.{digits[1]}e+{len(digits) - 1}"

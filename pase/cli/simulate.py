@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from pase.analysis.simulation import COLLECTIVES, DEFAULT_COLLECTIVES, PathStep, Simulation, chrome_trace, simulate
-from pase.cli.names import complete_models
-from pase.cli.options import check_writable, chosen_plan, json_option, plan_options
+from pase.cli.options import check_writable, chosen_plan, json_option, plan_argument, plan_options
 from pase.cli.output import print_json, print_table, quantity, say
 from pase.cli.progress import progress
 from pase.common.documents import write_atomically
@@ -19,7 +18,7 @@ _SHOWN_PARTS = 10
 
 
 @click.command("simulate", epilog="Example: pase simulate plan.json --trace step.json")
-@click.argument("plan", metavar="PLAN|MODEL", shell_complete=complete_models)
+@plan_argument
 @plan_options
 @click.option(
     "--collectives",
@@ -31,7 +30,9 @@ _SHOWN_PARTS = 10
 @click.option("--no-overlap", is_flag=True, help="Sum gradients of weights after the backward pass, not beside it.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write a Chrome trace of the step.")
 @json_option
-def command(plan: str, collectives: str, no_overlap: bool, trace: Path | None, as_json: bool, **model: Any) -> None:
+def simulate_command(
+    plan: str, collectives: str, no_overlap: bool, trace: Path | None, as_json: bool, **model: Any
+) -> None:
     """Simulate one training step of PLAN on its machine, with messages that share the links.
 
     --machine is where a plan is simulated instead. Of a MODEL, the best strategy on --devices of it is searched first.
@@ -102,7 +103,7 @@ def _print(found: Simulation) -> None:
     say(f"  collectives             {found.collectives}; gradients of weights are summed {overlap}")
     say()
     print_table(
-        [("phase", "left"), *((name, "right") for name in ("begins", "ends", "computing", "bytes moved"))],
+        ["<phase", "begins", "ends", "computing", "bytes moved"],
         [
             [
                 str(phase.phase),
@@ -116,7 +117,7 @@ def _print(found: Simulation) -> None:
     _print_devices(found)
     say()
     print_table(
-        [("links of a", "left"), *((name, "right") for name in ("number", "bytes out", "busiest", "mean use"))],
+        ["<links of a", "number", "bytes out", "busiest", "mean use"],
         [
             [
                 level.name,
@@ -130,13 +131,13 @@ def _print(found: Simulation) -> None:
     )
     say()
     print_table(
-        [("critical path", "left"), ("time", "right"), ("share", "right")],
+        ["<critical path", "time", "share"],
         [[activity.value, *_time_and_share(time_s, step_s)] for activity, time_s in found.activities.items()],
     )
     say()
     parts = _merged(found.critical_path)
     print_table(
-        [("longest parts of it", "left"), ("spent on", "left"), ("time", "right"), ("share", "right")],
+        ["<longest parts of it", "<spent on", "time", "share"],
         [[name, activity, *_time_and_share(time_s, step_s)] for (name, activity), time_s in parts[:_SHOWN_PARTS]],
     )
 
@@ -150,7 +151,7 @@ def _print_devices(found: Simulation) -> None:
         "its link receives": [device.receiving_s for device in found.devices],
     }
     print_table(
-        [("a device's time", "left"), ("least", "right"), ("mean", "right"), ("most", "right")],
+        ["<a device's time", "least", "mean", "most"],
         [
             [name, *(quantity(time_s, "s") for time_s in (min(times), sum(times) / len(times), max(times)))]
             for name, times in rows.items()

@@ -4,23 +4,33 @@ from pathlib import Path
 
 import click
 
-from pase.cli.names import complete_models
-from pase.cli.options import ModelArguments, check_writable, json_option, model_options
-from pase.cli.output import print_json, warn
+from pase.cli.options import (
+    ByteSize,
+    ModelArguments,
+    check_writable,
+    cost_model_option,
+    json_option,
+    model_argument,
+    model_options,
+    ordering_option,
+    output_option,
+    time_limit_option,
+)
+from pase.cli.output import duration, print_json, quantity, say, warn
 from pase.cli.progress import READING, progress
-from pase.costs import COST_MODELS
 from pase.planning.planner import check_search, problem_of
-from pase.tables.files import export_cfn, write_problem
+from pase.solver import solve
+from pase.tables.files import export_cfn, read_problem, write_problem
 
 
 @click.command("tables", epilog="Example: pase tables transformer --devices 16 -o transformer_p16.npz")
-@click.argument("model", shell_complete=complete_models)
+@model_argument
 @model_options(devices_required=True)
-@click.option("--cost-model", type=click.Choice(sorted(COST_MODELS)), default="paper", show_default=True)
+@cost_model_option
 @click.option("--keep-batch", is_flag=True, help="Although the batch cannot be split.")
-@click.option("--output", "-o", type=click.Path(path_type=Path), required=True, help="An .npz file, or a .cfn file.")
+@output_option("An .npz file, or a .cfn file.", required=True)
 @json_option
-def command(cost_model: str, keep_batch: bool, output: Path, as_json: bool, **model: object) -> None:
+def tables_command(cost_model: str, keep_batch: bool, output: Path, as_json: bool, **model: object) -> None:
     """Write the cost tables of MODEL to a file: .npz for 'pase solve', .cfn for solvers such as toulbar2."""
     if output.suffix not in {".npz", ".cfn"}:
         raise click.UsageError(f"-o {output}: the file's ending must be .npz or .cfn")
@@ -51,3 +61,56 @@ def command(cost_model: str, keep_batch: bool, output: Path, as_json: bool, **mo
             f"{tables.num_vertices} vertices, {len(tables.edges)} edges, up to {max(tables.domain_sizes)} "
             f"configurations a vertex: written to {output}"
         )
+
+
+@click.command("solve", epilog="Example: pase solve transformer_p64.npz --json")
+@click.argument("tables", type=click.Path(path_type=Path))
+@ordering_option
+@time_limit_option("Seconds to solve in.")
+@click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
+@click.option("--export", type=click.Path(path_type=Path), help="Write the problem as a .cfn file for other solvers.")
+@json_option
+def solve_command(
+    tables: Path,
+    ordering: str,
+    time_limit_s: float | None,
+    memory_limit_bytes: int | None,
+    export: Path | None,
+    as_json: bool,
+) -> None:
+    """Choose a configuration for every vertex of TABLES, an .npz file, so that the total cost is smallest."""
+    if export:
+        check_writable(export)
+    problem = read_problem(tables)
+    if export:
+        export_cfn(problem, export)
+    with progress() as on_progress:
+        solution = solve(
+            problem,
+            ordering=ordering,
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=memory_limit_bytes,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(
+            {
+                "cost": solution.cost,
+                "lower_bound": solution.lower_bound,
+                "gap": solution.gap,
+                "exact": solution.exact,
+                "configurations": list(solution.choice),
+                "ordering": solution.ordering,
+                "largest_dependent_set": solution.largest_dependent_set,
+                "time_s": solution.time_s,
+                "peak_memory_bytes": solution.peak_memory_bytes,
+            }
+        )
+        return
+    found = "proven optimal" if solution.exact else f"gap {solution.gap:.3%}, lower bound {solution.lower_bound!r}"
+    say(f"{tables.name}: {problem.num_vertices} vertices, {len(problem.edges)} edges")
+    say(f"  cost                    {solution.cost!r}   ({found})")
+    say(f"  largest dependent set   {solution.largest_dependent_set}   (ordering {solution.ordering})")
+    say(f"  time                    {duration(solution.time_s)}")
+    say(f"  solver's memory         {quantity(solution.peak_memory_bytes, 'B')}")
+    say("  configurations          " + " ".join(map(str, solution.choice)))

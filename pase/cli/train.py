@@ -1,5 +1,6 @@
 """`pase train`: train replicas of a network that keep near one another, with one of eleven algorithms."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -8,18 +9,262 @@ from typing import Any, Never
 
 import click
 
-from pase.cli.interrupts import interrupted
-from pase.cli.launch import warn_of
-from pase.cli.names import complete_models
-from pase.cli.options import device_options, model_options
-from pase.cli.progress import progress
-from pase.cli.train_options import request_of, training_across_options, warn_of_what_is_not_used
-from pase.easgd.job import TrainingRequest, count_tasks, task_ranks
+from pase.cli.options import (
+    ModelArguments,
+    check_writable,
+    complete_algorithms,
+    complete_models,
+    device_options,
+    model_options,
+)
+from pase.cli.output import warn
+from pase.cli.programs import warn_of
+from pase.cli.progress import interrupted, progress
+from pase.easgd.job import (
+    DEFAULT_ALGORITHM,
+    DEFAULT_LEARNING_RATE,
+    DEFAULT_REPORT_EVERY,
+    DEFAULT_STEPS,
+    DEFAULT_WORKERS,
+    DataSplit,
+    JobRequest,
+    Reduction,
+    TrainingRequest,
+    count_tasks,
+    make_job,
+    task_ranks,
+)
 from pase.easgd.supervise import pase_command, train_here
 from pase.easgd.supervise import train_task as train_task_here
 from pase.errors import TrainingError
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text, read_hosts
-from pase.targets.mesh_tensorflow.runtime.resume import NEWEST
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, kept_text, read_hosts
+from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES
+from pase.targets.mesh_tensorflow.runtime.resume import NEWEST, Checkpointing
+
+_SAVE_EVERY = 100
+
+
+_KEEP = 3
+
+
+_FINISHED = {".json": "plan", ".py": "program"}
+"""What files that name their own devices are called, by their endings."""
+
+
+class _Arrivals(click.ParamType[tuple[int, ...]]):
+    """Numbers of workers with commas between."""
+
+    name = "list"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Return the numbers."""
+        if isinstance(value, tuple):
+            return value
+        items = str(value).split(",")
+        if not all(re.fullmatch(r"\s*[0-9]{1,9}\s*", item, re.ASCII) for item in items):
+            self.fail(f"{value!r} is not usable; expected numbers of workers, such as 0,1,0,1", param, ctx)
+        return tuple(map(int, items))
+
+
+_JOB_OPTIONS = (
+    click.option(
+        "--algorithm",
+        default=DEFAULT_ALGORITHM,
+        show_default=True,
+        metavar="NAME",
+        shell_complete=complete_algorithms,
+        help="One of those named above.",
+    ),
+    click.option("--workers", type=int, default=DEFAULT_WORKERS, show_default=True, metavar="P", help="Replicas."),
+    click.option("--steps", type=int, default=DEFAULT_STEPS, show_default=True, metavar="K", help="Of each worker."),
+    click.option(
+        "--learning-rate", type=float, default=DEFAULT_LEARNING_RATE, show_default=True, metavar="RATE", help="η."
+    ),
+    click.option("--rho", type=float, metavar="NUMBER", help="ρ; the elastic rate is η·ρ [0.9/(P·η)]."),
+    click.option("--momentum", type=float, metavar="NUMBER", help="μ of the algorithms that have one [0.9]."),
+    click.option("--average", "averages", is_flag=True, help="sync-sgd: the mean of the gradients, not their sum."),
+    click.option(
+        "--arrivals",
+        type=_Arrivals(),
+        metavar="LIST",
+        help="Serve asynchronous workers in this order, over and over: 0,1,0,1.",
+    ),
+    click.option(
+        "--reduction", type=click.Choice([each.value for each in Reduction]), help="Of synchronous methods [tree]."
+    ),
+    click.option(
+        "--packed/--per-layer", default=True, show_default=True, help="One message for all weights, or one for each."
+    ),
+)
+
+
+_PROCESS_OPTIONS = (
+    click.option("--processes", type=int, metavar="N", help="Share the workers out to N processes of this machine."),
+    click.option("--hosts", metavar="FILE|LIST", help="HOST:PORT of each task; --resume then names a FILE."),
+    click.option("--task", type=click.IntRange(min=0), help="Which of --hosts to start here, from 0."),
+    click.option("--bind", metavar="ADDRESS", default=LOOPBACK, show_default=True, help="The IP address to listen on."),
+    click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="S",
+        help="Give up whoever takes longer than S seconds [never].",
+    ),
+)
+
+
+_DATA_OPTIONS = (
+    click.option(
+        "--data",
+        metavar="DATA",
+        help="digits, mnist:FOLDER, cifar10:PATH, an .npz file or a folder of .npy files [made up].",
+    ),
+    click.option(
+        "--data-split",
+        type=click.Choice([each.value for each in DataSplit]),
+        default=DataSplit.PARTITION.value,
+        show_default=True,
+        help="A part of the data for each worker, or all of them for each.",
+    ),
+    click.option("--test-data", metavar="DATA", help="What to test on [the test part of --data, where it has one]."),
+    click.option("--test-every", type=int, metavar="K", help="Steps of each worker [after the last one]."),
+    click.option(
+        "--until-accuracy", type=float, metavar="FRACTION", help="End when a test of the centre reaches it: 0.97."
+    ),
+    click.option("--seed", type=int, metavar="N", help="Of the weights, the order of samples, made-up data [0]."),
+    click.option("--dtype", type=click.Choice(list(WORD_BYTES)), default="float32", show_default=True),
+)
+
+
+_KEPT_OPTIONS = (
+    click.option(
+        "--checkpoint", type=click.Path(path_type=Path), metavar="DIR", help="The folder to keep checkpoints in."
+    ),
+    click.option("--save-every", type=int, metavar="K", help=f"Steps of each worker [{_SAVE_EVERY}]; the last, too."),
+    click.option("--keep", type=int, default=_KEEP, show_default=True, metavar="N", help="How many checkpoints."),
+    click.option(
+        "--resume",
+        is_flag=False,
+        flag_value=NEWEST,
+        metavar="[FILE]",
+        help="Go on from the newest checkpoint in DIR, or from a file.",
+    ),
+    click.option(
+        "--metrics",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Append a line of JSON for each step that is shown, and each test.",
+    ),
+    click.option(
+        "--trace",
+        type=click.Path(path_type=Path),
+        metavar="FILE.npz",
+        help="Write weights, gradient and centre of every step, to check the rules by hand.",
+    ),
+    click.option(
+        "--report-every",
+        type=int,
+        default=DEFAULT_REPORT_EVERY,
+        show_default=True,
+        metavar="K",
+        help="Show every K steps of a worker.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print a line of JSON for each event on standard output."),
+)
+
+
+def training_across_options(command: Any) -> Any:
+    """Add the options of `pase train` but those of models and devices."""
+    for option in reversed([*_JOB_OPTIONS, *_DATA_OPTIONS, *_KEPT_OPTIONS, *_PROCESS_OPTIONS]):
+        command = option(command)
+    return command
+
+
+def request_of(model: str, values: Mapping[str, Any]) -> TrainingRequest:
+    """Return what the options ask for; PaseError for what cannot be."""
+    job = make_job(
+        JobRequest(
+            algorithm=values["algorithm"],
+            num_workers=values["workers"],
+            num_steps=values["steps"],
+            learning_rate=values["learning_rate"],
+            rho=values["rho"],
+            momentum=values["momentum"],
+            averages=values["averages"] or None,
+            arrivals=values["arrivals"],
+            reduction=values["reduction"],
+            report_every=values["report_every"],
+            test_every=values["test_every"],
+            until_accuracy=values["until_accuracy"],
+        )
+    )
+    return TrainingRequest(
+        job=job,
+        packed=values["packed"],
+        dtype=values["dtype"],
+        seed=values["seed"],
+        data=values["data"],
+        data_split=DataSplit(values["data_split"]),
+        test_data=values["test_data"],
+        choice=DeviceChoice(kind=values["device"], virtual=values["virtual"], memory_mib=values["gpu_memory"]),
+        checkpointing=_checkpointing(values),
+        metrics_path=values["metrics"],
+        trace_path=_trace(values),
+        **_source(model, values),
+    )
+
+
+def _trace(values: Mapping[str, Any]) -> Path | None:
+    if values["trace"] is not None and (values["processes"] is not None or values["hosts"] is not None):
+        raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
+    path: Path | None = values["trace"]
+    if path is not None:
+        check_writable(path)
+    return path
+
+
+def _source(model: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is trained; a file that names its own devices goes before options for them."""
+    if Path(model).suffix in _FINISHED:
+        return {"source": model}
+    chosen = ModelArguments(
+        model=model,
+        devices=values["devices"] or 1,
+        batch=values["batch"],
+        arguments=values["arguments"],
+        machine=values["machine"],
+        flop_per_s=values["flop_per_s"],
+        bandwidth_bytes_per_s=values["bandwidth_bytes_per_s"],
+    )
+    return {
+        "source": model,
+        "devices": chosen.devices,
+        "batch": chosen.batch,
+        "arguments": chosen.arguments,
+        "machine": chosen.loaded_machine(),
+    }
+
+
+def warn_of_what_is_not_used(model: str, values: Mapping[str, Any]) -> None:
+    """Warn of options that a file does not heed, and of code that is executed."""
+    finished = _FINISHED.get(Path(model).suffix)
+    if finished is not None and (values["devices"] is not None or values["batch"] is not None or values["arguments"]):
+        warn(f"a {finished} names its own model and devices: --devices, --batch and --arg are not used")
+    if finished == "program":
+        warn(f"note: the code of {model} is executed")
+
+
+def _checkpointing(values: Mapping[str, Any]) -> Checkpointing | None:
+    folder, every, resume = values["checkpoint"], values["save_every"], values["resume"]
+    if folder is None:
+        if resume is not None or every is not None:
+            raise TrainingError("--resume and --save-every need --checkpoint DIR, the folder of the checkpoints")
+        return None
+    return Checkpointing(
+        folder=folder, save_every=_SAVE_EVERY if every is None else every, keep=values["keep"], resume=resume
+    )
+
 
 _ARGUMENTS = "pase.train.arguments"
 
@@ -38,7 +283,7 @@ class _Command(click.Command):
 @model_options(devices_required=False)
 @device_options
 @click.pass_context
-def command(ctx: click.Context, /, model: str, as_json: bool, **values: Any) -> int:
+def train_command(ctx: click.Context, /, model: str, as_json: bool, **values: Any) -> int:
     """Train P replicas of MODEL, of a plan or of an emitted program at once.
 
     Each has a part of the data and steps of its own; they are held together by a centre (elastic averaging) or by

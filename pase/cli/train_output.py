@@ -186,10 +186,7 @@ _TEXTS: Mapping[str, Callable[[Event], str]] = MappingProxyType(
 def print_summary(done: Event) -> None:
     """Print what a training came to, from its event ``done``."""
     print_table(
-        [
-            *(("worker", "right"), ("steps", "right"), ("time", "right"), ("communication", "right")),
-            *(("messages sent", "right"), ("bytes sent", "right")),
-        ],
+        ["worker", "steps", "time", "communication", "messages sent", "bytes sent"],
         [_row(worker, work) for worker, work in enumerate(done["workers"])],
     )
     say()
@@ -218,7 +215,7 @@ def _print_parts(done: Event) -> None:
     rows |= {} if done["master_parts"] is None else {"master": done["master_parts"]}
     columns = {**PARTS, "other_s": "other"}
     print_table(
-        [("worker", "right"), *((title, "right") for title in columns.values())],
+        ["worker", *columns.values()],
         [
             [name, *(_percentage(parts[column] / max(parts["time_s"], 1e-9)) for column in columns)]
             for name, parts in rows.items()

@@ -1,6 +1,7 @@
 """The printed form of an explanation: why layers have their configurations, for people."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pase.analysis.explanation import (
     FARTHEST,
@@ -8,6 +9,8 @@ from pase.analysis.explanation import (
     Explanation,
     Flip,
     LayerExplanation,
+    MemoryBinding,
+    Part,
     RunnerUp,
     Sensitivity,
     configuration_text,
@@ -28,13 +31,13 @@ def print_why(plan: Plan, explanation: Explanation) -> None:
     at = "at r" if explanation.flop_per_byte else "at"
     print_table(
         [
-            ("layer", "left"),
-            ("configuration", "left"),
-            ("what binds", "left"),
-            ("runner-up", "left"),
-            ("costs", "right"),
-            (f"flips below {at}", "left"),
-            (f"flips above {at}", "left"),
+            "<layer",
+            "<configuration",
+            "<what binds",
+            "<runner-up",
+            "costs",
+            f"<flips below {at}",
+            f"<flips above {at}",
         ],
         [[name, *_row(plan, group[0], explanation)] for name, group in zip(names, groups, strict=True)],
     )
@@ -69,7 +72,7 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
     say()
     whole = sum(part.cost for part in layer.parts)
     print_table(
-        [("part", "left"), ("cost", "right"), ("share", "right"), ("bytes", "right"), ("devices", "right")],
+        ["<part", "cost", "share", "bytes", "devices"],
         [
             [
                 part.name,
@@ -87,13 +90,7 @@ def print_sensitivity(plan: Plan, found: Sequence[Sensitivity]) -> None:
     """Print what each figure of the machine, lower and higher, would change."""
     used = [one for one in found if one.is_used]
     print_table(
-        [
-            ("figure", "left"),
-            ("by", "right"),
-            ("best time", "right"),
-            ("this plan loses", "right"),
-            ("layers that move", "left"),
-        ],
+        ["<figure", "by", "best time", "this plan loses", "<layers that move"],
         [
             [
                 one.figure,
@@ -229,3 +226,99 @@ def _outcome(one: Sensitivity) -> tuple[str, str]:
 
 def _moves(plan: Plan, moves: Sequence[tuple[str, Mapping[str, int]]]) -> str:
     return _listed([f"{name} {configuration_text(splits, plan.num_devices)}" for name, splits in moves]) or "none"
+
+
+def explanation_document(explanation: Explanation) -> dict[str, Any]:
+    """Return what is said of the whole plan."""
+    low, high = explanation.searched
+    return {
+        "total_cost": explanation.plan_cost,
+        "is_optimal": explanation.is_optimal,
+        "optimum": {"total_cost": explanation.optimum_cost, "exact": explanation.is_proven},
+        "flop_per_byte": explanation.flop_per_byte,
+        "flips_searched": {"from_scale": low, "to_scale": high},
+    }
+
+
+def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str, Any]:
+    """Return what is said of one layer."""
+    return {
+        "reason": layer.reason,
+        "is_best": layer.is_best,
+        "best": layer.best,
+        "kept_total_cost": layer.kept_total_cost,
+        "memory": None if layer.memory is None else _memory_document(layer.memory, explanation),
+        "num_configurations": layer.num_configurations,
+        "binding": None if layer.binding is None else layer.binding.name,
+        "binding_share": layer.share,
+        "parts": [_part_document(part) for part in layer.parts],
+        "runner_up": None if layer.runner_up is None else _runner_up_document(layer.runner_up, explanation),
+        "flips": {
+            "below": _flip_document(layer.below, explanation),
+            "above": _flip_document(layer.above, explanation),
+        },
+    }
+
+
+def sensitivity_document(found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
+    """Return what each changed figure of the machine does."""
+    return [
+        {
+            "figure": one.figure,
+            "factor": one.factor,
+            "is_used": one.is_used,
+            "relative_time_change": one.time_change,
+            "relative_regret": one.regret,
+            "moves": [{"name": name, "splits": splits} for name, splits in one.moves],
+            "exact": one.is_proven,
+        }
+        for one in found
+    ]
+
+
+def _part_document(part: Part) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "kind": str(part.kind),
+        "layer": part.other or None,
+        "cost": part.cost,
+        "bytes": part.size_bytes,
+        "devices": part.group or None,
+    }
+
+
+def _runner_up_document(runner_up: RunnerUp, explanation: Explanation) -> dict[str, Any]:
+    return {
+        "splits": runner_up.splits,
+        "total_cost": runner_up.total_cost,
+        "difference": runner_up.difference,
+        "relative_difference": explanation.relative(runner_up.difference),
+        "is_tie": runner_up.is_tie,
+        "exact": runner_up.is_exact,
+        "changes": [{"name": name, "splits": splits} for name, splits in runner_up.changes],
+        "others_kept": None
+        if runner_up.alone is None
+        else {
+            "splits": runner_up.alone,
+            "difference": runner_up.alone_difference,
+            "relative_difference": explanation.relative(runner_up.alone_difference),
+        },
+    }
+
+
+def _memory_document(memory: MemoryBinding, explanation: Explanation) -> dict[str, Any]:
+    return {
+        "splits": memory.splits,
+        "difference": memory.difference,
+        "relative_difference": explanation.relative(memory.difference),
+        "others_kept": memory.is_alone,
+        "needed_bytes": memory.needed_bytes,
+        "limit_bytes": memory.limit_bytes,
+    }
+
+
+def _flip_document(flip: Flip | None, explanation: Explanation) -> dict[str, Any] | None:
+    if flip is None:
+        return None
+    ratio = None if explanation.flop_per_byte is None else flip.scale * explanation.flop_per_byte
+    return {"scale": flip.scale, "flop_per_byte": ratio, "splits": flip.splits}

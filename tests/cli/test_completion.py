@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.cli.completion import SHELLS
+from pase.cli.doctor import SHELLS
 from pase.cli.main import COMMANDS
 from pase.machine import preset_names
 from pase.models import MODELS
@@ -66,7 +66,7 @@ def test_another_shell_is_refused_with_those_that_there_are(pase: Command) -> No
 
 
 def test_models_are_offered_beside_files() -> None:
-    from pase.cli.names import complete_models
+    from pase.cli.options import complete_models
 
     items = complete_models(None, None, "")  # type: ignore[arg-type]
     assert items[0].type == "file"

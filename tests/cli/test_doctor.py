@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pase.cli import installation as module
-from pase.cli.installation import PURPOSES, Extra, Installation, Package, installation
+from pase.cli import doctor as module
+from pase.cli.doctor import PURPOSES, Extra, Installation, Package, installation
 from tests.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[2]

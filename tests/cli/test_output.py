@@ -229,7 +229,7 @@ def test_a_machine_file_cannot_steer_the_terminal(pase: Command, tmp_path: Path)
 
 
 def test_names_in_a_table_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_table([("name", "left"), ("[b]cost", "right")], [[HOSTILE, "[red]"], ["", "1"]])
+    output.print_table(["<name", "[b]cost"], [[HOSTILE, "[red]"], ["", "1"]])
     printed = capsys.readouterr().out
     assert _is_harmless(printed)
     assert "\\x1b[31mred" in printed

@@ -122,7 +122,7 @@ def test_every_option_is_explained(name: str) -> None:
 def test_the_help_of_the_program_lists_every_verb(pase: Command) -> None:
     finished = pase("--help")
     assert finished.status == 0
-    for name, text in COMMANDS.items():
+    for name, (_, text) in COMMANDS.items():
         assert re.search(rf"^  {name} +{text[:30]}", finished.out, re.MULTILINE)
     assert "pase search alexnet --devices 8" in finished.out
 

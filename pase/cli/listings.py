@@ -1,13 +1,49 @@
-"""`pase machines`: the machines that come with PaSE, one of them or a file in detail, and the format of such files."""
+"""`pase models`: the built-in networks."""
 
 import textwrap
 
 import click
 
-from pase.cli.names import complete_machines
-from pase.cli.options import json_option
+from pase.cli.options import complete_machines, json_option
 from pase.cli.output import print_json, print_table, printable, quantity, say
 from pase.machine import Level, Machine, load_machine, machine_document, machine_schema, preset_names
+from pase.models import MODELS
+
+
+@click.command("models", epilog="Example: pase models")
+@json_option
+def models_command(as_json: bool) -> None:
+    """List the built-in networks, their default batch and the parameters that --arg reaches."""
+    if as_json:
+        print_json(
+            {
+                "models": [
+                    {
+                        "name": entry.name,
+                        "description": entry.description,
+                        "default_batch": entry.default_batch,
+                        "parameters": dict(entry.parameters),
+                    }
+                    for entry in MODELS.values()
+                ]
+            }
+        )
+        return
+    rows = [
+        [
+            entry.name,
+            entry.description,
+            str(entry.default_batch),
+            " ".join(f"{name}={_text(value)}" for name, value in entry.parameters.items() if name != "batch"),
+        ]
+        for entry in MODELS.values()
+    ]
+    print_table(["<name", "<network", "batch", "<--arg"], rows)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
 
 _WIDTH = 100
 """Sources are long: they are folded to this many columns."""
@@ -22,7 +58,7 @@ _WIDTH = 100
 )
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of machine files.")
 @json_option
-def command(show: str | None, schema: bool, as_json: bool) -> None:
+def machines_command(show: str | None, schema: bool, as_json: bool) -> None:
     """List the machine presets, or show one machine with the source of each figure."""
     if schema:
         if show:
@@ -41,7 +77,7 @@ def command(show: str | None, schema: bool, as_json: bool) -> None:
 
 def _print_list(machines: list[Machine]) -> None:
     print_table(
-        [("name", "left"), ("device", "left"), ("float32", "right"), ("memory", "right"), ("links", "left")],
+        ["<name", "<device", "float32", "memory", "<links"],
         [
             [
                 machine.name,

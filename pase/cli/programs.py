@@ -1,0 +1,150 @@
+"""`pase emit`: a plan as a Mesh-TensorFlow program."""
+
+import io
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from pase.cli.options import (
+    arguments_option,
+    batch_option,
+    check_writable,
+    chosen_plan,
+    json_option,
+    model_argument,
+    output_option,
+    plan_argument,
+    plan_options,
+    write_output,
+)
+from pase.cli.output import print_json, quantity, say, warn
+from pase.cli.progress import progress
+from pase.errors import EmitError, ModelError
+from pase.importers import is_builtin
+from pase.importers.weights import read_weights
+from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
+from pase.targets.mesh_tensorflow.runtime.launch import launch_here, launch_task
+
+
+@click.command("emit", epilog="Example: pase emit plan.json -o train.py")
+@plan_argument
+@plan_options
+@output_option("Write the program here, not on standard output.")
+@click.option("--forward", is_flag=True, help="Of an imported model: a program that computes its outputs.")
+@json_option
+def emit_command(plan: str, output: Path | None, forward: bool, as_json: bool, **model: Any) -> None:
+    """Write PLAN, a file that 'pase search -o' made, as a Mesh-TensorFlow program that trains with it.
+
+    Of a MODEL, the best strategy on --devices is searched first.
+    """
+    if output:
+        check_writable(output)
+    with progress() as on_progress:
+        read = chosen_plan(plan, model, on_progress)
+        on_progress("writing the program", 0.0)
+        source = emit_forward(read) if forward else emit(read)
+    left_out = outputs_left_out(read) if forward else ()
+    for text in left_out:
+        warn(text)
+    if output:
+        write_output(output, source, EmitError)
+        how = "--weights weights.npz --data inputs.npz" if forward else "--steps 10"
+        warn(f"program written to {output}; try: python {output} {how}")
+    if as_json:
+        print_json({"source": source, "output": str(output) if output else None, "left_out": list(left_out)})
+    elif not output:
+        click.echo(source, nl=False)
+
+
+@click.command("weights", epilog="Example: pase weights model.onnx -o weights.npz")
+@model_argument
+@batch_option
+@arguments_option
+@output_option("Write the weights to this .npz file.", required=True)
+@json_option
+def weights_command(model: str, batch: int | None, arguments: dict[str, Any], output: Path, as_json: bool) -> None:
+    """Write the weights of MODEL, an ONNX or .keras file or package.module:factory, as programs of its plan read them.
+
+    The programs are those of 'pase emit --forward'.
+    """
+    check_writable(output)
+    if is_builtin(model):
+        raise ModelError(f"{model!r} is a built-in network: its weights are made when it is trained ('pase run')")
+    with progress() as on_progress:
+        on_progress("reading the weights", 0.0)
+        found = read_weights(model, batch=batch, arguments=arguments)
+    buffer = io.BytesIO()
+    np.savez(buffer, **found)  # type: ignore[arg-type]
+    write_output(output, buffer.getvalue(), ModelError)
+    size_bytes = sum(array.nbytes for array in found.values())
+    if as_json:
+        shapes = {name: list(array.shape) for name, array in found.items()}
+        print_json({"output": str(output), "arrays": shapes, "size_bytes": size_bytes})
+    else:
+        say(f"{len(found)} arrays, {quantity(size_bytes, 'B')}, written to {output}")
+
+
+@click.command(
+    "launch",
+    context_settings={"allow_interspersed_args": False},
+    epilog="Example: pase launch --processes 2 -- train.py --steps 20",
+)
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Processes of this machine; they share the devices evenly."
+)
+@click.option("--hosts", metavar="FILE|LIST", help="HOST:PORT of each task, one a line, or with commas between.")
+@click.option("--task", type=click.IntRange(min=0), help="Which of --hosts to start here, from 0.")
+@click.option(
+    "--bind", metavar="ADDRESS", default=LOOPBACK, show_default=True, help="The IP address to listen on; 0.0.0.0: all."
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="End the job where a step takes longer than S seconds [never].",
+)
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def launch_command(
+    program: tuple[str, ...],
+    processes: int | None,
+    hosts: str | None,
+    task: int | None,
+    bind: str,
+    timeout_s: float | None,
+) -> int:
+    """Run PROGRAM, a file that pase emit wrote, in several processes.
+
+    The devices are spread over them in equal blocks; the losses are those of one process. Task 0 trains and writes.
+    When a process dies, the job ends. TensorFlow's server has no authentication, whoever reaches it can run anything
+    as you: it takes what is sent to --bind, and no more.
+    """
+    if (processes is None) == (hosts is None):
+        raise click.UsageError("give --processes N for this machine, or --hosts with --task K for several")
+    if (task is None) != (hosts is None):
+        raise click.UsageError("--hosts and --task belong together")
+    if hosts is None:
+        assert processes is not None
+        warn_of(bind)
+        return launch_here(program, num_processes=processes, bind=bind, step_timeout_s=timeout_s)
+    assert task is not None
+    cluster = Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=timeout_s)
+    warn_of(bind)
+    return launch_task(program, cluster)
+
+
+def warn_of(bind: str) -> None:
+    """Warn where a server is to listen on more than this machine."""
+    try:
+        is_loopback = ip_address(bind).is_loopback
+    except ValueError:  # which the cluster says itself
+        return
+    if not is_loopback:
+        warn(
+            f"TensorFlow's server will listen on {bind} and has no authentication: whoever can reach it can run "
+            "anything as you; use it in a network whose every user you trust"
+        )
