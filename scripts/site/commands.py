@@ -14,7 +14,7 @@ def commands_page(program: str) -> str:
     """Return a table of all commands of a program and a section for each."""
     assert program == PROGRAM, program
     lines = ["| command | what it does |", "| --- | --- |"]
-    lines += [f"| [`{PROGRAM} {name}`](#{name}) | {_plain(text)} |" for name, text in COMMANDS.items()]
+    lines += [f"| [`{PROGRAM} {name}`](#{name}) | {_plain(text)} |" for name, (_, text) in COMMANDS.items()]
     with click.Context(cli, info_name=PROGRAM) as parent:
         for name in COMMANDS:
             command = cli.get_command(parent, name)
