@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pase.errors import RuntimeFailure  # noqa: E402
+from pase.errors import ModelError, RuntimeFailure  # noqa: E402
 from pase.graph import Graph  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
@@ -109,6 +109,23 @@ def whole(below: int, *shape: int) -> Any:
     return torch.from_numpy(np.random.default_rng(shape).integers(below, size=shape))
 
 
+def with_a_loss(by_name: bool) -> Any:
+    """Return a classifier, its inputs and the targets, and a loss of both."""
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Conv1d(2, 4, 3), nn.GELU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(4, 3))
+    inputs = {"input": numbers(6, 2, 8), "targets": whole(3, 6)}
+    return layers.double(), inputs if by_name else tuple(inputs.values()), nn.CrossEntropyLoss(label_smoothing=0.1)
+
+
+class WithLoss(nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any, loss: Any) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, targets: Any, **inputs: Any) -> Any:
+        return self.loss(self.model(**inputs), targets)
+
+
 MODELS: Mapping[str, Callable[[], Source]] = {
     "gpt": lambda: of(Gpt, ids=whole(12, 4, 4), targets=whole(12, 4, 4) * 5 % 12),
     "convolutional": lambda: of(Convolutional, images=numbers(4, 2, 8, 8), labels=whole(6, 4)),
@@ -136,7 +153,7 @@ def arrays(inputs: Mapping[str, Any]) -> dict[str, Array]:
     return {n: x.numpy() if x.is_floating_point() else x.numpy().astype(np.int32) for n, x in inputs.items()}
 
 
-def double(source: Source) -> dict[str, Array]:
+def double(source: Any) -> dict[str, Array]:
     """Return the weights of a model as they are: reading them rounds to float32, to which the model is set."""
     found = read_weights(source)
     model = source[0]
@@ -158,7 +175,7 @@ def trained(plan: Plan, weights: Mapping[str, Array], batch: Mapping[str, Array]
     return losses, found
 
 
-def graph_of(source: Source) -> Graph:
+def graph_of(source: Any) -> Graph:
     return with_fan_outs(import_model(source).graph)
 
 
@@ -201,6 +218,81 @@ def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
     assert result.measured_bytes is not None
     assert 0 < result.measured_bytes <= result.predicted_bytes
     assert result.accuracies == (None, None)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_model_and_its_loss_are_given_apart(by_name: bool) -> None:
+    source = with_a_loss(by_name)
+    graph, weights = graph_of(source), double(source)
+    model, inputs, loss = source
+    inputs = inputs if by_name else dict(zip(("input", "targets"), inputs, strict=True))
+    assert "forward" not in vars(model)
+    expected, _ = by_pytorch(WithLoss(model, loss), inputs)
+    losses, _ = trained(random_plan(graph, 4, 0), weights, arrays(inputs))
+    np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
+def test_a_loss_needs_targets() -> None:
+    model, inputs, loss = with_a_loss(by_name=False)
+    with pytest.raises(ModelError, match=r"a loss needs targets: give them as the last of the inputs"):
+        import_model((model, inputs[:1], loss))
+    with pytest.raises(ModelError, match=r"a dict of inputs by name, or a loss; found a int"):
+        import_model((model, inputs, 3))
+
+
+def onnx_model() -> tuple[Any, dict[str, Array]]:
+    """Return a convolutional network with its loss, and the weights that it holds."""
+    onnx = pytest.importorskip("onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    torch.manual_seed(2)
+    shapes = {"w1": (4, 2, 3, 3), "b1": (4,), "scale": (4,), "shift": (4,), "w2": (48, 5), "b2": (5,)}
+    held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in shapes.items()}
+    kept = {"mean": np.zeros(4, np.float32), "variance": np.ones(4, np.float32), "one": np.array([1])}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], pads=[1, 1, 0, 0], strides=[2, 1]),
+        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["n"]),
+        helper.make_node("Sigmoid", ["n"], ["s"]),
+        helper.make_node("MaxPool", ["s"], ["m"], kernel_shape=[2, 2], strides=[1, 2]),
+        helper.make_node("Flatten", ["m"], ["f"]),
+        helper.make_node("Gemm", ["f", "w2", "b2"], ["y"]),
+        helper.make_node("LogSoftmax", ["y"], ["log"], axis=1),
+        helper.make_node("Unsqueeze", ["labels", "one"], ["places"]),
+        helper.make_node("GatherElements", ["log", "places"], ["picked"], axis=1),
+        helper.make_node("Neg", ["picked"], ["negative"]),
+        helper.make_node("ReduceMean", ["negative"], ["loss"], keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [
+            helper.make_tensor_value_info("x", kinds.FLOAT, [4, 2, 8, 9]),
+            helper.make_tensor_value_info("labels", kinds.INT64, [4]),
+        ],
+        [helper.make_tensor_value_info("loss", kinds.FLOAT, [])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in (held | kept).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model, held
+
+
+def test_an_onnx_network_trains_as_pytorch_does() -> None:
+    model, held = onnx_model()
+    inputs = {"x": numbers(4, 2, 8, 9), "labels": whole(5, 4)}
+    w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
+    expected = []
+    for _ in range(STEPS):
+        x = F.conv2d(F.pad(inputs["x"], (1, 0, 1, 0)), w["w1"], w["b1"], stride=(2, 1))
+        x = F.batch_norm(x, None, None, w["scale"], w["shift"], training=True)
+        x = F.max_pool2d(torch.sigmoid(x), 2, (1, 2)).flatten(1)
+        loss = F.cross_entropy(x @ w["w2"] + w["b2"], inputs["labels"])
+        gradients = torch.autograd.grad(loss, list(w.values()))
+        expected.append(loss.item())
+        w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
+    weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
+    for seed in range(2):
+        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
 def test_weights_that_are_not_given_are_drawn() -> None:

@@ -1,5 +1,6 @@
 """PyTorch modules with example inputs; `torch.export` traces them on tensors without values."""
 
+import inspect
 import io
 import linecache
 import logging
@@ -32,7 +33,7 @@ _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._export", "torch.exp
 
 
 class TorchFrontEnd:
-    """Takes (module, example inputs) or (module, example inputs, keyword inputs): what a call of the module takes."""
+    """Takes (module, example inputs), perhaps with keyword inputs or a loss: what a call of the module takes."""
 
     package = "torch"
     extra = "torch"
@@ -46,12 +47,12 @@ class TorchFrontEnd:
     def trace(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Trace:
         """Return the trace of a module."""
         torch = framework("torch", "torch")
-        module, positional, keywords = _call(torch, source, batch)
+        module, positional, keywords, loss = _call(torch, source, batch)
         if arguments:
             raise ModelError(
                 f"a torch module takes no argument {next(iter(arguments))!r} here; arguments are those of a factory"
             )
-        return trace_module(module, positional, keywords)
+        return trace_module(module, positional, keywords, loss=loss)
 
     def without_weights(self) -> AbstractContextManager[object]:
         """Return a context in which tensors have shapes alone."""
@@ -59,15 +60,28 @@ class TorchFrontEnd:
         return context
 
 
-def trace_module(module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], *, name: str = "") -> Trace:
+Loss = Callable[[Any, Any], Any]
+"""A loss of what a module returns and of targets, such as `torch.nn.CrossEntropyLoss()`."""
+
+
+def trace_module(
+    module: Any,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    *,
+    name: str = "",
+    loss: Loss | None = None,
+) -> Trace:
     """Return the trace of a torch module called with example inputs; no weight's value is read.
+
+    loss: of what the module returns and of targets, which are the last of the inputs then.
 
     The module is traced as it is outside training (dropout does nothing), and left as it was. Raises ModelError where
     it cannot be: control flow that depends on values, sizes that do, a GPU that is not there, a call that fails.
     """
     torch = framework("torch", "torch")
     module = _unwrapped(torch, module)
-    program, notes = _exported(torch, module, tuple(arguments), dict(keywords))
+    program, notes = _exported(torch, module, tuple(arguments), dict(keywords), loss)
     return check_trace(read_program(torch, module, program, name or type(module).__name__, notes))
 
 
@@ -86,8 +100,8 @@ def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) ->
             raise ModelError(f"weight {name!r} was made without values (on the device 'meta')")
     rest = [name for name in names if name not in held]
     if rest:
-        _, positional, keywords = _call(torch, source, batch)
-        program, _ = _exported(torch, module, positional, keywords)
+        _, positional, keywords, loss = _call(torch, source, batch)
+        program, _ = _exported(torch, module, positional, keywords, loss)
         found |= constant_values(torch, module, program, rest)
     return found
 
@@ -104,34 +118,44 @@ def _unwrapped(torch: Any, module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-def _call(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """Return the module, its positional and its keyword inputs, with another batch where one is given."""
+def _call(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[Any, ...], dict[str, Any], Loss | None]:
+    """Return the module, its positional and its keyword inputs, with another batch where one is given, and its loss."""
     if not isinstance(source, list | tuple) or len(source) not in (2, 3):
         raise ModelError(
             "a torch module needs example inputs: give (module, inputs), inputs being a tensor, a tuple of tensors "
-            "or a dict of them by name, or (module, inputs, dict of more); tensors on the device 'meta' will do"
+            "or a dict of them by name, or (module, inputs, dict of more), or (module, inputs and targets, loss); "
+            "tensors on the device 'meta' will do"
         )
     module, given, *more = source
     # Some libraries' dicts of inputs (of tokens, say) are mappings without being dicts.
     keywords: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
     positional = () if isinstance(given, Mapping) else tuple(given) if isinstance(given, list | tuple) else (given,)
+    loss: Loss | None = None
     for extra in more:
-        if not isinstance(extra, Mapping):
+        if isinstance(extra, Mapping):
+            keywords |= dict(extra)
+        elif callable(extra):
+            loss = extra
+        else:
             raise ModelError(
-                f"a torch module's third item is a dict of inputs by name; found a {type(extra).__name__}; give all "
-                "positional inputs as one tuple: (module, (x, y))"
+                f"a torch module's third item is a dict of inputs by name, or a loss; found a {type(extra).__name__}; "
+                "give all positional inputs as one tuple: (module, (x, y))"
             )
-        keywords |= dict(extra)
+    if loss is not None and len(positional) + len(keywords) < 2:
+        raise ModelError(
+            "a loss needs targets: give them as the last of the inputs, (module, (x, targets), loss), or by the name "
+            "'targets', (module, {'x': x, 'targets': targets}, loss)"
+        )
     if batch is not None:
         positional, keywords = with_batch(torch, positional, keywords, batch)
-    return module, positional, keywords
+    return module, positional, keywords, loss
 
 
 # -- the exported program
 
 
 def _exported(
-    torch: Any, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]
+    torch: Any, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], loss: Loss | None = None
 ) -> tuple[Any, tuple[str, ...]]:
     """Return the exported program of a module and what was assumed; ModelError where it cannot be traced."""
     check_tensors(torch, module)
@@ -140,6 +164,8 @@ def _exported(
     with ExitStack() as stack:
         stack.enter_context(_quiet())
         stack.enter_context(_outside_training(module))
+        if loss is not None:
+            stack.enter_context(_returning(loss, module, arguments, keywords))
         stack.enter_context(_exportable_experts(module, notes))
         stack.enter_context(ctc_operator(torch))
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
@@ -156,6 +182,39 @@ def _exported(
             raise
         except Exception as error:
             raise ModelError(failure(error)) from error
+
+
+@contextmanager
+def _returning(loss: Loss, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Iterator[None]:
+    """Have a module return the loss of what it computes; it takes the targets as the last of its inputs."""
+    original = module.forward
+    is_named = bool(keywords)
+    last = "targets" if "targets" in keywords or not is_named else list(keywords)[-1]
+    rest = {name: value for name, value in keywords.items() if name != last}
+    try:
+        own = inspect.signature(original).bind(*(arguments if is_named else arguments[:-1]), **rest)
+    except TypeError as error:
+        raise ModelError(
+            f"the inputs of the module but the last, which is the loss's, do not fit its forward pass: {error}"
+        ) from None
+
+    def forward(*given: Any, **named: Any) -> Any:
+        if is_named:
+            targets = named.pop(last)
+            return loss(original(*given, **named), targets)
+        return loss(original(*given[:-1]), given[-1])
+
+    kinds = {parameter.kind for parameter in own.signature.parameters.values()}
+    if kinds.isdisjoint((inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)):
+        # The program's inputs have the names of the module's, and of the targets.
+        plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [inspect.Parameter(name, plain) for name in (*own.arguments, last)]
+        forward.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
 
 
 def _apart(torch: Any, given: Any) -> Any:
