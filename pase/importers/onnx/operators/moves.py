@@ -1,6 +1,6 @@
 """What moves elements and computes nothing: shapes, orders, pieces, repetition, padding, look-ups."""
 
-from pase.importers.ir import Generic, Lookup, Normalise, Pad, Slice
+from pase.importers.ir import Gather, Generic, Lookup, Normalise, Pad, Slice
 from pase.importers.ir.steps import with_extent
 from pase.importers.onnx.folding import Folding, clamped, slices_of
 from pase.importers.onnx.operators import Array, Call, table
@@ -143,6 +143,9 @@ def by_elements(call: Call) -> None:
     """Write elements read, or put in, by indices along one dim; a dim that the indices have whole passes."""
     x, indices, axis = call.value(0), call.value(1), call.axis(0)
     passes = [(i, i) for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)) if i != axis and a == b]
+    if call.operator == "GatherElements" and len(passes) == len(x.shape) - 1 and x.is_float and not indices.is_float:
+        call.add(Gather(dim=axis), x, indices, out=call.result)
+        return
     call.opaque(*([x, indices] if call.operator == "GatherElements" else []), passes=passes)
 
 
