@@ -27,21 +27,15 @@ ORDER = (
     "pase.costs",
     "pase.solver",
     "pase.planning",
-    "pase.analysis.explanation",
-    "pase.analysis.baselines",
-    # The framework, and what carries out movements, on which both the primitives and the runtime stand.
+    "pase.analysis",
+    # The one module that loads the framework: emitted programs name it, and the primitives stand on it.
     "pase.targets.mesh_tensorflow.runtime.compat",
-    "pase.targets.mesh_tensorflow.runtime.traffic",
-    "pase.targets.mesh_tensorflow.runtime.mesh",
-    "pase.targets.mesh_tensorflow.runtime.assemble",
     "pase.targets.mesh_tensorflow.primitives",
     "pase.targets.mesh_tensorflow.runtime",
     "pase.datasets",  # of what programs read
     "pase.calibration",
     "pase.targets.mesh_tensorflow.emitter",
     "pase.targets",
-    "pase.analysis",
-    "pase.targets.mesh_tensorflow.runtime.execute",  # emits the program that it runs
     "pase.easgd",
     "pase.studies",  # of the algorithms as training declares them
     "pase.views",

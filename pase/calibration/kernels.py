@@ -12,11 +12,11 @@ from typing import Any
 from pase.calibration.effort import Convolution, Effort, binary
 from pase.calibration.samples import Message, Rate
 from pase.sharding.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU
 from pase.targets.mesh_tensorflow.runtime.devices import Devices
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 
 DTYPES = ("float32", "float64")
 

@@ -17,9 +17,9 @@ from pase.datasets import SOURCES, Part, fit_to, load_dataset
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.held import HeldWeight, held_weights, parameters_per_device
+from pase.targets.mesh_tensorflow.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.data import data_inputs
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
-from pase.targets.mesh_tensorflow.runtime.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.flags import training_options
 
 PHASES = ("forward", "backward", "update")

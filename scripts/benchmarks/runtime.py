@@ -38,7 +38,7 @@ SMALL: dict[str, dict[str, Scalar]] = {
 STOCK = """\
 import runpy, sys
 from pase.targets.mesh_tensorflow.runtime.compat import placement
-from pase.targets.mesh_tensorflow.runtime.mesh import MeshImplementation
+from pase.targets.mesh_tensorflow.primitives.mesh import MeshImplementation
 MeshImplementation.allreduce = placement.PlacementMeshImpl.allreduce
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

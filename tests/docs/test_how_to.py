@@ -55,7 +55,7 @@ def test_without_more_the_operator_cannot_be_emitted_and_the_error_is_that_of_th
 
 
 def test_with_what_the_page_adds_the_program_computes_what_one_device_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+    from pase.targets.mesh_tensorflow.execute import max_relative_difference
     from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
     from pase.targets.mesh_tensorflow.runtime.reference_kinds import COMPUTE
     from tests.runtime.plans import random_plan

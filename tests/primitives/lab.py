@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from pase.sharding.boxes import Box, Partition, blocks, partition
 from pase.sharding.halos import Buffers
 from pase.sharding.layouts import DeviceMesh
-from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, from_parts, part_tensors
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.operations import LinearOperation
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts, part_tensors
+from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 
 Array = np.ndarray[Any, Any]
 
@@ -116,13 +117,13 @@ def outcome(
         dy = lab.put(result.mesh, result.held, cotangent)
         (gradient,) = mtf.gradients([result.tensor], [first.tensor], grad_ys=[dy.tensor])
         forward, adjoint = lab.get(result, Distributed(gradient, held))
-        kinds = [type(operation).__name__ for operation in lab.graph.operations[before:]]
+        added = lab.graph.operations[before:]
     return Outcome(
         x=values,
         forward=forward,
         y=cotangent,
         adjoint=adjoint,
-        operations=[kind for kind in kinds if kind != "ImportLaidOutTensorOperation"],
+        operations=[operation.primitive for operation in added if isinstance(operation, LinearOperation)],
         moved_bytes=lab.traffic.total_bytes,
         crossed_bytes=lab.crossed_bytes,
     )

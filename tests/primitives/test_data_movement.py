@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from pase.errors import PrimitiveError
 from pase.sharding.boxes import Partition, blocks, copies, partition
-from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, from_parts
 from pase.targets.mesh_tensorflow.primitives.data_movement import (
     all_reduce,
     all_to_all,
@@ -19,6 +18,7 @@ from pase.targets.mesh_tensorflow.primitives.data_movement import (
     send_receive,
     sum_reduce,
 )
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from tests.primitives.lab import (
     NUM_DEVICES,
@@ -49,7 +49,7 @@ def test_send_receive(data: st.DataObject, shape: list[int], dtype: Any) -> None
     assert_parts(result.forward, result.x)
     assert_parts(result.adjoint, result.y)
     assert_coherent(result, dtype)
-    assert result.operations == ["SendReceive", "SendReceive"]
+    assert result.operations == ["send_receive", "send_receive"]
 
 
 @few
@@ -63,7 +63,7 @@ def test_scatter_and_its_adjoint_gather(data: st.DataObject, shape: list[int], d
     assert_parts(result.forward, [cut(result.x[0], box) for box in target.boxes])
     assert_parts(result.adjoint, [together(result.y, target)])
     assert_coherent(result, dtype)
-    assert result.operations == ["Scatter", "Gather"]
+    assert result.operations == ["scatter", "gather"]
 
 
 @few
@@ -77,7 +77,7 @@ def test_gather_and_its_adjoint_scatter(data: st.DataObject, shape: list[int], d
     assert_parts(result.forward, [together(result.x, held)])
     assert_parts(result.adjoint, [cut(result.y[0], box) for box in held.boxes])
     assert_coherent(result, dtype)
-    assert result.operations == ["Gather", "Scatter"]
+    assert result.operations == ["gather", "scatter"]
 
 
 @few
@@ -90,7 +90,7 @@ def test_broadcast_and_its_adjoint_sum_reduce(data: st.DataObject, shape: list[i
     assert_parts(result.forward, result.x * size)
     np.testing.assert_allclose(result.adjoint[0], np.sum(result.y, axis=0), rtol=0, atol=20 * TOLERANCE[dtype])
     assert_coherent(result, dtype)
-    assert result.operations == ["Broadcast", "SumReduce"]
+    assert result.operations == ["broadcast", "sum_reduce"]
 
 
 @few
@@ -125,7 +125,7 @@ def test_sum_reduce_and_its_adjoint_broadcast(data: st.DataObject, shape: list[i
     np.testing.assert_allclose(result.forward[0], np.sum(result.x, axis=0), rtol=0, atol=20 * TOLERANCE[dtype])
     assert_parts(result.adjoint, result.y * size)
     assert_coherent(result, dtype)
-    assert result.operations == ["SumReduce", "Broadcast"]
+    assert result.operations == ["sum_reduce", "broadcast"]
 
 
 @few
@@ -143,7 +143,7 @@ def test_all_reduce_is_self_adjoint(data: st.DataObject, shape: list[int], dtype
             expected = np.sum([values[j] for j in members], axis=0)
             np.testing.assert_allclose(one, expected, rtol=0, atol=20 * TOLERANCE[dtype], strict=True)
     assert_coherent(result, dtype)
-    assert result.operations == ["AllReduce", "AllReduce"]
+    assert result.operations == ["all_reduce", "all_reduce"]
     once = sum(
         2 * (len(members) - 1) * values.size / len(members) for members, values in zip(same, result.x, strict=True)
     )
@@ -159,7 +159,7 @@ def test_all_to_all(data: st.DataObject, shape: list[int], dtype: Any) -> None:
     assert_parts(result.forward, [cut(together(result.x, held), box) for box in target.boxes])
     assert_parts(result.adjoint, [cut(together(result.y, target), box) for box in held.boxes])
     assert_coherent(result, dtype)
-    assert result.operations == ["AllToAll", "AllToAll"]
+    assert result.operations == ["all_to_all", "all_to_all"]
     # What a worker gets and did not have, there and back: element by element.
     before, after = owners(held, devices), owners(target, to)
     assert result.moved_bytes == 2 * int((before != after).sum()) * np.dtype(dtype).itemsize
@@ -197,7 +197,7 @@ def test_all_reduce_is_sum_reduce_then_broadcast() -> None:
     at_once = outcome(held, devices, lambda _, x: all_reduce(x))
     for one, other in ((composed.forward, at_once.forward), (composed.adjoint, at_once.adjoint)):
         np.testing.assert_allclose(one, other, rtol=1e-14)
-    assert composed.operations == ["SumReduce", "Broadcast", "SumReduce", "Broadcast"]
+    assert composed.operations == ["sum_reduce", "broadcast", "sum_reduce", "broadcast"]
 
 
 def test_all_to_all_is_gather_then_scatter() -> None:

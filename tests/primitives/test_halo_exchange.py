@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pase.errors import PrimitiveError
 from pase.sharding.boxes import blocks, copies
 from pase.sharding.halos import Buffers, Kernel, halo_buffers
-from pase.targets.mesh_tensorflow.primitives.buffers import Distributed
 from pase.targets.mesh_tensorflow.primitives.data_movement import all_to_all, allocate, halo_exchange, windows
 from pase.targets.mesh_tensorflow.primitives.operations import HaloExchange
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from tests.primitives.lab import (
     NUM_DEVICES,
@@ -89,7 +89,7 @@ def test_halo_exchange_in_place(data: st.DataObject, buffers: Buffers, dtype: An
         expected = np.where(own, gradient[np.ix_(*at)], 0)
         np.testing.assert_allclose(back, expected, rtol=0, atol=30 * TOLERANCE[dtype], strict=True)
     assert_coherent(result, dtype)
-    assert result.operations == ["HaloExchange", "HaloAdjoint"]
+    assert result.operations == ["halo_exchange", "halo_adjoint"]
     assert result.moved_bytes == 2 * sum(int((~own).sum()) for own in is_own) * np.dtype(dtype).itemsize
 
 
@@ -111,7 +111,7 @@ def test_windows_of_exchanged_buffers(data: st.DataObject, buffers: Buffers, dty
         np.testing.assert_allclose(back, cut(inner, box), rtol=0, atol=30 * TOLERANCE[dtype], strict=True)
     # Halos along one dim are not used where the window lies in the padding of another.
     assert_coherent(result, dtype, all_used=False)
-    assert result.operations == ["Frame", "HaloExchange", "Frame", "Frame", "HaloAdjoint", "Frame"]
+    assert result.operations == ["frame", "halo_exchange", "frame", "frame", "halo_adjoint", "frame"]
 
 
 def test_figures_b7_and_b8() -> None:

@@ -14,9 +14,9 @@ from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches
-from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.layers import dropout as dropout_layer
 from pase.targets.mesh_tensorflow.runtime.layers.points import _drawn
 from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, kept, layer_key, step_key, threshold

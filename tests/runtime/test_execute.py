@@ -8,7 +8,7 @@ from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Builder
 from pase.graph.operators import softmax_loss
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference, run_plan
+from pase.targets.mesh_tensorflow.execute import max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from tests.runtime.networks import small, sorting

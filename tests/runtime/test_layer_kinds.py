@@ -9,7 +9,7 @@ import pytest
 import pase
 from pase.graph import Graph
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from tests.runtime.networks import EXCHANGING, small
 from tests.runtime.plans import configurations, make_plan, random_plan

@@ -13,8 +13,8 @@ from pase.planning.plan import Plan
 from pase.sharding.boxes import extents, num_points
 from pase.sharding.held import held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program

@@ -11,11 +11,11 @@ from pase.planning.planner import search
 from pase.sharding.edges import edge_bytes
 from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.networks import slow_machine, small_graph
 from tests.runtime.networks import mixed, small, tied

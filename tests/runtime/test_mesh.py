@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
 from pase.sharding.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, MeshImplementation
+from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh, MeshImplementation
-from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 
 
 def implementation(axes: tuple[tuple[str, int], ...], traffic: Traffic) -> MeshImplementation:

@@ -9,7 +9,7 @@ import pytest
 from pase.graph import Graph
 from pase.models import build
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.runtime.execute import max_relative_difference
+from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training

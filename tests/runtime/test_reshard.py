@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from pase.errors import RuntimeFailure
 from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
 from pase.sharding.reshard import moved_points, reshard_steps
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 from pase.targets.mesh_tensorflow.runtime.layers import concat, dims, reshard
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.traffic import Traffic
 from tests.runtime.geometry import Array, distinct_dot, held, meshes, moved, numbered, transfers
 
 Transfer = tuple[list[TensorDim], DeviceMesh, list[TensorDim], DeviceMesh]

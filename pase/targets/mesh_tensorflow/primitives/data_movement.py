@@ -5,24 +5,18 @@ is `Distributed`. Every function raises PrimitiveError where partitions and work
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 from pase.errors import PrimitiveError
 from pase.sharding.boxes import Box, Partition, blocks, expect_cover, intersection, partition, whole
 from pase.sharding.halos import Buffers
-from pase.targets.mesh_tensorflow.primitives.buffers import Distributed, expect_workers
-from pase.targets.mesh_tensorflow.primitives.operations import (
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Frame,
-    Gather,
-    HaloExchange,
-    Movement,
-    Scatter,
-    SendReceive,
-    SumReduce,
-)
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
+from pase.sharding.layouts import Layout, PlainDim, layout_of, partition_layout
+from pase.sharding.reshard import ReshardStep
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.operations import Frame, HaloExchange, Reshard
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed, expect_workers
+from pase.targets.mesh_tensorflow.runtime.compat import mtf
 
 
 def send_receive(x: Distributed, mesh: LayerMesh) -> Distributed:
@@ -31,7 +25,7 @@ def send_receive(x: Distributed, mesh: LayerMesh) -> Distributed:
     The sender's part may still be used: its gradient is then the sum of both.
     """
     held = _partition(x, "send_receive")
-    return _moved(SendReceive, x, (held, held), mesh)
+    return _moved("send_receive", x, (held, held), mesh)
 
 
 def scatter(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed:
@@ -39,14 +33,14 @@ def scatter(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed:
     held = _partition(x, "scatter")
     _expect_one(held, "scatter")
     expect_cover(parts, held.shape, "scatter")
-    return _moved(Scatter, x, (held, parts), mesh)
+    return _moved("scatter", x, (held, parts), mesh)
 
 
 def gather(x: Distributed, mesh: LayerMesh) -> Distributed:
     """Return the whole of a partitioned tensor, on the one worker of a mesh; the adjoint is `scatter`."""
     held = _partition(x, "gather")
     expect_cover(held, held.shape, "gather")
-    return _moved(Gather, x, (held, partition(held.shape, [whole(held.shape)])), mesh)
+    return _moved("gather", x, (held, partition(held.shape, [whole(held.shape)])), mesh)
 
 
 def broadcast(x: Distributed, mesh: LayerMesh, roots: Sequence[int] | None = None) -> Distributed:
@@ -63,7 +57,7 @@ def broadcast(x: Distributed, mesh: LayerMesh, roots: Sequence[int] | None = Non
         raise PrimitiveError(f"broadcast: the roots {list(roots)} must be workers 0 to {len(held.boxes) - 1} of x")
     _expect_disjoint(held, "broadcast")
     target = partition(held.shape, [held.boxes[root] for root in roots])
-    return _moved(Broadcast, x, (held, target), mesh)
+    return _moved("broadcast", x, (held, target), mesh)
 
 
 def sum_reduce(x: Distributed, mesh: LayerMesh, parts: Partition | None = None) -> Distributed:
@@ -81,7 +75,7 @@ def sum_reduce(x: Distributed, mesh: LayerMesh, parts: Partition | None = None) 
             f"sum_reduce: workers hold {sorted(set(held.boxes))} and the sums go to {list(target.boxes)}; "
             "every box must be one of the targets'"
         )
-    return _moved(SumReduce, x, (held, target), mesh)
+    return _moved("sum_reduce", x, (held, target), mesh)
 
 
 def all_reduce(x: Distributed) -> Distributed:
@@ -98,7 +92,7 @@ def all_reduce(x: Distributed) -> Distributed:
     for box, members in groups.items():
         for i, share in zip(members, _shares(box, len(members)), strict=True):
             shares[i] = share
-    return _moved(AllReduce, x, (held, partition(held.shape, shares), held), x.mesh)
+    return _moved("all_reduce", x, (held, partition(held.shape, shares), held), x.mesh)
 
 
 def all_to_all(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed:
@@ -106,7 +100,7 @@ def all_to_all(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed
     held = _partition(x, "all_to_all")
     expect_cover(held, held.shape, "all_to_all")
     expect_cover(parts, held.shape, "all_to_all")
-    return _moved(AllToAll, x, (held, parts), mesh)
+    return _moved("all_to_all", x, (held, parts), mesh)
 
 
 def allocate(x: Distributed, buffers: Buffers) -> Distributed:
@@ -140,10 +134,47 @@ def windows(x: Distributed, *, fill: float = 0.0) -> Distributed:
     return Distributed(frame.outputs[0], buffers.windows)
 
 
-def _moved(kind: type[Movement], x: Distributed, path: Sequence[Partition], mesh: LayerMesh) -> Distributed:
+def to_parts(x: Any, mesh: LayerMesh, parts: Partition) -> Distributed:
+    """Return a plain tensor in a partition, on any workers, each part from the nearest replica.
+
+    A plain tensor lies evenly on its mesh and the replicas. The adjoint is `to_tensor`. Raises PrimitiveError where the
+    partition is no cover.
+    """
+    expect_cover(parts, x.shape.to_integer_list, "to_parts")
+    expect_workers(parts, mesh, "to_parts")
+    step = ReshardStep(_plain(x.mesh, x.shape), partition_layout(parts, mesh.devices.devices))
+    moved = Reshard(x, [step], mesh=mesh, primitive="to_parts", target=parts.extents)
+    return Distributed(moved.outputs[0], parts)
+
+
+def to_tensor(x: Distributed, mesh: LayerMesh, dims: Sequence[Any]) -> Any:
+    """Return a partitioned tensor as a plain one, on every replica, split by the mesh's axes of its dims' names.
+
+    The adjoint is `to_parts`. Raises PrimitiveError where x does not hold each element once, RuntimeFailure where a
+    split does not divide its dim.
+    """
+    if not isinstance(x.held, Partition):
+        raise PrimitiveError("to_tensor: the workers hold buffers with halos; take their windows or a partition first")
+    expect_cover(x.held, [dim.size for dim in dims], "to_tensor")
+    shape = mtf.Shape(list(dims))
+    step = ReshardStep(partition_layout(x.held, x.mesh.devices.devices), _plain(mesh, shape))
+    moved = Reshard(x.tensor, [step], mesh=mesh, primitive="to_tensor", source=x.held.extents, shape=shape)
+    return moved.outputs[0]
+
+
+def _plain(mesh: LayerMesh, shape: Any) -> Layout:
+    return layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in shape.dims], layer=mesh.layer)
+
+
+def _moved(primitive: str, x: Distributed, path: Sequence[Partition], mesh: LayerMesh) -> Distributed:
+    """Move along a path of partitions; what it passes through lies on the result's workers."""
     target = path[-1]
-    expect_workers(target, mesh, kind.NAME)
-    return Distributed(kind(x.tensor, path, mesh).outputs[0], target)
+    expect_workers(target, mesh, primitive)
+    meshes = [x.mesh, *[mesh] * (len(path) - 1)]
+    stops = [partition_layout(stop, at.devices.devices) for stop, at in zip(path, meshes, strict=True)]
+    steps = [ReshardStep(source, goal) for source, goal in pairwise(stops)]
+    moved = Reshard(x.tensor, steps, mesh=mesh, primitive=primitive, source=path[0].extents, target=target.extents)
+    return Distributed(moved.outputs[0], target)
 
 
 def _shares(box: Box, num_workers: int) -> list[Box]:

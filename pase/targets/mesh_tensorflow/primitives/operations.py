@@ -1,42 +1,69 @@
 """The primitives as Mesh-TensorFlow operations: each is linear, and its gradient is the operation that is its adjoint.
 
-Every operation takes the sum of all the source's parts that overlap a target's box; its adjoint exchanges source and
+Every movement takes the sum of all the source's parts that overlap a target's box; its adjoint exchanges source and
 target, which transposes that map exactly (section 3): where the forward operation copies, the adjoint adds.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from pase.sharding.boxes import Box, Partition, extents, whole
+from pase.sharding.boxes import Box, extents, whole
 from pase.sharding.halos import Buffers
-from pase.sharding.layouts import Layout, partition_layout
+from pase.sharding.layouts import HOST, Layout, partition_layout
 from pase.sharding.reshard import ReshardStep
-from pase.targets.mesh_tensorflow.primitives.buffers import Shape, framed, from_slices, mesh_shape, to_slices
-from pase.targets.mesh_tensorflow.primitives.pieces import run_map
-from pase.targets.mesh_tensorflow.runtime.assemble import assembled
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.parts import (
+    Shape,
+    assembled,
+    framed,
+    from_slices,
+    mesh_shape,
+    run_step,
+    to_slices,
+)
+from pase.targets.mesh_tensorflow.primitives.traffic import Account
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.traffic import Account
+
+ADJOINTS: Mapping[str, str] = MappingProxyType(
+    {
+        one: other
+        for pair in (("scatter", "gather"), ("broadcast", "sum_reduce"), ("to_parts", "to_tensor"))
+        for one, other in (pair, pair[::-1])
+    }
+)
+"""The adjoint of each primitive that is not its own."""
 
 
 class LinearOperation(mtf.Operation):
-    """Turns the parts of one tensor into those of another, without arithmetic but sums.
+    """Turns what the workers of one tensor hold into what those of another do, without arithmetic but sums.
 
-    x: the Mesh-TensorFlow tensor. source, target: [workers] shapes of the parts. mesh: the workers of the result.
+    Args:
+        x: the Mesh-TensorFlow tensor.
+        primitive: the name of what is done.
+        mesh: the workers of the result.
+        source: [workers] shapes of the parts of a `Distributed` x; None for a plain tensor.
+        target: the same of the result.
+        shape: of a plain result.
+        name: of the operation, by default the primitive's.
     """
 
-    NAME: ClassVar[str]
-
     def __init__(
-        self, x: Any, source: Sequence[Shape], mesh: LayerMesh, target: Sequence[Shape], *, shape: Any = None
+        self,
+        x: Any,
+        primitive: str,
+        *,
+        mesh: LayerMesh,
+        source: Sequence[Shape] | None = None,
+        target: Sequence[Shape] | None = None,
+        shape: Any = None,
+        name: str = "",
     ) -> None:
-        super().__init__([x], mesh=mesh, name=f"{mesh.name}/{self.NAME}")
-        self._source, self._target = tuple(source), tuple(target)
-        self._outputs = [mtf.Tensor(self, shape or mesh_shape(mesh, target), x.dtype)]
-        self._splittable_dims, self._unsplittable_dims = self._initialize_splittable_and_unsplittable_dims(
-            "unsplittable"
-        )
+        super().__init__([x], mesh=mesh, name=name or f"{mesh.name}/{primitive}")
+        self.primitive = primitive
+        self._source, self._target = source, target
+        shape = mtf.ops.convert_to_shape(shape) if target is None else mesh_shape(mesh, target)
+        self._outputs = [mtf.Tensor(self, shape, x.dtype)]
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
         """Return the adjoint of the operation, applied to the output's gradient."""
@@ -44,172 +71,148 @@ class LinearOperation(mtf.Operation):
 
     def lower(self, lowering: Any) -> None:
         """Take the parts out of their slices, move them, put what arrives into slices."""
-        (x,), (y,) = self.inputs, self.outputs
+        (x,) = self.inputs
+        parts = lowering.tensors[x].to_laid_out_tensor().tensor_list
+        if self._source is not None:
+            parts = from_slices(parts, self._source, x.mesh)
+        # The host's part is not counted: what is left of a movement from or to it is the layer's own.
+        layers = [mesh.layer for mesh in (x.mesh, self.mesh) if HOST not in mesh.devices.devices]
+        traffic = lowering.mesh_impl(self).traffic.coming_from(layers[0] if layers else self.mesh.layer)
+        lowering.set_tensor_lowering(self.outputs[0], self.laid_out(lowering, self.moved(parts, traffic)))
+
+    def laid_out(self, lowering: Any, parts: Sequence[Any]) -> Any:
+        """Return the workers' parts as Mesh-TensorFlow lays a tensor out."""
         implementation = lowering.mesh_impl(self)
-        parts = self.taken(lowering.tensors[x].to_laid_out_tensor().tensor_list)
-        moved = self.moved(parts, implementation.traffic.coming_from(x.mesh.layer))
-        lowering.set_tensor_lowering(y, implementation.LaidOutTensor(self.put(moved)))
-
-    def taken(self, slices: list[Any]) -> list[Any]:
-        """Return [source workers] the parts in the input's slices."""
-        return from_slices(slices, self._source, self.inputs[0].mesh)
-
-    def put(self, parts: list[Any]) -> list[Any]:
-        """Return [target workers] the output's slices."""
-        return to_slices(parts, self._target, self.mesh)
+        if self._target is not None:
+            return implementation.LaidOutTensor(to_slices(parts, self._target, self.mesh))
+        slice_shape = implementation.slice_shape(self.outputs[0].shape)
+        shaped = []
+        for tensor, device in zip(parts, self.mesh.device_names, strict=True):
+            with tf.device(device):
+                same = tensor.shape.as_list() == slice_shape
+                shaped.append(tensor if same else tf.reshape(tensor, slice_shape))
+        return implementation.LaidOutTensor(shaped)
 
     def adjoint(self, grad_y: Any) -> "LinearOperation":
         """Return the operation that is the adjoint of this one, applied to a tensor like the output."""
         raise NotImplementedError
 
-    def moved(self, parts: list[Any], traffic: Account) -> list[Any]:
+    def moved(self, parts: Sequence[Any], traffic: Account) -> Sequence[Any]:
         """Return [target workers] the parts of the result."""
         raise NotImplementedError
 
 
-class Movement(LinearOperation):
-    """Moves boxes along a path of partitions, summing parts that overlap; the adjoint goes the path back."""
+class Reshard(LinearOperation):
+    """Takes a tensor along some steps, adding parts that overlap; the adjoint goes back along the adjoint steps.
 
-    ADJOINT: ClassVar[type["Movement"]]
-
-    def __init__(self, x: Any, path: Sequence[Partition], mesh: LayerMesh) -> None:
-        super().__init__(x, path[0].extents, mesh, path[-1].extents)
-        self._path = tuple(path)
-
-    def adjoint(self, grad_y: Any) -> LinearOperation:
-        """Return the movement along the path in reverse, back to the input's workers."""
-        return self.ADJOINT(grad_y, self._path[::-1], self.inputs[0].mesh)
-
-    def moved(self, parts: list[Any], traffic: Account) -> list[Any]:
-        """Return what arrives at the end of the path; what it passes through lies on the result's workers."""
-        meshes = [self.inputs[0].mesh, *[self.mesh] * (len(self._path) - 1)]
-        stops = [
-            (partition_layout(stop, mesh.devices.devices), mesh.device_names)
-            for stop, mesh in zip(self._path, meshes, strict=True)
-        ]
-        for (source, source_names), (target, target_names) in pairwise(stops):
-            parts = run_map(
-                parts,
-                ReshardStep(source, target),
-                source_names=source_names,
-                target_names=target_names,
-                traffic=traffic,
-            )
-        return parts
-
-
-class SendReceive(Movement):
-    """Each worker's part goes to the worker in the same place of another set; the adjoint sends it back."""
-
-    NAME = "send_receive"
-
-
-class Scatter(Movement):
-    """Parts of one worker's tensor go to many; the adjoint is `Gather`."""
-
-    NAME = "scatter"
-
-
-class Gather(Movement):
-    """Many workers' parts come together on one; the adjoint is `Scatter`."""
-
-    NAME = "gather"
-
-
-class Broadcast(Movement):
-    """Copies go to many workers (Eq. 8); the adjoint is `SumReduce` (Eq. 9)."""
-
-    NAME = "broadcast"
-
-
-class SumReduce(Movement):
-    """Many workers' tensors are added up on one; the adjoint is `Broadcast`."""
-
-    NAME = "sum_reduce"
-
-
-class AllReduce(Movement):
-    """Every worker gets the sum of all; its own adjoint.
-
-    Each of k workers adds up a k-th of the n bytes and sends it to the others, 2 (k-1) n bytes in all.
+    These are send, scatter, gather, broadcast, sum-reduce, all-reduce, all-to-all and the re-sharding of plain tensors.
+    Replicas of a plain tensor count once: the gradients of these are equal, and are not added. fill: what stands where
+    a window sticks out of the tensor; it has no gradient.
     """
 
-    NAME = "all_reduce"
+    def __init__(
+        self,
+        x: Any,
+        steps: Sequence[ReshardStep],
+        *,
+        mesh: LayerMesh,
+        primitive: str = "reshard",
+        source: Sequence[Shape] | None = None,
+        target: Sequence[Shape] | None = None,
+        shape: Any = None,
+        fill: float = 0.0,
+        name: str = "",
+    ) -> None:
+        super().__init__(x, primitive, mesh=mesh, source=source, target=target, shape=shape, name=name)
+        self._steps = tuple(steps)
+        self._fill = fill
 
+    def adjoint(self, grad_y: Any) -> LinearOperation:
+        """Return the movement back to the input's workers."""
+        (x,) = self.inputs
+        return Reshard(
+            grad_y,
+            [step.adjoint for step in reversed(self._steps)],
+            mesh=x.mesh,
+            primitive=ADJOINTS.get(self.primitive, self.primitive),
+            source=self._target,
+            target=self._source,
+            shape=x.shape,
+        )
 
-class AllToAll(Movement):
-    """A tensor goes from one partition to another; the adjoint takes it back."""
+    def moved(self, parts: Sequence[Any], traffic: Account) -> Sequence[Any]:
+        """Return what arrives at the end of the steps."""
+        for step in self._steps:
+            parts = self.carried(parts, step, traffic)
+        return parts
 
-    NAME = "all_to_all"
-
-
-SendReceive.ADJOINT = SendReceive
-Scatter.ADJOINT, Gather.ADJOINT = Gather, Scatter
-Broadcast.ADJOINT, SumReduce.ADJOINT = SumReduce, Broadcast
-AllReduce.ADJOINT = AllReduce
-AllToAll.ADJOINT = AllToAll
+    def carried(self, parts: Sequence[Any], step: ReshardStep, traffic: Account) -> list[Any]:
+        """Return what one step delivers."""
+        (x,) = self.inputs
+        names = {
+            device: name
+            for mesh in (x.mesh, self.mesh)
+            for device, name in zip(mesh.devices.devices, mesh.device_names, strict=True)
+        }
+        return run_step(
+            parts,
+            step,
+            source_names=[names[device] for device in step.source.devices],
+            target_names=[names[device] for device in step.target.devices],
+            fill=self._fill,
+            traffic=traffic,
+        )
 
 
 class HaloExchange(LinearOperation):
     """Overwrites the halos of every buffer with what the neighbours own, in place (Eq. 11).
 
-    The boxes go straight to whoever needs them, corners and those beyond a neighbour included.
+    The boxes go straight to whoever needs them, corners and those beyond a neighbour included. Its adjoint adds every
+    halo to the bulk that it is a copy of, and clears the halos (Eq. 12).
     """
 
-    NAME = "halo_exchange"
-
-    def __init__(self, x: Any, buffers: Buffers) -> None:
-        super().__init__(x, buffers.extents, x.mesh, buffers.extents)
+    def __init__(self, x: Any, buffers: Buffers, *, is_adjoint: bool = False) -> None:
+        primitive = "halo_adjoint" if is_adjoint else "halo_exchange"
+        super().__init__(x, primitive, mesh=x.mesh, source=buffers.extents, target=buffers.extents)
         self._buffers = buffers
+        self._is_adjoint = is_adjoint
 
     def adjoint(self, grad_y: Any) -> LinearOperation:
-        """Return the exchange that adds halos to the bulk that they are copies of."""
-        return HaloAdjoint(grad_y, self._buffers)
+        """Return the exchange the other way."""
+        return HaloExchange(grad_y, self._buffers, is_adjoint=not self._is_adjoint)
 
-    def moved(self, parts: list[Any], traffic: Account) -> list[Any]:
-        """Return the buffers with their halos filled."""
-        names = self.mesh.device_names
-        shapes = self._buffers.extents
-        bulk = [framed(*item) for item in zip(parts, shapes, self._buffers.bulk_boxes, names, strict=True)]
-        hop, owners = _exchange(self._buffers, self.mesh)
-        target_names = [names[i] for i in owners]
-        arrived = run_map(bulk, hop, source_names=names, target_names=target_names, traffic=traffic)
+    def moved(self, parts: Sequence[Any], traffic: Account) -> Sequence[Any]:
+        """Return the buffers: bulks go to the segments of all buffers, or, back, these to the bulks."""
+        buffers, names, devices = self._buffers, self.mesh.device_names, self.mesh.devices.devices
+        # [boxes] whose each is, and where in its buffer.
+        bulks = list(enumerate(buffers.bulk_boxes))
+        segments = [(i, at) for i, placed in enumerate(buffers.segments) for _, at in placed]
+        boxes = tuple(box for placed in buffers.segments for box, _ in placed)
+        target = Layout(
+            shape=buffers.shape,
+            devices=tuple(devices[i] for i, _ in segments),
+            parts=tuple(range(len(boxes))),
+            boxes=boxes,
+        )
+        step = ReshardStep(partition_layout(buffers.bulk, devices), target)
+        if self._is_adjoint:
+            bulks, segments, step = segments, bulks, step.adjoint
+        arrived = run_step(
+            [framed(parts[i], buffers.extents[i], at, names[i]) for i, at in bulks],
+            step,
+            source_names=[names[i] for i, _ in bulks],
+            target_names=[names[i] for i, _ in segments],
+            fill=0.0,
+            traffic=traffic,
+        )
         placed: list[list[tuple[Box, Any]]] = [[] for _ in names]
-        at = [box for segments in self._buffers.segments for _, box in segments]
-        for i, box, tensor in zip(owners, at, arrived, strict=True):
-            placed[i].append((box, tensor))
-        return [
-            _joined(items, shape, name, parts[0].dtype)
-            for items, shape, name in zip(placed, shapes, names, strict=True)
-        ]
-
-
-class HaloAdjoint(LinearOperation):
-    """Adds every halo to the bulk that it is a copy of, and clears the halos (Eq. 12)."""
-
-    NAME = "halo_adjoint"
-
-    def __init__(self, x: Any, buffers: Buffers) -> None:
-        super().__init__(x, buffers.extents, x.mesh, buffers.extents)
-        self._buffers = buffers
-
-    def adjoint(self, grad_y: Any) -> LinearOperation:
-        """Return the forward exchange."""
-        return HaloExchange(grad_y, self._buffers)
-
-    def moved(self, parts: list[Any], traffic: Account) -> list[Any]:
-        """Return the buffers with the sums in their bulk and zeros in their halos."""
-        names = self.mesh.device_names
-        shapes = self._buffers.extents
-        hop, owners = _exchange(self._buffers, self.mesh)
-        at = [box for segments in self._buffers.segments for _, box in segments]
-        cut = [framed(parts[i], shapes[i], box, names[i]) for i, box in zip(owners, at, strict=True)]
-        bulk = run_map(cut, hop.adjoint, source_names=[names[i] for i in owners], target_names=names, traffic=traffic)
-        boxes = self._buffers.bulk_boxes
-        return [
-            _joined([(box, tensor)], shape, name, tensor.dtype)
-            for box, tensor, shape, name in zip(boxes, bulk, shapes, names, strict=True)
-        ]
+        for (i, at), tensor in zip(segments, arrived, strict=True):
+            placed[i].append((at, tensor))
+        results = []
+        for items, shape, name in zip(placed, buffers.extents, names, strict=True):
+            with tf.device(name):
+                results.append(assembled(items, whole(shape), 0, parts[0].dtype))
+        return results
 
 
 class Frame(LinearOperation):
@@ -219,38 +222,19 @@ class Frame(LinearOperation):
     frames: [workers] boxes in the parts' own coordinates. fill: stands instead of the zeros, and has no gradient.
     """
 
-    NAME = "frame"
-
     def __init__(self, x: Any, source: Sequence[Shape], frames: Sequence[Box], *, fill: float = 0.0) -> None:
-        super().__init__(x, source, x.mesh, [extents(frame) for frame in frames])
-        self._frames = tuple(frames)
-        self._fill = fill
+        self._shapes, self._frames, self._fill = tuple(source), tuple(frames), fill
+        super().__init__(x, "frame", mesh=x.mesh, source=self._shapes, target=[extents(frame) for frame in frames])
 
     def adjoint(self, grad_y: Any) -> LinearOperation:
         """Return the framing that puts each point back where it came from."""
         back = [
             tuple((-low, n - low) for (low, _), n in zip(frame, shape, strict=True))
-            for frame, shape in zip(self._frames, self._source, strict=True)
+            for frame, shape in zip(self._frames, self._shapes, strict=True)
         ]
-        return Frame(grad_y, self._target, back)
+        return Frame(grad_y, [extents(frame) for frame in self._frames], back)
 
-    def moved(self, parts: list[Any], traffic: Account) -> list[Any]:
+    def moved(self, parts: Sequence[Any], traffic: Account) -> Sequence[Any]:
         """Return what the frames enclose; nothing goes to another worker."""
         names = self.mesh.device_names
-        return [framed(*item, self._fill) for item in zip(parts, self._source, self._frames, names, strict=True)]
-
-
-def _exchange(buffers: Buffers, mesh: LayerMesh) -> tuple[ReshardStep, list[int]]:
-    """Return the movement from the bulks to the segments of all buffers, and whose each segment is."""
-    devices = mesh.devices.devices
-    owners = [i for i, segments in enumerate(buffers.segments) for _ in segments]
-    boxes = tuple(box for segments in buffers.segments for box, _ in segments)
-    target = Layout(
-        shape=buffers.shape, devices=tuple(devices[i] for i in owners), parts=tuple(range(len(boxes))), boxes=boxes
-    )
-    return ReshardStep(partition_layout(buffers.bulk, devices), target), owners
-
-
-def _joined(placed: Sequence[tuple[Box, Any]], shape: Shape, device: str, dtype: Any) -> Any:
-    with tf.device(device):
-        return assembled(placed, whole(shape), 0, dtype)
+        return [framed(*item, self._fill) for item in zip(parts, self._shapes, self._frames, names, strict=True)]

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from pase.sharding.layouts import HOST
+from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.reshard import Transport, layout_of_tensor
+from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor
 
 
 class Gate:
@@ -90,7 +91,7 @@ def first_not_finite(
     checked, flags = [], []
     for i, operation in enumerate(operations):
         # What only moves numbers makes none; and the padding of a maximum is not finite.
-        slices = [] if isinstance(operation, Transport) else _slices(lowering, operation)
+        slices = [] if isinstance(operation, Reshard) else _slices(lowering, operation)
         if slices:
             checked.append((i, operation))
             flags.append(_all_finite(slices))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.errors import RuntimeFailure
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.runtime.compat import mtf
-from pase.targets.mesh_tensorflow.runtime.fan_out import FanOut
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.runtime.reshard import FanOut
 
 _OF_MESH_TENSORFLOW = (mtf.ops.EinsumOperation, mtf.ops.BinaryOpWithBroadcasting)
 """Operations that people write out and that check nothing; ours check themselves (a window's dim has two extents)."""

@@ -15,8 +15,7 @@ from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput,
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.evaluation import evaluated, held_out_batches
 from pase.targets.mesh_tensorflow.runtime.generated import GeneratedBatches, load_function
-from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
-from pase.targets.mesh_tensorflow.runtime.memory import peak_bytes
+from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes, tabulated
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile, ProgressLine
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program

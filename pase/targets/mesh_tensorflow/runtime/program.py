@@ -8,14 +8,13 @@ from typing import Any
 
 from pase.errors import RuntimeFailure
 from pase.sharding.layouts import HOST, DeviceMesh, device_mesh
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.fan_out import FanOut
 from pase.targets.mesh_tensorflow.runtime.masks import Key
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
-from pase.targets.mesh_tensorflow.runtime.reshard import reshard
+from pase.targets.mesh_tensorflow.runtime.reshard import FanOut, reshard
 from pase.targets.mesh_tensorflow.runtime.updates import Updates, add_updates
 
 

@@ -1,91 +1,103 @@
-"""`reshard`: a tensor taken from one layer's mesh to another's; its gradient is the adjoint movement."""
+"""`reshard`: a tensor taken from one layer's mesh to another's; `fan_out`: a tensor for several readers.
+
+The gradient of a `reshard` is the adjoint movement. The gradients of a fan-out's readers are added, parts of sums
+before these are summed: Hewett and Grady (2020) call it the broadcast, whose adjoint is the sum.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
-from pase.sharding.layouts import HOST, Layout, PlainDim, TensorDim, WindowDim, layout_of
-from pase.sharding.reshard import ReshardStep, reshard_steps
+from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, layout_of
+from pase.sharding.reshard import reshard_steps
 from pase.sharding.sums import SumEnd, joint_steps
-from pase.targets.mesh_tensorflow.runtime.assemble import run_hop
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.operations import LinearOperation, Reshard
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.fan_out import FanOut
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
 
 
-class Transport(mtf.Operation):
-    """Takes a tensor along some steps; linear, and its gradient is a `Transport` along the adjoint steps.
+class FanOut(mtf.Operation):
+    """Gives each reader of a tensor an output of its own, so that all gradients come together in one place.
 
-    The movements are send, scatter, gather, broadcast, all-to-all and halo exchange of Hewett and Grady (2020);
-    on the way back copies are not added (replicas of a gradient are equal), overlapping windows are. dims: of the
-    tensor where it goes, if a `FanOut` hands it there, which may sum the gradient.
+    over: names of the dims of the mesh whose parts have parts of the gradient; by default all that the tensor lacks.
     """
 
-    def __init__(
-        self,
-        x: Any,
-        steps: Sequence[ReshardStep],
-        *,
-        mesh: LayerMesh,
-        shape: Any,
-        fill: float = 0.0,
-        name: str = "reshard",
-        dims: Sequence[TensorDim] = (),
-    ) -> None:
-        super().__init__([x], mesh=mesh, name=name)
-        self._steps = tuple(steps)
-        self._fill = fill
-        self._dims = tuple(dims)
-        self._outputs = [mtf.Tensor(self, mtf.ops.convert_to_shape(shape), x.dtype)]
+    def __init__(self, x: Any, over: Sequence[str] | None = None) -> None:
+        super().__init__([x], name="fan_out")
+        self.named = frozenset(over or ())
+        axes = x.mesh.devices.axes
+        lacking = [name for name, _ in axes[: len(axes) - x.mesh.devices.has_replicas]]
+        names = self.named if over is not None else frozenset(lacking) - frozenset(x.shape.dimension_names)
+        self.over = frozenset(names)
+        self._outputs: list[Any] = []
 
-    def gradient(self, grad_ys: Sequence[Any]) -> Any:
-        """Return the adjoint movement of the output's gradient."""
+    def new_output(self) -> Any:
+        """Return the tensor for another reader."""
         (x,) = self.inputs
-        steps = [hop.adjoint for hop in reversed(self._steps)]
-        if self._dims:
-            return _Return(grad_ys[0], steps, x, self._dims).outputs
-        return Transport(grad_ys[0], steps, mesh=x.mesh, shape=x.shape, name="adjoint").outputs
+        self._outputs.append(mtf.Tensor(self, x.shape, x.dtype, index=len(self._outputs)))
+        return self._outputs[-1]
+
+    def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
+        """Return the sum of the readers' gradients."""
+        found = [dy for dy in grad_ys if dy is not None]
+        return found if len(found) == 1 else _Sum(found).outputs
 
     def lower(self, lowering: Any) -> None:
-        """Slice on the devices that have the tensor, put together on those that need it."""
-        slices = lowering.tensors[self.inputs[0]].to_laid_out_tensor().tensor_list
-        for hop in self._steps:
-            slices = self._moved(lowering, slices, hop)
-        lowering.set_tensor_lowering(self.outputs[0], self._shaped(lowering, slices))
+        """Give every reader what is there."""
+        for y in self.outputs:
+            lowering.set_tensor_lowering(y, lowering.tensors[self.inputs[0]])
 
-    def _moved(self, lowering: Any, slices: Sequence[Any], hop: ReshardStep) -> list[Any]:
-        (x,) = self.inputs
-        # The host's part is not counted: what is left of a movement from or to it is the layer's own.
-        layers = [mesh.layer for mesh in (x.mesh, self.mesh) if HOST not in mesh.devices.devices]
-        names = {
-            device: name
-            for mesh in (x.mesh, self.mesh)
-            for device, name in zip(mesh.devices.devices, mesh.device_names, strict=True)
-        }
-        return run_hop(
-            slices,
-            hop,
-            source_names=[names[device] for device in hop.source.devices],
-            target_names=[names[device] for device in hop.target.devices],
-            fill=self._fill,
-            traffic=lowering.mesh_impl(self).traffic.coming_from(layers[0] if layers else self.mesh.layer),
-        )
 
-    def _shaped(self, lowering: Any, slices: Sequence[Any]) -> Any:
+class _Sum(mtf.Operation):
+    """The sum of some tensors: partial sums over the same axes of the mesh are added before they are summed, once."""
+
+    def __init__(self, xs: Sequence[Any]) -> None:
+        super().__init__(list(xs), name="sum_of_gradients")
+        self._outputs = [mtf.Tensor(self, xs[0].shape, xs[0].dtype)]
+
+    def lower(self, lowering: Any) -> None:
+        """Add on each device, sum over each group of axes, add the results."""
         implementation = lowering.mesh_impl(self)
-        slice_shape = implementation.slice_shape(self.outputs[0].shape)
-        shaped = []
-        for tensor, device in zip(slices, self.mesh.device_names, strict=True):
-            with tf.device(device):
-                same = tensor.shape.as_list() == slice_shape
-                shaped.append(tensor if same else tf.reshape(tensor, slice_shape))
-        return implementation.LaidOutTensor(shaped)
+        terms: dict[tuple[int, ...], list[Any]] = {(): []}
+        for x in self.inputs:
+            found = lowering.tensors[x]
+            is_lazy = isinstance(found, mtf.ops.LazyAllreduceSum)
+            axes = tuple(sorted(found.mesh_axes)) if is_lazy else ()
+            terms.setdefault(axes, []).append(found.laid_out_input if is_lazy else found)
+
+        def added(xs: Sequence[Any]) -> Any:
+            return xs[0] if len(xs) == 1 else implementation.slicewise(lambda *own: tf.add_n(own), *xs)
+
+        whole = terms.pop(())
+        sums = [implementation.allreduce(added(parts), list(axes), "SUM") for axes, parts in terms.items()]
+        lowering.set_tensor_lowering(self.outputs[0], added([*sums, *whole]))
 
 
-class _Return(Transport):
+def fan_out(x: Any, over: Sequence[Any]) -> Any:
+    """Return x for its readers, whose gradients are summed once.
+
+    over: the dims of its mesh that its gradient is summed over: what a reader leaves in as many parts is added first.
+    """
+    return FanOut(x, [dim.name for dim in over]).new_output()
+
+
+class _Handed(Reshard):
+    """The way of a tensor from a `FanOut` to a reader; dims: of the tensor as it is read."""
+
+    def __init__(self, x: Any, steps: Any, dims: Sequence[TensorDim], **options: Any) -> None:
+        super().__init__(x, steps, **options)
+        self._dims = tuple(dims)
+
+    def adjoint(self, grad_y: Any) -> LinearOperation:
+        """Return the way of the gradient back, in parts where the fan-out sums them."""
+        (x,) = self.inputs
+        return _Return(grad_y, [step.adjoint for step in reversed(self._steps)], self._dims, x)
+
+
+class _Return(Reshard):
     """The way of a gradient back to a `FanOut`, in parts where that sums them; dims: of the tensor as it was read."""
 
-    def __init__(self, dy: Any, steps: Sequence[ReshardStep], x: Any, dims: Sequence[TensorDim]) -> None:
-        super().__init__(dy, steps, mesh=x.mesh, shape=x.shape, name="adjoint")
+    def __init__(self, dy: Any, steps: Any, dims: Sequence[TensorDim], x: Any) -> None:
+        super().__init__(dy, steps, mesh=x.mesh, shape=x.shape)
         self._read_as = tuple(dims)
         self._over = x.operation.over
 
@@ -105,10 +117,11 @@ class _Return(Transport):
         parts = (gradient.laid_out_input if is_lazy else gradient.to_laid_out_tensor()).tensor_list
         held = dict(zip(dy.mesh.devices.devices, parts, strict=True))
         found: dict[int, Any] = {}
-        for hop in joint:
-            results = self._moved(lowering, [held[device] for device in hop.source.devices], hop)
-            found |= zip(hop.target.devices, results, strict=True)
-        shaped = self._shaped(lowering, [found[device] for device in self.mesh.devices.devices])
+        traffic = lowering.mesh_impl(self).traffic.coming_from(dy.mesh.layer)
+        for step in joint:
+            results = self.carried([held[device] for device in step.source.devices], step, traffic)
+            found |= zip(step.target.devices, results, strict=True)
+        shaped = self.laid_out(lowering, [found[device] for device in self.mesh.devices.devices])
         names = [name for name, _ in self.mesh.devices.axes]
         lazy = mtf.ops.LazyAllreduceSum(lowering.mesh_impl(self), shaped, [names.index(name) for name in giver.axes])
         lowering.set_tensor_lowering(self.outputs[0], lazy)
@@ -135,9 +148,9 @@ def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, 
     target = layout_of(mesh.devices, wanted, layer=mesh.layer)
     steps = reshard_steps(layout_of_tensor(x), target)
     shape = [dim for one in wanted for dim in _result_dims(one, mesh)]
-    dims = wanted if is_handed else ()
-    name = name or f"{mesh.name}/reshard"
-    return Transport(x, steps, mesh=mesh, shape=shape, fill=fill, name=name, dims=dims).outputs[0]
+    if is_handed:
+        return _Handed(x, steps, wanted, mesh=mesh, shape=shape, fill=fill, name=name).outputs[0]
+    return Reshard(x, steps, mesh=mesh, shape=shape, fill=fill, name=name).outputs[0]
 
 
 def _tensor_dim(dim: Any) -> TensorDim:

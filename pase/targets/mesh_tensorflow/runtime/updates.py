@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pase.targets.mesh_tensorflow.primitives.mesh import assign_slice
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.mesh import assign_slice
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
 
 

@@ -1,6 +1,5 @@
 """Layers of emitted programs: one module for each kind, one line here for each name that a program may use."""
 
-from pase.targets.mesh_tensorflow.runtime.fan_out import fan_out
 from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
 from pase.targets.mesh_tensorflow.runtime.layers.contraction import embedding
 from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
@@ -20,7 +19,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.windows import (
     mean_pool2d,
     mean_pool3d,
 )
-from pase.targets.mesh_tensorflow.runtime.reshard import reshard
+from pase.targets.mesh_tensorflow.runtime.reshard import fan_out, reshard
 
 __all__ = [
     "GATES",

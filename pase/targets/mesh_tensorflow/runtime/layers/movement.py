@@ -8,10 +8,11 @@ from pase.errors import RuntimeFailure
 from pase.sharding.boxes import Box, extents
 from pase.sharding.layouts import Layout, PlainDim, WindowDim, layout_of, shifted
 from pase.sharding.reshard import ReshardStep
-from pase.targets.mesh_tensorflow.runtime.assemble import run_hop
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.operations import Reshard
+from pase.targets.mesh_tensorflow.primitives.parts import run_step
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.runtime.reshard import Transport, layout_of_tensor, reshard
+from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor, reshard
 
 
 def dims(*named: tuple[str, int], **extents: int) -> tuple[Any, ...]:
@@ -79,7 +80,7 @@ class _Concat(mtf.Operation):
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
         """Return each input's piece of the output's gradient."""
         return [
-            Transport(grad_ys[0], [hop.adjoint], mesh=x.mesh, shape=x.shape, name="concat_adjoint").outputs[0]
+            Reshard(grad_ys[0], [hop.adjoint], mesh=x.mesh, shape=x.shape, name="concat_adjoint").outputs[0]
             for x, hop in zip(self.inputs, self._hops, strict=True)
         ]
 
@@ -89,7 +90,7 @@ class _Concat(mtf.Operation):
         shares: list[list[Any]] = [[] for _ in self.mesh.device_names]
         for x, hop in zip(self.inputs, self._hops, strict=True):
             clipped = _clipped(hop, self._position)
-            results = run_hop(
+            results = run_step(
                 lowering.tensors[x].to_laid_out_tensor().tensor_list,
                 ReshardStep(hop.source, clipped),
                 source_names=x.mesh.device_names,
@@ -133,7 +134,7 @@ def piece(x: Any, along: str, start: int, size: int) -> Any:
     source = layout_of_tensor(x)
     target = layout_of(x.mesh.devices, [PlainDim(dim.name, dim.size) for dim in own], layer=x.mesh.layer)
     hop = ReshardStep(source, shifted(target, source.shape, position, start))
-    return Transport(x, [hop], mesh=x.mesh, shape=own, name=f"{x.mesh.name}/piece").outputs[0]
+    return Reshard(x, [hop], mesh=x.mesh, shape=own, name=f"{x.mesh.name}/piece").outputs[0]
 
 
 def padded(x: Any, mesh: LayerMesh, dims: Sequence[Any], before: Sequence[int], shape: Sequence[int]) -> Any:
@@ -145,6 +146,4 @@ def padded(x: Any, mesh: LayerMesh, dims: Sequence[Any], before: Sequence[int], 
     source = layout_of_tensor(x)
     for position, offset in enumerate(before):
         source = shifted(source, target.shape, position, offset)
-    return Transport(x, [ReshardStep(source, target)], mesh=mesh, shape=list(dims), name=f"{mesh.name}/padded").outputs[
-        0
-    ]
+    return Reshard(x, [ReshardStep(source, target)], mesh=mesh, shape=list(dims), name=f"{mesh.name}/padded").outputs[0]

@@ -1,0 +1,266 @@
+"""Parts of a tensor: cut where they are and put together where they are needed; `Distributed`, for parts of any shape.
+
+Mesh-TensorFlow wants slices of one shape. A part stands at the beginning of a slice as large as the largest part, with
+zeros behind it; where all parts are alike nothing is added. Operations on each element may be used on such a tensor;
+what stands behind a part is never read, and has no gradient.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from pase.errors import PrimitiveError
+from pase.sharding.boxes import Box, Partition, extents, intersection, num_points, offsets, whole
+from pase.sharding.halos import Buffers
+from pase.sharding.layouts import HOST
+from pase.sharding.reshard import ReshardStep, pieces
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.traffic import Account
+from pase.targets.mesh_tensorflow.runtime.compat import mtf, placement, tf
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Distributed:
+    """A Mesh-TensorFlow tensor and what each worker, a position of its mesh, holds of it.
+
+    tensor: [one dim for each axis of the mesh, extents of the largest part]. held: a partition, or buffers with halos.
+    """
+
+    tensor: Any
+    held: Partition | Buffers
+
+    @property
+    def mesh(self) -> LayerMesh:
+        """The workers."""
+        mesh: LayerMesh = self.tensor.mesh
+        return mesh
+
+
+def expect_workers(parts: Partition, mesh: LayerMesh, name: str) -> None:
+    """Raise PrimitiveError, on behalf of a primitive, unless a mesh has a worker for each part."""
+    if len(parts.boxes) != len(mesh.device_names):
+        raise PrimitiveError(
+            f"{name}: {len(parts.boxes)} parts for the {len(mesh.device_names)} workers of {mesh.layer!r}; "
+            "give each worker one"
+        )
+
+
+def mesh_shape(mesh: LayerMesh, parts: Sequence[Shape]) -> Any:
+    """Return the Mesh-TensorFlow shape of a tensor with these parts."""
+    axes = [mtf.Dimension(name, size) for name, size in mesh.devices.axes]
+    largest = capacity(parts)
+    return mtf.Shape([*axes, *(mtf.Dimension(f"part_dim{i}", n) for i, n in enumerate(largest))])
+
+
+def capacity(parts: Sequence[Shape]) -> Shape:
+    """Return the shape of a slice that holds any of these parts; every extent is at least 1."""
+    return tuple(max(1, *column) for column in zip(*parts, strict=True))
+
+
+def from_parts(mesh: LayerMesh, held: Partition | Buffers, parts: Sequence[Any]) -> Distributed:
+    """Return the tensor whose workers hold these TensorFlow tensors; PrimitiveError where a part has another shape."""
+    if not len(parts) == len(held.extents) == len(mesh.device_names):
+        raise PrimitiveError(
+            f"{len(parts)} parts of a partition for {len(held.extents)} workers on mesh {mesh.layer!r}, which has "
+            f"{len(mesh.device_names)}; give each worker one"
+        )
+    for i, (part, wanted) in enumerate(zip(parts, held.extents, strict=True)):
+        if tuple(part.shape.as_list()) != wanted:
+            raise PrimitiveError(f"worker {i} holds a part of shape {list(wanted)}, not {part.shape.as_list()}")
+    shape = mesh_shape(mesh, held.extents)
+    laid_out = placement.PlacementMeshImpl.LaidOutTensor(to_slices(parts, held.extents, mesh))
+    imported = mtf.import_laid_out_tensor(mesh, laid_out, shape, name=f"{mesh.name}/parts")
+    return Distributed(imported, held)
+
+
+def part_tensors(lowering: Any, x: Distributed) -> list[Any]:
+    """Return [workers] the TensorFlow tensors of a lowered tensor, each in its own shape."""
+    slices = lowering.tensors[x.tensor].to_laid_out_tensor().tensor_list
+    return from_slices(slices, x.held.extents, x.mesh)
+
+
+def to_slices(parts: Sequence[Any], shapes: Sequence[Shape], mesh: LayerMesh) -> list[Any]:
+    """Return [workers] slices of one shape, zeros behind each part."""
+    largest = capacity(shapes)
+    leading = [1] * len(mesh.devices.axes)
+    slices = []
+    for part, shape, name in zip(parts, shapes, mesh.device_names, strict=True):
+        with tf.device(name):
+            padded = part if shape == largest else assembled([(whole(shape), part)], whole(largest), 0, part.dtype)
+            slices.append(tf.reshape(padded, [*leading, *largest]))
+    return slices
+
+
+def from_slices(slices: Sequence[Any], shapes: Sequence[Shape], mesh: LayerMesh) -> list[Any]:
+    """Return [workers] what stands at the beginning of each slice."""
+    largest = capacity(shapes)
+    parts = []
+    for tensor, shape, name in zip(slices, shapes, mesh.device_names, strict=True):
+        with tf.device(name):
+            flat = tf.reshape(tensor, largest)
+            parts.append(flat if shape == largest else tf.slice(flat, [0] * len(shape), shape))
+    return parts
+
+
+def framed(part: Any, shape: Shape, frame: Box, device: str, fill: float = 0.0) -> Any:
+    """Return what a box in a part's own coordinates holds, `fill` where it sticks out of the part."""
+    inside = intersection(whole(shape), frame)
+    with tf.device(device):
+        if inside is None:
+            return tf.fill(extents(frame), tf.constant(fill, part.dtype))
+        cut = part if inside == whole(shape) else tf.slice(part, offsets(inside, whole(shape)), extents(inside))
+        return assembled([(inside, cut)], frame, fill, part.dtype)
+
+
+# -- carrying out a movement
+
+
+_Placed = tuple[Box, Any]
+"""A tensor and the box that it fills."""
+
+
+def run_step(
+    slices: Sequence[Any],
+    step: ReshardStep,
+    *,
+    source_names: Sequence[str],
+    target_names: Sequence[str],
+    fill: float,
+    traffic: Account,
+) -> list[Any]:
+    """Return [target positions] the tensors of a layout, made from the slices of another.
+
+    slices: [source positions], in any shape with as many points as their boxes. fill: what stands where a box
+    sticks out of the tensor. Pieces that overlap are added, in the order of the source's parts.
+    """
+    # A scope of its own for each movement: what crosses devices is told apart by it.
+    with tf.name_scope("move") as scope:
+        local = [
+            _as_shape(x, extents(box), name, is_own=traffic.keeps_alive)
+            for x, box, name in zip(slices, step.source.boxes, source_names, strict=True)
+        ]
+        cuts: dict[tuple[int, Box], Any] = {}
+        results = []
+        moved_bytes = 0
+        for position, taken in enumerate(pieces(step)):
+            box, device = step.target.boxes[position], step.target.devices[position]
+            placed: list[_Placed] = []
+            for piece in taken:
+                key = (piece.source, piece.box)
+                if key not in cuts:
+                    held = step.source.boxes[piece.source]
+                    cuts[key] = _cut(local[piece.source], held, piece.box, source_names[piece.source])
+                placed.append((piece.box, cuts[key]))
+                sender = step.source.devices[piece.source]
+                if sender != device and HOST not in (sender, device):
+                    moved_bytes += num_points(piece.box) * slices[0].dtype.size
+            with tf.device(target_names[position]):
+                whole = assembled(placed, box, fill, slices[0].dtype)
+                is_sent = len(placed) == 1 and whole is placed[0][1] and step.source.devices[taken[0].source] != device
+                # Brought here once, whoever uses it.
+                results.append(tf.identity(whole) if is_sent else whole)
+        traffic.add(scope.rstrip("/"), moved_bytes)
+        traffic.keep(results)
+    return results
+
+
+def assembled(placed: Sequence[_Placed], box: Box, fill: float, dtype: Any) -> Any:
+    """Return the tensor of a box made of pieces, which overlap only where they are to be added; `fill` where none is.
+
+    Pieces that form no grid are added, with zeros around them.
+    """
+    if not placed:
+        return tf.fill(extents(box), tf.constant(fill, dtype))
+    if not _form_grid([part for part, _ in placed]):
+        assert fill == 0, "pieces of windows form a grid"
+        return tf.add_n([_padded(tensor, part, box, 0) for part, tensor in placed])
+    for dim in reversed(range(len(box))):
+        rows: dict[Box, list[_Placed]] = {}
+        for part, tensor in placed:
+            rows.setdefault(part[:dim] + part[dim + 1 :], []).append((part, tensor))
+        placed = [_merged(row, dim, box) for row in rows.values()]
+    ((part, tensor),) = placed
+    return _padded(tensor, part, box, fill)
+
+
+def _form_grid(boxes: Sequence[Box]) -> bool:
+    """Return whether boxes are all products of some ranges of each dim, each one the same number of times."""
+    if len(boxes) == 1:
+        return True
+    counts = Counter(boxes)
+    ranges = [set(column) for column in zip(*boxes, strict=True)]
+    return prod(map(len, ranges)) == len(counts) and len(set(counts.values())) == 1
+
+
+def _merged(row: list[_Placed], dim: int, box: Box) -> _Placed:
+    """Return pieces that differ along one dim as one: laid end to end, or added where they overlap."""
+    if len(row) == 1:
+        return row[0]
+    layers: list[list[_Placed]] = []
+    for part, tensor in sorted(row, key=lambda item: item[0][dim]):
+        # The first layer of pieces that ends before this one begins.
+        for layer in layers:
+            if layer[-1][0][dim][1] <= part[dim][0]:
+                layer.append((part, tensor))
+                break
+        else:
+            layers.append([(part, tensor)])
+    if len(layers) == 1:
+        return _joined(layers[0], dim)
+    # Zeros around each layer: what is added must be as long.
+    low = min(layer[0][0][dim][0] for layer in layers)
+    high = max(layer[-1][0][dim][1] for layer in layers)
+    terms = []
+    for layer in layers:
+        part, tensor = _joined(layer, dim)
+        whole_row = (*part[:dim], (low, high), *part[dim + 1 :])
+        terms.append(_padded(tensor, part, whole_row, 0))
+    return whole_row, tf.add_n(terms)
+
+
+def _joined(layer: list[_Placed], dim: int) -> _Placed:
+    """Return pieces in order along one dim as one, zeros in the gaps."""
+    if len(layer) == 1:
+        return layer[0]
+    tensors: list[Any] = []
+    first, last = layer[0][0], layer[-1][0]
+    position = first[dim][0]
+    for part, tensor in layer:
+        low, high = part[dim]
+        if low > position:
+            gap = list(extents(part))
+            gap[dim] = low - position
+            tensors.append(tf.zeros(gap, tensor.dtype))
+        tensors.append(tensor)
+        position = high
+    return (*first[:dim], (first[dim][0], last[dim][1]), *first[dim + 1 :]), tf.concat(tensors, dim)
+
+
+def _padded(tensor: Any, part: Box, box: Box, fill: float) -> Any:
+    if part == box:
+        return tensor
+    before = offsets(part, box)
+    after = [high - last for (_, last), (_, high) in zip(part, box, strict=True)]
+    return tf.pad(tensor, list(zip(before, after, strict=True)), constant_values=tf.constant(fill, tensor.dtype))
+
+
+def _cut(tensor: Any, held: Box, wanted: Box, device: str) -> Any:
+    if held == wanted:
+        return tensor
+    with tf.device(device):
+        return tf.slice(tensor, offsets(wanted, held), extents(wanted))
+
+
+def _as_shape(tensor: Any, shape: tuple[int, ...], device: str, *, is_own: bool) -> Any:
+    """Return a tensor in a shape; is_own: as one of its own, so that TensorFlow does not send it for several uses."""
+    if tuple(tensor.shape.as_list()) == shape:
+        if not is_own:
+            return tensor
+        with tf.device(device):
+            return tf.identity(tensor)
+    with tf.device(device):
+        return tf.reshape(tensor, shape)
