@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.costs import PaperCostModel, edge_layouts, shared_cost, traffic_of, transfer_bytes
+from pase.costs import edge_layouts, transfer_bytes
 from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.sharding.edges import shared_weights
@@ -68,8 +68,9 @@ def test_no_edge_costs_more_than_the_program_moves_on_its_busiest_device(
         total += costed.forward.item()
     assert total > 0
     for weight in shared_weights(plan.graph):
-        owner, user = (traffic_of(plan.graph, plan.graph[name], rows[name]) for name in (weight.owner, weight.user))
-        _, shared = shared_cost(plan.graph, weight, owner, user, PaperCostModel(flop_per_byte=1.0))
+        shared = transfer_bytes(
+            plan.graph, weight, *edge_layouts(plan.graph, weight, rows[weight.owner], rows[weight.user])
+        )
         tensor = plan.graph[weight.user].reads[weight.user_read].shared
         busiest = [
             max(received[tensor, weight.user, phase, device] for device in range(num_devices))

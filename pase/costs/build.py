@@ -16,7 +16,7 @@ from pase.graph import Access, Edge, Graph, Operator, Part
 from pase.graph.names import visible
 from pase.graph.operators import with_fan_outs
 from pase.sharding.configurations import Configurations, enumerate_configurations
-from pase.sharding.edges import SharedWeight, shared_weights, weight_accesses
+from pase.sharding.edges import SharedWeight, edge_sides, table_edges
 from pase.sharding.overlap import layout_overlap, redistributions
 from pase.sharding.shards import (
     Component,
@@ -66,15 +66,6 @@ class LayerCost:
 
     compute: FloatArray
     communication: FloatArray
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ClassedCost:
-    """row_class, col_class: [K_u], [K_v] what of each configuration an edge depends on. values: [L_u, L_v] costs."""
-
-    row_class: NDArray[np.intp]
-    col_class: NDArray[np.intp]
-    values: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,29 +156,21 @@ def build_problem(
     edge_kinds = _Numbered()
     edge_tables: list[EdgeTable] = []
     edge_table = []
-    for position, edge in enumerate(graph.edges):
-        u, v = graph.index[edge.producer], graph.index[edge.consumer]
+    edges = table_edges(graph)
+    ends = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in edges]
+    for position, (edge, (u, v)) in enumerate(zip(edges, ends, strict=True)):
         number, is_new = edge_kinds.number((vertex_table[u], vertex_table[v], edge_signature(graph, edge)))
         if is_new:
-            ends = traffic[vertex_table[u]], traffic[vertex_table[v]]
-            edge_tables.append(_table(edge_cost(graph, edge, *ends, model, allowance)))
+            sides = traffic[vertex_table[u]], traffic[vertex_table[v]]
+            edge_tables.append(edge_cost(graph, edge, *sides, model, allowance))
         edge_table.append(number)
         if on_progress:
-            on_progress("costing edges", (position + 1) / len(graph.edges))
-    edges = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in graph.edges]
-    for weight in shared_weights(graph):
-        u, v = graph.index[weight.owner], graph.index[weight.user]
-        number, is_new = edge_kinds.number((vertex_table[u], weight.owner_read, vertex_table[v], weight.user_read, "w"))
-        if is_new:
-            ends = traffic[vertex_table[u]], traffic[vertex_table[v]]
-            edge_tables.append(_table(shared_cost(graph, weight, *ends, model, allowance)[0]))
-        edges.append((u, v))
-        edge_table.append(number)
+            on_progress("costing edges", (position + 1) / len(edges))
     tables = CostTables(
         vertex_names=tuple(operator.name for operator in graph.operators),
         vertex_costs=tuple(vertex_costs),
         vertex_table=tuple(vertex_table),
-        edges=tuple(edges),
+        edges=tuple(ends),
         edge_tables=tuple(edge_tables),
         edge_table=tuple(edge_table),
     )
@@ -222,8 +205,10 @@ def signature(graph: Graph, operator: Operator) -> Hashable:
     return told, _read_traits(graph, operator), _single_use(graph, operator)
 
 
-def edge_signature(graph: Graph, edge: Edge) -> Hashable:
+def edge_signature(graph: Graph, edge: Edge | SharedWeight) -> Hashable:
     """Return what the costs of an edge depend on besides the signatures of its layers."""
+    if isinstance(edge, SharedWeight):
+        return edge.owner_read, edge.user_read
     (producer, write), (consumer, read) = edge_sides(graph, edge)
     is_single = graph.uses[producer.name].get(edge.output, 0) == 1
     has_gradient = graph.has_gradient(consumer, edge.input)
@@ -241,13 +226,9 @@ def _anywhere(access: Access) -> Access:
     return replace(access, axes=tuple(axes))
 
 
-def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
-    """Return (producer, its write) and (consumer, its read)."""
-    producer, consumer = graph[edge.producer], graph[edge.consumer]
-    return (producer, producer.writes[edge.output]), (consumer, consumer.reads[edge.input])
-
-
-def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: IndexArray) -> TransferBytes:
+def transfer_bytes(
+    graph: Graph, edge: Edge | SharedWeight, u_layouts: IndexArray, v_layouts: IndexArray
+) -> TransferBytes:
     """Return t_x of Eq. 1, both ways, for layouts of the tensor on either side.
 
     u_layouts: [L_u, components], split factors of the produced tensor's components (`components`);
@@ -255,13 +236,15 @@ def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: I
     backward, the producer fetches its gradient likewise, so that t_x(u, v) = t_x(v, u), where it has one.
     """
     u_side, v_side = edge_sides(graph, edge)
-    has_gradient = graph.has_gradient(v_side[0], edge.input)
+    has_gradient = _flows_back(graph, edge)
     common = layout_overlap(_components(*u_side), u_layouts, _components(*v_side), v_layouts, has_gradient=has_gradient)
     forward, backward = redistributions(common, graph.word_bytes)
     return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * has_gradient)
 
 
-def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tuple[IndexArray, IndexArray]:
+def edge_layouts(
+    graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray
+) -> tuple[IndexArray, IndexArray]:
     """Return how configurations [K_u, D_u] and [K_v, D_v] split the tensor's components on either side."""
     sides = zip(edge_sides(graph, edge), (us, vs), strict=True)
     u, v = (split_columns(_components(op, access), splits_of(op, values)) for (op, access), values in sides)
@@ -270,92 +253,74 @@ def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tu
 
 def edge_cost(
     graph: Graph,
-    edge: Edge,
+    edge: Edge | SharedWeight,
     u: LayerTraffic,
     v: LayerTraffic,
     model: CostModel,
     allowance: Allowance | None = None,
-) -> ClassedCost:
+) -> EdgeTable:
     """Return r · t_x of an edge between all configurations of its two layers, both ways together.
 
-    From a fan-out it holds the reader's own all-reduce of the gradient too, where there is one. allowance: for making
-    it; errors as for `build_problem`.
-    """
-    (producer, write), (consumer, read) = edge_sides(graph, edge)
-    ends = _End(producer.name, _components(producer, write), u), _End(consumer.name, _components(consumer, read), v)
-    joint = _joint_sum(graph, edge, u, v)
-    forward_sums = _members(model, u, sum_name(write.tensor, is_gradient=False))
-    backward_sums = _members(model, v, sum_name(read.tensor, is_gradient=True)) if joint is None else None
-    cost, _ = _cost_between(
-        *ends,
-        model,
-        graph.word_bytes,
-        allowance or Allowance(),
-        forward_sums=forward_sums,
-        backward_sums=backward_sums,
-        flows_back=graph.has_gradient(consumer, edge.input),
-        joint=joint,
-    )
-    return cost
-
-
-def shared_cost(
-    graph: Graph,
-    weight: SharedWeight,
-    u: LayerTraffic,
-    v: LayerTraffic,
-    model: CostModel,
-    allowance: Allowance | None = None,
-) -> tuple[ClassedCost, TransferBytes]:
-    """Return the cost of a weight that two layers share, between all their configurations, and what moves.
-
-    allowance: as for `edge_cost`.
-    """
-    owned, used = weight_accesses(graph, weight)
-    owner = graph[weight.owner]
-    joint = JointSum(read=weight.user_read, group=u.splits.product(owner.partial_dims(owned)))
-    ends = _End(owner.name, _components(owner, owned), u), _End(weight.user, _components(graph[weight.user], used), v)
-    return _cost_between(*ends, model, graph.word_bytes, allowance or Allowance(), flows_back=True, joint=joint)
-
-
-def _table(cost: ClassedCost) -> EdgeTable:
-    return EdgeTable(
-        row_class=cost.row_class.astype(np.int32), col_class=cost.col_class.astype(np.int32), values=cost.values
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class JointSum:
-    """A gradient that a reader sums on its own unless it can leave that to a fan-out, or to the owner of the weight.
-
     A reader of a fan-out, or another user of a weight than its owner, sends its gradient back, and all-reduces it on
-    its own only where its layout is not that of the other end, or the devices are others that it sums over. Where both
-    agree, partial sums are added on each device, and the other end's all-reduce sums them all (data parallelism reduces
-    a tied weight once).
+    its own only where its layout is not that of the other end, or the devices are others that it sums over: that is
+    part of the cost. Where both agree nothing is paid: partial sums are added on each device, and the other end's
+    all-reduce sums them all (data parallelism reduces a tied weight once).
 
-    read: the reader's position of it, among `LayerTraffic.joint_sums`. group: [K_u] over how many devices the other one
-    sums.
+    allowance: for making it; errors as for `build_problem`.
     """
+    allowance = allowance or Allowance()
+    (producer, held), (consumer, wanted) = edge_sides(graph, edge)
+    u_parts, v_parts = _components(producer, held), _components(consumer, wanted)
+    is_weight, flows_back = isinstance(edge, SharedWeight), _flows_back(graph, edge)
+    own = v.joint_sums.get(edge.input) if is_weight or producer.is_fan_out else None
+    forward_sums = None if is_weight else _members(model, u, sum_name(held.tensor, is_gradient=False))
+    backward_sums = _members(model, v, sum_name(wanted.tensor, is_gradient=True)) if own is None else None
+    u_more: list[IntArray] = []
+    v_more: list[IntArray] = []
+    if own is not None:
+        own_cost = _cost_of_joint_sum(v, edge.input, model)
+        # Over how many devices the other end sums.
+        group = u.splits.product(producer.partial_dims(held if is_weight else producer.reads[0]))
+        if own.ends_on_edge:
+            backward_sums = model.sum_members(v, own).astype(np.int32)
+        u_more, v_more = [group], [own.group, np.unique(own_cost, return_inverse=True)[1]]
+    u_side, v_side = _side(u_parts, u, forward_sums, u_more), _side(v_parts, v, backward_sums, v_more)
+    shape = len(u_side.members), len(v_side.members)
+    what = f"{shape[0]:,} layouts of layer {visible(producer.name)} and {shape[1]:,} of layer {visible(consumer.name)}"
+    num_bytes = 4 * (len(u_side.class_of) + len(v_side.class_of)) + 8 * shape[0] * shape[1]
+    allowance.hold(num_bytes, f"the transfer costs between {what}")
+    values, stays = np.empty(shape), np.empty(shape, dtype=np.bool_)
+    # Working out a cell takes many times the memory of its cost.
+    step = max(1, _CELLS_AT_ONCE // shape[1])
+    for first in range(0, len(u_side.layouts), step):
+        allowance.check()
+        block = slice(first, first + step)
+        rows = np.flatnonzero((u_side.layout_of >= block.start) & (u_side.layout_of < block.stop))
+        layout_of = u_side.layout_of[rows] - first
+        common = layout_overlap(u_parts, u_side.layouts[block], v_parts, v_side.layouts, has_gradient=flows_back)
+        # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
+        forward, _ = redistributions(
+            common.of_classes(u=layout_of), graph.word_bytes, forward_sums=u_side.members[rows]
+        )
+        _, backward = redistributions(
+            common.of_classes(v=v_side.layout_of), graph.word_bytes, backward_sums=v_side.members
+        )
+        values[rows] = model.transfer(forward)[:, v_side.layout_of]
+        stays[rows] = forward.moved_bytes[:, v_side.layout_of] == 0
+        if flows_back:
+            values[rows] += model.transfer(backward)[layout_of]
+            stays[rows] &= backward.moved_bytes[layout_of] == 0
+    if own is not None:
+        is_joint = stays & (group[u_side.first, None] == own.group[v_side.first])
+        values = np.where(is_joint, 0.0, values + own_cost[v_side.first])
+    return EdgeTable(
+        row_class=u_side.class_of.astype(np.int32), col_class=v_side.class_of.astype(np.int32), values=values
+    )
 
-    read: int
-    group: IntArray
 
-
-def _joint_sum(graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic) -> JointSum | None:
-    """Return what the two ends of an edge have to sum; None where no gradient comes back to a fan-out on it."""
-    producer = graph[edge.producer]
-    if not producer.is_fan_out or edge.input not in v.joint_sums:
-        return None
-    return JointSum(read=edge.input, group=u.splits.product(producer.partial_dims(producer.reads[0])))
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """What one end of an edge, a layer of some name, has of its tensor, under each configuration of the layer."""
-
-    name: str
-    parts: tuple[Component, ...]
-    traffic: LayerTraffic
+def _flows_back(graph: Graph, edge: Edge | SharedWeight) -> bool:
+    """Return whether a gradient comes back on an edge."""
+    return isinstance(edge, SharedWeight) or graph.has_gradient(graph[edge.consumer], edge.input)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -370,59 +335,6 @@ class _Side:
     members: IntArray
 
 
-def _cost_between(
-    u_end: _End,
-    v_end: _End,
-    model: CostModel,
-    word_bytes: int,
-    allowance: Allowance,
-    *,
-    flows_back: bool,
-    forward_sums: IndexArray | None = None,
-    backward_sums: IndexArray | None = None,
-    joint: JointSum | None = None,
-) -> tuple[ClassedCost, TransferBytes]:
-    """Return the cost of a tensor between two layouts, both ways, and what moves.
-
-    forward_sums, backward_sums: [K, levels] how the devices of a sum that ends here lie over the machine. joint: what
-    the reader sums on its own unless both ends agree; then nothing is paid.
-    """
-    u_more, v_more = [], []
-    if joint is not None:
-        own = v_end.traffic.joint_sums[joint.read]
-        own_cost = _cost_of_joint_sum(v_end.traffic, joint.read, model)
-        if own.ends_on_edge:
-            backward_sums = model.sum_members(v_end.traffic, own).astype(np.int32)
-        u_more, v_more = [joint.group], [own.group, np.unique(own_cost, return_inverse=True)[1]]
-    u, v = _side(u_end, forward_sums, u_more), _side(v_end, backward_sums, v_more)
-    shape = len(u.members), len(v.members)
-    what = f"{shape[0]:,} layouts of layer {visible(u_end.name)} and {shape[1]:,} of layer {visible(v_end.name)}"
-    num_bytes = 4 * (len(u.class_of) + len(v.class_of)) + 8 * shape[0] * shape[1]
-    allowance.hold(num_bytes, f"the transfer costs between {what}")
-    values, moved = np.empty(shape), TransferBytes(forward=np.empty(shape), backward=np.empty(shape))
-    # Working out a cell takes many times the memory of its cost.
-    step = max(1, _CELLS_AT_ONCE // shape[1])
-    for first in range(0, len(u.layouts), step):
-        allowance.check()
-        block = slice(first, first + step)
-        rows = np.flatnonzero((u.layout_of >= block.start) & (u.layout_of < block.stop))
-        layout_of = u.layout_of[rows] - first
-        common = layout_overlap(u_end.parts, u.layouts[block], v_end.parts, v.layouts, has_gradient=flows_back)
-        # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
-        forward, _ = redistributions(common.of_classes(u=layout_of), word_bytes, forward_sums=u.members[rows])
-        _, backward = redistributions(common.of_classes(v=v.layout_of), word_bytes, backward_sums=v.members)
-        values[rows] = model.transfer(forward)[:, v.layout_of]
-        if flows_back:
-            values[rows] += model.transfer(backward)[layout_of]
-        moved.forward[rows] = forward.moved_bytes[:, v.layout_of]
-        moved.backward[rows] = backward.moved_bytes[layout_of] * flows_back
-    if joint is not None:
-        stays = (moved.forward == 0) & (moved.backward == 0)
-        is_joint = stays & (joint.group[u.first, None] == own.group[v.first])
-        values = np.where(is_joint, 0.0, values + own_cost[v.first])
-    return ClassedCost(row_class=u.class_of, col_class=v.class_of, values=values), moved
-
-
 def _cost_of_joint_sum(traffic: LayerTraffic, read: int, model: CostModel) -> FloatArray:
     """Return the [K] cost of the sum of a read's gradient where the layer makes it, beside all its other messages."""
     sums = traffic.joint_sums
@@ -430,9 +342,11 @@ def _cost_of_joint_sum(traffic: LayerTraffic, read: int, model: CostModel) -> Fl
     return model.messages(every)[len(traffic.messages) + list(sums).index(read)]
 
 
-def _side(end: _End, sums: IndexArray | None, more: Sequence[IntArray]) -> _Side:
+def _side(
+    parts: tuple[Component, ...], traffic: LayerTraffic, sums: IndexArray | None, more: Sequence[IntArray]
+) -> _Side:
     """Return the classes of configurations; more: [K] or [K, columns] what tells them apart besides."""
-    layouts, layout_of = distinct_rows(split_columns(end.parts, end.traffic.splits))
+    layouts, layout_of = distinct_rows(split_columns(parts, traffic.splits))
     members = np.empty((len(layout_of), 0), dtype=np.int32) if sums is None else sums
     rows = np.column_stack([layout_of, members, *more]).astype(np.int32)
     classes, class_of = distinct_rows(rows)

@@ -23,7 +23,7 @@ from pase.errors import CostError, unknown_name
 from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Role, Window
 from pase.graph.access import named_dims
 from pase.graph.operator import FAN_OUT
-from pase.sharding.edges import PlacedGraph, SharedWeight, shared_weights, weight_accesses
+from pase.sharding.edges import PlacedGraph, SharedWeight, edge_sides, shared_weights, table_edges
 from pase.sharding.shards import (
     FloatArray,
     IndexArray,
@@ -314,21 +314,21 @@ def layer_memory(
     )
 
 
-def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, *, word_bytes: int) -> EdgeTable:
-    """Return the bytes of a reader's copy, where it has a layout of its own.
+def edge_memory(
+    graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray, *, word_bytes: int
+) -> EdgeTable:
+    """Return the bytes of a reader's copy, where it has a layout of its own; of a shared weight, with its gradient's.
 
     us, vs: [K_u, D_u], [K_v, D_v] configurations of the writer and of the reader.
     """
-    producer, consumer = graph[edge.producer], graph[edge.consumer]
-    return _copies_between(
-        (producer, producer.writes[edge.output], us), (consumer, consumer.reads[edge.input], vs), word_bytes
+    sides = zip(edge_sides(graph, edge), (us, vs), strict=True)
+    numbers: dict[Hashable, int] = {}
+    (row_class, u_layouts, _), (col_class, v_layouts, points) = (
+        _classes(operator, access, values, numbers) for (operator, access), values in sides
     )
-
-
-def shared_memory(graph: Graph, weight: SharedWeight, us: IndexArray, vs: IndexArray, *, word_bytes: int) -> EdgeTable:
-    """Return what a user's copy of a shared weight takes, and the gradient of that; configurations as for an edge."""
-    owned, used = weight_accesses(graph, weight)
-    return _copies_between((graph[weight.owner], owned, us), (graph[weight.user], used, vs), 2 * word_bytes)
+    differ = u_layouts[:, None] != v_layouts[None, :]
+    size = word_bytes * (1 + isinstance(edge, SharedWeight))
+    return EdgeTable(row_class=row_class, col_class=col_class, values=(differ * points * size).astype(np.float64))
 
 
 def strategy_memory(
@@ -388,10 +388,10 @@ def _strategy(
             known[key] = layer_memory(graph, operator, row, keeps, optimiser=optimiser, word_bytes=size)
         layers.append(known[key])
     copies = [0] * len(rows)
-    for edge, is_copied in zip(_edges(graph), _are_copied(graph, keeps), strict=True):
-        u, v = _ends(graph, edge)
-        if is_copied:
-            copies[v] += int(_edge_memory(graph, edge, rows[u], rows[v], size).cost(0, 0))
+    for edge in table_edges(graph):
+        if (edge.consumer, edge.input) in keeps.copies:
+            u, v = graph.index[edge.producer], graph.index[edge.consumer]
+            copies[v] += int(edge_memory(graph, edge, rows[u], rows[v], word_bytes=size).cost(0, 0))
     return layers, copies
 
 
@@ -409,15 +409,15 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
         layers.append(known[key])
     of_kinds: dict[Hashable, EdgeTable] = {}
     edges: list[EdgeTable | None] = []
-    for edge, is_copied in zip(_edges(graph), _are_copied(graph, keeps), strict=True):
-        if not is_copied:
+    for edge in table_edges(graph):
+        if (edge.consumer, edge.input) not in keeps.copies:
             edges.append(None)
             continue
-        u, v = _ends(graph, edge)
-        kinds = type(edge), tables.vertex_table[u], tables.vertex_table[v], _positions(edge)
+        u, v = graph.index[edge.producer], graph.index[edge.consumer]
+        kinds = type(edge), tables.vertex_table[u], edge.output, tables.vertex_table[v], edge.input
         if kinds not in of_kinds:
             us, vs = (problem.configurations[i].splits for i in (u, v))
-            of_kinds[kinds] = _edge_memory(graph, edge, us, vs, size)
+            of_kinds[kinds] = edge_memory(graph, edge, us, vs, word_bytes=size)
         edges.append(of_kinds[kinds])
     groups = zip(*(peaks for _, peaks in layers), strict=True)
     return MemoryTables(
@@ -425,31 +425,6 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
         edges=tuple(edges),
         peaks=tuple(group for group in groups if any(peaks.any() for peaks in group)),
     )
-
-
-def _edges(graph: Graph) -> tuple[Edge | SharedWeight, ...]:
-    """Return what the edges of a problem's tables are, in their order."""
-    return (*graph.edges, *shared_weights(graph))
-
-
-def _ends(graph: Graph, edge: Edge | SharedWeight) -> tuple[int, int]:
-    names = (edge.producer, edge.consumer) if isinstance(edge, Edge) else (edge.owner, edge.user)
-    return graph.index[names[0]], graph.index[names[1]]
-
-
-def _positions(edge: Edge | SharedWeight) -> tuple[int, int]:
-    return (edge.output, edge.input) if isinstance(edge, Edge) else (edge.owner_read, edge.user_read)
-
-
-def _are_copied(graph: Graph, keeps: Keeping) -> list[bool]:
-    reads = ((e.consumer, e.input) if isinstance(e, Edge) else (e.user, e.user_read) for e in _edges(graph))
-    return [read in keeps.copies for read in reads]
-
-
-def _edge_memory(graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray, word_bytes: int) -> EdgeTable:
-    if isinstance(edge, Edge):
-        return edge_memory(graph, edge, us, vs, word_bytes=word_bytes)
-    return shared_memory(graph, edge, us, vs, word_bytes=word_bytes)
 
 
 def _signature(graph: Graph, operator: Operator, keeps: Keeping) -> Hashable:
@@ -461,19 +436,6 @@ def _signature(graph: Graph, operator: Operator, keeps: Keeping) -> Hashable:
     )
     writes = tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
     return operator.unnamed, reads, writes, name in graph.trained
-
-
-Side = tuple[Operator, Access, IndexArray]
-"""A layer, a tensor that it touches, and its configurations [K, D]."""
-
-
-def _copies_between(u: Side, v: Side, bytes_per_element: int) -> EdgeTable:
-    numbers: dict[Hashable, int] = {}
-    (row_class, us, _), (col_class, vs, points) = (_classes(*side, numbers) for side in (u, v))
-    differ = us[:, None] != vs[None, :]
-    return EdgeTable(
-        row_class=row_class, col_class=col_class, values=(differ * points * bytes_per_element).astype(np.float64)
-    )
 
 
 def _classes(

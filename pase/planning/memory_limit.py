@@ -9,7 +9,7 @@ from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
 from pase.sharding.configurations import Configurations, enumerate_configurations
-from pase.sharding.edges import shared_weights
+from pase.sharding.edges import table_edges
 from pase.solver import (
     ConstrainedProblem,
     LimitedSolution,
@@ -125,9 +125,7 @@ def _without_costs(graph: Graph, num_devices: int) -> Problem:
             numbers[operator.unnamed] = len(found)
             found.append(enumerate_configurations(operator, num_devices))
         references.append(numbers[operator.unnamed])
-    ends = [(edge.producer, edge.consumer) for edge in graph.edges]
-    ends += [(weight.owner, weight.user) for weight in shared_weights(graph)]
-    edges = [(graph.index[u], graph.index[v]) for u, v in ends]
+    edges = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in table_edges(graph)]
     kinds = list(dict.fromkeys((references[u], references[v]) for u, v in edges))
     nothing = [np.zeros(len(configurations.splits)) for configurations in found]
     return Problem(

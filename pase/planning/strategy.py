@@ -14,14 +14,13 @@ from pase.costs import (
     edge_signature,
     kept_by_layer,
     layer_cost,
-    shared_cost,
     signature,
     traffic_of,
     transfer_bytes,
 )
 from pase.graph import Edge, Graph
 from pase.planning.plan import LayerPlan, Transfer
-from pase.sharding.edges import SharedWeight, shared_weights
+from pase.sharding.edges import SharedWeight, table_edges
 from pase.sharding.placement import place
 
 
@@ -46,12 +45,9 @@ def plan_layers(
         operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
     }
-    into: dict[str, list[Edge]] = {name: [] for name in rows}
-    for edge in graph.edges:
+    into: dict[str, list[Edge | SharedWeight]] = {name: [] for name in rows}
+    for edge in table_edges(graph):
         into[edge.consumer].append(edge)
-    shared: dict[str, list[SharedWeight]] = {}
-    for weight in shared_weights(graph):
-        shared.setdefault(weight.user, []).append(weight)
     does: dict[str, LayerTraffic] = {}
     # Repeated layers under equal configurations cost the same: each distinct one is costed once. They are numbered,
     # because what tells them apart is long to compare.
@@ -81,7 +77,6 @@ def plan_layers(
             if key not in traffic:
                 traffic[key] = _transfer(graph, edge, does, model)
             transfers.append(replace(traffic[key], producer=edge.producer, input=edge.input))
-        transfers += [_shared_transfer(graph, weight, does, model) for weight in shared.get(operator.name, ())]
         layers.append(
             LayerPlan(
                 name=operator.name,
@@ -110,26 +105,15 @@ def _layer_costs(traffic: LayerTraffic, model: CostModel) -> tuple[float, float]
     return float(cost.compute[0]), float(cost.communication[0])
 
 
-def _transfer(graph: Graph, edge: Edge, traffic: Mapping[str, LayerTraffic], model: CostModel) -> Transfer:
+def _transfer(
+    graph: Graph, edge: Edge | SharedWeight, traffic: Mapping[str, LayerTraffic], model: CostModel
+) -> Transfer:
     u, v = traffic[edge.producer], traffic[edge.consumer]
     moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, u.splits.values, v.splits.values))
     return Transfer(
         producer=edge.producer,
         input=edge.input,
         cost=float(edge_cost(graph, edge, u, v, model).values[0, 0]),
-        forward_bytes=float(moved.forward[0, 0]),
-        backward_bytes=float(moved.backward[0, 0]),
-    )
-
-
-def _shared_transfer(
-    graph: Graph, weight: SharedWeight, traffic: Mapping[str, LayerTraffic], model: CostModel
-) -> Transfer:
-    cost, moved = shared_cost(graph, weight, traffic[weight.owner], traffic[weight.user], model)
-    return Transfer(
-        producer=weight.owner,
-        input=weight.user_read,
-        cost=float(cost.values[0, 0]),
         forward_bytes=float(moved.forward[0, 0]),
         backward_bytes=float(moved.backward[0, 0]),
     )

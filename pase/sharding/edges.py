@@ -164,6 +164,40 @@ class SharedWeight:
     user: str
     user_read: int
 
+    @property
+    def producer(self) -> str:
+        """The owner: the weight comes from it, as from the producer of an edge."""
+        return self.owner
+
+    @property
+    def output(self) -> int:
+        """The position of the weight in the owner's reads."""
+        return self.owner_read
+
+    @property
+    def consumer(self) -> str:
+        """The user."""
+        return self.user
+
+    @property
+    def input(self) -> int:
+        """The position of the weight in the user's reads."""
+        return self.user_read
+
+
+def table_edges(graph: Graph) -> tuple[Edge | SharedWeight, ...]:
+    """Return between what layers' layouts have a price: the edges of a graph, then the weights that layers share."""
+    return (*graph.edges, *shared_weights(graph))
+
+
+def edge_sides(graph: Graph, edge: Edge | SharedWeight) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
+    """Return (producer, its tensor) and (consumer, its read of it); a weight's dims are in the order of its owner's."""
+    producer, consumer = graph[edge.producer], graph[edge.consumer]
+    if isinstance(edge, SharedWeight):
+        owned, used = weight_accesses(graph, edge)
+        return (producer, owned), (consumer, used)
+    return (producer, producer.writes[edge.output]), (consumer, consumer.reads[edge.input])
+
 
 def shared_weights(graph: Graph) -> tuple[SharedWeight, ...]:
     """Return every use of a shared weight but its first, in the order of the graph."""

@@ -19,7 +19,6 @@ from pase.costs import (
     Problem,
     edge_layouts,
     layer_cost,
-    shared_cost,
     traffic_of,
     transfer_bytes,
 )
@@ -27,7 +26,7 @@ from pase.costs.traffic import sum_name
 from pase.graph import Operator, Role
 from pase.planning.plan import Plan
 from pase.sharding.configurations import data_parallel
-from pase.sharding.edges import SharedWeight, shared_weights
+from pase.sharding.edges import table_edges
 
 
 class PartKind(StrEnum):
@@ -73,7 +72,7 @@ class CostParts:
         self._problem = problem
         self._model = model
         self._incident = problem.tables.incident
-        self._shared = shared_weights(problem.graph)
+        self._table_edges = table_edges(problem.graph)
         self._traffic: dict[tuple[int, int], LayerTraffic] = {}
         self._own: dict[tuple[int, int], tuple[Part, ...]] = {}
         self._bytes: dict[tuple[int, int, int], float] = {}
@@ -113,13 +112,9 @@ class CostParts:
             graph = self._problem.graph
             u, v = self._problem.tables.edges[number]
             sides = self._traffic_of(u, from_row), self._traffic_of(v, to_row)
-            if number < len(graph.edges):
-                edge = graph.edges[number]
-                layouts = edge_layouts(graph, edge, sides[0].splits.values, sides[1].splits.values)
-                moved = transfer_bytes(graph, edge, *layouts)
-            else:
-                weight: SharedWeight = self._shared[number - len(graph.edges)]
-                _, moved = shared_cost(graph, weight, *sides, self._model)
+            edge = self._table_edges[number]
+            layouts = edge_layouts(graph, edge, sides[0].splits.values, sides[1].splits.values)
+            moved = transfer_bytes(graph, edge, *layouts)
             self._bytes[key] = float(moved.forward[0, 0] + moved.backward[0, 0])
         return self._bytes[key]
 
