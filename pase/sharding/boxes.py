@@ -52,6 +52,17 @@ def even_bounds(extent: int, parts: int) -> NDArray[np.int64]:
     return np.array([i * small + min(i, extra) for i in range(parts + 1)], dtype=np.int64)
 
 
+def common_dims(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the coarsest dims of which the dims of two shapes of one size are products; None if there are none.
+
+    Dims of extent 1 are left out.
+    """
+    strides = sorted({prod(a[i:]) for i in range(len(a))} | {prod(b[i:]) for i in range(len(b))} | {1})
+    if any(larger % smaller for smaller, larger in pairwise(strides)):
+        return None
+    return tuple(larger // smaller for smaller, larger in pairwise(strides))[::-1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     """The boxes of a tensor that workers hold, in the order of the workers; boxes may overlap, be equal or empty.

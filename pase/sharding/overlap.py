@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.graph import Part
-from pase.sharding.boxes import even_bounds
+from pase.sharding.boxes import common_dims, even_bounds
 from pase.sharding.shards import Component, FloatArray, IndexArray, IntArray, distinct_rows, part_labels
 
 
@@ -212,7 +212,7 @@ def _tables(
         yield _stretch_table(u[0].length, us[:, 0], vs[:, 0], everywhere, known)
         return
     aligned = ~everywhere
-    if plain and (atoms := _common_atoms([c.length for c in u], [c.length for c in v])) is not None:
+    if plain and (atoms := common_dims([c.length for c in u], [c.length for c in v])) is not None:
         (u_factors, u_aligned), (v_factors, v_aligned) = _atom_factors(u, us, atoms), _atom_factors(v, vs, atoms)
         aligned = u_aligned[:, None] & v_aligned
         for extent, a, b in zip(atoms, u_factors.T, v_factors.T, strict=True):
@@ -532,22 +532,9 @@ def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[_Gro
         yield _Group(u=tuple(range(first_i, i)), v=tuple(range(first_j, j)))
 
 
-def _common_atoms(left: list[int], right: list[int]) -> list[int] | None:
-    """Return extents, row-major, of which both lists are products of runs; None where there are none."""
-    atoms: list[int] = []
-    left, right = [e for e in left if e > 1], [e for e in right if e > 1]
-    while left and right:
-        a, b = left[0], right[0]
-        small = min(a, b)
-        if a % small or b % small:
-            return None
-        atoms.append(small)
-        left[:1] = [a // small] if a > small else []
-        right[:1] = [b // small] if b > small else []
-    return atoms
-
-
-def _atom_factors(parts: list[Component], splits: IndexArray, atoms: list[int]) -> tuple[IndexArray, NDArray[np.bool_]]:
+def _atom_factors(
+    parts: list[Component], splits: IndexArray, atoms: Sequence[int]
+) -> tuple[IndexArray, NDArray[np.bool_]]:
     """Return [L, atoms]: how each split of the components splits the atoms; and [L] whether all fall on their bounds.
 
     The even parts of a component are runs of its leading atoms: those are split first.
@@ -591,7 +578,7 @@ def shared_splits(
     found: list[SharedSplit] = []
     for group in _groups(u, v):
         us, vs = [u[i] for i in group.u], [v[j] for j in group.v]
-        atoms = _common_atoms([c.length for c in us], [c.length for c in vs])
+        atoms = common_dims([c.length for c in us], [c.length for c in vs])
         if atoms is None:
             continue
         left = _atom_owners(us, u_split[list(group.u)], atoms)
@@ -621,7 +608,7 @@ def _choosing_factor(part: Component, split: int) -> int | None:
     return None if pieces % split and split % pieces else min(pieces, split)
 
 
-def _atom_owners(parts: list[Component], split: IndexArray, atoms: list[int]) -> list[tuple[int, int, int]] | None:
+def _atom_owners(parts: list[Component], split: IndexArray, atoms: Sequence[int]) -> list[tuple[int, int, int]] | None:
     """Return, for each atom, (component, factor of its split above the atom, factor at the atom)."""
     choosing = [_choosing_factor(part, int(k)) for part, k in zip(parts, split, strict=True)]
     if any(factor is None for factor in choosing):

@@ -8,11 +8,10 @@ first goes to a layout on its own devices in which the reshape is local: only th
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import prod
 
 from pase.errors import RuntimeFailure
-from pase.sharding.boxes import Box, Range, intersection, num_points, whole
+from pase.sharding.boxes import Box, Range, common_dims, intersection, num_points, whole
 from pase.sharding.layouts import HOST, Layout
 
 
@@ -190,9 +189,9 @@ def _view(source: Layout, target: Layout, group: _Group) -> _View | None:
         return _View(a, lambda box: box, lambda box: box)
     # The flat dim first: it has the fewest pieces.
     flat = _View((prod(a),), lambda box: _flat(box, a), lambda box: _flat(box, b))
-    fine = _common_dims(a, b)
     candidates = [flat]
-    if fine is not None:
+    if (common := common_dims(a, b)) is not None:
+        fine = common or (1,)
         candidates.append(_View(fine, lambda box: _refined(box, a, fine), lambda box: _refined(box, b, fine)))
     for view in candidates:
         sources = all(view.source(box[slice(*group.source)]) is not None for box in source.boxes)
@@ -233,15 +232,6 @@ def _flat(box: Box, shape: Sequence[int]) -> Box | None:
             is_run = False
         low, high = low * extent + first, (high - 1) * extent + last
     return ((low, high),) if is_run else None
-
-
-def _common_dims(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the coarsest dims of which the dims of both shapes are products, None if there are none."""
-    strides = sorted({prod(a[i:]) for i in range(len(a))} | {prod(b[i:]) for i in range(len(b))} | {1})
-    if any(larger % smaller for smaller, larger in pairwise(strides)):
-        return None
-    fine = tuple(larger // smaller for smaller, larger in pairwise(strides))[::-1]
-    return fine or (1,)
 
 
 def _refined(box: Box, shape: Sequence[int], fine: Sequence[int]) -> Box | None:

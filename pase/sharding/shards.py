@@ -151,19 +151,17 @@ def held_extents(
         ways: in how many parts an iteration dim is split: a number, or [K] numbers.
     """
     found: list[tuple[int, Any]] = []
-    for extent, axis in zip(shape, axes, strict=True):
-        match axis:
+    for part in components(shape, axes, operator.extents):
+        match part.axis:
             case str():
-                found.append((extent, -(-extent // ways(axis))))
-            case tuple():
-                found += [(operator.extents[dim], -(-operator.extents[dim] // ways(dim))) for dim in axis]
-            case Window():
-                outs, kernels = (-(-operator.extents[dim] // ways(dim)) for dim in (axis.out, axis.kernel))
-                found.append((extent, (outs - 1) * axis.stride + (kernels - 1) * axis.dilation + 1))
-            case Part() if axis.extent > 1:
-                found.append((axis.extent, -(-axis.extent // ways(axis.dim))))
-            case None if extent > 1:
-                found.append((extent, extent))
+                found.append((part.length, -(-part.length // ways(part.axis))))
+            case Window(out=out, kernel=kernel, stride=stride, dilation=dilation):
+                outs, kernels = -(-part.dim_extent // ways(out)), -(-part.kernel_extent // ways(kernel))
+                found.append((part.length, (outs - 1) * stride + (kernels - 1) * dilation + 1))
+            case Part() if part.length > 1:
+                found.append((part.length, -(-part.length // ways(part.axis.dim))))
+            case None if part.length > 1:
+                found.append((part.length, part.length))
             case _:
                 pass
     return found

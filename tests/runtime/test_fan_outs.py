@@ -109,7 +109,7 @@ def joint_sums(plan: Plan) -> int:
             consumer = plan.graph[edge.consumer]
             read = consumer.reads[edge.input]
             parts = prod(plan[edge.consumer].splits[dim] for dim in consumer.partial_dims(read))
-            own = [m for m in layer_movements(plan, consumer, {}) if isinstance(m, Summed) and m.read == edge.input]
+            own = [m for m in layer_movements(plan, consumer) if isinstance(m, Summed) and m.read == edge.input]
             count += parts > 1 and not own
     return count
 
