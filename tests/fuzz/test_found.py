@@ -193,10 +193,14 @@ def test_an_activation_cannot_be_shared() -> None:
 
 
 @pytest.mark.parametrize("value", [3, -1, 0, 2.5, False, "[" * 100_000, "7", '{"steps":[[1]]}'])
-def test_how_a_layer_is_computed_is_a_text_of_pases_own(value: Any) -> None:
+def test_how_a_layer_is_computed_is_a_body_of_steps(value: Any) -> None:
     document = plan_document(tiny_plan())["graph"]
+    document["operators"][0]["body"] = value
+    with pytest.raises(GraphError, match=r"graph: operators\[0\]\.body is .*; expected an object"):
+        graph_from_document(Field(document, "", GraphError, "graph"))
+    del document["operators"][0]["body"]
     document["operators"][0]["attributes"]["forward"] = value
-    with pytest.raises(GraphError, match="attribute 'forward' is no recipe"):
+    with pytest.raises(GraphError, match="an older version's, which told as text what layers compute; search again"):
         graph_from_document(Field(document, "", GraphError, "graph"))
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 from pase.errors import ModelError
-from pase.importers.ir.ops import Op
+from pase.importers.ir.ops import Normalise, Op
 from pase.importers.ir.views import View
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8"})
@@ -222,7 +222,9 @@ def check_trace(trace: Trace) -> Trace:
         for value in node.outputs:
             define(value)
         ranks = [len(known[use.value].shape if use.view is None else use.view.shape) for use in node.inputs]
-        rank = max([*ranks, *(len(value.shape) for value in node.outputs)], default=0)
+        # A normalisation is of its first tensor; others may reduce, repeat or reshape what they read.
+        counted = ranks[:1] if isinstance(node.op, Normalise) else [*ranks, *(len(v.shape) for v in node.outputs)]
+        rank = max(counted, default=0)
         beyond = [dim for dim in _dims_named(node.op) if not 0 <= dim < max(rank, 1)]
         if beyond:
             raise fail(f"operator {node.name!r} is over dim {beyond[0]} of tensors of {rank} dims")
