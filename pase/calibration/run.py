@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pase.calibration.samples import Samples, samples_from_document
 from pase.common.documents import Field
 from pase.errors import CalibrationError, RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.children import program_events
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.launch import program_events
 
 Progress = Callable[[str, float], None]
 """Takes what is being measured and how much is done."""

@@ -16,8 +16,7 @@ from pase.easgd.equations import Array, MasterState, WorkerState
 from pase.easgd.job import Job, Snapshot, WorkerProgress
 from pase.easgd.network import Packing
 from pase.errors import TrainingError
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint
-from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing, check_data, check_weights
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, check_data, check_weights
 
 _WORKERS = "workers"
 _VELOCITY = "velocity"

@@ -15,9 +15,9 @@ from pase.easgd.equations import Array, MasterState, Rates, WorkerState
 from pase.errors import TrainingError
 from pase.graph import Scalar
 from pase.machine import DEFAULT_MACHINE, Machine
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
 from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES
-from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
 
 
 class DataSplit(StrEnum):

@@ -31,11 +31,10 @@ from pase.easgd.job import Job, Snapshot, task_ranks
 from pase.easgd.messages import EXCHANGED, Inbox, Kind, Message, Piece
 from pase.easgd.ranks import Outcome, run_ranks
 from pase.errors import TrainingError
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
+from pase.targets.mesh_tensorflow.runtime.cluster import PROBE_EVERY_S, Cluster, is_lost
 from pase.targets.mesh_tensorflow.runtime.cluster_server import leave, open_server, wait_for_others
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import JOB
-from pase.targets.mesh_tensorflow.runtime.probing import PROBE_EVERY_S, is_lost
 
 _HEADER_LENGTH = 6
 _DISMISSED = -1

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pase.errors import TrainingError
-from pase.targets.mesh_tensorflow.runtime.child_tasks import POLL_S, Process, StopWatch, local_clusters, run_tasks
-from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, kept_text
-from pase.targets.mesh_tensorflow.runtime.probing import answers
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, answers, kept_text
+from pase.targets.mesh_tensorflow.runtime.launch import POLL_S, Process, StopWatch, local_clusters, run_tasks
 
 _GRACE_S = 2.0
 """How long task 0 has to say itself what went wrong, where a worker's process fails with a status of its own."""

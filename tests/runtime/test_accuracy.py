@@ -15,8 +15,7 @@ from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.runtime import layers
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput
-from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation, StepEvaluation, evaluated
+from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput, Evaluation, StepEvaluation, evaluated
 from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training

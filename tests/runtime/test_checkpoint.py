@@ -19,7 +19,9 @@ from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.checkpoint import (
+    NEWEST,
     Checkpoint,
+    Checkpointing,
     checkpoint_path,
     list_checkpoints,
     newest_checkpoint,
@@ -29,7 +31,6 @@ from pase.targets.mesh_tensorflow.runtime.checkpoint import (
 )
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
-from pase.targets.mesh_tensorflow.runtime.resume import NEWEST, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from tests.runtime.networks import small

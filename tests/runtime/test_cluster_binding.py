@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.cluster_binding import keep_to, packet_filter
+from pase.targets.mesh_tensorflow.runtime.cluster import keep_to, packet_filter
 from tests.runtime.addresses import connects, own_address
 
 NETWORK_HEADER = -0x100000

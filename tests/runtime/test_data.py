@@ -8,8 +8,14 @@ import pytest
 from pase.errors import RuntimeFailure
 from pase.graph import Builder
 from pase.graph.operators import dense, elementwise, softmax_loss
-from pase.targets.mesh_tensorflow.runtime.data import Batches, DataInput, data_inputs, read_arrays
-from pase.targets.mesh_tensorflow.runtime.generated import GeneratedBatches, load_function
+from pase.targets.mesh_tensorflow.runtime.data import (
+    Batches,
+    DataInput,
+    GeneratedBatches,
+    data_inputs,
+    load_function,
+    read_arrays,
+)
 from tests.runtime.networks import small, tied
 
 INPUTS = (DataInput(name="inputs", shape=(2, 3)), DataInput(name="labels", shape=(2,), below=5))

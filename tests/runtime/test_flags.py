@@ -7,9 +7,7 @@ import pytest
 
 from pase.errors import RuntimeFailure
 from pase.targets.mesh_tensorflow.runtime.flags import GROUPS, command_line, training_options
-from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
-from pase.targets.mesh_tensorflow.runtime.optimisers.adafactor import Adafactor
-from pase.targets.mesh_tensorflow.runtime.optimisers.adam import AdamW
+from pase.targets.mesh_tensorflow.runtime.optimisers import Adafactor, AdamW, make_rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
 from pase.targets.mesh_tensorflow.runtime.script import _parser

@@ -21,11 +21,11 @@ import pytest
 
 from pase.errors import RuntimeFailure
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, split_address
 from pase.targets.mesh_tensorflow.runtime.cluster_server import serve
 from pase.targets.mesh_tensorflow.runtime.launch import launch_here
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
-from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.script import train
 from tests.emitter import golden_mlp
 from tests.runtime.addresses import connects, own_address

@@ -12,11 +12,10 @@ import pytest
 
 from pase.models import build
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.runtime.checkpoint import newest_checkpoint
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing, newest_checkpoint
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
-from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.runtime.networks import small

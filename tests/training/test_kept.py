@@ -14,8 +14,7 @@ from pase.easgd.equations import Array, MasterState, WorkerState
 from pase.easgd.job import Job, JobRequest, Snapshot, WorkerProgress, make_job
 from pase.easgd.network import Packing
 from pase.errors import RuntimeFailure, TrainingError
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, list_checkpoints, read_checkpoint
-from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, list_checkpoints, read_checkpoint
 
 PACKING = Packing(names=("a/w", "a/bias", "b/w"), shapes=((2, 3), (3,), (4,)), dtype="float64")
 ORIGIN = Origin(packing=PACKING, seed=7, data={"source": "made up", "batch": {"inputs": [2, 3]}})

@@ -15,8 +15,7 @@ from pase.easgd.ranks import Outcome
 from pase.easgd.session import prepare, train
 from pase.errors import DatasetError, RuntimeFailure, TrainingError
 from pase.planning.plan_file import write_plan
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, read_checkpoint
-from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, read_checkpoint
 from tests.networks import tiny_plan
 
 ARGUMENTS: dict[str, Any] = {"inputs": 6, "hidden": 8, "classes": 3, "layers": 2}

@@ -9,10 +9,10 @@ from pase.errors import RuntimeFailure
 from pase.planning.plan import Plan
 from pase.sharding.held import held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.primitives.traffic import NOTHING_MOVED
-from pase.targets.mesh_tensorflow.runtime.children import program_events
+from pase.targets.mesh_tensorflow.runtime.data import StepEvaluation
 from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
-from pase.targets.mesh_tensorflow.runtime.evaluation import StepEvaluation
 from pase.targets.mesh_tensorflow.runtime.flags import command_line
+from pase.targets.mesh_tensorflow.runtime.launch import program_events
 from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, TrainingOptions
 
 Progress = Callable[[str, int, int], None]

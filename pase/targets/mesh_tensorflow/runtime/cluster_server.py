@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, Never
 
 from pase.errors import PaseError, RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, split_address
-from pase.targets.mesh_tensorflow.runtime.cluster_binding import keep_to
+from pase.targets.mesh_tensorflow.runtime.cluster import PROBE_EVERY_S, Cluster, is_lost, is_up, keep_to, split_address
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import JOB, Devices, spread
-from pase.targets.mesh_tensorflow.runtime.probing import PROBE_EVERY_S, is_lost, is_up
 
 START_TIMEOUT_S = 300.0
 """How long the processes of a cluster wait for one another to come up."""

@@ -10,10 +10,10 @@ import numpy as np
 from pase.errors import RuntimeFailure
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.guards import check_operations
 from pase.targets.mesh_tensorflow.runtime.initial import given_value
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
 from pase.targets.mesh_tensorflow.runtime.program import Program

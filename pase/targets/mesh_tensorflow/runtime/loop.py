@@ -9,17 +9,23 @@ from statistics import median
 from typing import Any
 
 from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, check_fits
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput, read_arrays
+from pase.targets.mesh_tensorflow.runtime.data import (
+    Array,
+    Batches,
+    DataInput,
+    GeneratedBatches,
+    evaluated,
+    held_out_batches,
+    load_function,
+    read_arrays,
+)
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.evaluation import evaluated, held_out_batches
-from pase.targets.mesh_tensorflow.runtime.generated import GeneratedBatches, load_function
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes, tabulated
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile, ProgressLine
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.resume import Checkpointing, check_fits
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
 
 Build = Callable[[Program], Any]

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
-from pase.targets.mesh_tensorflow.runtime.optimisers.sgd import Sgd
+from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, Sgd
 from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pase.errors import PaseError, RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.mesh_tensorflow.runtime.cluster_server import (
     Watch,
@@ -22,7 +23,6 @@ from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, DEFAULT_GPU_
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, share
 from pase.targets.mesh_tensorflow.runtime.flags import GROUPS, Flag, Takes, training_options
 from pase.targets.mesh_tensorflow.runtime.loop import Build, train
-from pase.targets.mesh_tensorflow.runtime.resume import NEWEST, Checkpointing
 
 __all__ = ["main", "train"]
 

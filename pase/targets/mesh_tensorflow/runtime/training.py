@@ -11,16 +11,13 @@ from pase.errors import RuntimeFailure
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.mesh import PhaseMark
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.runtime.checks import Gate, check_operations, first_not_finite
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.data import Array
-from pase.targets.mesh_tensorflow.runtime.evaluation import Evaluation
-from pase.targets.mesh_tensorflow.runtime.finite import Gate, first_not_finite
-from pase.targets.mesh_tensorflow.runtime.guards import check_operations
+from pase.targets.mesh_tensorflow.runtime.data import Array, Evaluation
 from pase.targets.mesh_tensorflow.runtime.initial import given_value, initial_value
 from pase.targets.mesh_tensorflow.runtime.layers.loss import SoftmaxLoss
 from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, step_key
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
-from pase.targets.mesh_tensorflow.runtime.optimisers.sgd import Sgd
+from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, Sgd
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.updates import Updates
 
