@@ -103,7 +103,9 @@ def test_windows_that_cannot_be_split_or_do_not_belong_are_refused(program: Prog
         split = Program(num_devices=3)
         mesh = split.mesh("pool", [("r", 3)])
         x = reshard(split.floats("inputs", [2, 4, 6, 6]), mesh, [b, c, rows, columns])
-        with pytest.raises(RuntimeFailure, match=r"layer 'pool' pools windows of r, which cannot be split or dilated"):
+        with pytest.raises(
+            RuntimeFailure, match=r"layer 'pool' pools windows of r, which cannot be split; take r out of the mesh"
+        ):
             max_pool2d(x, rows, columns, [b, c, h, w])
 
 

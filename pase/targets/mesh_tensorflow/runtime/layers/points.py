@@ -173,17 +173,22 @@ def functions_of_points() -> Mapping[str, Local]:
             "clip": _between, "hard_sigmoid": lambda x, slope, offset: _between(x * slope + offset, 0.0, 1.0),
             "quick_gelu": lambda x, alpha: x * tf.sigmoid(alpha * x),
             "softplus": lambda x, beta=1.0: tf.nn.softplus(x * beta) / beta,
-            "where": lambda condition, x, y: tf.where_v2(tf.not_equal(condition, _like(condition, 0.0)), x, y),
+            "where": lambda condition, x, y: _chosen(condition, x, y),
         }
     )  # fmt: skip
 
 
-def _like(x: Any, number: float) -> Any:
-    return tf.constant(number, x.dtype)
+def _chosen(condition: Any, x: Any, y: Any) -> Any:
+    return tf.where_v2(tf.not_equal(condition, _like(condition, 0.0)), _like(condition, x), _like(condition, y))
+
+
+def _like(x: Any, number: Any) -> Any:
+    return tf.convert_to_tensor(number, x.dtype)
 
 
 def _between(x: Any, low: float, high: float) -> Any:
-    return tf.minimum(tf.maximum(x, tf.cast(low, x.dtype)), tf.cast(high, x.dtype))
+    # As numbers of its type: tf.cast would take them for float32 first.
+    return tf.minimum(tf.maximum(x, _like(x, low)), _like(x, high))
 
 
 def _power(x: Any, y: Any) -> Any:
