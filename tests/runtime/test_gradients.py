@@ -137,12 +137,12 @@ NUMBERS: dict[str, tuple[tuple[float, ...], Callable[..., Any]]] = {
     "clip": ((-0.5, 0.1), lambda x: torch.clamp(x, -0.5, 0.1)),
     "leaky_relu": ((0.1,), lambda x: functional.leaky_relu(x, 0.1)),
     "elu": ((0.7,), lambda x: functional.elu(x, 0.7)),
-    # PyTorch takes the inverse of alpha for its gradient in 32 bits.
+    # PyTorch's own gradients of this one and of hard_sigmoid have a factor in 32 bits.
     "celu": ((0.7,), lambda x: torch.where(x > 0, x, 0.7 * torch.expm1(x.clamp(max=0) / 0.7))),
     "power": ((2.0,), torch.square),
     "softplus": ((2.0,), lambda x: functional.softplus(x, 2.0)),
     "thresholded_relu": ((0.5,), lambda x: torch.where(x > 0.5, x, 0.0)),
-    "hard_sigmoid": ((1 / 6, 0.5), functional.hardsigmoid),
+    "hard_sigmoid": ((1 / 6, 0.5), lambda x: torch.clamp(x / 6 + 0.5, 0, 1)),
     "quick_gelu": ((1.702,), lambda x: x * torch.sigmoid(1.702 * x)),
 }
 
