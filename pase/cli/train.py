@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Never
@@ -76,8 +77,12 @@ _JOB_OPTIONS = (
         shell_complete=complete_algorithms,
         help="One of those named above.",
     ),
-    click.option("--workers", type=int, default=DEFAULT_WORKERS, show_default=True, metavar="P", help="Replicas."),
-    click.option("--steps", type=int, default=DEFAULT_STEPS, show_default=True, metavar="K", help="Of each worker."),
+    click.option(
+        "--workers", "num_workers", type=int, default=DEFAULT_WORKERS, show_default=True, metavar="P", help="Replicas."
+    ),
+    click.option(
+        "--steps", "num_steps", type=int, default=DEFAULT_STEPS, show_default=True, metavar="K", help="Of each worker."
+    ),
     click.option(
         "--learning-rate", type=float, default=DEFAULT_LEARNING_RATE, show_default=True, metavar="RATE", help="η."
     ),
@@ -152,12 +157,14 @@ _KEPT_OPTIONS = (
     ),
     click.option(
         "--metrics",
+        "metrics_path",
         type=click.Path(path_type=Path),
         metavar="FILE",
         help="Append a line of JSON for each step that is shown, and each test.",
     ),
     click.option(
         "--trace",
+        "trace_path",
         type=click.Path(path_type=Path),
         metavar="FILE.npz",
         help="Write weights, gradient and centre of every step, to check the rules by hand.",
@@ -183,60 +190,30 @@ def training_across_options(command: Any) -> Any:
 
 def request_of(model: str, values: Mapping[str, Any]) -> TrainingRequest:
     """Return what the options ask for; PaseError for what cannot be."""
-    job = make_job(
-        JobRequest(
-            algorithm=values["algorithm"],
-            num_workers=values["workers"],
-            num_steps=values["steps"],
-            learning_rate=values["learning_rate"],
-            rho=values["rho"],
-            momentum=values["momentum"],
-            averages=values["averages"] or None,
-            arrivals=values["arrivals"],
-            reduction=values["reduction"],
-            report_every=values["report_every"],
-            test_every=values["test_every"],
-            until_accuracy=values["until_accuracy"],
-        )
-    )
+    asked = {field.name: values[field.name] for field in fields(JobRequest)}
+    if values["trace_path"] is not None:
+        if values["processes"] is not None or values["hosts"] is not None:
+            raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
+        check_writable(values["trace_path"])
     return TrainingRequest(
-        job=job,
-        packed=values["packed"],
-        dtype=values["dtype"],
-        seed=values["seed"],
-        data=values["data"],
+        job=make_job(JobRequest(**{**asked, "averages": asked["averages"] or None})),
         data_split=DataSplit(values["data_split"]),
-        test_data=values["test_data"],
         choice=DeviceChoice(kind=values["device"], virtual=values["virtual"], memory_mib=values["gpu_memory"]),
         checkpointing=_checkpointing(values),
-        metrics_path=values["metrics"],
-        trace_path=_trace(values),
+        **{
+            name: values[name]
+            for name in ("packed", "dtype", "seed", "data", "test_data", "metrics_path", "trace_path")
+        },
         **_source(model, values),
     )
-
-
-def _trace(values: Mapping[str, Any]) -> Path | None:
-    if values["trace"] is not None and (values["processes"] is not None or values["hosts"] is not None):
-        raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
-    path: Path | None = values["trace"]
-    if path is not None:
-        check_writable(path)
-    return path
 
 
 def _source(model: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is trained; a file that names its own devices goes before options for them."""
     if Path(model).suffix in _FINISHED:
         return {"source": model}
-    chosen = ModelArguments(
-        model=model,
-        devices=values["devices"] or 1,
-        batch=values["batch"],
-        arguments=values["arguments"],
-        machine=values["machine"],
-        flop_per_s=values["flop_per_s"],
-        bandwidth_bytes_per_s=values["bandwidth_bytes_per_s"],
-    )
+    given = {field.name: values[field.name] for field in fields(ModelArguments) if field.name != "model"}
+    chosen = ModelArguments(**{**given, "model": model, "devices": values["devices"] or 1})
     return {
         "source": model,
         "devices": chosen.devices,

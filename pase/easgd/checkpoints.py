@@ -14,7 +14,7 @@ import numpy as np
 from pase.easgd.algorithms import ALGORITHMS, Algorithm
 from pase.easgd.equations import Array, MasterState, WorkerState
 from pase.easgd.job import Job, Snapshot, WorkerProgress
-from pase.easgd.network import Packing
+from pase.easgd.messages import Packing
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, check_data, check_weights
 

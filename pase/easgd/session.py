@@ -15,7 +15,8 @@ from pase.easgd.actors import Evaluator, Objective, Trace
 from pase.easgd.checkpoints import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
 from pase.easgd.equations import Array
 from pase.easgd.job import DataSplit, Job, Snapshot, TrainingRequest, begun
-from pase.easgd.network import Network, Packing, batches_of_workers, load_build
+from pase.easgd.messages import Packing
+from pase.easgd.network import Network, batches_of_workers, load_build
 from pase.easgd.processes import Parts, run_task
 from pase.easgd.ranks import Outcome, Report, train_in_threads
 from pase.errors import PaseError, TrainingError

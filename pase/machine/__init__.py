@@ -1,18 +1,18 @@
 """Machines: what a device computes and what its links carry."""
 
-from pase.machine.machine import Device, Level, Machine, Origin
-from pase.machine.read import (
+from pase.machine.files import (
     DEFAULT_MACHINE,
     load_machine,
     machine_document,
     machine_from_document,
     machine_schema,
+    machine_text,
     machines,
     override_machine,
     parse_machine,
     preset_names,
 )
-from pase.machine.write import machine_text
+from pase.machine.machine import Device, Level, Machine, Origin
 
 __all__ = [
     "DEFAULT_MACHINE",

@@ -14,7 +14,6 @@ from pase.planning.plan_file import read_plan, write_plan
 from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.solver import solve
 from tests.cli.conftest import Command
-from tests.cli.processes import in_pipe
 
 # Devices this slow are worth using even for tiny layers.
 MLP = ("mlp", "-b", "16", "--arg", "inputs=16", "--arg", "hidden=32", "--arg", "classes=8", "--flops", "1e9")
@@ -248,11 +247,11 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_explained_is_what_a_run_moves(pase: Command, plan: Path, tmp_path: Path) -> None:
+def test_what_is_explained_is_what_a_run_moves(pase: Command, plan: Path) -> None:
     document = explained(pase, plan)
-    finished = in_pipe("run", "plan.json", "--steps", "1", "--measure", "--json", folder=tmp_path)
-    assert finished.returncode == 0, finished.stderr
-    result = json.loads(finished.stdout)
+    finished = pase("run", plan, "--steps", "1", "--measure", "--json")
+    assert finished.status == 0, finished.err
+    result = json.loads(finished.out)
     rows = [*result["edges"], *result["layers"]]
     ours = document["placements"][0]
     assert result["predicted_bytes"] == sum(row["predicted_bytes"] for row in rows)

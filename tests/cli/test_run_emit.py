@@ -83,14 +83,13 @@ def test_a_model_is_taken_wherever_a_plan_is(pase: Command, tmp_path: Path, comm
 
 
 @pytest.mark.slow
-def test_a_plan_runs_and_its_program_runs_on_its_own(tmp_path: Path) -> None:
-    assert in_pipe("search", *MLP, "-o", "plan.json", folder=tmp_path).returncode == 0
-    finished = in_pipe(
-        *["run", "plan.json", "--steps", "3", "--dtype", "float64", "--measure", "--json", "--optimizer", "momentum"],
-        folder=tmp_path,
-    )
-    assert finished.returncode == 0, finished.stderr
-    result = json.loads(finished.stdout)
+def test_a_plan_runs_and_its_program_runs_on_its_own(pase: Command, tmp_path: Path) -> None:
+    plan, program = tmp_path / "plan.json", tmp_path / "train.py"
+    assert pase("search", *MLP, "-o", plan).status == 0
+    options = ("--steps", "3", "--dtype", "float64", "--optimizer", "momentum")
+    finished = pase("run", plan, *options, "--measure", "--json")
+    assert finished.status == 0, finished.err
+    result = json.loads(finished.out)
     assert {
         "losses",
         "reference_losses",
@@ -113,9 +112,9 @@ def test_a_plan_runs_and_its_program_runs_on_its_own(tmp_path: Path) -> None:
     kept = result["predicted_memory"]["optimiser_bytes"]
     assert kept == 8 * parameters["per_device"][0] == result["predicted_memory"]["weights_bytes"]
 
-    assert in_pipe("emit", "plan.json", "-o", "train.py", folder=tmp_path).returncode == 0
+    assert pase("emit", plan, "-o", program).status == 0
     alone = subprocess.run(
-        [sys.executable, "train.py", "--steps", "3", "--dtype", "float64", "--optimizer", "momentum"],
+        [sys.executable, program.name, *options],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -152,15 +151,15 @@ def test_a_model_runs_in_one_command() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_plan_names_cannot_be_changed_when_it_runs(tmp_path: Path) -> None:
+def test_what_a_plan_names_cannot_be_changed_when_it_runs(pase: Command, tmp_path: Path) -> None:
     """--devices and --batch are no fault beside a plan, but they are not used either: that is said."""
-    assert in_pipe("search", *MLP, "-o", "plan.json", folder=tmp_path).returncode == 0
-    finished = in_pipe("run", "plan.json", "-p", "8", "--steps", "1", "--data", "none.npz", folder=tmp_path)
-    assert finished.returncode == 1
-    assert finished.stdout == ""
-    assert "a plan names its own model and devices" in finished.stderr
-    assert "none.npz" in finished.stderr
-    assert "Traceback" not in finished.stderr
+    plan = tmp_path / "plan.json"
+    assert pase("search", *MLP, "-o", plan).status == 0
+    finished = pase("run", plan, "-p", "8", "--steps", "1", "--data", "none.npz")
+    assert (finished.status, finished.out) == (1, "")
+    assert "a plan names its own model and devices" in finished.err
+    assert "none.npz" in finished.err
+    assert "Traceback" not in finished.err
 
 
 def test_run_takes_data_by_name_as_train_does(pase: Command) -> None:
@@ -172,7 +171,6 @@ def test_run_takes_data_by_name_as_train_does(pase: Command) -> None:
     assert document["max_relative_difference"] < 1e-12
     # 357 digits are kept to test with: 22 batches of 16.
     assert [test["num_examples"] for test in document["tests"]] == [352]
-    assert pase("run", "lenet5", "-p", "2", "-b", "16", "--steps", 2, "--json").status == 0
 
 
 def test_data_that_are_none_are_named_before_anything_is_built(pase: Command, tmp_path: Path) -> None:

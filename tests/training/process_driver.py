@@ -21,7 +21,7 @@ from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import algorithm_named
 from pase.easgd.equations import Array, Rates
 from pase.easgd.job import Job, Snapshot, begun
-from pase.easgd.network import Packing
+from pase.easgd.messages import Packing
 from pase.errors import PaseError
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 

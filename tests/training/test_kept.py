@@ -12,7 +12,7 @@ from pase.easgd.algorithms import ALGORITHMS
 from pase.easgd.checkpoints import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
 from pase.easgd.equations import Array, MasterState, WorkerState
 from pase.easgd.job import Job, JobRequest, Snapshot, WorkerProgress, make_job
-from pase.easgd.network import Packing
+from pase.easgd.messages import Packing
 from pase.errors import RuntimeFailure, TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, list_checkpoints, read_checkpoint
 

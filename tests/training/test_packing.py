@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pase.easgd.network import Packing
+from pase.easgd.messages import Packing
 from pase.errors import TrainingError
 
 PACKING = Packing(

@@ -1,20 +1,49 @@
 """Machines from TOML files: presets by name, a user's own by path."""
 
+import difflib
+import json
 import os
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 
 from pase.common.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
-from pase.machine.keys import REQUIRED_DTYPE, UNITS, figure, refuse_unknown_keys
 from pase.machine.lines import field_lines
 from pase.machine.machine import Device, Level, Machine, Origin
 
+DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
+"""Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""
+
+
+REQUIRED_DTYPE = "float32"
+"""What costs are computed for unless something else is said."""
+
+
+_BANDWIDTH = "in bytes per second, without a prefix: 10 GB/s is 10e9"
+
+
+UNITS: Mapping[str, str] = MappingProxyType(
+    {
+        "memory_bytes": "in bytes: 16 GiB is 17_179_869_184",
+        "memory_bandwidth_bytes_per_s": _BANDWIDTH,
+        "bandwidth_bytes_per_s": _BANDWIDTH,
+        "latency_s": "in seconds: 2 µs is 2e-6",
+        "devices": "devices in one group of this level, 0 for a level without bound",
+        **dict.fromkeys(DTYPES, "in FLOP per second: 10 TFLOP/s is 10e12"),
+    }
+)
+"""What a figure counts, by key."""
+
+
 SCHEMA_VERSION = 1
+
+
 DEFAULT_MACHINE = "1080ti"
 
 
@@ -176,3 +205,98 @@ def machine_document(machine: Machine) -> dict[str, object]:
             for level in machine.levels
         ],
     }
+
+
+_SHORT_DTYPES: Mapping[str, str] = MappingProxyType(
+    {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp8": "float8"}
+)
+"""What others call the element types."""
+
+
+_TABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "": ("schema_version", "name", "description", "device", "levels"),
+        "device": ("name", "memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flop_per_s", "source"),
+        "device.peak_flop_per_s": DTYPES,
+        "levels": ("name", "devices", "latency_s", "bandwidth_bytes_per_s", "source"),
+    }
+)
+"""Keys of each table; of `levels`, those of each element."""
+
+
+def refuse_unknown_keys(document: Field) -> None:
+    """Raise the document's error for a key that no table of a machine has; what has a wrong type is passed over.
+
+    It is refused, never passed over: `latency_us = 2` must not leave a machine without latency.
+    """
+    _refuse(document, "")
+    device = _member(document, "device")
+    if device:
+        _refuse(device, "device")
+        peaks = _member(device, "peak_flop_per_s")
+        if peaks:
+            _refuse(peaks, "device.peak_flop_per_s")
+    levels = _member(document, "levels")
+    if levels and isinstance(levels.value, list):
+        for level in levels.items():
+            _refuse(level, "levels")
+
+
+def figure(field: Field, *, above: float | None = None) -> float:
+    """Return a number of 0 or more, or above one; what is text, a figure with its unit, is answered with ours."""
+    if isinstance(field.value, str):
+        key = field.path.rpartition(".")[2]
+        expected = "a number of 0 or more" if above is None else f"a number above {above:g}"
+        raise field.fail(f"is {field.value[:60]!r}; expected {expected}, {UNITS.get(key, 'without a unit')}")
+    return field.number() if above is None else field.number(above=above)
+
+
+def _member(table: Field, key: str) -> Field | None:
+    return table.get(key) if isinstance(table.value, dict) else None
+
+
+def _refuse(table: Field, name: str) -> None:
+    if not isinstance(table.value, dict):
+        return
+    known = _TABLES[name]
+    for key, field in table.members():
+        if key not in known:
+            raise field.fail(f"is not a key of a machine file{_suggestion(key, known)}")
+
+
+def _suggestion(key: str, known: tuple[str, ...]) -> str:
+    short = _SHORT_DTYPES.get(key)
+    near = [short] if short in known else difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    if not near:
+        return f"; known here are {', '.join(known)}"
+    unit = f" ({UNITS[near[0]]})" if near[0] in UNITS else ""
+    return f"; did you mean {near[0]}{unit}?"
+
+
+def machine_text(machine: Machine) -> str:
+    """Return the text of a machine file; `parse_machine` returns an equal machine."""
+    document = machine_document(machine)
+    device, levels = document.pop("device"), document.pop("levels")
+    assert isinstance(device, dict)
+    assert isinstance(levels, list)
+    peaks = device.pop("peak_flop_per_s")
+    tables = [
+        _assignments(document),
+        f"[device]\n{_assignments(device)}",
+        f"[device.peak_flop_per_s]\n{_assignments(peaks)}",
+        *(f"[[levels]]\n{_assignments(level)}" for level in levels),
+    ]
+    return "\n".join(tables)
+
+
+def _assignments(table: Mapping[str, object]) -> str:
+    return "".join(f"{key} = {_value(value)}\n" for key, value in table.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        # A string of JSON is one of TOML, but for DEL, which TOML wants escaped, and surrogates, which it has not.
+        text = value.encode("utf-8", "replace").decode()
+        return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    assert isinstance(value, int | float)
+    return repr(value)
