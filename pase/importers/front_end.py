@@ -47,3 +47,9 @@ def framework(package: str, extra: str) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != package.partition(".")[0]:
             raise
         raise missing_extra(f"this model needs {package}, which is not installed", extra) from None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the class of an error, and the first line of its message."""
+    lines = (line.strip() for line in str(error).splitlines())
+    return f"{type(error).__name__}: {next(filter(None, lines), 'no message')}"

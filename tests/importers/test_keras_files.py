@@ -15,8 +15,7 @@ from pase import load
 from pase.errors import MissingExtraError, ModelError
 from pase.importers.keras import file as keras_file
 from pase.importers.keras import model as keras_model
-from pase.importers.keras.model import KerasFrontEnd
-from pase.importers.keras.weights import read_weights
+from pase.importers.keras.model import KerasFrontEnd, read_weights
 from tests.importers.keras_zoo import ZOO
 
 with warnings.catch_warnings():

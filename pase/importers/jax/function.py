@@ -1,28 +1,55 @@
-"""JAX functions, as `jax.make_jaxpr` traces them on shapes without values."""
+"""JAX functions, as `jax.make_jaxpr` traces them on shapes without values.
+
+What users have of a model is read as one function of its parameters, its constants and its inputs, by the first kind
+that fits:
+
+* a dict with "function", "inputs" and, where it has any, "parameters" (the function's first argument);
+* (module, inputs…) or (module, variables, inputs…), module being one of flax's; without variables, their shapes are
+  those that its initialisation would give. Variables other than "params" are constants;
+* (module, inputs…), module being one of flax.nnx, whose `Param` variables are the parameters;
+* (model, inputs…), model being a pytree that can be called, as equinox's are: its float arrays are the parameters;
+* (function, first, inputs…): the first argument is the parameters where it is a pytree with float arrays that is no
+  array itself. Where it is {"params": …, "batch_stats": …}, as flax has it, "params" alone are;
+* (function, inputs…): there are no parameters, or they are arrays that the function closes over.
+
+A last tuple of arguments may stand for them: (function, (first, inputs…)).
+"""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pase.errors import ModelError, PaseError
 from pase.graph import Scalar
-from pase.importers.front_end import framework
+from pase.importers.front_end import first_line, framework
 from pase.importers.ir import Leaf, Trace, Value, check_trace
-from pase.importers.jax.lax import Program, read_program
-from pase.importers.jax.lax.programs import dtype_name, shape_of
-from pase.importers.jax.lax.sources import Source, is_source, source_of
+from pase.importers.jax.call import dtype_name, shape_of
+from pase.importers.jax.program import read_program
 from pase.importers.jax.training_steps import check_forward
 
 Role = Literal["input", "parameter", "constant"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """function: of parameters, constants and inputs, pytrees all. entry: name of the user's function."""
+
+    function: Callable[..., Any]
+    parameters: Any = ()
+    constants: Any = ()
+    inputs: tuple[Any, ...]
+    name: str
+    entry: str = ""
 
 
 class JaxFrontEnd:
     """Takes (function, parameters, inputs…), (module, inputs…) or a dict of function, parameters and inputs.
 
     Arrays may be `jax.ShapeDtypeStruct`, as `jax.eval_shape` gives them for a whole model without its weights; what
-    `sources` says of each kind of model tells which are the parameters.
+    the module says of each kind of model tells which are the parameters.
     """
 
     package = "jax"
@@ -53,58 +80,62 @@ def trace_source(jax: Any, source: Source) -> Trace:
 
     Raises ModelError where it cannot be traced, or has control flow that depends on data.
     """
-    flat = [*_arrays(jax, source.parameters, ""), *_arrays(jax, source.constants, "")]
-    num_held = len(flat)
-    num_parameters = sum(1 for _ in _arrays(jax, source.parameters, ""))
-    for i, given in enumerate(source.inputs):
-        flat += _arrays(jax, given, f"input_{i}")
-    held = (source.parameters, source.constants, *source.inputs)
-    leaves, tree = jax.tree_util.tree_flatten(held)
-    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+    held: list[tuple[Role, Any, str]] = [("parameter", source.parameters, ""), ("constant", source.constants, "")]
+    held += [("input", given, f"input_{i}") for i, given in enumerate(source.inputs)]
+    flat = [(name, role, array) for role, tree, prefix in held for name, array in _arrays(jax, tree, prefix)]
+    count = Counter(role for _, role, _ in flat)
+    _, put = _apart(jax, (source.parameters, source.constants, *source.inputs))
 
     def called(arrays: Sequence[Any]) -> Any:
-        full = list(leaves)
-        for place, array in zip(places, arrays, strict=True):
-            full[place] = array
-        parameters, constants, *inputs = jax.tree_util.tree_unflatten(tree, full)
+        parameters, constants, *inputs = put(arrays)
         # What is no array, such as the functions within a model of equinox's, is nothing that a program returns.
         return jax.tree_util.tree_map(
             lambda leaf: leaf if _is_array(leaf) or isinstance(leaf, int | float | complex) else None,
             source.function(parameters, constants, *inputs),
         )
 
-    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for _, array in flat]
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for *_, array in flat]
     try:
         closed, result = jax.make_jaxpr(called, return_shape=True)(shapes)
     except PaseError:
         raise
     except Exception as error:
         raise ModelError(_failure(error)) from error
-    roles: list[Role] = ["parameter"] * num_parameters
-    roles += ["constant"] * (num_held - num_parameters)
-    roles += ["input"] * (len(flat) - num_held)
-    inputs = _leaves(jax, flat, roles)
-    captured, notes = _captured(jax, closed, has_parameters=num_parameters > 0)
+    leaves = _leaves(jax, flat)
+    captured, notes = _captured(jax, closed, has_parameters=count["parameter"] > 0)
+    num_held = count["parameter"] + count["constant"]
     taken = check_forward(jax, source.entry or source.name, closed, source.parameters, num_held, result)
     notes += [taken] if taken else []
     kept = _kept(jax, result, source)
     if len(kept) < len(jax.tree_util.tree_leaves(result)):
         notes.append("the updated statistics that the function returns are not part of the graph")
-    program = Program(
-        name=source.name,
-        closed=closed,
-        inputs=inputs,
-        captured=tuple(captured),
+    trace = read_program(
+        source.name,
+        closed,
+        leaves=(*captured, *leaves),
         kept=kept,
         entry=source.entry,
-        notes=tuple(notes),
-        statistics=tuple(leaf.value.name for leaf in inputs[num_parameters:num_held]),
+        statistics=[leaf.value.name for leaf in leaves[count["parameter"] : num_held]],
     )
-    return check_trace(read_program(program))
+    return check_trace(replace(trace, notes=tuple(notes)))
 
 
 def _is_array(leaf: object) -> bool:
     return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def _apart(jax: Any, tree: Any) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+    """Return the arrays in a pytree, and a function that puts others in their place; all else stays as it is."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+
+    def put(arrays: Sequence[Any]) -> Any:
+        full = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            full[place] = array
+        return jax.tree_util.tree_unflatten(structure, full)
+
+    return [leaves[i] for i in places], put
 
 
 def _arrays(jax: Any, tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -124,14 +155,14 @@ def _unique(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _leaves(jax: Any, arrays: Sequence[tuple[str, Any]], roles: Sequence[Role]) -> tuple[Leaf, ...]:
-    """Return the leaves of (path, array): arrays that are one are one weight; of shapes, each is a weight."""
+def _leaves(jax: Any, arrays: Sequence[tuple[str, Role, Any]]) -> list[Leaf]:
+    """Return the leaves of (path, role, array): arrays that are one are one weight; of shapes, each is a weight."""
     same: dict[int, str] = {}
     found = []
-    for name, role, (_, array) in zip(_unique([name for name, _ in arrays]), roles, arrays, strict=True):
+    for name, (_, role, array) in zip(_unique([name for name, *_ in arrays]), arrays, strict=True):
         storage = name if isinstance(array, jax.ShapeDtypeStruct) else same.setdefault(id(array), name)
         found.append(_leaf(name, array, role, storage))
-    return tuple(found)
+    return found
 
 
 def _leaf(name: str, array: Any, role: Role, storage: str) -> Leaf:
@@ -192,13 +223,12 @@ def _is_data(jax: Any, array: Any) -> bool:
 
 
 def _failure(error: Exception) -> str:
-    first = next((text.strip() for text in str(error).splitlines() if text.strip()), "no message")
     advice = ""
     if "Tracer" in type(error).__name__ or "Concretization" in type(error).__name__:
         advice = (
             "; the function uses the values of its inputs for control flow: write that with jnp.where or jax.lax.scan"
         )
-    return f"jax.make_jaxpr cannot trace the function: {type(error).__name__}: {first}{_raised_at(error)}{advice}"
+    return f"jax.make_jaxpr cannot trace the function: {first_line(error)}{_raised_at(error)}{advice}"
 
 
 def _raised_at(error: Exception) -> str:
@@ -210,3 +240,132 @@ def _raised_at(error: Exception) -> str:
             found = f" ({file.rpartition('/')[2]}:{frame.tb_lineno})"
         frame = frame.tb_next
     return found
+
+
+# -- what users have of a model
+
+
+def is_source(source: object) -> bool:
+    """Return whether a source is one of the kinds, or all but: a function that lacks its arguments."""
+    if isinstance(source, Mapping):
+        return callable(source.get("function"))
+    if isinstance(source, tuple):
+        return len(source) > 0 and callable(source[0]) and not _is_foreign(source[0])
+    return callable(source) and not isinstance(source, type) and not _is_foreign(source)
+
+
+def source_of(jax: Any, source: object) -> Source:
+    """Return the function behind a source, and its arguments; ModelError where it has none."""
+    if isinstance(source, Mapping):
+        return _explicit(source)
+    if not isinstance(source, tuple) or len(source) < 2:
+        raise ModelError(
+            "a JAX function needs its arguments: give (function, parameters, inputs…), or a dict of 'function', "
+            "'parameters' and 'inputs'; jax.ShapeDtypeStruct or jax.eval_shape gives shapes without values"
+        )
+    first, *arguments = source
+    if len(arguments) == 1 and type(arguments[0]) is tuple:
+        arguments = list(arguments[0])
+    linen, nnx = sys.modules.get("flax.linen"), sys.modules.get("flax.nnx")
+    if linen is not None and isinstance(first, linen.Module):
+        return _linen(jax, first, arguments)
+    if nnx is not None and isinstance(first, nnx.Module):
+        return _nnx(nnx, first, arguments)
+    if _is_tree(jax, first):
+        name = type(first).__name__
+        return Source(function=lambda p, _c, *x: p(*x), parameters=first, inputs=tuple(arguments), name=name)
+    name = _name(first)
+    if _is_tree(jax, arguments[0]) and any(_is_float(leaf) for leaf in jax.tree_util.tree_leaves(arguments[0])):
+        return _of_variables(first, arguments[0], tuple(arguments[1:]), name)
+    return _without_parameters(first, tuple(arguments), name)
+
+
+def _explicit(source: Mapping[Any, Any]) -> Source:
+    known = {"function", "parameters", "inputs", "name"}
+    unknown = [str(key) for key in source if key not in known]
+    if unknown or "inputs" not in source:
+        found = f"an entry {unknown[0]!r}" if unknown else "no 'inputs'"
+        raise ModelError(f"a JAX function given as a dict has {found}; it has 'function', 'inputs' and 'parameters'")
+    function, inputs = source["function"], source["inputs"]
+    given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    name = str(source.get("name") or _name(function))
+    if "parameters" not in source:
+        return _without_parameters(function, given, name)
+    return _of_variables(function, source["parameters"], given, name)
+
+
+def _without_parameters(function: Callable[..., Any], inputs: tuple[Any, ...], name: str) -> Source:
+    return Source(function=lambda _p, _c, *x: function(*x), inputs=inputs, name=name, entry=_name(function))
+
+
+def _of_variables(function: Callable[..., Any], first: Any, inputs: tuple[Any, ...], name: str) -> Source:
+    """Return a function of its first argument; of flax's variables, "params" are the parameters."""
+    entry = _name(function)
+    if not (isinstance(first, Mapping) and "params" in first):
+        return Source(
+            function=lambda p, _c, *x: function(p, *x), parameters=first, inputs=inputs, name=name, entry=entry
+        )
+    return Source(
+        function=lambda p, c, *x: function({"params": p, **c}, *x),
+        parameters=first["params"],
+        constants={key: value for key, value in first.items() if key != "params"},
+        inputs=inputs,
+        name=name,
+        entry=entry,
+    )
+
+
+def _is_tree(jax: Any, thing: Any) -> bool:
+    """Whether something is a pytree, and no leaf of one."""
+    leaves = jax.tree_util.tree_leaves(thing)
+    return not (len(leaves) == 1 and leaves[0] is thing)
+
+
+def _is_float(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and "float" in str(getattr(leaf, "dtype", ""))
+
+
+def _linen(jax: Any, module: Any, arguments: list[Any]) -> Source:
+    variables, *inputs = arguments
+    if not (isinstance(variables, Mapping) and "params" in variables):
+        inputs = arguments
+        variables = _initialised(jax, module, inputs)
+    return _of_variables(module.apply, variables, tuple(inputs), type(module).__name__)
+
+
+def _initialised(jax: Any, module: Any, inputs: list[Any]) -> Any:
+    """Return the shapes of a module's variables."""
+    arrays, put = _apart(jax, inputs)
+
+    def init(arrays: list[Any]) -> Any:
+        key = jax.random.key(0)
+        return module.init({"params": key, "dropout": key}, *put(arrays))
+
+    try:
+        return jax.eval_shape(init, arrays)
+    except Exception as error:
+        raise ModelError(
+            f"flax cannot initialise {type(module).__name__} with these inputs: {first_line(error)}"
+        ) from error
+
+
+def _nnx(nnx: Any, module: Any, arguments: list[Any]) -> Source:
+    definition, parameters, rest = nnx.split(module, nnx.Param, ...)
+    return Source(
+        function=lambda p, c, *inputs: nnx.merge(definition, p, c)(*inputs),
+        parameters=parameters,
+        constants=rest,
+        inputs=tuple(arguments),
+        name=type(module).__name__,
+    )
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a callable belongs to another framework."""
+    modules = {cls.__module__.partition(".")[0] for cls in type(value).__mro__}
+    return not modules.isdisjoint({"torch", "keras", "tensorflow"})
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", type(function).__name__)
+    return "function" if name.startswith("<") else str(name)

@@ -16,7 +16,7 @@ from math import prod
 from typing import Any
 
 from pase.errors import ModelError
-from pase.importers.jax.lax.loops import programs
+from pase.importers.jax.program import programs
 
 _IS_DATA, _IS_REVERSED, _IS_MADE = 1, 2, 4
 """What lies behind a value, bit by bit: an input, an equation of reverse differentiation, any equation at all."""

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from pase.importers.ir import Generic, Identity, Leaf, Node, Op, Origin, Pointwise, Reshape, Softmax, Transpose, Use
-from pase.importers.ir import Value as Value
+from pase.importers.ir import Emitter, Identity, Leaf, Node, Op, Origin, Pointwise, Softmax, Use, Value
 
 Shape = tuple[int, ...]
-Translation = Callable[["Call"], None]
+Translation = Callable[["Call"], object]
 
 
 class UntranslatableError(Exception):
@@ -90,16 +89,18 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(Emitter):
     """An operation with what it is applied to.
 
-    arguments, keywords: as it is called, tensors being values. results: of all its tensors, in order.
+    Attributes:
+        arguments: as it is called, tensors being values.
+        keywords: as it is called, by name.
+        scope: path of the layer.
     """
 
     operation: Any
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
-    results: tuple[Value, ...]
     scope: str
     writer: Writer
     reader: Applies
@@ -109,69 +110,55 @@ class Call:
         """The name of its class."""
         return type(self.operation).__name__
 
-    @property
-    def tensors(self) -> tuple[Value, ...]:
-        """All tensors that it is applied to, in order."""
-        return tuple(values_of((self.arguments, dict(self.keywords))))
-
-    @property
-    def x(self) -> Value:
-        """The first of them."""
-        return self.tensors[0]
-
-    @property
-    def result(self) -> Value:
-        """The first result."""
-        return self.results[0]
-
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument that is given by position or by name."""
         if position < len(self.arguments):
             return self.arguments[position]
         return self.keywords.get(name, default)
 
-    def parameter(self, variable: Any) -> Value:
-        """Return a trained variable of the layer."""
-        return self.writer.weight(variable, is_trained=True)
+    def tensor(self, position: int, name: str) -> Value:
+        """Return an argument that is a tensor; UntranslatableError where it is none."""
+        found = self.argument(position, name)
+        if not isinstance(found, Value):
+            raise UntranslatableError
+        return found
+
+    def axis(self, rank: int = 0) -> int:
+        """Return the operation's one dim, counted from 0, of a tensor of some rank: by default of the first input."""
+        if not isinstance(self.operation.axis, int):
+            raise UntranslatableError
+        return self.operation.axis % (rank or len(self.x.shape))
+
+    def axes(self, name: str = "axis") -> Shape:
+        """Return the operation's dims, each counted from 0; all where none is given."""
+        return axes_of(getattr(self.operation, name, -1), len(self.x.shape))
 
     def parameters(self, *variables: Any) -> list[Value]:
-        """Return those of some variables that there are."""
-        return [self.parameter(variable) for variable in variables if variable is not None]
+        """Return trained variables of the layer, those of some that there are."""
+        return [self.writer.weight(variable, is_trained=True) for variable in variables if variable is not None]
 
-    def statistic(self, variable: Any) -> Value:
-        """Return a variable of the layer that is kept and not trained."""
-        return self.writer.weight(variable, is_trained=False)
+    def apply(self, layer: Any, *values: Value) -> Value:
+        """Translate a layer that is part of this one; return its result."""
+        (found,) = values_of(self.reader.apply(layer, values, {}, f"{self.scope}/{layer.name}"))
+        return found
 
-    def emit(self, op: Op, *inputs: Value, out: Value | None = None, part: str = "") -> Value:
-        """Write a node, by default the one that gives the result; return its output."""
-        out = self.result if out is None else out
+    def write(self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value], part: str = "") -> None:
+        """Add a node."""
         scope = f"{self.scope}/{part}" if part else self.scope
-        self.writer.node(op, inputs, (out,), Origin(operator=self.kind, scope=scope))
-        return out
-
-    def emit_all(self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
-        """Write a node of several outputs."""
-        self.writer.node(op, inputs, outputs, Origin(operator=self.kind, scope=self.scope))
+        self.writer.node(op, inputs, outputs, Origin(operator=self.kind, scope=scope))
 
     def fresh(self, shape: Sequence[int], dtype: str = "") -> Value:
-        """Return a tensor between two nodes."""
+        """Return a new value between two nodes, by default of the result's type."""
         name = self.writer.name(f"{self.scope}:part")
         return Value(name=name, shape=tuple(shape), dtype=dtype or self.result.dtype)
 
-    def then(self, op: Op, *inputs: Value, shape: Sequence[int], part: str = "") -> Value:
-        """Write a node in the midst of the translation; return its output."""
-        return self.emit(op, *inputs, out=self.fresh(shape, inputs[0].dtype), part=part)
+    def pointwise(self, *functions: str, numbers: Sequence[float] = ()) -> None:
+        """Write functions of all inputs, point by point, one after the other."""
+        self.emit(Pointwise(functions=functions, flop_per_point=len(functions), numbers=tuple(numbers)), *self.inputs)
 
-    def reshaped(self, value: Value, shape: Sequence[int]) -> Value:
-        """Return a tensor in another shape; itself where that is its own."""
-        return value if value.shape == tuple(shape) else self.then(Reshape(), value, shape=shape)
-
-    def transposed(self, value: Value, order: Sequence[int]) -> Value:
-        """Return a tensor with its dims in another order."""
-        return self.then(Transpose(order=tuple(order)), value, shape=[value.shape[i] for i in order])
-
-    def emit_activated(self, op: Op, *inputs: Value, activation: Any) -> None:
+    def emit_activated(self, op: Op, *inputs: Value) -> None:
         """Write the node of a layer and its activation, which gives the result."""
+        activation = self.operation.activation
         if activation_name(activation) == "linear":
             self.emit(op, *inputs)
         else:
@@ -227,22 +214,10 @@ def is_keras(thing: Any) -> bool:
     return str(getattr(owner, "__module__", "")).partition(".")[0] == "keras"
 
 
-def generic(call: Call, passes: Sequence[tuple[int, int]] | None = None, flop_per_point: float = 1.0) -> None:
-    """Write a node of which the shapes are known, and the dims that pass through: by default the leading one."""
-    floats = [value for value in call.tensors if value.is_float]
-    inputs = [*floats, *(value for value in call.tensors if not value.is_float)]
-    inputs += [call.parameter(variable) for variable in trained_of(call.operation)]
-    is_index = not any(value.is_float for value in call.results)
-    if passes is None:
-        leading = {value.shape[:1] for value in (*inputs[:1], *(r for r in call.results if r.is_float or is_index))}
-        passes = ((0, 0),) if inputs and len(leading) == 1 and leading != {()} else ()
-    op = Generic(passes=tuple(passes), flop_per_point=flop_per_point, is_index=is_index)
-    call.writer.node(op, inputs, call.results, Origin(operator=call.kind, scope=call.scope))
-
-
-def for_all(translation: Translation, *names: str) -> dict[str, Translation]:
-    """Return the translation for each of several classes, by name."""
-    return dict.fromkeys(names, translation)
+def unknown(call: Call) -> None:
+    """Write an operation of which only the shapes are known, with the weights that it has."""
+    tensors = sorted(call.inputs, key=lambda value: not value.is_float)
+    call.generic(inputs=(*tensors, *call.parameters(*trained_of(call.operation))))
 
 
 def trained_of(operation: Any) -> list[Any]:
@@ -262,3 +237,8 @@ def axes_of(axis: int | Sequence[int] | None, rank: int) -> Shape:
 def each(value: int | Sequence[int], rank: int) -> Shape:
     """Return one number for each of so many dims."""
     return (value,) * rank if isinstance(value, int) else tuple(value)
+
+
+def of_all_ranks(translation: Translation, *names: str) -> dict[str, Translation]:
+    """Return the translation for classes of one to three spatial dims; names: with {} for how many."""
+    return {name.format(rank): translation for name in names for rank in (1, 2, 3)}

@@ -1,10 +1,65 @@
-"""Batch normalisation by running statistics, as it is used outside training, is batch normalisation."""
+"""`recognise`: what JAX writes as several primitives, and is one operator: means, products, batch normalisation."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
-from pase.importers.ir import Identity, Node, Normalise, Pointwise, Trace, Use
+from pase.importers.ir import Contract, Identity, Node, Normalise, Pointwise, Reduce, Reshape, Trace, Transpose, Use
 from pase.importers.passes.uses import without_dead_nodes
+
+
+def recognise(trace: Trace, statistics: Iterable[str]) -> Trace:
+    """Return the trace with such operators as one.
+
+    Args:
+        trace: a node for each primitive.
+        statistics: names of the constants that running means and variances are.
+    """
+    return recover_batch_norm(name_means(order_products(trace)), statistics)
+
+
+def order_products(trace: Trace) -> Trace:
+    """Return the trace with a transposition that alone reads a product as part of that product.
+
+    JAX writes the dims of a product in a fixed order and transposes it then, where a function is mapped over a batch or
+    an einsum asks for another one.
+    """
+    nodes: dict[str, Node] = {}
+    merged: dict[str, str] = {}
+    for node in trace.nodes:
+        maker = _only_read_by(trace, node) if isinstance(node.op, Transpose) else None
+        maker = nodes.get(merged.get(maker.name, maker.name)) if maker is not None else None
+        if maker is None or not isinstance(node.op, Transpose) or not isinstance(maker.op, Contract):
+            nodes[node.name] = node
+            continue
+        output = "".join(maker.op.output[i] for i in node.op.order)
+        merged[node.name] = maker.name
+        nodes[maker.name] = replace(maker, op=replace(maker.op, output=output), outputs=node.outputs)
+    return replace(trace, nodes=tuple(nodes.values())) if merged else trace
+
+
+def _only_read_by(trace: Trace, node: Node) -> Node | None:
+    """Return the node that computes a node's first input, where nothing else reads that."""
+    value = node.inputs[0].value
+    return None if len(trace.users[value]) != 1 or value in trace.outputs else trace.producer.get(value)
+
+
+def name_means(trace: Trace) -> Trace:
+    """Return the trace with sums that are divided by how many elements were added up as means."""
+    made: dict[str, Node] = {}
+    for node in trace.nodes:
+        is_quotient = isinstance(node.op, Pointwise) and node.op.functions == ("divide",) and len(node.inputs) == 1
+        maker = _only_read_by(trace, node) if is_quotient else None
+        while maker is not None and isinstance(maker.op, Reshape):  # dims of one element that are put back
+            maker = _only_read_by(trace, maker)
+        if maker is None or not isinstance(maker.op, Reduce) or maker.op.function != "sum":
+            continue
+        assert isinstance(node.op, Pointwise)
+        shape = trace.shape(maker.inputs[0])
+        if not node.op.constant_first and node.op.constant == prod(shape[i] for i in maker.op.over):
+            made[maker.name] = replace(maker, op=replace(maker.op, function="mean"))
+            made[node.name] = replace(node, op=Identity())
+    return replace(trace, nodes=tuple(made.get(node.name, node) for node in trace.nodes)) if made else trace
 
 
 def recover_batch_norm(trace: Trace, statistics: Iterable[str]) -> Trace:

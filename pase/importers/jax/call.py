@@ -1,0 +1,259 @@
+"""`Call`: a primitive as a program calls it; `Writer`: nodes of a program, and what is known of its values."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pase.errors import ModelError
+from pase.importers.ir import Emitter, Leaf, Node, Op, Use, Value
+from pase.importers.jax.places import Places
+
+MAX_KNOWN = 1 << 16
+"""Elements of an array whose values are kept or computed here: larger ones are never an index that must be known."""
+
+
+class Writer:
+    """Nodes and leaves while a program is read.
+
+    Attributes:
+        known: arrays behind values that do not depend on weights or data: numbers in the program's text, and small
+            whole numbers computed from them.
+        makers: operators that computed values.
+        joined: whole numbers that were put end to end to give a value, each with its values where known.
+        weights: paths of the weights behind values.
+        turn: of the loop that is being written out: number of the loop, of its turn.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf], entry: str) -> None:
+        self.nodes: list[Node] = []
+        self.leaves = list(leaves)
+        self.turn: tuple[int, int] | None = None
+        self.known: dict[str, Any] = {}
+        self.makers: dict[str, Op] = {}
+        self.joined: dict[str, tuple[tuple[Value, Any], ...]] = {}
+        self.weights = {leaf.value.name: leaf.value.name for leaf in leaves if leaf.role == "parameter"}
+        self._places = Places(entry)
+        self._taken = {leaf.value.name for leaf in leaves}
+        self._counts: dict[str, int] = {}
+
+    def value(self, wish: str, shape: Sequence[int], dtype: str) -> Value:
+        """Return a value whose name nothing else has."""
+        name = wish
+        while name == wish or name in self._taken:
+            self._counts[wish] = self._counts.get(wish, 0) + 1
+            name = f"{wish}_{self._counts[wish]}"
+        self._taken.add(name)
+        return Value(name=name, shape=tuple(shape), dtype=dtype)
+
+    def constant(self, array: Any, aval: Any = None) -> Value:
+        """Return the value of an array that the program holds."""
+        aval = aval or array
+        value = self.value("number" if not aval.shape else "constant", aval.shape, dtype_name(aval.dtype))
+        self.leaves.append(Leaf(value=value, role="constant"))
+        is_small = not aval.shape or not value.is_float
+        if is_small and int(np.prod(aval.shape)) <= MAX_KNOWN and not value.dtype.startswith("key"):
+            self.known[value.name] = np.asarray(array)
+        return value
+
+    def call(
+        self, equation: Any, inputs: Sequence[Value], outer: tuple[str, ...], results: Sequence[Value] | None = None
+    ) -> "Call":
+        """Return an equation as a call; results: what it gives, where that is not what the equation says."""
+        name = equation.primitive.name
+        if results is None:
+            results = [self.value(name, shape_of(v.aval, name), dtype_name(v.aval.dtype)) for v in equation.outvars]
+        return Call(equation=equation, inputs=tuple(inputs), results=tuple(results), outer=outer, writer=self)
+
+    def node(self, call: "Call", op: Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+        """Add a node of a call."""
+        weight = next((self.weights[value.name] for value in inputs if value.name in self.weights), "")
+        if len(inputs) == 1 and weight:
+            # What is computed of one weight alone still tells where its reader is.
+            self.weights.update((value.name, weight) for value in outputs)
+            weight = ""
+        self.nodes.append(
+            Node(
+                name=outputs[0].name,
+                op=op,
+                inputs=tuple(Use(value=value.name) for value in inputs),
+                outputs=tuple(outputs),
+                origin=replace(self._places.origin(call.equation, call.name, call.outer, weight), turn=self.turn),
+            )
+        )
+        self.makers.update((value.name, op) for value in outputs)
+
+    def learn(self, call: "Call") -> None:
+        """Remember the whole numbers that a primitive computes of known ones."""
+        arrays = [self.known.get(value.name) for value in call.inputs]
+        if call.name == "concatenate" and not call.result.is_float:
+            self.joined[call.result.name] = tuple(zip(call.inputs, arrays, strict=True))
+        if len(call.results) == 1 and all(array is not None for array in arrays):
+            found = evaluate(call.name, call.params, arrays, call.result.shape, call.result.dtype)
+            if found is not None:
+                self.known[call.result.name] = found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(Emitter):
+    """An equation with what it reads and gives. outer: scopes of the equations that it is within."""
+
+    equation: Any
+    outer: tuple[str, ...]
+    writer: Writer
+
+    @property
+    def name(self) -> str:
+        """The name of the primitive."""
+        return str(self.equation.primitive.name)
+
+    @property
+    def params(self) -> Mapping[str, Any]:
+        """The parameters of the primitive."""
+        return self.equation.params  # type: ignore[no-any-return]
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        """Return a parameter that is whole numbers, or nothing."""
+        return whole(self.params[key] or ())
+
+    def known(self, value: Value) -> Any:
+        """Return the array that an input is; None where it is not known."""
+        return self.writer.known.get(value.name)
+
+    def integers(self, position: int) -> tuple[int, ...] | None:
+        """Return the whole numbers of an input, row-major; None where they are not known."""
+        found = self.known(self.inputs[position])
+        return None if found is None else whole(found.reshape(-1))
+
+    def number(self, position: int) -> float | None:
+        """Return the number that an input is; None where it is none, or not known."""
+        found = self.known(self.inputs[position])
+        return float(found) if found is not None and found.size == 1 else None
+
+    def maker(self, value: Value) -> Op | None:
+        """Return the operator that computed an input."""
+        return self.writer.makers.get(value.name)
+
+    def write(self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value], part: str = "") -> None:
+        """Add a node; parts of a primitive have its name."""
+        self.writer.node(self, op, inputs, outputs)
+
+    def fresh(self, shape: Sequence[int], dtype: str = "") -> Value:
+        """Return a new value between two nodes, by default of the result's type."""
+        return self.writer.value(f"{self.name}:part", shape, dtype or self.result.dtype)
+
+
+Translation = Callable[[Call], object]
+"""Writes the nodes of a primitive."""
+
+
+def whole(numbers: Any) -> tuple[int, ...]:
+    """Return whole numbers of any type as Python's own."""
+    return tuple(int(number) for number in numbers)
+
+
+def shape_of(aval: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of an abstract value; ModelError where it has none, or a dim of unknown size."""
+    shape = getattr(aval, "shape", None)
+    if shape is None:
+        raise ModelError(f"operator {name} gives a {type(aval).__name__}, which is no array; it cannot be imported")
+    for extent in shape:
+        if not isinstance(extent, int):
+            raise ModelError(
+                f"operator {name} gives a dim of unknown size, {extent}; trace the function with shapes that are whole "
+                "numbers"
+            )
+    return whole(shape)
+
+
+def dtype_name(dtype: Any) -> str:
+    """Return a type as the intermediate form has it; a complex number, which has a gradient too, counts as a float."""
+    name = str(dtype)
+    return "float8" if name.startswith("float8") else "float64" if name.startswith("complex") else name
+
+
+# -- small whole numbers that a program computes from nothing: positions, masks, the places of slices
+
+
+def evaluate(name: str, params: Mapping[str, Any], inputs: Sequence[Any], shape: Sequence[int], dtype: str) -> Any:
+    """Return the array that a primitive computes of known ones; None where it cannot be told here.
+
+    Only whole numbers and truth values of at most MAX_KNOWN elements are computed.
+    """
+    if name not in _COMPUTE or dtype not in _DTYPES or int(np.prod(shape)) > MAX_KNOWN:
+        return None
+    with np.errstate(all="ignore"):
+        found = np.asarray(_COMPUTE[name](params, *inputs))
+    return found.astype(dtype) if found.shape == tuple(shape) else None
+
+
+_DTYPES = frozenset({"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+
+
+def _broadcast(params: Mapping[str, Any], x: Any, *_: Any) -> Any:
+    shape = whole(params["shape"])
+    seen = [1] * len(shape)
+    for dim, place in enumerate(params["broadcast_dimensions"]):
+        seen[int(place)] = x.shape[dim]
+    return np.broadcast_to(np.reshape(x, seen), shape)
+
+
+def _iota(params: Mapping[str, Any], *_: Any) -> Any:
+    shape, axis = whole(params["shape"]), int(params["dimension"])
+    seen = [shape[axis] if i == axis else 1 for i in range(len(shape))]
+    return np.broadcast_to(np.arange(shape[axis]).reshape(seen), shape)
+
+
+def _slice(params: Mapping[str, Any], x: Any) -> Any:
+    steps = params["strides"] or (1,) * x.ndim
+    return x[tuple(map(slice, whole(params["start_indices"]), whole(params["limit_indices"]), whole(steps)))]
+
+
+def _nonzero(y: Any) -> Any:
+    return np.where(y == 0, 1, y)
+
+
+_PLAIN: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "neg": np.negative,
+    "sign": np.sign,
+    "abs": np.abs,
+    "max": np.maximum,
+    "min": np.minimum,
+    "rem": lambda x, y: np.fmod(x, _nonzero(y)),
+    "div": lambda x, y: np.trunc(x / _nonzero(y)),
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "not": np.invert,
+    "clamp": lambda low, x, high: np.clip(x, low, high),
+    "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
+    **dict.fromkeys(("convert_element_type", "copy", "stop_gradient"), lambda x: x),
+}
+"""Of the inputs alone."""
+
+_COMPUTE: dict[str, Callable[..., Any]] = {
+    **{name: (lambda _, *inputs, function=function: function(*inputs)) for name, function in _PLAIN.items()},
+    "broadcast_in_dim": _broadcast,
+    "iota": _iota,
+    "slice": _slice,
+    "reshape": lambda params, x: np.reshape(x, params["new_sizes"]),
+    "squeeze": lambda params, x: np.squeeze(x, tuple(params["dimensions"])),
+    "transpose": lambda params, x: np.transpose(x, params["permutation"]),
+    "concatenate": lambda params, *parts: np.concatenate(parts, params["dimension"]),
+    "rev": lambda params, x: np.flip(x, tuple(params["dimensions"])),
+    "reduce_sum": lambda params, x: np.sum(x, axis=tuple(params["axes"])),
+    "reduce_max": lambda params, x: np.max(x, axis=tuple(params["axes"])),
+    "reduce_min": lambda params, x: np.min(x, axis=tuple(params["axes"])),
+    "cumsum": lambda params, x: np.cumsum(x, axis=params["axis"]),
+}
+"""Of the parameters and the inputs."""

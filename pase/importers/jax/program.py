@@ -1,0 +1,311 @@
+"""`read_program`: a program of JAX's primitives as a trace.
+
+Functions within it are read as if written out. So are loops of a known length whose turns have weights of their own;
+other loops are one vertex. Branches are taken where their predicate is known; all else depends on data.
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from pase.errors import ModelError
+from pase.importers.ir import Concat, Generic, Leaf, Recurrent, Trace, Value
+from pase.importers.ir.count import recurrent_flop
+from pase.importers.jax.call import Call, Translation, Writer
+from pase.importers.jax.elementwise import ELEMENTWISE
+from pase.importers.jax.movement import MOVEMENT
+from pase.importers.jax.patterns import recognise
+from pase.importers.jax.places import inlined, scopes, where
+from pase.importers.jax.products import PRODUCTS
+
+TRANSLATIONS: dict[str, Translation] = {**ELEMENTWISE, **PRODUCTS, **MOVEMENT}
+"""By the primitive's name; of one that is not here, the shapes are known."""
+
+MAX_EQUATIONS = 60_000
+"""Of a loop over layers that is written out."""
+
+MAX_EQUATIONS_WITHOUT_WEIGHTS = 2_000
+"""Of any other loop: a longer one is one vertex."""
+
+
+def read_program(
+    name: str, closed: Any, *, leaves: Sequence[Leaf], kept: Sequence[int], entry: str, statistics: Sequence[str]
+) -> Trace:
+    """Return the trace of a program; ModelError where it has control flow that depends on data.
+
+    Args:
+        name: of the model.
+        closed: the program, a closed jaxpr.
+        leaves: what its constants are, then its arguments.
+        kept: positions of the results that the model returns.
+        entry: name of the user's function.
+        statistics: names of the constants that are kept from step to step (running means and variances).
+    """
+    walk = _Walk(leaves, entry)
+    results = walk.run(closed.jaxpr, [leaf.value for leaf in leaves], ())
+    trace = Trace(
+        name=name,
+        leaves=tuple(walk.leaves),
+        nodes=tuple(walk.nodes),
+        outputs=tuple(dict.fromkeys(results[i].name for i in kept)),
+        num_source_operators=walk.num_equations,
+    )
+    return recognise(trace, statistics)
+
+
+class _Walk(Writer):
+    """Reads programs and what they run, equation by equation. num_equations: how many were read."""
+
+    def __init__(self, leaves: Sequence[Leaf], entry: str) -> None:
+        super().__init__(leaves, entry)
+        self.num_equations = 0
+        self._num_loops = 0
+
+    def run(self, jaxpr: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
+        """Add the nodes of a program; inputs: of its constants, then of its arguments. Return its results."""
+        found: dict[Any, Value] = dict(zip((*jaxpr.constvars, *jaxpr.invars), inputs, strict=True))
+
+        def read(variable: Any) -> Value:
+            return self.constant(variable.val, variable.aval) if hasattr(variable, "val") else found[variable]
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [read(variable) for variable in equation.invars], outer)
+            found.update(zip(equation.outvars, results, strict=True))
+        return [read(variable) for variable in jaxpr.outvars]
+
+    def _equation(self, equation: Any, inputs: list[Value], outer: tuple[str, ...]) -> Sequence[Value]:
+        """Add the nodes of one equation; return its results."""
+        name = equation.primitive.name
+        if name in _INLINED:
+            inner = next((equation.params[key] for key in _INLINED[name] if key in equation.params), None)
+            if inner is None:
+                raise ModelError(f"operator {name}{where(equation)} calls a function that cannot be looked into")
+            return self._inline(inner, inputs, (*outer, *scopes(equation), *inlined(equation)))
+        self.num_equations += 1
+        if name == "scan":
+            return self._scan(equation, inputs, outer)
+        if name == "cond":
+            return self._branch(equation, inputs, outer)
+        if name in _REFUSED:
+            raise ModelError(f"operator {name}{_REFUSED[name].format(where(equation))}")
+        call = self.call(equation, inputs, outer)
+        self.learn(call)
+        TRANSLATIONS.get(name, Call.generic)(call)
+        return call.results
+
+    def _inline(self, inner: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
+        """Add the nodes of a function that is called with some values; return its results."""
+        if not hasattr(inner, "consts"):
+            return self.run(inner, inputs, outer)
+        return self.run(inner.jaxpr, [*map(self.constant, inner.consts), *inputs], outer)
+
+    def _branch(self, equation: Any, inputs: list[Value], outer: tuple[str, ...]) -> list[Value]:
+        """Take the branch that a known predicate chooses."""
+        which, *given = inputs
+        branches = equation.params["branches"]
+        known = self.known.get(which.name)
+        if known is None:
+            raise ModelError(
+                f"operator cond is control flow{where(equation)}: it chooses between branches by data; write it with "
+                "jnp.where, or import a branch"
+            )
+        chosen = branches[min(max(int(known), 0), len(branches) - 1)]
+        return self._inline(chosen, given, (*outer, *scopes(equation)))
+
+    def _scan(self, equation: Any, inputs: list[Value], outer: tuple[str, ...]) -> Sequence[Value]:
+        """Write a loop out where each turn has weights of its own (layers that are stacked), or where it is short.
+
+        One whose turns read the same weights (a recurrent cell over steps) is one vertex, as is one that is too long.
+        """
+        params = equation.params
+        length, body = int(params["length"]), params["jaxpr"].jaxpr
+        first, last = int(params["num_consts"]), int(params["num_consts"]) + int(params["num_carry"])
+        constants, carry, stacked = inputs[:first], inputs[first:last], inputs[last:]
+        outer = (*outer, *scopes(equation))
+        has_own = any(value.name in self.weights for value in stacked)
+        has_shared = any(value.name in self.weights for value in (*constants, *carry))
+        size = length * _num_equations(body)
+        is_short = size <= (MAX_EQUATIONS if has_own else MAX_EQUATIONS_WITHOUT_WEIGHTS)
+        if length == 1 or (is_short and (has_own or not has_shared)):
+            return self._written_out(self.call(equation, inputs, outer), constants, carry, stacked)
+        call = self.call(equation, inputs, outer)
+        flop = length * _product_flop(body)
+        cell = _cell_of(stacked, carry, flop)
+        if cell is not None and len(equation.outvars) <= len(carry) + 1:
+            # The sequence comes first, then the last states.
+            outputs = [*call.results[len(carry) :], *(call.results[i] for i in _read(equation) if i < len(carry))]
+            if outputs:
+                reads = [value for value in (stacked[0], *constants, *carry) if value.is_float]
+                call.write(cell, reads, outputs)
+        else:
+            _write_loop(call, constants, carry, stacked, flop)
+        return call.results
+
+    def _written_out(self, call: Call, constants: list[Value], carry: list[Value], stacked: list[Value]) -> list[Value]:
+        """Add the nodes of every turn; return the last states, and the rows that turns gave put together."""
+        params = call.params
+        num_carry, turns = len(carry), range(int(params["length"]))
+        rows: list[list[Value]] = [[] for _ in call.results[num_carry:]]
+        outside = self.turn
+        self._num_loops += len(turns) > 1
+        loop = self._num_loops
+        for turn in reversed(turns) if params["reverse"] else turns:
+            given = [self._row(call, value, turn) for value in stacked]
+            self.turn = (loop, turn) if len(turns) > 1 else outside
+            results = self._inline(params["jaxpr"], [*constants, *carry, *given], (*call.outer, f"#{turn}"))
+            self.turn = outside
+            carry = results[:num_carry]
+            for row, value in zip(rows, results[num_carry:], strict=True):
+                row.append(value)
+        for i, row in enumerate(rows, num_carry):
+            if i in _read(call.equation) and row:
+                parts = [call.reshaped(value, (1, *value.shape)) for value in row]
+                call.emit(Concat(dim=0), *(parts[::-1] if params["reverse"] else parts), out=call.results[i])
+        return [*carry, *call.results[num_carry:]]
+
+    def _row(self, call: Call, value: Value, turn: int) -> Value:
+        """Return the slice of a stacked value that a turn reads."""
+        row = call.reshaped(call.piece(value, 0, turn, 1), value.shape[1:])
+        weight = self.weights.get(value.name)
+        if weight is not None:
+            head, _, last = weight.rpartition(".")
+            self.weights[row.name] = f"{head}.{turn}.{last}" if head else f"{turn}.{last}"
+        if value.name in self.known:
+            self.known[row.name] = self.known[value.name][turn]
+        return row
+
+
+def _write_loop(call: Call, constants: list[Value], carry: list[Value], stacked: list[Value], flop: float) -> None:
+    """Write one vertex for all turns. It can be split along the batch where states and steps have one they share."""
+    num_carry, length = len(carry), int(call.params["length"])
+    wanted = _read(call.equation)
+    batch = _batch([*carry, *(call.results[i] for i in wanted if i < num_carry)], [*stacked, *call.results[num_carry:]])
+    # What is stacked has its batch after the steps; in what is written it comes first, as the states have it.
+    is_turned = batch is not None and num_carry > 0
+    own = []
+    for i in wanted:
+        result = call.results[i]
+        is_own = is_turned and i >= num_carry
+        own.append(
+            call.fresh((result.shape[1], result.shape[0], *result.shape[2:]), result.dtype) if is_own else result
+        )
+    if not own:
+        return
+    reads = sorted((*stacked, *carry, *constants), key=lambda value: not value.is_float)
+    place = int(reads[0].is_float and reads[0] in stacked)
+    points = sum(prod(variable.aval.shape) for inner in call.params["jaxpr"].jaxpr.eqns for variable in inner.outvars)
+    size = prod(next((value.shape for value in own if value.is_float), (1,)))
+    op = Generic(
+        # Turns that hand nothing on stand side by side, as examples do.
+        passes=((0, 0),) if not num_carry and place else () if batch is None else ((place, 0),),
+        flop_per_point=float(length * points) / max(1, size),
+        is_index=not any(value.is_float for value in own),
+        product_flop=flop,
+    )
+    call.write(op, reads, own)
+    for i, value in zip(wanted, own, strict=True):
+        if value is not call.results[i]:
+            call.transposed(value, (1, 0, *range(2, len(value.shape))), out=call.results[i])
+
+
+def _batch(states: Sequence[Value], stacked: Sequence[Value]) -> int | None:
+    """Return the extent that all states begin with, and all that is stacked after its steps; None for none."""
+    leading = {value.shape[:1] for value in states if value.is_float}
+    leading |= {value.shape[1:2] for value in stacked if value.is_float}
+    (extent, *others) = leading or {()}
+    return extent[0] if extent and not others and extent[0] > 1 else None
+
+
+def _cell_of(stacked: Sequence[Value], carry: Sequence[Value], flop: float) -> Recurrent | None:
+    """Return the recurrent cell that a loop is; None where it is none.
+
+    Args:
+        stacked: what each turn reads its slice of, [s, b, d].
+        carry: what turns hand on, [b, units].
+        flop: of the products of all turns: those of the gates of a cell, with an input and a state, if it is one.
+    """
+    if len(stacked) != 1 or len(stacked[0].shape) != 3 or not all(v.is_float for v in (*stacked, *carry)):
+        return None
+    shapes = {value.shape for value in carry}
+    (x,), shape = stacked, next(iter(shapes), ())
+    if len(shapes) != 1 or len(shape) != 2 or shape[0] != x.shape[1]:
+        return None
+    cells = [Recurrent(cell=cell, units=shape[1], is_batch_first=False) for cell in _CELLS.get(len(carry), ())]  # type: ignore[arg-type]
+    return next((op for op in cells if recurrent_flop(op, x.shape) == flop), None)
+
+
+_CELLS: dict[int, tuple[str, ...]] = {1: ("gru", "rnn"), 2: ("lstm",)}
+"""By the number of states."""
+
+
+def _product_flop(jaxpr: Any) -> float:
+    """Return the FLOP of all products and convolutions in a program, 2 for each multiplication."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        name, params = equation.primitive.name, equation.params
+        inner = [_product_flop(program) for program in programs(equation)]
+        # Of several branches, one is taken.
+        own = max(inner, default=0.0) if name == "cond" else sum(inner)
+        total += own * (int(params["length"]) if name == "scan" else 1)
+        if name == "dot_general":
+            left = equation.invars[0].aval.shape
+            over = params["dimension_numbers"][0][0]
+            total += 2.0 * prod(equation.outvars[0].aval.shape) * prod(left[int(i)] for i in over)
+        elif name == "conv_general_dilated":
+            filters = equation.invars[1].aval.shape
+            channels = filters[params["dimension_numbers"].rhs_spec[0]]
+            spread = prod(params["lhs_dilation"])
+            total += 2.0 * prod(equation.outvars[0].aval.shape) * prod(filters) / channels / spread
+    return total
+
+
+def _num_equations(jaxpr: Any) -> int:
+    total = 0
+    for equation in jaxpr.eqns:
+        times = int(equation.params["length"]) if equation.primitive.name == "scan" else 1
+        total += 1 + times * sum(_num_equations(program) for program in programs(equation))
+    return total
+
+
+def programs(equation: Any) -> list[Any]:
+    """Return the programs that an equation runs."""
+    found: list[Any] = []
+    for parameter in equation.params.values():
+        each = parameter if isinstance(parameter, tuple | list) else (parameter,)
+        own = [getattr(one, "jaxpr", one) for one in each]
+        found += [one for one in own if hasattr(one, "eqns")]
+    return found
+
+
+def _read(equation: Any) -> list[int]:
+    """Return the positions of an equation's results that something reads."""
+    return [i for i, variable in enumerate(equation.outvars) if type(variable).__name__ != "DropVar"]
+
+
+_INLINED: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("jit", "pjit", "remat2", "checkpoint", "composite"), ("jaxpr",)),
+    **dict.fromkeys(
+        ("closed_call", "core_closed_call", "core_call", "xla_call", "custom_lin", "call"), ("call_jaxpr",)
+    ),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"), ("call_jaxpr", "fun_jaxpr")),
+    "remat": ("jaxpr", "call_jaxpr"),
+    "custom_dce_call": ("fun_jaxpr", "call_jaxpr"),
+    "custom_jvp_call_jaxpr": ("fun_jaxpr", "jaxpr"),
+    "custom_vmap_call": ("call",),
+    "remat_opt": ("fwd_jaxpr",),
+}
+"""Primitives that call a function, and the parameters that may hold it."""
+
+_REFUSED: dict[str, str] = {
+    "while": " is control flow{}: it runs as often as its data says; write it as jax.lax.scan or fori_loop, with a "
+    "known number of turns",
+    **dict.fromkeys(
+        ("shard_map", "xla_pmap", "pmap"),
+        "{} splits the model over devices by hand, which is what PaSE decides; import the function without it",
+    ),
+    **dict.fromkeys(
+        ("pure_callback", "io_callback", "debug_callback", "ffi_call", "python_callback"),
+        "{} runs code outside of the program, which cannot be looked into; import the function without it",
+    ),
+}
+"""Primitives that cannot be imported, and why; {}: where they stand."""

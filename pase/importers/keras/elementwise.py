@@ -1,0 +1,360 @@
+"""Functions of points, merges, reductions, softmax, normalisations and cross-entropies."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from pase.importers.ir import Gather, Identity, Normalise, Pointwise, Reduce, Reshape, Softmax, Value
+from pase.importers.keras.call import Call, Translation, UntranslatableError, of_all_ranks
+
+
+def _identity(call: Call) -> None:
+    """Write the tensor as it is; what changes its shape in training alone is not known."""
+    if call.x.shape != call.result.shape:
+        raise UntranslatableError
+    call.emit(Identity(), call.x)
+
+
+# -- layers that work point by point
+
+
+def prelu(call: Call) -> None:
+    """Write a leaky ReLU whose slopes are trained."""
+    call.emit(Pointwise(functions=("prelu",)), call.x, *call.parameters(call.operation.alpha))
+
+
+def softmax_layer(call: Call) -> None:
+    """Write a softmax over one dim, or over several that lie side by side and are one for it."""
+    axes, shape = call.axes(), call.x.shape
+    first, last = axes[0], axes[-1] + 1
+    if axes != tuple(range(first, last)):
+        raise UntranslatableError
+    flat = call.reshaped(call.x, (*shape[:first], prod(shape[first:last]), *shape[last:]))
+    if flat is call.x:
+        call.emit(Softmax(dim=first), flat)
+    else:
+        call.emit(Reshape(), call.then(Softmax(dim=first), flat, shape=flat.shape))
+
+
+def relu(call: Call) -> None:
+    """Write max(x, 0), perhaps with a largest value, or with a slope below 0."""
+    layer = call.operation
+    slope, top, least = float(layer.negative_slope or 0), layer.max_value, float(layer.threshold or 0)
+    if least or (slope and top is not None):
+        call.pointwise("bounded_relu")
+    elif slope:
+        call.pointwise("leaky_relu", numbers=(slope,))
+    elif top is not None:
+        call.pointwise("clip", numbers=(0.0, float(top)))
+    else:
+        call.pointwise("relu")
+
+
+def rescaling(call: Call) -> None:
+    """Write x · scale + offset."""
+    scale, offset = call.operation.scale, call.operation.offset
+    if isinstance(scale, int | float) and isinstance(offset, int | float):
+        scaled = call.then(Pointwise(functions=("multiply",), constant=float(scale)), call.x, shape=call.x.shape)
+        call.emit(Pointwise(functions=("add",), constant=float(offset)), scaled)
+    else:
+        call.pointwise("multiply", "add")
+
+
+def normalization(call: Call) -> None:
+    """Write (x - mean) / deviation, of statistics that are given or that were counted before training."""
+    x = call.x
+    kept = [axis % len(x.shape) for axis in getattr(call.operation, "_keep_axis", ())]
+    shape = tuple(extent if i in kept else 1 for i, extent in enumerate(x.shape))
+    mean, deviation = (
+        call.writer.leaf(f"{call.scope}/{name}", shape, x.dtype, "constant") for name in ("mean", "deviation")
+    )
+    centred = call.then(Pointwise(functions=("subtract",)), x, mean, shape=x.shape)
+    call.emit(Pointwise(functions=("divide",)), centred, deviation)
+
+
+def merge(call: Call) -> None:
+    """Write a function of all tensors; those of fewer dims get dims of one element after the batch."""
+    functions, tensors = _MERGES[call.kind], call.inputs
+    if len(tensors) == 1:
+        call.emit(Identity(), *tensors)
+        return
+    rank = max(len(value.shape) for value in tensors)
+    seen = [
+        call.reshaped(value, (*value.shape[:1], *(1,) * (rank - len(value.shape)), *value.shape[1:]))
+        for value in tensors
+    ]
+    call.emit(Pointwise(functions=functions, flop_per_point=len(tensors) - 2 + len(functions)), *seen)
+
+
+_MERGES = {
+    "Add": ("add",),
+    "Average": ("add", "divide"),
+    "Maximum": ("maximum",),
+    "Minimum": ("minimum",),
+    "Multiply": ("multiply",),
+    "Subtract": ("subtract",),
+}
+
+# -- normalisations
+
+
+def batch_normalisation(call: Call) -> None:
+    """Write batch normalisation; the moving statistics are no parameters."""
+    layer, channels = call.operation, call.axes()
+    over = [i for i in range(len(call.x.shape)) if i not in channels]
+    statistics = [call.writer.weight(v, is_trained=False) for v in (layer.moving_mean, layer.moving_variance)]
+    _normalise(call, "batch", over, channels, statistics)
+
+
+def layer_normalisation(call: Call) -> None:
+    """Write layer normalisation, or by the root of the mean square."""
+    _normalise(call, "rms" if getattr(call.operation, "rms_scaling", False) else "layer", call.axes(), call.axes())
+
+
+def group_normalisation(call: Call) -> None:
+    """Write normalisation over groups of channels; one for each channel is instance normalisation."""
+    groups, (channel,) = call.operation.groups, call.axes()
+    spatial = [i for i in range(1, len(call.x.shape)) if i != channel]
+    if groups in (-1, call.x.shape[channel]):
+        _normalise(call, "instance", spatial, (channel,))
+    else:
+        _normalise(call, "group", sorted((channel, *spatial)), (channel,), groups=groups)
+
+
+def _normalise(
+    call: Call,
+    kind: Any,
+    over: Sequence[int],
+    channels: Sequence[int],
+    statistics: Sequence[Value] = (),
+    *,
+    groups: int = 1,
+) -> None:
+    """Write the normalisation that a layer is, with the scale and the shift that it has."""
+    layer = call.operation
+    scale, shift = (call.parameters(getattr(layer, name, None)) for name in ("gamma", "beta"))
+    op = Normalise(
+        kind=kind,
+        over=tuple(over),
+        channels=tuple(channels),
+        has_scale=bool(scale),
+        has_shift=bool(shift),
+        num_statistics=len(statistics),
+        groups=groups,
+        epsilon=float(layer.epsilon),
+    )
+    call.emit(op, call.x, *scale, *shift, *statistics)
+
+
+def rms_normalisation(call: Call) -> None:
+    """Write normalisation by the root of the mean square."""
+    over, epsilon = call.axes(), float(call.operation.epsilon or 1e-6)
+    op = Normalise(kind="rms", over=over, channels=over, has_shift=False, epsilon=epsilon)
+    call.emit(op, call.x, *call.parameters(call.operation.scale))
+
+
+def normalisation_operation(call: Call) -> None:
+    """Write a normalisation without weights of its own: the tensor, then scale and shift where there are any."""
+    over, affine = call.axes(), call.inputs[1:3]
+    is_layer = call.kind == "LayerNorm" and not getattr(call.operation, "rms_scaling", False)
+    op = Normalise(
+        kind="layer" if is_layer else "rms",
+        over=over,
+        channels=over,
+        has_scale=len(affine) > 0,
+        has_shift=len(affine) > 1,
+    )
+    call.emit(op, call.x, *affine)
+
+
+ELEMENTWISE_LAYERS: dict[str, Translation] = {
+    "Activation": lambda call: call.activate(call.x, call.operation.activation),
+    "BatchNormalization": batch_normalisation,
+    "ELU": lambda call: call.pointwise("elu", numbers=(float(call.operation.alpha),)),
+    "GroupNormalization": group_normalisation,
+    "LayerNormalization": layer_normalisation,
+    "LeakyReLU": lambda call: call.pointwise("leaky_relu", numbers=(float(call.operation.negative_slope),)),
+    "Masking": lambda call: call.pointwise("multiply"),
+    "Normalization": normalization,
+    "PReLU": prelu,
+    "RMSNormalization": rms_normalisation,
+    "ReLU": relu,
+    "Rescaling": rescaling,
+    "Softmax": softmax_layer,
+    "Solarization": lambda call: call.pointwise("where"),
+    # The kernel of the layer within is divided by one number that is computed of itself.
+    "SpectralNormalization": lambda call: call.emit(Identity(), call.apply(call.operation.layer, call.x)),
+    "UnitNormalization": normalisation_operation,
+    **dict.fromkeys(_MERGES, merge),
+    **of_all_ranks(_identity, "SpatialDropout{}D"),
+    **dict.fromkeys(
+        (
+            *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise", "Identity"),
+            # Augmentation, which is done in training alone.
+            *("AugMix", "AutoContrast", "CutMix", "Equalization", "MaxNumBoundingBoxes", "MixUp", "RandAugment"),
+            *("RandomBrightness", "RandomColorDegeneration", "RandomColorJitter", "RandomContrast"),
+            *("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur", "RandomGrayscale"),
+            *("RandomHue", "RandomInvert", "RandomPerspective", "RandomPosterization", "RandomRotation"),
+            *("RandomSaturation", "RandomSharpness", "RandomShear", "RandomTranslation", "RandomZoom"),
+        ),
+        _identity,
+    ),
+}
+"""Layers."""
+
+
+# -- operations
+
+
+def pointwise(call: Call) -> None:
+    """Write a function of all tensors, and perhaps of one number."""
+    name = FUNCTIONS[call.kind]
+    owner, given = call.operation, (*call.arguments, *call.keywords.values())
+    attributes = [getattr(owner, attribute, None) for attribute in _ATTRIBUTES.get(call.kind, ())]
+    own = tuple(float(value) for value in attributes if isinstance(value, int | float))
+    numbers = [] if attributes else [a for a in given if isinstance(a, int | float) and not isinstance(a, bool)]
+    if call.kind == "Gelu" and getattr(owner, "approximate", True):
+        name = "gelu_tanh"
+    constant = float(numbers[0]) if len(call.inputs) == 1 and numbers else None
+    op = Pointwise(
+        functions=(name,),
+        constant=constant,
+        constant_first=constant is not None and isinstance(given[0], int | float),
+        numbers=_OF_OPERATIONS.get(call.kind, own),
+    )
+    call.emit(op, *call.inputs)
+
+
+_ATTRIBUTES = {
+    "Celu": ("alpha",),
+    "Clip": ("x_min", "x_max"),
+    "Elu": ("alpha",),
+    "LeakyRelu": ("negative_slope",),
+}
+"""Where operations keep the numbers of their functions."""
+
+_OF_OPERATIONS = {"HardSigmoid": (1 / 6, 0.5), "HardTanh": (-1.0, 1.0)}
+
+
+def reduce(call: Call) -> None:
+    """Write a reduction over some dims, or all."""
+    keeps = bool(getattr(call.operation, "keepdims", False))
+    call.emit(Reduce(function=REDUCTIONS[call.kind], over=call.axes(), keeps_dims=keeps), call.x)
+
+
+def glu(call: Call) -> None:
+    """Write the first half of a dim, times the sigmoid of the second."""
+    dim = call.axis()
+    size = call.result.shape[dim]
+    value, gate = (call.piece(call.x, dim, start, size) for start in (0, size))
+    call.emit(Pointwise(functions=("sigmoid", "multiply"), flop_per_point=2), gate, value)
+
+
+def along(call: Call) -> None:
+    """Write an operator that works along its last dim, or along one that it names, and on each row alone."""
+    axis = getattr(call.operation, "axis", None)
+    dims = {len(call.x.shape) - 1} if axis is None else set(call.axes())
+    shared = zip(call.x.shape, *(result.shape for result in call.results), strict=False)
+    call.generic((i, i) for i, extents in enumerate(shared) if i not in dims and len(set(extents)) == 1)
+
+
+# -- cross-entropies
+
+_CLIPPED = (1e-7, 1.0 - 1e-7)
+"""What Keras keeps probabilities between before it takes their logarithm."""
+
+
+def sparse_cross_entropy(call: Call) -> None:
+    """Write the negative logarithm of the target's probability."""
+    target, x = call.tensor(0, "target"), call.tensor(1, "output")
+    axis = call.axis(len(x.shape))
+    places = call.then(Identity(), target, shape=target.shape, dtype="int32") if target.is_float else target
+    box = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    found = call.then(Gather(dim=axis), _logarithm(call, x, axis), call.reshaped(places, box), shape=box)
+    call.emit(Pointwise(functions=("negate",)), call.reshaped(found, call.result.shape))
+
+
+def cross_entropy(call: Call) -> None:
+    """Write the cross-entropy of probabilities of all classes."""
+    target, x = call.tensor(0, "target"), call.tensor(1, "output")
+    axis = call.axis(len(x.shape))
+    product = call.then(Pointwise(functions=("multiply",)), _logarithm(call, x, axis), target, shape=x.shape)
+    total = call.then(Reduce(function="sum", over=(axis,)), product, shape=call.result.shape)
+    call.emit(Pointwise(functions=("negate",)), total)
+
+
+def binary_cross_entropy(call: Call) -> None:
+    """Write the cross-entropy of each probability with its target."""
+    target, x = call.tensor(0, "target"), call.tensor(1, "output")
+    steps = ("sigmoid",) if call.operation.from_logits else ()
+    # Clipped, two logarithms, each times what it counts for, and their negative sum.
+    call.emit(Pointwise(functions=(*steps, "binary_cross_entropy"), flop_per_point=8 + len(steps)), x, target)
+
+
+def _logarithm(call: Call, x: Value, axis: int) -> Value:
+    """Return the logarithms of probabilities, which scores are made into first."""
+    if call.operation.from_logits:
+        return call.then(Softmax(dim=axis, is_log=True), x, shape=x.shape)
+    rows = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    total = call.then(Reduce(function="sum", over=(axis,), keeps_dims=True), x, shape=rows)
+    shares = call.then(Pointwise(functions=("divide",)), x, total, shape=x.shape)
+    clipped = call.then(Pointwise(functions=("clip",), numbers=_CLIPPED), shares, shape=x.shape)
+    return call.then(Pointwise(functions=("log",)), clipped, shape=x.shape)
+
+
+def _snake(name: str) -> str:
+    """Return the usual name of a function whose class is in camel case."""
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+_ALIKE = (
+    "Abs Add Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh BitwiseAnd BitwiseOr Cbrt Ceil Celu Clip Cos Cosh "
+    "Divide DivideNoNan Elu Equal Erf Erfc Erfinv Exp Exp2 Expm1 Floor FloorDivide Fmod Gelu Greater GreaterEqual "
+    "HardShrink HardSigmoid HardSilu HardTanh Heaviside Hypot Isfinite Isinf Isnan LeakyRelu Less LessEqual Log Log10 "
+    "Log1p Log2 LogSigmoid Logaddexp LogicalXor Maximum Minimum Mod Multiply NanToNum NotEqual OnesLike Power Real "
+    "Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign Signbit Silu Sin Sinh SoftShrink Softplus Softsign SparsePlus "
+    "SparseSigmoid Sqrt Square Squareplus Subtract Tan Tanh TanhShrink Threshold Trunc Where ZerosLike"
+)
+"""Functions that the vocabulary calls as Keras does."""
+
+FUNCTIONS: dict[str, str] = {name: _snake(name) for name in _ALIKE.split()} | {
+    "Absolute": "abs",
+    "LogicalAnd": "and",
+    "LogicalNot": "not",
+    "LogicalOr": "or",
+    "Negative": "negate",
+    "TrueDivide": "divide",
+}
+"""Operations point by point, and what the vocabulary calls them."""
+
+REDUCTIONS: dict[str, str] = {
+    name: name.lower() for name in ("Sum", "Mean", "Max", "Min", "Prod", "Any", "All", "Argmax", "Argmin", "Logsumexp")
+} | {
+    "Amax": "max",
+    "Amin": "min",
+    "CountNonzero": "count",
+    "Nanmax": "max",
+    "Nanmean": "mean",
+    "Nanmin": "min",
+    "Nansum": "sum",
+    "Std": "deviation",
+    "Var": "variance",
+}
+"""Operations over whole dims, and what the vocabulary calls them."""
+
+ELEMENTWISE_OPERATIONS: dict[str, Translation] = {
+    **dict.fromkeys(FUNCTIONS, pointwise),
+    **dict.fromkeys(REDUCTIONS, reduce),
+    **dict.fromkeys(
+        ("Argsort", "Cumprod", "Cumsum", "Diff", "FFT", "Flip", "OneHot", "RFFT", "Roll", "Sort", "Sparsemax", "TopK"),
+        along,
+    ),
+    **dict.fromkeys(("LayerNorm", "RMSNorm", "Normalize"), normalisation_operation),
+    "BinaryCrossentropy": binary_cross_entropy,
+    "CategoricalCrossentropy": cross_entropy,
+    "Glu": glu,
+    "LogSoftmax": lambda call: call.emit(Softmax(dim=call.axis(), is_log=True), call.x),
+    "Softmax": lambda call: call.emit(Softmax(dim=call.axis()), call.x),
+    "SparseCategoricalCrossentropy": sparse_cross_entropy,
+}
+"""Of `keras.ops`."""

@@ -1,0 +1,245 @@
+"""What moves data alone: views, pieces, concatenations, padding, repetition, resampling, rows by whole numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pase.importers.ir import Broadcast, Gather, Generic, Identity, Lookup, Pad, Reshape, Transpose, Value
+from pase.importers.keras.call import Call, Translation, UntranslatableError, each, of_all_ranks
+from pase.importers.keras.windows import places
+
+
+def reshape(call: Call) -> None:
+    """Write the same elements in another shape."""
+    call.emit(Reshape(), call.x)
+
+
+# -- layers
+
+
+def flatten(call: Call) -> None:
+    """Write one dim after the batch; channels come last in it whatever the layout."""
+    x, rank = call.x, len(call.x.shape)
+    if call.operation.data_format == "channels_first" and rank > 2:
+        x = call.transposed(x, (0, *range(2, rank), 1))
+    call.emit(Reshape(), x)
+
+
+def repeat_vector(call: Call) -> None:
+    """Write [b, d] again and again, as [b, n, d]."""
+    seen = call.reshaped(call.x, (call.x.shape[0], 1, call.x.shape[1]))
+    call.emit(Broadcast(places=(0, 1, 2)), seen)
+
+
+def crop(call: Call) -> None:
+    """Write a box of the spatial dims."""
+    _cut(call, [first for first, _ in _pairs(call.operation.cropping)])
+
+
+def center_crop(call: Call) -> None:
+    """Write the box in the middle; a tensor that is smaller is resized."""
+    _, spatial = places(call.operation.data_format, 2)
+    spare = [call.x.shape[i] - call.result.shape[i] for i in spatial] if len(call.x.shape) == 4 else [-1]
+    if min(spare) < 0:
+        resample(call)
+    else:
+        _cut(call, [extent // 2 for extent in spare])
+
+
+def _cut(call: Call, starts: Sequence[int]) -> None:
+    begin = [0] * len(call.x.shape)
+    for place, start in zip(_spatial(call), starts, strict=True):
+        begin[place] = start
+    call.box(call.x, begin, call.result.shape, out=call.result)
+
+
+def zero_padding(call: Call) -> None:
+    """Write zeros around the spatial dims."""
+    before = [0] * len(call.x.shape)
+    for place, (first, _) in zip(_spatial(call), _pairs(call.operation.padding), strict=True):
+        before[place] = first
+    call.emit(Pad(before=tuple(before)), call.x)
+
+
+def upsample(call: Call) -> None:
+    """Write each point again and again; points in between that are interpolated are resampled."""
+    if getattr(call.operation, "interpolation", "nearest") != "nearest":
+        resample(call)
+        return
+    spatial = _spatial(call)
+    call.repeated(call.x, {}, dict(zip(spatial, each(call.operation.size, len(spatial)), strict=True)))
+
+
+def resample(call: Call) -> None:
+    """Write a tensor of another size whose points are weighted sums of four others; channels and batch pass through."""
+    x, out = call.x.shape, call.result.shape
+    call.emit(Generic(passes=_alike(x, out), flop_per_point=7.0), call.x, part="resample")
+
+
+def _alike(shape: Sequence[int], other: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((i, i) for i, (a, b) in enumerate(zip(shape, other, strict=True)) if a == b)
+
+
+def _spatial(call: Call) -> tuple[int, ...]:
+    if len(call.x.shape) == 3:
+        # Layers of one spatial dim have steps before features, save padding that is told otherwise.
+        return (2,) if getattr(call.operation, "data_format", None) == "channels_first" else (1,)
+    return places(call.operation.data_format, len(call.x.shape) - 2)[1]
+
+
+def _pairs(amounts: Any) -> list[tuple[int, int]]:
+    """Return (before, after) for each dim; a single pair is that of the only one."""
+    pairs = [amounts] if isinstance(amounts[0], int) else amounts
+    return [(int(first), int(last)) for first, last in pairs]
+
+
+MOVEMENT_LAYERS: dict[str, Translation] = {
+    "CenterCrop": center_crop,
+    "Concatenate": lambda call: call.concatenated(call.inputs, call.axis(len(call.result.shape))),
+    "Flatten": flatten,
+    "Permute": lambda call: call.emit(Transpose(order=(0, *call.operation.dims)), call.x),
+    "RepeatVector": repeat_vector,
+    "Reshape": reshape,
+    "Resizing": resample,
+    **of_all_ranks(crop, "Cropping{}D"),
+    **of_all_ranks(zero_padding, "ZeroPadding{}D"),
+    **of_all_ranks(upsample, "UpSampling{}D"),
+}
+"""Layers."""
+
+
+# -- operations
+
+
+def transpose(call: Call) -> None:
+    """Write the dims in another order: as they are told, backwards, two of them swapped or some in other places."""
+    owner, rank = call.operation, len(call.x.shape)
+    order = list(range(rank))
+    if call.kind == "Transpose":
+        order = order[::-1] if owner.axes is None else [axis % rank for axis in owner.axes]
+    elif call.kind == "Swapaxes":
+        order[owner.axis1], order[owner.axis2] = order[owner.axis2], order[owner.axis1]
+    else:
+        source, target = ([d % rank for d in dims] for dims in (owner.source, owner.destination))
+        order = [d for d in order if d not in source]
+        for place, dim in sorted(zip(target, source, strict=True)):
+            order.insert(place, dim)
+    call.emit(Transpose(order=tuple(order)), call.x)
+
+
+def broadcast(call: Call) -> None:
+    """Write a tensor repeated along dims of one element."""
+    offset = len(call.result.shape) - len(call.x.shape)
+    call.emit(Broadcast(places=tuple(range(offset, len(call.result.shape)))), call.x)
+
+
+def repeat(call: Call) -> None:
+    """Write each element so many times in a row."""
+    times = call.operation.repeats
+    if not isinstance(times, int):
+        raise UntranslatableError
+    call.repeated(call.x, {}, {call.axis(): times})
+
+
+def tile(call: Call) -> None:
+    """Write a tensor end to end with itself."""
+    out = call.result.shape
+    seen = call.reshaped(call.x, ((1,) * (len(out) - len(call.x.shape))) + call.x.shape)
+    call.repeated(seen, {i: b // a for i, (a, b) in enumerate(zip(seen.shape, out, strict=True)) if a != b}, {})
+
+
+def get_item(call: Call) -> None:
+    """Write x[key]: pieces, single elements and new dims; rows where it is indexed by whole numbers alone."""
+    x, key = call.x, call.argument(1, "key")
+    keys = list(key) if isinstance(key, list | tuple) else [key]
+    if len(keys) == 1 and isinstance(keys[0], Value) and not keys[0].is_float and keys[0].dtype != "bool":
+        call.emit(Lookup(), x, keys[0])
+        return
+    if any(isinstance(item, Value) for item in keys):
+        raise UntranslatableError
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        given = sum(item is not None and item is not Ellipsis for item in keys)
+        keys[at : at + 1] = [slice(None)] * (len(x.shape) - given)
+    starts, shape, steps = [0] * len(x.shape), list(x.shape), [1] * len(x.shape)
+    for dim, item in enumerate(item for item in keys if item is not None):
+        if isinstance(item, slice):
+            starts[dim], stop, steps[dim] = item.indices(shape[dim])
+            shape[dim] = len(range(starts[dim], stop, steps[dim]))
+            if steps[dim] < 0:
+                raise UntranslatableError
+        else:
+            starts[dim], shape[dim] = int(item) % shape[dim], 1
+    call.emit(Reshape(), call.box(x, starts, shape, steps))
+
+
+def slice_operation(call: Call) -> None:
+    """Write a box of a tensor whose corner is known."""
+    starts = call.argument(1, "start_indices")
+    if any(not isinstance(start, int) for start in starts):
+        raise UntranslatableError
+    call.box(call.x, starts, call.result.shape, out=call.result)
+
+
+def pad(call: Call) -> None:
+    """Write a tensor with values around it."""
+    width = call.operation.pad_width
+    width = width * len(call.x.shape) if len(width) == 1 else width
+    call.emit(Pad(before=tuple(int(first) for first, _ in width)), call.x)
+
+
+def take(call: Call) -> None:
+    """Write rows by whole numbers along the first dim; along another one, the dims before it pass through."""
+    indices = call.tensor(1, "indices")
+    if indices.is_float:
+        raise UntranslatableError
+    axis = call.axis()
+    if axis == 0:
+        call.emit(Lookup(), call.x, indices)
+    else:
+        call.generic((i, i) for i in range(axis))
+
+
+def take_along_axis(call: Call) -> None:
+    """Write elements of rows; all other dims have to be of one extent."""
+    x, indices, dim = call.tensor(0, "x"), call.tensor(1, "indices"), call.axis()
+    if any(i != dim and a != b for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True))):
+        raise UntranslatableError
+    call.emit(Gather(dim=dim), x, indices)
+
+
+def patches(call: Call) -> None:
+    """Write pieces of an image that do not overlap, each as one vector; those that do overlap are not known."""
+    owner, x, out = call.operation, call.x, call.result
+    size = tuple(owner.size)
+    is_plain = tuple(each(owner.strides, len(size))) == size and owner.dilation_rate == 1
+    if len(x.shape) != 4 or len(size) != 2 or not is_plain or owner.data_format != "channels_last":
+        raise UntranslatableError
+    (b, _, _, c), (rows, columns) = x.shape, out.shape[1:3]
+    if x.shape[1:3] != (rows * size[0], columns * size[1]):
+        raise UntranslatableError
+    apart = call.reshaped(x, (b, rows, size[0], columns, size[1], c))
+    call.emit(Reshape(), call.transposed(apart, (0, 1, 3, 2, 4, 5)))
+
+
+def _same(call: Call) -> None:
+    call.emit(Identity(), call.x)
+
+
+MOVEMENT_OPERATIONS: dict[str, Translation] = {
+    **dict.fromkeys(("Reshape", "Ravel", "ExpandDims", "Squeeze", "View"), reshape),
+    **dict.fromkeys(("Split", "ArraySplit", "Unstack"), lambda call: call.split(call.x, call.axis())),
+    **dict.fromkeys(("Moveaxis", "Swapaxes", "Transpose"), transpose),
+    **dict.fromkeys(("Cast", "SaturateCast", "StopGradient", "Copy", "ConvertToTensor"), _same),
+    "BroadcastTo": broadcast,
+    "Concatenate": lambda call: call.concatenated(call.inputs, call.axis(len(call.result.shape))),
+    "ExtractPatches": patches,
+    "GetItem": get_item,
+    "Pad": pad,
+    "Repeat": repeat,
+    "Slice": slice_operation,
+    "Stack": lambda call: call.stacked(call.inputs, call.axis(len(call.result.shape))),
+    "Take": take,
+    "TakeAlongAxis": take_along_axis,
+    "Tile": tile,
+}
+"""Of `keras.ops`."""

@@ -1,0 +1,429 @@
+"""Dense layers, products of tensors, embeddings, attention and recurrent layers."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+from pase.importers.ir import (
+    LETTERS,
+    Attention,
+    Concat,
+    Contract,
+    Identity,
+    Lookup,
+    Pointwise,
+    Recurrent,
+    Reduce,
+    Reshape,
+    Softmax,
+    Transpose,
+    Value,
+)
+from pase.importers.keras.call import Call, Translation, UntranslatableError, is_keras, of_all_ranks, values_of
+
+
+def dense(call: Call) -> None:
+    """Write x · kernel + bias."""
+    layer = call.operation
+    _check_plain(layer)
+    lead = LETTERS[: len(call.x.shape) - 1]
+    op = Contract(operands=(f"{lead}y", "yz"), output=f"{lead}z", has_bias=layer.bias is not None)
+    call.emit_activated(op, call.x, *call.parameters(layer._kernel, layer.bias))
+
+
+def einsum_dense(call: Call) -> None:
+    """Write an einsum with a kernel, and a bias."""
+    layer = call.operation
+    _check_plain(layer)
+    kernel, *bias = call.parameters(layer._kernel, layer.bias)
+    operands, output = equation(layer.equation, (call.x, kernel))
+    out = call.result.shape
+    is_last = all(value.shape == out[len(out) - len(value.shape) :] for value in bias)
+    op = Contract(operands=(operands[0], operands[1]), output=output, has_bias=is_last and bool(bias))
+    if is_last:
+        call.emit_activated(op, call.x, kernel, *bias)
+    else:
+        call.emit_activated(Pointwise(functions=("add",)), call.then(op, call.x, kernel, shape=out), *bias)
+
+
+def embedding(call: Call) -> None:
+    """Write rows of a table."""
+    _check_plain(call.operation)
+    call.emit(Lookup(), *call.parameters(call.operation._embeddings), call.x)
+
+
+def reversible_embedding(call: Call) -> None:
+    """Write rows of a table, or the product with it that gives logits."""
+    layer = call.operation
+    if not call.argument(1, "reverse", False):
+        embedding(call)
+        return
+    _check_plain(layer)
+    lead = LETTERS[: len(call.x.shape) - 1]
+    (table,) = call.parameters(layer._embeddings if layer.tie_weights else layer.reverse_embeddings)
+    op = Contract(operands=(f"{lead}y", "zy" if layer.tie_weights else "yz"), output=f"{lead}z")
+    if layer.logit_soft_cap is None:
+        call.emit(op, call.x, table)
+    else:
+        logits = call.then(op, call.x, table, shape=call.result.shape)
+        call.emit(Pointwise(functions=("divide", "tanh", "multiply"), flop_per_point=3), logits)
+
+
+def dot(call: Call) -> None:
+    """Write the layer's product of two tensors along one dim of each; the first dim is the batch of both."""
+    axes = call.operation.axes
+    if call.operation.normalize:
+        raise UntranslatableError
+    first, second = (axes, axes) if isinstance(axes, int) else axes
+    _contract(call, [first], [second], batch=True)
+
+
+def dot_operation(call: Call) -> None:
+    """Write NumPy's dot: over the last dim of the first, the last but one of the second."""
+    x, y = _two(call)
+    if x.shape and y.shape:
+        _contract(call, [-1], [max(0, len(y.shape) - 2)])
+    else:
+        call.emit(Pointwise(functions=("multiply",)), x, y)
+
+
+def tensordot(call: Call) -> None:
+    """Write a product over some dims of both operands."""
+    x, _ = _two(call)
+    axes = call.operation.axes
+    if isinstance(axes, int):
+        axes = (range(len(x.shape) - axes, len(x.shape)), range(axes))
+    first, second = ([axis] if isinstance(axis, int) else list(axis) for axis in axes)
+    _contract(call, first, second)
+
+
+def _contract(call: Call, first: Sequence[int], second: Sequence[int], *, batch: bool = False) -> None:
+    """Write the product over some dims of two operands: the first one's others come first in the result.
+
+    batch: the first dim is the same of both.
+    """
+    x, y = call.inputs[:2]
+    left, others = LETTERS[: len(x.shape)], iter(LETTERS[len(x.shape) :])
+    summed = {d % len(y.shape): left[c % len(x.shape)] for c, d in zip(first, second, strict=True)}
+    shared = {0: left[0]} | summed if batch else summed
+    right = "".join(shared.get(i) or next(others) for i in range(len(y.shape)))
+    output = "".join(dict.fromkeys(c for c in left + right if c not in summed.values()))
+    _emit_product(call, (left, right), output)
+
+
+def matmul(call: Call) -> None:
+    """Write a product as NumPy's matmul has it; batch dims that only one operand has are read again and again."""
+    x, y = _two(call)
+    rows, columns = len(x.shape) > 1, len(y.shape) > 1
+    batch = call.result.shape[: len(call.result.shape) - rows - columns]
+    lead = LETTERS[: len(batch)]
+    found = []
+    for value, last in ((x, "XY" if rows else "Y"), (y, "YZ" if columns else "Y")):
+        own = value.shape[: len(value.shape) - len(last)]
+        place = len(batch) - len(own)
+        kept = [i for i, extent in enumerate(own) if extent == batch[place + i]]
+        shape = (*(own[i] for i in kept), *value.shape[len(own) :])
+        found.append((call.reshaped(value, shape), "".join(lead[place + i] for i in kept) + last))
+    output = lead + ("X" if rows else "") + ("Z" if columns else "")
+    call.emit(Contract(operands=(found[0][1], found[1][1]), output=output), found[0][0], found[1][0])
+
+
+def einsum(call: Call) -> None:
+    """Write an einsum of one or two tensors; of more it is not known."""
+    if len(call.inputs) > 2:
+        raise UntranslatableError
+    operands, output = equation(call.operation.subscripts, call.inputs)
+    if len(operands) == 2:
+        _emit_product(call, (operands[0], operands[1]), output)
+        return
+    (letters,), value = operands, call.x
+    kept = "".join(letter for letter in letters if letter in output)
+    if kept != letters:
+        over = tuple(i for i, letter in enumerate(letters) if letter not in output)
+        shape = [value.shape[letters.index(letter)] for letter in kept]
+        value = call.then(Reduce(function="sum", over=over), value, shape=shape)
+    call.emit(Transpose(order=tuple(kept.index(c) for c in output)), value)
+
+
+def equation(text: str, tensors: tuple[Value, ...]) -> tuple[tuple[str, ...], str]:
+    """Return the letters of an einsum's operands and of its result, with those that an ellipsis stands for.
+
+    Raises UntranslatableError where a letter occurs twice in one of them.
+    """
+    left, arrow, output = text.replace(" ", "").partition("->")
+    operands = left.split(",")
+    if len(operands) != len(tensors):
+        raise UntranslatableError
+    spare = [letter for letter in LETTERS if letter not in text]
+    # How many dims the ellipsis of each operand stands for.
+    counts = [len(v.shape) - len(o) + 3 if "..." in o else 0 for o, v in zip(operands, tensors, strict=True)]
+    dots = "".join(spare[: max(counts)])
+    found = [operand.replace("...", dots[len(dots) - count :]) for operand, count in zip(operands, counts, strict=True)]
+    if not arrow:
+        letters = "".join(operands).replace("...", "")
+        output = ("..." if "..." in left else "") + "".join(sorted(c for c in letters if letters.count(c) == 1))
+    output = output.replace("...", dots)
+    if any(len(set(letters)) < len(letters) for letters in (*found, output)):
+        raise UntranslatableError
+    return tuple(found), output
+
+
+def _emit_product(call: Call, operands: tuple[str, str], output: str) -> None:
+    """Write a sum of products; the result may have dims of one element besides."""
+    x, y = call.inputs[:2]
+    if not output or not call.result.shape:
+        raise UntranslatableError
+    op = Contract(operands=operands, output=output)
+    if len(output) == len(call.result.shape):
+        call.emit(op, x, y)
+    else:
+        extents = dict(zip(operands[0] + operands[1], x.shape + y.shape, strict=True))
+        product = call.then(op, x, y, shape=[extents[c] for c in output])
+        call.reshaped(product, call.result.shape, out=call.result)
+
+
+def _two(call: Call) -> tuple[Value, Value]:
+    if len(call.inputs) != 2:
+        raise UntranslatableError
+    return call.inputs[0], call.inputs[1]
+
+
+def _check_plain(layer: object) -> None:
+    """Low-rank additions and quantised weights are no plain product any more."""
+    if getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None):
+        raise UntranslatableError
+
+
+# -- attention: projections are products of their own, what is between them is one operator
+
+
+def multi_head(call: Call) -> None:
+    """Write attention of several heads; those of the queries may share ones of keys and values."""
+    layer = call.operation
+    query, value = call.argument(0, "query"), call.argument(1, "value")
+    key = call.argument(2, "key") or value
+    has_gate = getattr(layer, "use_gate", getattr(layer, "_use_gate", False))
+    gate = call.apply(layer._gate_dense, query) if has_gate else None
+    q, k, v = (
+        call.apply(dense, given)
+        for dense, given in ((layer._query_dense, query), (layer._key_dense, key), (layer._value_dense, value))
+    )
+    axes = getattr(layer, "_attention_axes", None)
+    if axes is not None and tuple(axes) != tuple(range(1, len(q.shape) - 2)):
+        raise UntranslatableError
+    mask = call.argument(6, "attention_mask")
+    masks = [mask] if isinstance(mask, Value) else []
+    if len(call.results) > 1:
+        found = _with_scores(call, q, k, v)
+    else:
+        heads = [_heads_first(call, given) for given in (q, k, v)]
+        op = Attention(is_causal=bool(call.argument(9, "use_causal_mask", False)))
+        found = call.then(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]), part="attention")
+    joined = call.reshaped(call.transposed(found, (0, 2, 1, 3)), (*q.shape[:-1], v.shape[-1]))
+    if gate is not None:
+        joined = call.then(Pointwise(functions=("multiply",)), joined, gate, shape=joined.shape)
+    call.emit(Identity(), call.apply(layer._output_dense, joined))
+
+
+def _heads_first(call: Call, value: Value) -> Value:
+    """Return [b, steps…, h, k] as [b, h, steps, k]."""
+    *_, heads, width = value.shape
+    flat = call.reshaped(value, (value.shape[0], prod(value.shape[1:-2]), heads, width))
+    return call.transposed(flat, (0, 2, 1, 3))
+
+
+def _with_scores(call: Call, q: Value, k: Value, v: Value) -> Value:
+    """Write attention step by step, the weights being a result of their own; return [b, h, s, e]."""
+    if len(q.shape) != 4 or q.shape[2] != k.shape[2]:
+        raise UntranslatableError
+    b, s, h, _ = q.shape
+    square = (b, h, s, k.shape[1])
+    scores = call.then(Contract(operands=("bshk", "bthk"), output="bhst"), q, k, shape=square, part="scores")
+    weights = call.emit(Softmax(dim=3), scores, out=call.results[1], part="softmax")
+    product = Contract(operands=("bhst", "bthe"), output="bhse")
+    return call.then(product, weights, v, shape=(b, h, s, v.shape[-1]), part="attention")
+
+
+def additive(call: Call) -> None:
+    """Write attention whose scores are sums of a hyperbolic tangent of queries and keys."""
+    layer = call.operation
+    query, value, *more = call.inputs
+    key = more[0] if more and more[0].is_float else value
+    (batch, steps, width), sources = query.shape, key.shape[1]
+    wide = (batch, steps, sources, width)
+    rows = call.reshaped(query, (batch, steps, 1, width))
+    columns = call.reshaped(key, (batch, 1, sources, width))
+    both = call.then(Pointwise(functions=("add", "tanh"), flop_per_point=2), rows, columns, shape=wide, part="scores")
+    if layer.scale is None:
+        raise UntranslatableError
+    (scale,) = call.parameters(layer.scale)
+    scores = call.then(Contract(operands=("bqkd", "d"), output="bqk"), both, scale, shape=wide[:3], part="scores")
+    weights = call.then(Softmax(dim=2), scores, shape=wide[:3], part="softmax")
+    call.emit(Contract(operands=("bqk", "bkd"), output="bqd"), weights, value)
+    if len(call.results) > 1:
+        call.emit(Identity(), weights, out=call.results[1])
+
+
+def attention(call: Call) -> None:
+    """Write attention of [b, s, h, k]; queries may have more heads than keys and values."""
+    q, k, v = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
+    heads = [call.transposed(value, (0, 2, 1, 3)) for value in (q, k, v)]
+    masks = [mask for i, name in ((3, "bias"), (4, "mask")) if isinstance(mask := call.argument(i, name), Value)]
+    op = Attention(is_causal=bool(call.operation.is_causal), scale=call.argument(5, "scale"))
+    found = call.then(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]))
+    call.transposed(found, (0, 2, 1, 3), out=call.result)
+
+
+# -- recurrent layers, in one direction or both, and layers that are applied to each step
+
+_CELLS: dict[str, Any] = {
+    "LSTM": "lstm",
+    "LSTMCell": "lstm",
+    "GRU": "gru",
+    "GRUCell": "gru",
+    "SimpleRNN": "rnn",
+    "SimpleRNNCell": "rnn",
+}
+_STATES = {"lstm": 2, "gru": 1, "rnn": 1}
+_MERGES = {"sum": ("add",), "mul": ("multiply",), "ave": ("add", "divide")}
+
+
+def recurrent(call: Call) -> None:
+    """Write a recurrent layer: all of its steps, the last of them where it returns that alone, and its states."""
+    layer = call.operation
+    value, states = call.x, [state for state in call.inputs[1:] if state.is_float]
+    last: list[Value] = []
+    for cell in _cells(layer):
+        count = _STATES[_kind(cell)]
+        value, found = _run(call, [cell], value, states[:count])
+        states = states[count:]
+        last += found
+    _finish(call, value, last if layer.return_state else [])
+
+
+def bidirectional(call: Call) -> None:
+    """Write both directions as one where they are put end to end, else as two and what brings them together."""
+    layer = call.operation
+    cells = [*_cells(layer.forward_layer), *_cells(layer.backward_layer)]
+    if len(cells) != 2:
+        raise UntranslatableError
+    forward, backward = cells
+    kinds = _kind(forward), _kind(backward)
+    states = [state for state in call.inputs[1:] if state.is_float]
+    half = len(states) // 2
+    if layer.merge_mode == "concat" and kinds[0] == kinds[1] and forward.units == backward.units:
+        merged, found = _run(call, cells, call.x, states)
+    else:
+        first, first_states = _run(call, [forward], call.x, states[:half])
+        second, second_states = _run(call, [backward], call.x, states[half:])
+        found = [*first_states, *second_states]
+        if layer.merge_mode is None:
+            for result, value in zip(call.results, (first, second), strict=False):
+                _steps(call, value, result)
+            _write_states(call, call.results[2:], found if layer.return_state else [])
+            return
+        is_joined = layer.merge_mode == "concat"
+        op = Concat(dim=2) if is_joined else Pointwise(functions=_MERGES[layer.merge_mode])
+        width = first.shape[2] + second.shape[2] * is_joined
+        merged = call.then(op, first, second, shape=(*first.shape[:2], width))
+    _finish(call, merged, found if layer.return_state else [])
+
+
+def time_distributed(call: Call) -> None:
+    """Write a layer that is applied to each step: the steps are examples to it."""
+    inner, x = call.operation.layer, call.x
+    if is_keras(inner) and type(inner).__name__ in _ALONG_LAST:
+        call.emit(Identity(), call.apply(inner, x))
+        return
+    flat = call.reshaped(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
+    found = values_of(call.reader.apply(inner, (flat,), {}, f"{call.scope}/{inner.name}"))
+    if len(found) != 1 or found[0].shape != (flat.shape[0], *call.result.shape[2:]):
+        raise UntranslatableError
+    call.emit(Reshape(), found[0])
+
+
+_ALONG_LAST = frozenset({"Dense", "Activation", "Dropout", "ReLU", "LeakyReLU", "ELU", "Identity", "Embedding"})
+"""Layers to which dims before the last one are all alike."""
+
+
+def convolutional(call: Call) -> None:
+    """Write a recurrent layer of convolutions, which can be split along its batch alone, with the FLOP that it has."""
+    cell = call.operation.cell
+    batch, steps = call.x.shape[:2]
+    shape = call.result.shape[2:] if call.operation.return_sequences else call.result.shape[1:]
+    points = batch * steps * prod(shape) // cell.filters
+    flop = 2.0 * points * (prod(cell.kernel.shape) + prod(cell.recurrent_kernel.shape))
+    inputs = (*call.inputs, *call.parameters(cell.kernel, cell.recurrent_kernel, cell.bias))
+    call.generic(((0, 0),), inputs=inputs, flop_per_point=flop / prod(call.result.shape))
+
+
+def _cells(layer: Any) -> list[Any]:
+    cell: Any = getattr(layer, "cell", None)
+    if type(cell).__name__ == "StackedRNNCells" and is_keras(cell):
+        return list(cell.cells)
+    if cell is None or getattr(layer, "stateful", False):
+        raise UntranslatableError
+    return [cell]
+
+
+def _kind(cell: Any) -> Any:
+    kind = _CELLS.get(type(cell).__name__)
+    if kind is None or not is_keras(cell):
+        raise UntranslatableError
+    return kind
+
+
+def _run(call: Call, cells: list[Any], value: Value, states: list[Value]) -> tuple[Value, list[Value]]:
+    """Write one recurrent operator, of one cell or of one in each direction; return its steps and last states."""
+    batch, steps = value.shape[:2]
+    kind, units, dtype = _kind(cells[0]), int(cells[0].units), call.result.dtype
+    op = Recurrent(cell=kind, units=units, is_bidirectional=len(cells) == 2)
+    weights = [w for cell in cells for w in call.parameters(cell.kernel, cell.recurrent_kernel, cell.bias)]
+    sequence = call.fresh((batch, steps, units * len(cells)), dtype)
+    found = [call.fresh((batch, units), dtype) for _ in range(_STATES[kind] * len(cells))]
+    call.write(op, (value, *weights, *states), (sequence, *found))
+    return sequence, found
+
+
+def _finish(call: Call, value: Value, states: list[Value]) -> None:
+    _steps(call, value, call.result)
+    _write_states(call, call.results[1:], states)
+
+
+def _write_states(call: Call, results: tuple[Value, ...], states: list[Value]) -> None:
+    if len(results) != len(states):
+        raise UntranslatableError
+    for result, state in zip(results, states, strict=True):
+        call.emit(Identity(), state, out=result)
+
+
+def _steps(call: Call, value: Value, result: Value) -> None:
+    """Write all steps, or the last one alone, as the result."""
+    if value.shape != result.shape:
+        value = call.piece(value, 1, value.shape[1] - 1, 1)
+    call.emit(Reshape(), value, out=result)
+
+
+PRODUCT_LAYERS: dict[str, Translation] = {
+    "AdditiveAttention": additive,
+    "Bidirectional": bidirectional,
+    "Dense": dense,
+    "Dot": dot,
+    "EinsumDense": einsum_dense,
+    "Embedding": embedding,
+    "ReversibleEmbedding": reversible_embedding,
+    "TimeDistributed": time_distributed,
+    **of_all_ranks(convolutional, "ConvLSTM{}D"),
+    **dict.fromkeys(("GroupedQueryAttention", "MultiHeadAttention"), multi_head),
+    **dict.fromkeys(("GRU", "LSTM", "RNN", "SimpleRNN"), recurrent),
+}
+"""Layers."""
+
+PRODUCT_OPERATIONS: dict[str, Translation] = {
+    "Dot": dot_operation,
+    "DotProductAttention": attention,
+    "Einsum": einsum,
+    "Matmul": matmul,
+    "Tensordot": tensordot,
+}
+"""Of `keras.ops`."""
