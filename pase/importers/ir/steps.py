@@ -99,10 +99,14 @@ class StepBuilder(ABC):
         """
         if out is None:
             dtype = dtype or next((x.dtype for x in floats_first(inputs)), self.result.dtype)
-            name = f":{name}" if name else f"~{len(self.steps)}"
-            out = Value(name=f"{self.result.name}{name}", shape=tuple(shape), dtype=dtype)
+            out = self.between(shape, dtype, name)
         self.write(op, inputs, (out,))
         return out
+
+    def between(self, shape: Sequence[int], dtype: str = "", name: str = "") -> Value:
+        """Return a new value between two steps, by default of the result's type."""
+        name = f":{name}" if name else f"~{len(self.steps)}"
+        return Value(name=f"{self.result.name}{name}", shape=tuple(shape), dtype=dtype or self.result.dtype)
 
     def identity(self, x: Value, *, out: Value | None = None) -> Value:
         """Write a tensor as it is."""
@@ -130,6 +134,27 @@ class StepBuilder(ABC):
         rank = len(x.shape)
         op = Slice(starts=with_extent((0,) * rank, dim, start), steps=with_extent((1,) * rank, dim, stride))
         return self.add(op, x, shape=with_extent(x.shape, dim, size), out=out)
+
+    def box(
+        self, x: Value, starts: Sequence[int], shape: Sequence[int], by: Sequence[int] = (), *, out: Value | None = None
+    ) -> Value:
+        """Write a box, perhaps every so many elements of each dim; nothing where it is all of it and no result."""
+        op = Slice(starts=tuple(starts), steps=tuple(by) or (1,) * len(x.shape))
+        return x if out is None and x.shape == tuple(shape) else self.add(op, x, shape=shape, out=out)
+
+    def split(self, x: Value, dim: int) -> None:
+        """Write all results as pieces that make up a tensor along a dim, which results of one element may lack."""
+        start = 0
+        for result in self.results:
+            if len(result.shape) == len(x.shape):
+                self.cut(x, dim, start, result.shape[dim], out=result)
+            else:
+                self.reshape(self.cut(x, dim, start), out=result)
+            start += result.shape[dim] if len(result.shape) == len(x.shape) else 1
+
+    def stack(self, values: Sequence[Value], dim: int, *, out: Value | None = None) -> Value:
+        """Write tensors side by side along a new dim."""
+        return self.concat([self.reshape(x, (*x.shape[:dim], 1, *x.shape[dim:])) for x in values], dim, out=out)
 
     def concat(self, values: Sequence[Value], dim: int, *, out: Value | None = None) -> Value:
         """Write tensors end to end; a single one as it is."""
@@ -265,7 +290,7 @@ class StepBuilder(ABC):
         Returns:
             Whether it is known: a diagonal is not, nor what does not fit its tensors; nothing is written then.
         """
-        parsed = _parsed(equation, tensors)
+        parsed = parse_einsum(equation, tensors)
         if parsed is None:
             return False
         operands, output = parsed
@@ -306,7 +331,7 @@ def _extents(tensors: Sequence[Value], operands: Sequence[str]) -> dict[str, int
     return found
 
 
-def _parsed(equation: str, tensors: Sequence[Value]) -> tuple[list[str], str] | None:
+def parse_einsum(equation: str, tensors: Sequence[Value]) -> tuple[list[str], str] | None:
     """Return the letters of each tensor's dims and of the result's; None where they are not plain."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     operands = inputs.split(",")

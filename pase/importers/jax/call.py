@@ -1,13 +1,14 @@
 """`Call`: a primitive as a program calls it; `Writer`: nodes of a program, and what is known of its values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pase.errors import ModelError
-from pase.importers.ir import Emitter, Leaf, Node, Op, Use, Value
+from pase.importers.ir import Leaf, Node, Op, Use, Value
+from pase.importers.ir.steps import StepBuilder
 from pase.importers.jax.places import Places
 
 MAX_KNOWN = 1 << 16
@@ -64,7 +65,7 @@ class Writer:
         name = equation.primitive.name
         if results is None:
             results = [self.value(name, shape_of(v.aval, name), dtype_name(v.aval.dtype)) for v in equation.outvars]
-        return Call(equation=equation, inputs=tuple(inputs), results=tuple(results), outer=outer, writer=self)
+        return Call(equation=equation, inputs=tuple(inputs), outputs=tuple(results), outer=outer, writer=self)
 
     def node(self, call: "Call", op: Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         """Add a node of a call."""
@@ -96,12 +97,29 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Emitter):
-    """An equation with what it reads and gives. outer: scopes of the equations that it is within."""
+class Call(StepBuilder):
+    """An equation with what it reads and returns. outer: scopes of the equations that it is within."""
 
     equation: Any
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
     outer: tuple[str, ...]
     writer: Writer
+
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        """The tensors that it reads, in order."""
+        return self.inputs
+
+    @property
+    def x(self) -> Value:
+        """The first of them."""
+        return self.inputs[0]
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """The tensors that it returns."""
+        return self.outputs
 
     @property
     def name(self) -> str:
@@ -129,19 +147,19 @@ class Call(Emitter):
     def number(self, position: int) -> float | None:
         """Return the number that an input is; None where it is none, or not known."""
         found = self.known(self.inputs[position])
-        return float(found) if found is not None and found.size == 1 else None
+        return float(found) if found is not None and found.size == 1 and found.dtype.kind != "c" else None
 
     def maker(self, value: Value) -> Op | None:
         """Return the operator that computed an input."""
         return self.writer.makers.get(value.name)
 
-    def write(self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value], part: str = "") -> None:
-        """Add a node; parts of a primitive have its name."""
-        self.writer.node(self, op, inputs, outputs)
+    def write(self, op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
+        """Write a step, as a node at once: what a loop runs comes between its steps."""
+        self.writer.node(self, op, tuple(inputs), tuple(outputs))
 
-    def fresh(self, shape: Sequence[int], dtype: str = "") -> Value:
-        """Return a new value between two nodes, by default of the result's type."""
-        return self.writer.value(f"{self.name}:part", shape, dtype or self.result.dtype)
+    def between(self, shape: Sequence[int], dtype: str = "", name: str = "") -> Value:
+        """Return a new value between two steps."""
+        return self.writer.value(f"{self.name}:{name or 'part'}", shape, dtype or self.result.dtype)
 
 
 Translation = Callable[[Call], object]

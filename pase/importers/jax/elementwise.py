@@ -44,7 +44,7 @@ def pointwise(call: Call, function: str = "") -> None:
     """Write a function of all inputs, point by point; of one input and a number where the others are numbers."""
     function = function or FUNCTIONS[call.name]
     if call.name == "integer_pow":
-        call.emit(Pointwise(functions=(function,), constant=float(call.params["y"])), call.x)
+        call.give(Pointwise(functions=(function,), constant=float(call.params["y"])), call.x)
         return
     tensors = [value for value in call.inputs if value.shape or call.known(value) is None] or list(call.inputs)
     numbers = [call.number(i) for i, value in enumerate(call.inputs) if value not in tensors]
@@ -54,14 +54,14 @@ def pointwise(call: Call, function: str = "") -> None:
         constant=numbers[0] if is_one else None,
         constant_first=is_one and call.x not in tensors,
     )
-    call.emit(op, *tensors)
+    call.give(op, *tensors)
 
 
 def maximum(call: Call) -> None:
     """Write the larger of two; of one and zero it is a rectifier."""
     others = [value for i, value in enumerate(call.inputs) if call.number(i) != 0.0 or value.shape]
     if len(others) == 1:
-        call.emit(Pointwise(functions=("relu",)), *others)
+        call.point("relu", *others, out=call.result)
     else:
         pointwise(call)
 
@@ -79,9 +79,9 @@ def clamp(call: Call) -> None:
     low, x, high = call.inputs
     bounds = call.number(0), call.number(2)
     if bounds[0] is None or bounds[1] is None:
-        call.emit(Pointwise(functions=("clip",)), x, low, high)
+        call.point("clip", x, low, high, out=call.result)
     else:
-        call.emit(Pointwise(functions=("clip",), numbers=(bounds[0], bounds[1])), x)
+        call.point("clip", x, numbers=bounds, out=call.result)
 
 
 def divide(call: Call) -> None:
@@ -90,7 +90,7 @@ def divide(call: Call) -> None:
     # A sum over windows of ones is how many elements each of them has.
     is_count = call.known(divisor) is not None or isinstance(call.maker(divisor), Pool)
     if isinstance(call.maker(x), Pool) and is_count:
-        call.emit(Identity(), x)
+        call.give(Identity(), x)
     else:
         pointwise(call, "divide")
 
@@ -98,31 +98,31 @@ def divide(call: Call) -> None:
 def cast(call: Call) -> None:
     """Write the input in another type: as it is where both can have a gradient, or neither."""
     is_same = call.x.shape == call.result.shape and call.x.is_float == call.result.is_float
-    call.emit(Identity() if is_same else Pointwise(functions=("cast",)), call.x)
+    call.give(Identity() if is_same else Pointwise(functions=("cast",)), call.x)
 
 
 def same(call: Call) -> None:
     """Write every input as it is."""
     for value, result in zip(call.inputs, call.results, strict=False):
-        call.emit(Identity(), value, out=result)
+        call.add(Identity(), value, out=result)
 
 
 def reduction(call: Call) -> None:
     """Write a reduction over some dims."""
-    call.emit(Reduce(function=REDUCTIONS[call.name], over=call.numbers("axes")), call.x)
+    call.give(Reduce(function=REDUCTIONS[call.name], over=call.numbers("axes")), call.x)
 
 
 def reduction_by(call: Call) -> None:
     """Write a reduction by a function of the user's."""
     if len(call.results) == 1:
-        call.emit(Reduce(function="any", over=call.numbers("dimensions")), call.x)
+        call.give(Reduce(function="any", over=call.numbers("dimensions")), call.x)
     else:
-        call.generic(())
+        call.opaque(passes=())
 
 
 def along(call: Call) -> None:
     """Write what works along the dim that a parameter names: a running sum, a sort, the largest elements."""
-    call.generic_along(int(call.params.get("dimension", call.params.get("axis", -1))))
+    call.opaque(over=[int(call.params.get("dimension", call.params.get("axis", -1)))])
 
 
 ELEMENTWISE: dict[str, Translation] = {
@@ -137,7 +137,7 @@ ELEMENTWISE: dict[str, Translation] = {
     **dict.fromkeys(REDUCTIONS, reduction),
     "reduce": reduction_by,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "sort", "top_k", "approx_top_k"), along),
-    "rev": lambda call: call.generic_along(*call.numbers("dimensions")),
-    "fft": lambda call: call.generic_along(*range(-len(call.params["fft_lengths"]), 0)),
+    "rev": lambda call: call.opaque(over=call.numbers("dimensions")),
+    "fft": lambda call: call.opaque(over=range(-len(call.params["fft_lengths"]), 0)),
 }
 """By the primitive's name."""

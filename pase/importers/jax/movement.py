@@ -4,14 +4,14 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from pase.importers.ir import Broadcast, Gather, Generic, Lookup, Pad, Reshape, Value
+from pase.importers.ir import Broadcast, Generic, Lookup, Pad, Reshape, Value
 from pase.importers.jax.call import Call, Translation, whole
 
 
 def broadcast(call: Call) -> None:
     """Write a tensor repeated to a shape; one that is repeated nowhere is a reshape."""
     is_same = prod(call.x.shape) == prod(call.result.shape)
-    call.emit(Reshape() if is_same else Broadcast(places=call.numbers("broadcast_dimensions")), call.x)
+    call.give(Reshape() if is_same else Broadcast(places=call.numbers("broadcast_dimensions")), call.x)
 
 
 def dynamic_slice(call: Call) -> None:
@@ -19,7 +19,7 @@ def dynamic_slice(call: Call) -> None:
     x, out = call.x.shape, call.result.shape
     starts = [(0,) if x[i] == out[i] else call.integers(1 + i) for i in range(len(x))]
     if None in starts:
-        call.generic(_alike(call.x, call.result))
+        call.opaque(passes=_alike(call.x, call.result))
         return
     # A box that would reach beyond the tensor is moved back into it.
     begin = [min(max(start[0], 0), a - b) for start, a, b in zip(starts, x, out, strict=True) if start is not None]
@@ -35,9 +35,9 @@ def tile(call: Call) -> None:
     """Write a tensor laid end to end with itself: each dim is repeated as a whole."""
     repeats = call.numbers("reps")
     if len(repeats) != len(call.x.shape):
-        call.generic(())
+        call.opaque(passes=())
     else:
-        call.repeated(call.x, dict(enumerate(repeats)), {})
+        call.repeat(call.x, repeats, out=call.result)
 
 
 def pad(call: Call) -> None:
@@ -48,16 +48,22 @@ def pad(call: Call) -> None:
     config = [whole(one) for one in call.params["padding_config"]]
     is_within = any(inner for *_, inner in config)
     if not is_within and all(low >= 0 and high >= 0 for low, high, _ in config):
-        call.emit(Pad(before=tuple(low for low, *_ in config)), call.x)
+        call.give(Pad(before=tuple(low for low, *_ in config)), call.x)
     elif not is_within and all(low <= 0 and high <= 0 for low, high, _ in config):
         call.box(call.x, [-low for low, *_ in config], call.result.shape, out=call.result)
     else:
-        call.generic((i, i) for i, one in enumerate(config) if one == (0, 0, 0))
+        call.opaque(passes=[(i, i) for i, one in enumerate(config) if one == (0, 0, 0)])
+
+
+def concatenate(call: Call) -> None:
+    """Write tensors end to end; those without elements are left out."""
+    full = [value for value in call.inputs if 0 not in value.shape]
+    call.concat(full or call.inputs[:1], int(call.params["dimension"]), out=call.result)
 
 
 def positions(call: Call) -> None:
     """Write numbers that no input tells."""
-    call.emit(Generic(is_index=not call.result.is_float), *call.inputs)
+    call.give(Generic(is_index=not call.result.is_float), *call.inputs)
 
 
 # -- look-ups
@@ -82,7 +88,7 @@ def gather(call: Call) -> None:
         # Batch dims stand among those of the indices, which are the result's dims that are no offsets.
         others = [i for i in range(len(call.result.shape)) if i not in spec.offset_dims]
         batch = zip(spec.operand_batching_dims, spec.start_indices_batching_dims, strict=True)
-        call.generic(sorted([*passes, *((int(dim), others[int(place)]) for dim, place in batch)]))
+        call.opaque(passes=sorted([*passes, *((int(dim), others[int(place)]) for dim, place in batch)]))
 
 
 def scatter(call: Call) -> None:
@@ -92,7 +98,7 @@ def scatter(call: Call) -> None:
     gone = {*spec.inserted_window_dims, *spec.operand_batching_dims}
     kept = zip((i for i in range(len(x.shape)) if i not in gone), spec.update_window_dims, strict=True)
     moved = spec.scatter_dims_to_operand_dims
-    call.generic((i, i) for i, place in kept if updates.shape[place] == x.shape[i] and i not in moved)
+    call.opaque(passes=[(i, i) for i, place in kept if updates.shape[place] == x.shape[i] and i not in moved])
 
 
 def _is_row(call: Call, spec: Any, axes: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
@@ -110,26 +116,26 @@ def _piece(call: Call, spec: Any, axis: int) -> bool:
         return False
     if found[-1] >= table.shape[axis] or len(indices.shape) > 2:
         return False
-    piece = call.piece(table, axis, found[0], len(found))
+    piece = call.cut(table, axis, found[0], len(found))
     if len(indices.shape) == 1:
-        call.emit(Reshape(), piece)
+        call.reshape(piece, out=call.result)
         return True
     order = [axis] * len(piece.shape)
     for dim, place in zip((i for i in range(len(order)) if i != axis), spec.offset_dims, strict=True):
         order[int(place)] = dim
-    call.transposed(piece, order, out=call.result)
+    call.transpose(piece, order, out=call.result)
     return True
 
 
 def _rows(call: Call, spec: Any, axis: int) -> None:
     table, indices = call.inputs[:2]
     count = len(indices.shape) - 1
-    rows = call.transposed(table, (axis, *(i for i in range(len(table.shape)) if i != axis)))
-    places = call.reshaped(indices, indices.shape[:-1])
-    found = call.then(Lookup(), rows, places, shape=(*places.shape, *rows.shape[1:]))
+    rows = call.transpose(table, (axis, *(i for i in range(len(table.shape)) if i != axis)))
+    places = call.reshape(indices, indices.shape[:-1])
+    found = call.add(Lookup(), rows, places, shape=(*places.shape, *rows.shape[1:]))
     offsets, lead = whole(spec.offset_dims), iter(range(count))
     order = [count + offsets.index(i) if i in offsets else next(lead) for i in range(len(call.result.shape))]
-    call.transposed(found, order, out=call.result)
+    call.transpose(found, order, out=call.result)
 
 
 def _of_rows(call: Call, spec: Any, axes: tuple[int, ...]) -> bool:
@@ -149,8 +155,8 @@ def _of_rows(call: Call, spec: Any, axes: tuple[int, ...]) -> bool:
     if places not in (others, tuple(range(len(others)))) or (count > 1 and places != others):
         return False
     box = (*table.shape[:axis], count, *table.shape[axis + 1 :])
-    taken = call.then(Gather(dim=axis), table, call.reshaped(indices, box), shape=box)
-    call.reshaped(taken, call.result.shape, out=call.result)
+    taken = call.gather(table, call.reshape(indices, box), axis)
+    call.reshape(taken, out=call.result)
     return True
 
 
@@ -165,24 +171,24 @@ def _of_every_row(call: Call, spec: Any, axes: tuple[int, ...]) -> bool:
     count = table.shape[0]
     if rows is None or places.shape != (count, 1) or rows.reshape(-1).tolist() != list(range(count)):
         return False
-    taken = call.then(Gather(dim=1), table, places, shape=(count, 1))
-    call.reshaped(taken, call.result.shape, out=call.result)
+    taken = call.gather(table, places, 1)
+    call.reshape(taken, out=call.result)
     return True
 
 
 MOVEMENT: dict[str, Translation] = {
-    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda call: call.emit(Reshape(), call.x)),
-    "transpose": lambda call: call.transposed(call.x, call.numbers("permutation"), out=call.result),
+    **dict.fromkeys(("reshape", "squeeze", "expand_dims"), lambda call: call.reshape(call.x, out=call.result)),
+    "transpose": lambda call: call.transpose(call.x, call.numbers("permutation"), out=call.result),
     "broadcast_in_dim": broadcast,
     "slice": lambda call: call.box(
         call.x, call.numbers("start_indices"), call.result.shape, call.numbers("strides"), out=call.result
     ),
     **dict.fromkeys(("split", "unstack"), lambda call: call.split(call.x, int(call.params["axis"]))),
     "dynamic_slice": dynamic_slice,
-    "dynamic_update_slice": lambda call: call.generic(_alike(call.x, call.inputs[1])),
-    "concatenate": lambda call: call.concatenated(call.inputs, int(call.params["dimension"])),
+    "dynamic_update_slice": lambda call: call.opaque(passes=_alike(call.x, call.inputs[1])),
+    "concatenate": concatenate,
     "pad": pad,
-    "stack": lambda call: call.stacked(call.inputs, int(call.params["axis"])),
+    "stack": lambda call: call.stack(call.inputs, int(call.params["axis"]), out=call.result),
     "tile": tile,
     **dict.fromkeys(("iota", "zeros_like", "empty"), positions),
     "gather": gather,

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from pase.importers.ir import LETTERS, Contract, Convolve, Pool, Reshape
+from pase.importers.ir import Contract, Convolve, Pool
+from pase.importers.ir.steps import letters
 from pase.importers.jax.call import Call, Translation, whole
 
 
@@ -10,10 +11,10 @@ def dot_general(call: Call) -> None:
     """Write a sum of products: the batch dims come first in the result, then those of the left, then the right."""
     x, y = call.inputs[:2]
     (over_x, over_y), (batch_x, batch_y) = call.params["dimension_numbers"]
-    letters = iter(LETTERS)
-    left = {i: next(letters) for i in range(len(x.shape))}
+    names = iter(letters(len(x.shape) + len(y.shape)))
+    left = {i: next(names) for i in range(len(x.shape))}
     right = {int(j): left[int(i)] for i, j in zip((*batch_x, *over_x), (*batch_y, *over_y), strict=True)}
-    right |= {j: next(letters) for j in range(len(y.shape)) if j not in right}
+    right |= {j: next(names) for j in range(len(y.shape)) if j not in right}
     batch = "".join(left[int(i)] for i in batch_x)
     summed = {left[int(i)] for i in over_x}
     free = [letter for letter in (*left.values(), *right.values()) if letter not in summed and letter not in batch]
@@ -22,24 +23,24 @@ def dot_general(call: Call) -> None:
     reads, told = [], []
     for value, own in ((x, left), (y, right)):
         kept = [i for i in range(len(own)) if own[i] not in spare]
-        reads.append(call.reshaped(value, [value.shape[i] for i in kept]))
+        reads.append(call.reshape(value, [value.shape[i] for i in kept]))
         told.append("".join(own[i] for i in kept))
     kept = [i for i, letter in enumerate(output) if letter not in spare]
     op = Contract(operands=(told[0], told[1]), output="".join(output[i] for i in kept))
     if spare:
-        product = call.fresh([call.result.shape[i] for i in kept])
-        call.emit(Reshape(), call.emit(op, *reads, out=product))
+        shape = [call.result.shape[i] for i in kept]
+        call.reshape(call.add(op, *reads, shape=shape, dtype=call.result.dtype), out=call.result)
     else:
-        call.emit(op, *reads)
+        call.give(op, *reads)
 
 
-def _spare(call: Call, letters: Sequence[Mapping[int, str]], free: Sequence[str]) -> str:
+def _spare(call: Call, names: Sequence[Mapping[int, str]], free: Sequence[str]) -> str:
     """Return the letters of dims of one element that an operand has besides others of its own.
 
     Attention of grouped heads, where each group has one: the product is that of plain heads.
     """
     found = ""
-    for value, own in zip(call.inputs, letters, strict=False):
+    for value, own in zip(call.inputs, names, strict=False):
         mine = [i for i, letter in own.items() if letter in free]
         ones = [own[i] for i in mine if value.shape[i] == 1]
         found += "".join(ones if len(ones) < len(mine) else ones[1:])
@@ -59,7 +60,7 @@ def convolution(call: Call) -> None:
     is_transposed = any(d != 1 for d in spread)
     is_known = is_plain and len(lhs) in (3, 4, 5)
     if not is_known or (is_transposed and (groups != 1 or any(s != 1 for s in stride))):
-        call.generic(((lhs[0], out[0]),) if is_plain else ())
+        call.opaque(passes=((lhs[0], out[0]),) if is_plain else ())
         return
     pads = tuple((int(first), int(last)) for first, last in call.params["padding"])
     if is_transposed:
@@ -80,19 +81,20 @@ def convolution(call: Call) -> None:
     place = dict(zip(lhs, out, strict=True))
     source = dict(zip(out, lhs, strict=True))
     if lhs == out:
-        call.emit(op, x, w)
+        call.give(op, x, w)
     else:
-        own = call.emit(op, x, w, out=call.fresh([call.result.shape[place[i]] for i in range(len(lhs))]))
-        call.transposed(own, [source[i] for i in range(len(lhs))], out=call.result)
+        shape = [call.result.shape[place[i]] for i in range(len(lhs))]
+        own = call.add(op, x, w, shape=shape, dtype=call.result.dtype)
+        call.transpose(own, [source[i] for i in range(len(lhs))], out=call.result)
 
 
 def ragged_dot(call: Call) -> None:
     """Write a product of rows, each with one of several matrices: as many FLOP as with a single one."""
     x, w = call.inputs[:2]
     if len(x.shape) != 2 or len(w.shape) != 3 or call.result.shape != (x.shape[0], w.shape[2]):
-        call.generic()
+        call.opaque()
     else:
-        call.emit(Contract(operands=("mk", "gkn"), output="mn", share=1.0 / w.shape[0]), *call.inputs[:3])
+        call.give(Contract(operands=("mk", "gkn"), output="mn", share=1.0 / w.shape[0]), *call.inputs[:3])
 
 
 _POOLS = {"reduce_window_sum": "mean", "reduce_window_max": "max", "reduce_window_min": "max", "reduce_window": "max"}
@@ -111,7 +113,7 @@ def pooling(call: Call) -> None:
     gone = ones[max(0, len(ones) - (len(others) - 2)) :] if len(others) > 2 else []
     is_dilated = any(d != 1 for d in call.params["base_dilation"])
     if len(call.results) != 1 or is_dilated or not 1 <= len(moved) <= 3 or len(others) - len(gone) != 2:
-        call.generic_along(*moved)
+        call.opaque(over=moved)
         return
     kept = [i for i in range(len(shape)) if i not in gone]
     op = Pool(
@@ -123,16 +125,16 @@ def pooling(call: Call) -> None:
         pads=tuple(pads[i] for i in moved),
         counts_padding=True,
     )
-    seen = call.reshaped(call.x, [shape[i] for i in kept])
+    seen = call.reshape(call.x, [shape[i] for i in kept])
     if seen is call.x:
-        call.emit(op, seen)
+        call.give(op, seen)
     else:
-        call.emit(Reshape(), call.then(op, seen, shape=[call.result.shape[i] for i in kept]))
+        call.reshape(call.add(op, seen, shape=[call.result.shape[i] for i in kept]), out=call.result)
 
 
 def _matrices(call: Call) -> None:
     """Write a decomposition or a solution of matrices: it can be split along the dims before the last two."""
-    call.generic_along(-2, -1)
+    call.opaque(over=(-2, -1))
 
 
 PRODUCTS: dict[str, Translation] = {

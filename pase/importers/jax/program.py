@@ -9,8 +9,9 @@ from math import prod
 from typing import Any
 
 from pase.errors import ModelError
-from pase.importers.ir import Concat, Generic, Leaf, Recurrent, Trace, Value
+from pase.importers.ir import Generic, Leaf, Recurrent, Trace, Value
 from pase.importers.ir.count import recurrent_flop
+from pase.importers.ir.steps import floats_first
 from pase.importers.jax.call import Call, Translation, Writer
 from pase.importers.jax.elementwise import ELEMENTWISE
 from pase.importers.jax.movement import MOVEMENT
@@ -90,7 +91,7 @@ class _Walk(Writer):
             raise ModelError(f"operator {name}{_REFUSED[name].format(where(equation))}")
         call = self.call(equation, inputs, outer)
         self.learn(call)
-        TRANSLATIONS.get(name, Call.generic)(call)
+        TRANSLATIONS.get(name, Call.opaque)(call)
         return call.results
 
     def _inline(self, inner: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
@@ -159,13 +160,13 @@ class _Walk(Writer):
                 row.append(value)
         for i, row in enumerate(rows, num_carry):
             if i in _read(call.equation) and row:
-                parts = [call.reshaped(value, (1, *value.shape)) for value in row]
-                call.emit(Concat(dim=0), *(parts[::-1] if params["reverse"] else parts), out=call.results[i])
+                parts = [call.reshape(value, (1, *value.shape)) for value in row]
+                call.concat(parts[::-1] if params["reverse"] else parts, 0, out=call.results[i])
         return [*carry, *call.results[num_carry:]]
 
     def _row(self, call: Call, value: Value, turn: int) -> Value:
         """Return the slice of a stacked value that a turn reads."""
-        row = call.reshaped(call.piece(value, 0, turn, 1), value.shape[1:])
+        row = call.reshape(call.cut(value, 0, turn), value.shape[1:])
         weight = self.weights.get(value.name)
         if weight is not None:
             head, _, last = weight.rpartition(".")
@@ -187,11 +188,11 @@ def _write_loop(call: Call, constants: list[Value], carry: list[Value], stacked:
         result = call.results[i]
         is_own = is_turned and i >= num_carry
         own.append(
-            call.fresh((result.shape[1], result.shape[0], *result.shape[2:]), result.dtype) if is_own else result
+            call.between((result.shape[1], result.shape[0], *result.shape[2:]), result.dtype) if is_own else result
         )
     if not own:
         return
-    reads = sorted((*stacked, *carry, *constants), key=lambda value: not value.is_float)
+    reads = floats_first((*stacked, *carry, *constants))
     place = int(reads[0].is_float and reads[0] in stacked)
     points = sum(prod(variable.aval.shape) for inner in call.params["jaxpr"].jaxpr.eqns for variable in inner.outvars)
     size = prod(next((value.shape for value in own if value.is_float), (1,)))
@@ -205,7 +206,7 @@ def _write_loop(call: Call, constants: list[Value], carry: list[Value], stacked:
     call.write(op, reads, own)
     for i, value in zip(wanted, own, strict=True):
         if value is not call.results[i]:
-            call.transposed(value, (1, 0, *range(2, len(value.shape))), out=call.results[i])
+            call.transpose(value, (1, 0, *range(2, len(value.shape))), out=call.results[i])
 
 
 def _batch(states: Sequence[Value], stacked: Sequence[Value]) -> int | None:

@@ -1,10 +1,12 @@
 """`Call`: a layer or an operation of Keras as it is applied to tensors, and what its translation writes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
-from pase.importers.ir import Emitter, Identity, Leaf, Node, Op, Origin, Pointwise, Softmax, Use, Value
+from pase.importers.ir import Identity, Leaf, Node, Op, Origin, Pointwise, Softmax, Use, Value
+from pase.importers.ir.steps import StepBuilder, floats_first
 
 Shape = tuple[int, ...]
 Translation = Callable[["Call"], object]
@@ -89,18 +91,20 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(Emitter):
+class Call(StepBuilder):
     """An operation with what it is applied to.
 
     Attributes:
         arguments: as it is called, tensors being values.
         keywords: as it is called, by name.
+        outputs: what it gives, all tensors of it in order.
         scope: path of the layer.
     """
 
     operation: Any
     arguments: tuple[Any, ...]
     keywords: Mapping[str, Any]
+    outputs: tuple[Value, ...]
     scope: str
     writer: Writer
     reader: Applies
@@ -109,6 +113,21 @@ class Call(Emitter):
     def kind(self) -> str:
         """The name of its class."""
         return type(self.operation).__name__
+
+    @cached_property
+    def tensors(self) -> tuple[Value, ...]:
+        """All tensors that it is applied to, in order."""
+        return tuple(values_of((self.arguments, dict(self.keywords))))
+
+    @property
+    def x(self) -> Value:
+        """The first of them."""
+        return self.tensors[0]
+
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """The tensors that it gives."""
+        return self.outputs
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument that is given by position or by name."""
@@ -142,40 +161,43 @@ class Call(Emitter):
         (found,) = values_of(self.reader.apply(layer, values, {}, f"{self.scope}/{layer.name}"))
         return found
 
-    def write(self, op: Op, inputs: Sequence[Value], outputs: Sequence[Value], part: str = "") -> None:
-        """Add a node."""
-        scope = f"{self.scope}/{part}" if part else self.scope
-        self.writer.node(op, inputs, outputs, Origin(operator=self.kind, scope=scope))
+    def write(self, op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
+        """Write a step, as a node at once: what layers within this one do comes between its steps."""
+        self.writer.node(op, tuple(inputs), tuple(outputs), Origin(operator=self.kind, scope=self.scope))
 
-    def fresh(self, shape: Sequence[int], dtype: str = "") -> Value:
-        """Return a new value between two nodes, by default of the result's type."""
-        name = self.writer.name(f"{self.scope}:part")
+    def between(self, shape: Sequence[int], dtype: str = "", name: str = "") -> Value:
+        """Return a new value between two steps."""
+        name = self.writer.name(f"{self.scope}:{name or 'part'}")
         return Value(name=name, shape=tuple(shape), dtype=dtype or self.result.dtype)
 
+    def part(self, name: str) -> "Call":
+        """Return the call, whose next step is a part with a name of its own."""
+        return replace(self, scope=f"{self.scope}/{name}")
+
     def pointwise(self, *functions: str, numbers: Sequence[float] = ()) -> None:
-        """Write functions of all inputs, point by point, one after the other."""
-        self.emit(Pointwise(functions=functions, flop_per_point=len(functions), numbers=tuple(numbers)), *self.inputs)
+        """Write functions of all tensors, point by point, one after the other."""
+        self.give(Pointwise(functions=functions, flop_per_point=len(functions), numbers=tuple(numbers)), *self.tensors)
 
     def emit_activated(self, op: Op, *inputs: Value) -> None:
         """Write the node of a layer and its activation, which gives the result."""
         activation = self.operation.activation
         if activation_name(activation) == "linear":
-            self.emit(op, *inputs)
+            self.give(op, *inputs)
         else:
-            self.activate(self.emit(op, *inputs, out=self.fresh(self.result.shape)), activation)
+            self.activate(self.add(op, *inputs, shape=self.result.shape, dtype=self.result.dtype), activation)
 
     def activate(self, value: Value, activation: Any) -> None:
         """Write an activation, which gives the result."""
         name = activation_name(activation)
         if name == "linear":
-            self.emit(Identity(), value)
+            self.give(Identity(), value)
         elif name in _SOFTMAX:
-            self.emit(Softmax(dim=len(value.shape) - 1, is_log=name == "log_softmax"), value, part=name)
+            self.part(name).give(Softmax(dim=len(value.shape) - 1, is_log=name == "log_softmax"), value)
         elif name in _MIXING or not is_keras(activation):
             (found,) = self.reader.trace(activation, [value], f"{self.scope}/{name}")
-            self.emit(Identity(), found)
+            self.give(Identity(), found)
         else:
-            self.emit(Pointwise(functions=(name,), numbers=_NUMBERS.get(name, ())), value, part=name)
+            self.part(name).give(Pointwise(functions=(name,), numbers=_NUMBERS.get(name, ())), value)
 
 
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
@@ -216,8 +238,7 @@ def is_keras(thing: Any) -> bool:
 
 def unknown(call: Call) -> None:
     """Write an operation of which only the shapes are known, with the weights that it has."""
-    tensors = sorted(call.inputs, key=lambda value: not value.is_float)
-    call.generic(inputs=(*tensors, *call.parameters(*trained_of(call.operation))))
+    call.opaque(*floats_first(call.tensors), *call.parameters(*trained_of(call.operation)))
 
 
 def trained_of(operation: Any) -> list[Any]:

@@ -12,7 +12,7 @@ def _identity(call: Call) -> None:
     """Write the tensor as it is; what changes its shape in training alone is not known."""
     if call.x.shape != call.result.shape:
         raise UntranslatableError
-    call.emit(Identity(), call.x)
+    call.give(Identity(), call.x)
 
 
 # -- layers that work point by point
@@ -20,7 +20,7 @@ def _identity(call: Call) -> None:
 
 def prelu(call: Call) -> None:
     """Write a leaky ReLU whose slopes are trained."""
-    call.emit(Pointwise(functions=("prelu",)), call.x, *call.parameters(call.operation.alpha))
+    call.give(Pointwise(functions=("prelu",)), call.x, *call.parameters(call.operation.alpha))
 
 
 def softmax_layer(call: Call) -> None:
@@ -29,11 +29,11 @@ def softmax_layer(call: Call) -> None:
     first, last = axes[0], axes[-1] + 1
     if axes != tuple(range(first, last)):
         raise UntranslatableError
-    flat = call.reshaped(call.x, (*shape[:first], prod(shape[first:last]), *shape[last:]))
+    flat = call.reshape(call.x, (*shape[:first], prod(shape[first:last]), *shape[last:]))
     if flat is call.x:
-        call.emit(Softmax(dim=first), flat)
+        call.give(Softmax(dim=first), flat)
     else:
-        call.emit(Reshape(), call.then(Softmax(dim=first), flat, shape=flat.shape))
+        call.give(Reshape(), call.add(Softmax(dim=first), flat, shape=flat.shape))
 
 
 def relu(call: Call) -> None:
@@ -54,8 +54,8 @@ def rescaling(call: Call) -> None:
     """Write x · scale + offset."""
     scale, offset = call.operation.scale, call.operation.offset
     if isinstance(scale, int | float) and isinstance(offset, int | float):
-        scaled = call.then(Pointwise(functions=("multiply",), constant=float(scale)), call.x, shape=call.x.shape)
-        call.emit(Pointwise(functions=("add",), constant=float(offset)), scaled)
+        scaled = call.add(Pointwise(functions=("multiply",), constant=float(scale)), call.x, shape=call.x.shape)
+        call.give(Pointwise(functions=("add",), constant=float(offset)), scaled)
     else:
         call.pointwise("multiply", "add")
 
@@ -68,22 +68,22 @@ def normalization(call: Call) -> None:
     mean, deviation = (
         call.writer.leaf(f"{call.scope}/{name}", shape, x.dtype, "constant") for name in ("mean", "deviation")
     )
-    centred = call.then(Pointwise(functions=("subtract",)), x, mean, shape=x.shape)
-    call.emit(Pointwise(functions=("divide",)), centred, deviation)
+    centred = call.add(Pointwise(functions=("subtract",)), x, mean, shape=x.shape)
+    call.give(Pointwise(functions=("divide",)), centred, deviation)
 
 
 def merge(call: Call) -> None:
     """Write a function of all tensors; those of fewer dims get dims of one element after the batch."""
-    functions, tensors = _MERGES[call.kind], call.inputs
+    functions, tensors = _MERGES[call.kind], call.tensors
     if len(tensors) == 1:
-        call.emit(Identity(), *tensors)
+        call.give(Identity(), *tensors)
         return
     rank = max(len(value.shape) for value in tensors)
     seen = [
-        call.reshaped(value, (*value.shape[:1], *(1,) * (rank - len(value.shape)), *value.shape[1:]))
+        call.reshape(value, (*value.shape[:1], *(1,) * (rank - len(value.shape)), *value.shape[1:]))
         for value in tensors
     ]
-    call.emit(Pointwise(functions=functions, flop_per_point=len(tensors) - 2 + len(functions)), *seen)
+    call.give(Pointwise(functions=functions, flop_per_point=len(tensors) - 2 + len(functions)), *seen)
 
 
 _MERGES = {
@@ -143,19 +143,19 @@ def _normalise(
         groups=groups,
         epsilon=float(layer.epsilon),
     )
-    call.emit(op, call.x, *scale, *shift, *statistics)
+    call.give(op, call.x, *scale, *shift, *statistics)
 
 
 def rms_normalisation(call: Call) -> None:
     """Write normalisation by the root of the mean square."""
     over, epsilon = call.axes(), float(call.operation.epsilon or 1e-6)
     op = Normalise(kind="rms", over=over, channels=over, has_shift=False, epsilon=epsilon)
-    call.emit(op, call.x, *call.parameters(call.operation.scale))
+    call.give(op, call.x, *call.parameters(call.operation.scale))
 
 
 def normalisation_operation(call: Call) -> None:
     """Write a normalisation without weights of its own: the tensor, then scale and shift where there are any."""
-    over, affine = call.axes(), call.inputs[1:3]
+    over, affine = call.axes(), call.tensors[1:3]
     is_layer = call.kind == "LayerNorm" and not getattr(call.operation, "rms_scaling", False)
     op = Normalise(
         kind="layer" if is_layer else "rms",
@@ -164,7 +164,7 @@ def normalisation_operation(call: Call) -> None:
         has_scale=len(affine) > 0,
         has_shift=len(affine) > 1,
     )
-    call.emit(op, call.x, *affine)
+    call.give(op, call.x, *affine)
 
 
 ELEMENTWISE_LAYERS: dict[str, Translation] = {
@@ -183,7 +183,7 @@ ELEMENTWISE_LAYERS: dict[str, Translation] = {
     "Softmax": softmax_layer,
     "Solarization": lambda call: call.pointwise("where"),
     # The kernel of the layer within is divided by one number that is computed of itself.
-    "SpectralNormalization": lambda call: call.emit(Identity(), call.apply(call.operation.layer, call.x)),
+    "SpectralNormalization": lambda call: call.give(Identity(), call.apply(call.operation.layer, call.x)),
     "UnitNormalization": normalisation_operation,
     **dict.fromkeys(_MERGES, merge),
     **of_all_ranks(_identity, "SpatialDropout{}D"),
@@ -215,14 +215,14 @@ def pointwise(call: Call) -> None:
     numbers = [] if attributes else [a for a in given if isinstance(a, int | float) and not isinstance(a, bool)]
     if call.kind == "Gelu" and getattr(owner, "approximate", True):
         name = "gelu_tanh"
-    constant = float(numbers[0]) if len(call.inputs) == 1 and numbers else None
+    constant = float(numbers[0]) if len(call.tensors) == 1 and numbers else None
     op = Pointwise(
         functions=(name,),
         constant=constant,
         constant_first=constant is not None and isinstance(given[0], int | float),
         numbers=_OF_OPERATIONS.get(call.kind, own),
     )
-    call.emit(op, *call.inputs)
+    call.give(op, *call.tensors)
 
 
 _ATTRIBUTES = {
@@ -239,23 +239,21 @@ _OF_OPERATIONS = {"HardSigmoid": (1 / 6, 0.5), "HardTanh": (-1.0, 1.0)}
 def reduce(call: Call) -> None:
     """Write a reduction over some dims, or all."""
     keeps = bool(getattr(call.operation, "keepdims", False))
-    call.emit(Reduce(function=REDUCTIONS[call.kind], over=call.axes(), keeps_dims=keeps), call.x)
+    call.give(Reduce(function=REDUCTIONS[call.kind], over=call.axes(), keeps_dims=keeps), call.x)
 
 
 def glu(call: Call) -> None:
     """Write the first half of a dim, times the sigmoid of the second."""
     dim = call.axis()
     size = call.result.shape[dim]
-    value, gate = (call.piece(call.x, dim, start, size) for start in (0, size))
-    call.emit(Pointwise(functions=("sigmoid", "multiply"), flop_per_point=2), gate, value)
+    value, gate = (call.cut(call.x, dim, start, size) for start in (0, size))
+    call.give(Pointwise(functions=("sigmoid", "multiply"), flop_per_point=2), gate, value)
 
 
 def along(call: Call) -> None:
     """Write an operator that works along its last dim, or along one that it names, and on each row alone."""
     axis = getattr(call.operation, "axis", None)
-    dims = {len(call.x.shape) - 1} if axis is None else set(call.axes())
-    shared = zip(call.x.shape, *(result.shape for result in call.results), strict=False)
-    call.generic((i, i) for i, extents in enumerate(shared) if i not in dims and len(set(extents)) == 1)
+    call.opaque(over=[-1] if axis is None else call.axes())
 
 
 # -- cross-entropies
@@ -268,19 +266,19 @@ def sparse_cross_entropy(call: Call) -> None:
     """Write the negative logarithm of the target's probability."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     axis = call.axis(len(x.shape))
-    places = call.then(Identity(), target, shape=target.shape, dtype="int32") if target.is_float else target
+    places = call.add(Identity(), target, shape=target.shape, dtype="int32") if target.is_float else target
     box = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    found = call.then(Gather(dim=axis), _logarithm(call, x, axis), call.reshaped(places, box), shape=box)
-    call.emit(Pointwise(functions=("negate",)), call.reshaped(found, call.result.shape))
+    found = call.add(Gather(dim=axis), _logarithm(call, x, axis), call.reshape(places, box), shape=box)
+    call.give(Pointwise(functions=("negate",)), call.reshape(found, call.result.shape))
 
 
 def cross_entropy(call: Call) -> None:
     """Write the cross-entropy of probabilities of all classes."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     axis = call.axis(len(x.shape))
-    product = call.then(Pointwise(functions=("multiply",)), _logarithm(call, x, axis), target, shape=x.shape)
-    total = call.then(Reduce(function="sum", over=(axis,)), product, shape=call.result.shape)
-    call.emit(Pointwise(functions=("negate",)), total)
+    product = call.add(Pointwise(functions=("multiply",)), _logarithm(call, x, axis), target, shape=x.shape)
+    total = call.add(Reduce(function="sum", over=(axis,)), product, shape=call.result.shape)
+    call.give(Pointwise(functions=("negate",)), total)
 
 
 def binary_cross_entropy(call: Call) -> None:
@@ -288,18 +286,18 @@ def binary_cross_entropy(call: Call) -> None:
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     steps = ("sigmoid",) if call.operation.from_logits else ()
     # Clipped, two logarithms, each times what it counts for, and their negative sum.
-    call.emit(Pointwise(functions=(*steps, "binary_cross_entropy"), flop_per_point=8 + len(steps)), x, target)
+    call.give(Pointwise(functions=(*steps, "binary_cross_entropy"), flop_per_point=8 + len(steps)), x, target)
 
 
 def _logarithm(call: Call, x: Value, axis: int) -> Value:
     """Return the logarithms of probabilities, which scores are made into first."""
     if call.operation.from_logits:
-        return call.then(Softmax(dim=axis, is_log=True), x, shape=x.shape)
+        return call.add(Softmax(dim=axis, is_log=True), x, shape=x.shape)
     rows = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    total = call.then(Reduce(function="sum", over=(axis,), keeps_dims=True), x, shape=rows)
-    shares = call.then(Pointwise(functions=("divide",)), x, total, shape=x.shape)
-    clipped = call.then(Pointwise(functions=("clip",), numbers=_CLIPPED), shares, shape=x.shape)
-    return call.then(Pointwise(functions=("log",)), clipped, shape=x.shape)
+    total = call.add(Reduce(function="sum", over=(axis,), keeps_dims=True), x, shape=rows)
+    shares = call.add(Pointwise(functions=("divide",)), x, total, shape=x.shape)
+    clipped = call.add(Pointwise(functions=("clip",), numbers=_CLIPPED), shares, shape=x.shape)
+    return call.add(Pointwise(functions=("log",)), clipped, shape=x.shape)
 
 
 def _snake(name: str) -> str:
@@ -353,8 +351,8 @@ ELEMENTWISE_OPERATIONS: dict[str, Translation] = {
     "BinaryCrossentropy": binary_cross_entropy,
     "CategoricalCrossentropy": cross_entropy,
     "Glu": glu,
-    "LogSoftmax": lambda call: call.emit(Softmax(dim=call.axis(), is_log=True), call.x),
-    "Softmax": lambda call: call.emit(Softmax(dim=call.axis()), call.x),
+    "LogSoftmax": lambda call: call.give(Softmax(dim=call.axis(), is_log=True), call.x),
+    "Softmax": lambda call: call.give(Softmax(dim=call.axis()), call.x),
     "SparseCategoricalCrossentropy": sparse_cross_entropy,
 }
 """Of `keras.ops`."""

@@ -92,6 +92,90 @@ def read_model(keras: Any, path: str) -> Any:
     return model
 
 
+def read_losses(keras: Any, path: str, notes: list[str]) -> Any:
+    """Return the losses that the model of a file was compiled with, as `compile` takes them; None for none.
+
+    They are read as names and numbers: none is made that is not one of `keras.losses` with plain settings.
+
+    Args:
+        keras: the module.
+        path: of the file.
+        notes: takes what is said of losses that are left out.
+    """
+    compiled = read_config(path).get("compile_config")
+    given = compiled.get("loss") if isinstance(compiled, dict) else None
+
+    def known(item: Any) -> Any:
+        found = _known_loss(keras, item)
+        if found is None and item is not None:
+            name = item.get("registered_name") or item.get("class_name") if isinstance(item, dict) else item
+            notes.append(
+                f"the file's loss {name!r:.60} is left out: it is none of keras.losses with plain settings; to have it, "
+                f"{_INSTEAD}"
+            )
+        return found
+
+    if isinstance(given, list):
+        return [known(item) for item in given]
+    if isinstance(given, dict) and "class_name" not in given:
+        return {name: known(item) for name, item in given.items()}
+    return known(given)
+
+
+def _known_loss(keras: Any, item: Any) -> Any:
+    """Return the loss that a configuration describes; None where it is not known."""
+    settings: Any = {}
+    if isinstance(item, dict):
+        is_own = item.get("module") in ("keras.losses", "builtins", None)
+        name, settings = item.get("class_name"), item.get("config")
+        if name == "function":
+            name, settings = settings, {}
+        if not is_own or item.get("registered_name") not in (None, name, "function"):
+            return None
+    else:
+        name = item
+    if not isinstance(name, str) or not isinstance(settings, dict) or len(settings) > _MAX_SETTINGS:
+        return None
+    name = _SHORT_LOSSES.get(name.lower(), name)
+    if name not in _LOSSES:
+        return None
+    found = getattr(keras.losses, name)
+    if not isinstance(found, type):
+        return found
+    if not all(value is None or isinstance(value, str | int | float) for value in settings.values()):
+        return None
+    try:
+        return found(**settings)
+    except Exception:  # of Keras' own checks
+        return None
+
+
+_MAX_SETTINGS = 20
+
+_SHORT_LOSSES = {
+    "bce": "binary_crossentropy",
+    "kld": "kl_divergence",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "mse": "mean_squared_error",
+    "msle": "mean_squared_logarithmic_error",
+}
+
+_LOSSES = frozenset(
+    (
+        "BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy "
+        "CategoricalGeneralizedCrossEntropy CategoricalHinge Circle CosineSimilarity Dice Hinge Huber KLDivergence "
+        "LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson "
+        "SparseCategoricalCrossentropy SquaredHinge Tversky binary_crossentropy binary_focal_crossentropy "
+        "categorical_crossentropy categorical_focal_crossentropy categorical_generalized_cross_entropy "
+        "categorical_hinge circle cosine_similarity dice hinge huber kl_divergence log_cosh mean_absolute_error "
+        "mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson "
+        "sparse_categorical_crossentropy squared_hinge tversky"
+    ).split()
+)
+"""Losses that a file may name: they compute with tensors alone."""
+
+
 def checked_config(keras: Any, path: str) -> dict[str, Any]:
     """Return the configuration in a file without what the model was compiled with; ModelError where it is not safe."""
     try:

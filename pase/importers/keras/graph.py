@@ -250,10 +250,9 @@ class Reader:
         structure = tree.map_structure(value, spec)
         call = Call(
             operation=operation,
-            inputs=tuple(values_of((arguments, keywords))),
             arguments=arguments,
             keywords=keywords,
-            results=tuple(results),
+            outputs=tuple(results),
             scope=scope,
             writer=self.writer,
             reader=self,

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -15,7 +15,7 @@ from pase.graph import Scalar
 from pase.importers.front_end import first_line, framework
 from pase.importers.ir import Trace, Value, check_trace
 from pase.importers.keras.call import UntranslatableError, trained_of
-from pase.importers.keras.file import clean_copy, read_model
+from pase.importers.keras.file import clean_copy, read_losses, read_model
 from pase.importers.keras.graph import Reader
 
 _FILES = frozenset({".keras", ".h5", ".hdf5"})
@@ -39,10 +39,7 @@ class KerasFrontEnd:
         """Return the trace of a model; arguments: shapes of inputs without the batch ("224x224x3"), by name."""
         keras = keras_module()
         with self.without_weights():
-            if isinstance(source, str):
-                return trace_model(keras, read_model(keras, source), batch=batch, arguments=arguments)
-            model, inputs = source if isinstance(source, tuple) else (source, None)
-            return trace_model(keras, model, inputs, batch=batch, arguments=arguments)
+            return read_trace(keras, _opened(keras, source), batch=batch, arguments=arguments)[0]
 
     def without_weights(self) -> AbstractContextManager[object]:
         """Return a context in which variables have shapes alone."""
@@ -87,32 +84,44 @@ def _without_weights(keras: Any) -> Iterator[None]:
         global_state.set_global_attribute("uninitialized_variables", kept)
 
 
-def trace_model(
-    keras: Any, model: Any, inputs: Any = None, *, batch: int | None, arguments: Mapping[str, Scalar]
-) -> Trace:
-    """Return the trace of a model of Keras; no weight's value is read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A model. inputs: what it is called with, where that is told; losses: as `compile` takes them; notes: of these."""
+
+    model: Any
+    inputs: Any
+    losses: Any
+    notes: Sequence[str] = ()
+
+
+def _opened(keras: Any, source: Any) -> _Opened:
+    """Return the model that a source is, or that its file describes."""
+    if isinstance(source, str):
+        notes: list[str] = []
+        model = read_model(keras, source)
+        return _Opened(model=model, inputs=None, losses=read_losses(keras, source, notes), notes=notes)
+    model, inputs = source if isinstance(source, tuple) else (source, None)
+    losses = getattr(model, "loss", None) if getattr(model, "compiled", False) else None
+    return _Opened(model=model, inputs=inputs, losses=losses)
+
+
+def read_trace(
+    keras: Any, opened: _Opened, *, batch: int | None, arguments: Mapping[str, Scalar]
+) -> tuple[Trace, dict[str, Any]]:
+    """Return the trace of a model, and its variables by the names of their leaves; no weight's value is read.
 
     Every layer is one operator of the source. Raises ModelError where the shape of an input is not known, or where the
     model's own code cannot be followed.
     """
-    return read_trace(keras, model, inputs, batch=batch, arguments=arguments)[0]
-
-
-def read_trace(
-    keras: Any, model: Any, inputs: Any, *, batch: int | None, arguments: Mapping[str, Scalar]
-) -> tuple[Trace, dict[str, Any]]:
-    """Return the trace of a model, and its variables by the names of their leaves."""
-    notes: list[str] = []
-    found = specifications(keras, model, inputs, batch=batch, arguments=arguments, notes=notes)
+    model, notes = opened.model, list(opened.notes)
+    found = specifications(keras, model, opened.inputs, batch=batch, arguments=arguments, notes=notes)
     reader = Reader(keras, model)
 
     def leaf(item: Any) -> Any:
-        if not isinstance(item, Specification):
-            return item
-        return reader.writer.leaf(item.name, item.shape, item.dtype, "input")
+        return reader.writer.leaf(item.name, item.shape, item.dtype, "input") if isinstance(item, _Input) else item
 
     outputs = reader.model(model, keras.tree.map_structure(leaf, found))
-    outputs = [*outputs, *_losses(keras, reader, model, outputs)]
+    outputs = [*outputs, *_losses(keras, reader, opened, outputs)]
     trace = Trace(
         name=model.name,
         leaves=tuple(reader.writer.leaves),
@@ -124,10 +133,9 @@ def read_trace(
     return check_trace(trace), reader.writer.variables
 
 
-def _losses(keras: Any, reader: Reader, model: Any, outputs: list[Value]) -> Iterator[Value]:
+def _losses(keras: Any, reader: Reader, opened: _Opened, outputs: list[Value]) -> Iterator[Value]:
     """Yield the losses that a model was compiled with, one for each output that has one; targets are inputs."""
-    given = getattr(model, "loss", None) if getattr(model, "compiled", False) else None
-    names = list(getattr(model, "output_names", ()))
+    given, names = opened.losses, list(getattr(opened.model, "output_names", ()))
     if len(names) != len(outputs):
         names = [f"output_{i}" for i in range(len(outputs))]
     if isinstance(given, Mapping):
@@ -195,11 +203,11 @@ _BATCH = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Specification:
-    """An input; shape: with the batch."""
+class _Input:
+    """An input; shape: with the batch, which comes first; None where an extent is not known."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: str
 
 
@@ -223,7 +231,7 @@ def specifications(
     if batch is None and any(item.shape[:1] == (None,) for item in flat):
         notes.append(f"a batch of {_BATCH} was assumed; --batch gives another")
 
-    def whole(item: _Open) -> Specification:
+    def whole(item: _Input) -> _Input:
         told = arguments.get(item.name, arguments.get("shape"))
         shape = item.shape if told is None else (*item.shape[:1], *_told(item, str(told)))
         if shape:
@@ -234,18 +242,9 @@ def specifications(
                 f"unknown size; give the shape without the batch: --arg {item.name}="
                 + "x".join(str(extent or "N") for extent in item.shape[1:])
             )
-        return Specification(name=item.name, shape=tuple(e for e in shape if e is not None), dtype=item.dtype)
+        return replace(item, shape=shape)
 
     return keras.tree.map_structure(whole, given)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
-    """An input some of whose extents may not be known; the first is the batch."""
-
-    name: str
-    shape: tuple[int | None, ...]
-    dtype: str
 
 
 def _given(keras: Any, model: Any, inputs: Any, arguments: Mapping[str, Scalar]) -> Any:
@@ -260,10 +259,10 @@ def _given(keras: Any, model: Any, inputs: Any, arguments: Mapping[str, Scalar])
     shape = getattr(model, "_build_shapes_dict", None)
     known = list((shape or {}).values())
     if len(known) == 1 and isinstance(known[0], tuple | list):
-        return _Open(name="inputs", shape=tuple(known[0]), dtype=str(model.input_dtype))
+        return _Input(name="inputs", shape=tuple(known[0]), dtype=str(model.input_dtype))
     if "shape" in arguments:
         extents = _extents("inputs", str(arguments["shape"]))
-        return _Open(name="inputs", shape=(None, *extents), dtype=str(model.compute_dtype))
+        return _Input(name="inputs", shape=(None, *extents), dtype=str(model.compute_dtype))
     raise ModelError(
         f"Keras model {model.name!r} has never been called, so that the shape of its inputs is not known; give "
         "(model, inputs), keras.Input tensors or arrays, or the shape without the batch: --arg shape=224x224x3"
@@ -284,13 +283,13 @@ def _inputs_of(model: Any) -> list[Any]:
         return []
 
 
-def _open(keras: Any, item: Any, name: str) -> _Open:
+def _open(keras: Any, item: Any, name: str) -> _Input:
     if not hasattr(item, "shape") or not hasattr(item, "dtype"):
         raise ModelError(f"a Keras model is given a {type(item).__name__} as input; expected keras.Input or an array")
-    return _Open(name=name, shape=tuple(item.shape), dtype=keras.backend.standardize_dtype(item.dtype))
+    return _Input(name=name, shape=tuple(item.shape), dtype=keras.backend.standardize_dtype(item.dtype))
 
 
-def _told(item: _Open, text: str) -> tuple[int, ...]:
+def _told(item: _Input, text: str) -> tuple[int, ...]:
     extents = _extents(item.name, text)
     rest: Sequence[int | None] = item.shape[1:]
     if len(extents) != len(rest) or any(old not in (None, new) for old, new in zip(rest, extents, strict=True)):
@@ -324,15 +323,13 @@ def read_weights(
     """
     keras = keras_module()
     with KerasFrontEnd().without_weights():
-        model, inputs = source if isinstance(source, tuple) else (source, None)
+        opened = _opened(keras, source)
+        _, variables = read_trace(keras, opened, batch=batch, arguments=arguments or {})
         if isinstance(source, str):
-            model = read_model(keras, source)
-        _, variables = read_trace(keras, model, inputs, batch=batch, arguments=arguments or {})
-        if isinstance(source, str):
-            return _of_file(keras, model, source, variables)
+            return _of_file(keras, opened.model, source, variables)
     for variable in variables.values():
         if variable._value is None:
-            raise ModelError(f"model {model.name!r} was made without weights: {variable.path!r} has no values")
+            raise ModelError(f"model {opened.model.name!r} was made without weights: {variable.path!r} has no values")
     return {name: np.asarray(keras.ops.convert_to_numpy(variable)) for name, variable in variables.items()}
 
 

@@ -1,16 +1,22 @@
 """What moves data alone: views, pieces, concatenations, padding, repetition, resampling, rows by whole numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pase.importers.ir import Broadcast, Gather, Generic, Identity, Lookup, Pad, Reshape, Transpose, Value
+from pase.importers.ir import Identity, Lookup, Pad, Reshape, Transpose, Value
 from pase.importers.keras.call import Call, Translation, UntranslatableError, each, of_all_ranks
 from pase.importers.keras.windows import places
 
 
 def reshape(call: Call) -> None:
     """Write the same elements in another shape."""
-    call.emit(Reshape(), call.x)
+    call.give(Reshape(), call.x)
+
+
+def concatenate(call: Call) -> None:
+    """Write tensors end to end; those without elements are left out."""
+    full = [value for value in call.tensors if 0 not in value.shape] or call.tensors[:1]
+    call.concat(full, call.axis(len(call.result.shape)), out=call.result)
 
 
 # -- layers
@@ -20,14 +26,13 @@ def flatten(call: Call) -> None:
     """Write one dim after the batch; channels come last in it whatever the layout."""
     x, rank = call.x, len(call.x.shape)
     if call.operation.data_format == "channels_first" and rank > 2:
-        x = call.transposed(x, (0, *range(2, rank), 1))
-    call.emit(Reshape(), x)
+        x = call.transpose(x, (0, *range(2, rank), 1))
+    call.give(Reshape(), x)
 
 
 def repeat_vector(call: Call) -> None:
     """Write [b, d] again and again, as [b, n, d]."""
-    seen = call.reshaped(call.x, (call.x.shape[0], 1, call.x.shape[1]))
-    call.emit(Broadcast(places=(0, 1, 2)), seen)
+    call.broadcast(call.x, places=(0, 2), out=call.result)
 
 
 def crop(call: Call) -> None:
@@ -57,7 +62,7 @@ def zero_padding(call: Call) -> None:
     before = [0] * len(call.x.shape)
     for place, (first, _) in zip(_spatial(call), _pairs(call.operation.padding), strict=True):
         before[place] = first
-    call.emit(Pad(before=tuple(before)), call.x)
+    call.give(Pad(before=tuple(before)), call.x)
 
 
 def upsample(call: Call) -> None:
@@ -66,17 +71,23 @@ def upsample(call: Call) -> None:
         resample(call)
         return
     spatial = _spatial(call)
-    call.repeated(call.x, {}, dict(zip(spatial, each(call.operation.size, len(spatial)), strict=True)))
+    _repeat_each(call, dict(zip(spatial, each(call.operation.size, len(spatial)), strict=True)))
 
 
 def resample(call: Call) -> None:
     """Write a tensor of another size whose points are weighted sums of four others; channels and batch pass through."""
     x, out = call.x.shape, call.result.shape
-    call.emit(Generic(passes=_alike(x, out), flop_per_point=7.0), call.x, part="resample")
+    passes = [(i, i) for i, (a, b) in enumerate(zip(x, out, strict=True)) if a == b]
+    call.part("resample").opaque(passes=passes, flop_per_point=7.0)
 
 
-def _alike(shape: Sequence[int], other: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    return tuple((i, i) for i, (a, b) in enumerate(zip(shape, other, strict=True)) if a == b)
+def _repeat_each(call: Call, times: Mapping[int, int]) -> None:
+    """Write each element of some dims, by position, so many times in a row."""
+    wide, places = list[int](), list[int]()
+    for dim, extent in enumerate(call.x.shape):
+        places.append(len(wide))
+        wide += [extent, times[dim]] if dim in times else [extent]
+    call.reshape(call.broadcast(call.x, wide, places), out=call.result)
 
 
 def _spatial(call: Call) -> tuple[int, ...]:
@@ -94,9 +105,9 @@ def _pairs(amounts: Any) -> list[tuple[int, int]]:
 
 MOVEMENT_LAYERS: dict[str, Translation] = {
     "CenterCrop": center_crop,
-    "Concatenate": lambda call: call.concatenated(call.inputs, call.axis(len(call.result.shape))),
+    "Concatenate": concatenate,
     "Flatten": flatten,
-    "Permute": lambda call: call.emit(Transpose(order=(0, *call.operation.dims)), call.x),
+    "Permute": lambda call: call.give(Transpose(order=(0, *call.operation.dims)), call.x),
     "RepeatVector": repeat_vector,
     "Reshape": reshape,
     "Resizing": resample,
@@ -123,13 +134,12 @@ def transpose(call: Call) -> None:
         order = [d for d in order if d not in source]
         for place, dim in sorted(zip(target, source, strict=True)):
             order.insert(place, dim)
-    call.emit(Transpose(order=tuple(order)), call.x)
+    call.give(Transpose(order=tuple(order)), call.x)
 
 
 def broadcast(call: Call) -> None:
     """Write a tensor repeated along dims of one element."""
-    offset = len(call.result.shape) - len(call.x.shape)
-    call.emit(Broadcast(places=tuple(range(offset, len(call.result.shape)))), call.x)
+    call.broadcast(call.x, out=call.result)
 
 
 def repeat(call: Call) -> None:
@@ -137,14 +147,14 @@ def repeat(call: Call) -> None:
     times = call.operation.repeats
     if not isinstance(times, int):
         raise UntranslatableError
-    call.repeated(call.x, {}, {call.axis(): times})
+    _repeat_each(call, {call.axis(): times})
 
 
 def tile(call: Call) -> None:
     """Write a tensor end to end with itself."""
     out = call.result.shape
-    seen = call.reshaped(call.x, ((1,) * (len(out) - len(call.x.shape))) + call.x.shape)
-    call.repeated(seen, {i: b // a for i, (a, b) in enumerate(zip(seen.shape, out, strict=True)) if a != b}, {})
+    shape = (1,) * (len(out) - len(call.x.shape)) + call.x.shape
+    call.repeat(call.x, [b // a if a else b for a, b in zip(shape, out, strict=True)], out=call.result)
 
 
 def get_item(call: Call) -> None:
@@ -152,7 +162,7 @@ def get_item(call: Call) -> None:
     x, key = call.x, call.argument(1, "key")
     keys = list(key) if isinstance(key, list | tuple) else [key]
     if len(keys) == 1 and isinstance(keys[0], Value) and not keys[0].is_float and keys[0].dtype != "bool":
-        call.emit(Lookup(), x, keys[0])
+        call.give(Lookup(), x, keys[0])
         return
     if any(isinstance(item, Value) for item in keys):
         raise UntranslatableError
@@ -169,7 +179,7 @@ def get_item(call: Call) -> None:
                 raise UntranslatableError
         else:
             starts[dim], shape[dim] = int(item) % shape[dim], 1
-    call.emit(Reshape(), call.box(x, starts, shape, steps))
+    call.reshape(call.box(x, starts, shape, steps), out=call.result)
 
 
 def slice_operation(call: Call) -> None:
@@ -184,7 +194,7 @@ def pad(call: Call) -> None:
     """Write a tensor with values around it."""
     width = call.operation.pad_width
     width = width * len(call.x.shape) if len(width) == 1 else width
-    call.emit(Pad(before=tuple(int(first) for first, _ in width)), call.x)
+    call.give(Pad(before=tuple(int(first) for first, _ in width)), call.x)
 
 
 def take(call: Call) -> None:
@@ -194,9 +204,9 @@ def take(call: Call) -> None:
         raise UntranslatableError
     axis = call.axis()
     if axis == 0:
-        call.emit(Lookup(), call.x, indices)
+        call.give(Lookup(), call.x, indices)
     else:
-        call.generic((i, i) for i in range(axis))
+        call.opaque(passes=[(i, i) for i in range(axis)])
 
 
 def take_along_axis(call: Call) -> None:
@@ -204,7 +214,7 @@ def take_along_axis(call: Call) -> None:
     x, indices, dim = call.tensor(0, "x"), call.tensor(1, "indices"), call.axis()
     if any(i != dim and a != b for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True))):
         raise UntranslatableError
-    call.emit(Gather(dim=dim), x, indices)
+    call.gather(x, indices, dim, out=call.result)
 
 
 def patches(call: Call) -> None:
@@ -217,12 +227,11 @@ def patches(call: Call) -> None:
     (b, _, _, c), (rows, columns) = x.shape, out.shape[1:3]
     if x.shape[1:3] != (rows * size[0], columns * size[1]):
         raise UntranslatableError
-    apart = call.reshaped(x, (b, rows, size[0], columns, size[1], c))
-    call.emit(Reshape(), call.transposed(apart, (0, 1, 3, 2, 4, 5)))
+    call.rearrange(x, (b, rows, size[0], columns, size[1], c), (0, 1, 3, 2, 4, 5), out=call.result)
 
 
 def _same(call: Call) -> None:
-    call.emit(Identity(), call.x)
+    call.give(Identity(), call.x)
 
 
 MOVEMENT_OPERATIONS: dict[str, Translation] = {
@@ -231,13 +240,13 @@ MOVEMENT_OPERATIONS: dict[str, Translation] = {
     **dict.fromkeys(("Moveaxis", "Swapaxes", "Transpose"), transpose),
     **dict.fromkeys(("Cast", "SaturateCast", "StopGradient", "Copy", "ConvertToTensor"), _same),
     "BroadcastTo": broadcast,
-    "Concatenate": lambda call: call.concatenated(call.inputs, call.axis(len(call.result.shape))),
+    "Concatenate": concatenate,
     "ExtractPatches": patches,
     "GetItem": get_item,
     "Pad": pad,
     "Repeat": repeat,
     "Slice": slice_operation,
-    "Stack": lambda call: call.stacked(call.inputs, call.axis(len(call.result.shape))),
+    "Stack": lambda call: call.stack(call.tensors, call.axis(len(call.result.shape)), out=call.result),
     "Take": take,
     "TakeAlongAxis": take_along_axis,
     "Tile": tile,

@@ -5,7 +5,6 @@ from math import prod
 from typing import Any
 
 from pase.importers.ir import (
-    LETTERS,
     Attention,
     Concat,
     Contract,
@@ -13,12 +12,11 @@ from pase.importers.ir import (
     Lookup,
     Pointwise,
     Recurrent,
-    Reduce,
     Reshape,
     Softmax,
-    Transpose,
     Value,
 )
+from pase.importers.ir.steps import letters, parse_einsum
 from pase.importers.keras.call import Call, Translation, UntranslatableError, is_keras, of_all_ranks, values_of
 
 
@@ -26,7 +24,7 @@ def dense(call: Call) -> None:
     """Write x · kernel + bias."""
     layer = call.operation
     _check_plain(layer)
-    lead = LETTERS[: len(call.x.shape) - 1]
+    lead = letters(len(call.x.shape) - 1, without="yz")
     op = Contract(operands=(f"{lead}y", "yz"), output=f"{lead}z", has_bias=layer.bias is not None)
     call.emit_activated(op, call.x, *call.parameters(layer._kernel, layer.bias))
 
@@ -36,20 +34,23 @@ def einsum_dense(call: Call) -> None:
     layer = call.operation
     _check_plain(layer)
     kernel, *bias = call.parameters(layer._kernel, layer.bias)
-    operands, output = equation(layer.equation, (call.x, kernel))
+    parsed = parse_einsum(layer.equation, (call.x, kernel))
+    if parsed is None:
+        raise UntranslatableError
+    (left, right), output = parsed
     out = call.result.shape
     is_last = all(value.shape == out[len(out) - len(value.shape) :] for value in bias)
-    op = Contract(operands=(operands[0], operands[1]), output=output, has_bias=is_last and bool(bias))
+    op = Contract(operands=(left, right), output=output, has_bias=is_last and bool(bias))
     if is_last:
         call.emit_activated(op, call.x, kernel, *bias)
     else:
-        call.emit_activated(Pointwise(functions=("add",)), call.then(op, call.x, kernel, shape=out), *bias)
+        call.emit_activated(Pointwise(functions=("add",)), call.add(op, call.x, kernel, shape=out), *bias)
 
 
 def embedding(call: Call) -> None:
     """Write rows of a table."""
     _check_plain(call.operation)
-    call.emit(Lookup(), *call.parameters(call.operation._embeddings), call.x)
+    call.give(Lookup(), *call.parameters(call.operation._embeddings), call.x)
 
 
 def reversible_embedding(call: Call) -> None:
@@ -59,14 +60,14 @@ def reversible_embedding(call: Call) -> None:
         embedding(call)
         return
     _check_plain(layer)
-    lead = LETTERS[: len(call.x.shape) - 1]
+    lead = letters(len(call.x.shape) - 1, without="yz")
     (table,) = call.parameters(layer._embeddings if layer.tie_weights else layer.reverse_embeddings)
     op = Contract(operands=(f"{lead}y", "zy" if layer.tie_weights else "yz"), output=f"{lead}z")
     if layer.logit_soft_cap is None:
-        call.emit(op, call.x, table)
+        call.give(op, call.x, table)
     else:
-        logits = call.then(op, call.x, table, shape=call.result.shape)
-        call.emit(Pointwise(functions=("divide", "tanh", "multiply"), flop_per_point=3), logits)
+        logits = call.add(op, call.x, table, shape=call.result.shape)
+        call.give(Pointwise(functions=("divide", "tanh", "multiply"), flop_per_point=3), logits)
 
 
 def dot(call: Call) -> None:
@@ -84,7 +85,7 @@ def dot_operation(call: Call) -> None:
     if x.shape and y.shape:
         _contract(call, [-1], [max(0, len(y.shape) - 2)])
     else:
-        call.emit(Pointwise(functions=("multiply",)), x, y)
+        call.give(Pointwise(functions=("multiply",)), x, y)
 
 
 def tensordot(call: Call) -> None:
@@ -102,8 +103,9 @@ def _contract(call: Call, first: Sequence[int], second: Sequence[int], *, batch:
 
     batch: the first dim is the same of both.
     """
-    x, y = call.inputs[:2]
-    left, others = LETTERS[: len(x.shape)], iter(LETTERS[len(x.shape) :])
+    x, y = call.tensors[:2]
+    names = letters(len(x.shape) + len(y.shape))
+    left, others = names[: len(x.shape)], iter(names[len(x.shape) :])
     summed = {d % len(y.shape): left[c % len(x.shape)] for c, d in zip(first, second, strict=True)}
     shared = {0: left[0]} | summed if batch else summed
     right = "".join(shared.get(i) or next(others) for i in range(len(y.shape)))
@@ -113,79 +115,33 @@ def _contract(call: Call, first: Sequence[int], second: Sequence[int], *, batch:
 
 def matmul(call: Call) -> None:
     """Write a product as NumPy's matmul has it; batch dims that only one operand has are read again and again."""
-    x, y = _two(call)
-    rows, columns = len(x.shape) > 1, len(y.shape) > 1
-    batch = call.result.shape[: len(call.result.shape) - rows - columns]
-    lead = LETTERS[: len(batch)]
-    found = []
-    for value, last in ((x, "XY" if rows else "Y"), (y, "YZ" if columns else "Y")):
-        own = value.shape[: len(value.shape) - len(last)]
-        place = len(batch) - len(own)
-        kept = [i for i, extent in enumerate(own) if extent == batch[place + i]]
-        shape = (*(own[i] for i in kept), *value.shape[len(own) :])
-        found.append((call.reshaped(value, shape), "".join(lead[place + i] for i in kept) + last))
-    output = lead + ("X" if rows else "") + ("Z" if columns else "")
-    call.emit(Contract(operands=(found[0][1], found[1][1]), output=output), found[0][0], found[1][0])
+    call.matmul(*_two(call), out=call.result)
 
 
 def einsum(call: Call) -> None:
-    """Write an einsum of one or two tensors; of more it is not known."""
-    if len(call.inputs) > 2:
+    """Write an einsum; one with a diagonal is not known."""
+    if not call.result.shape or not call.einsum(call.operation.subscripts, call.tensors, out=call.result):
         raise UntranslatableError
-    operands, output = equation(call.operation.subscripts, call.inputs)
-    if len(operands) == 2:
-        _emit_product(call, (operands[0], operands[1]), output)
-        return
-    (letters,), value = operands, call.x
-    kept = "".join(letter for letter in letters if letter in output)
-    if kept != letters:
-        over = tuple(i for i, letter in enumerate(letters) if letter not in output)
-        shape = [value.shape[letters.index(letter)] for letter in kept]
-        value = call.then(Reduce(function="sum", over=over), value, shape=shape)
-    call.emit(Transpose(order=tuple(kept.index(c) for c in output)), value)
-
-
-def equation(text: str, tensors: tuple[Value, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the letters of an einsum's operands and of its result, with those that an ellipsis stands for.
-
-    Raises UntranslatableError where a letter occurs twice in one of them.
-    """
-    left, arrow, output = text.replace(" ", "").partition("->")
-    operands = left.split(",")
-    if len(operands) != len(tensors):
-        raise UntranslatableError
-    spare = [letter for letter in LETTERS if letter not in text]
-    # How many dims the ellipsis of each operand stands for.
-    counts = [len(v.shape) - len(o) + 3 if "..." in o else 0 for o, v in zip(operands, tensors, strict=True)]
-    dots = "".join(spare[: max(counts)])
-    found = [operand.replace("...", dots[len(dots) - count :]) for operand, count in zip(operands, counts, strict=True)]
-    if not arrow:
-        letters = "".join(operands).replace("...", "")
-        output = ("..." if "..." in left else "") + "".join(sorted(c for c in letters if letters.count(c) == 1))
-    output = output.replace("...", dots)
-    if any(len(set(letters)) < len(letters) for letters in (*found, output)):
-        raise UntranslatableError
-    return tuple(found), output
 
 
 def _emit_product(call: Call, operands: tuple[str, str], output: str) -> None:
     """Write a sum of products; the result may have dims of one element besides."""
-    x, y = call.inputs[:2]
+    x, y = call.tensors[:2]
     if not output or not call.result.shape:
         raise UntranslatableError
     op = Contract(operands=operands, output=output)
     if len(output) == len(call.result.shape):
-        call.emit(op, x, y)
+        call.give(op, x, y)
     else:
         extents = dict(zip(operands[0] + operands[1], x.shape + y.shape, strict=True))
-        product = call.then(op, x, y, shape=[extents[c] for c in output])
-        call.reshaped(product, call.result.shape, out=call.result)
+        product = call.add(op, x, y, shape=[extents[c] for c in output])
+        call.reshape(product, call.result.shape, out=call.result)
 
 
 def _two(call: Call) -> tuple[Value, Value]:
-    if len(call.inputs) != 2:
+    if len(call.tensors) != 2:
         raise UntranslatableError
-    return call.inputs[0], call.inputs[1]
+    return call.tensors[0], call.tensors[1]
 
 
 def _check_plain(layer: object) -> None:
@@ -218,60 +174,57 @@ def multi_head(call: Call) -> None:
     else:
         heads = [_heads_first(call, given) for given in (q, k, v)]
         op = Attention(is_causal=bool(call.argument(9, "use_causal_mask", False)))
-        found = call.then(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]), part="attention")
-    joined = call.reshaped(call.transposed(found, (0, 2, 1, 3)), (*q.shape[:-1], v.shape[-1]))
+        found = call.part("attention").add(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]))
+    joined = call.reshape(call.transpose(found, (0, 2, 1, 3)), (*q.shape[:-1], v.shape[-1]))
     if gate is not None:
-        joined = call.then(Pointwise(functions=("multiply",)), joined, gate, shape=joined.shape)
-    call.emit(Identity(), call.apply(layer._output_dense, joined))
+        joined = call.add(Pointwise(functions=("multiply",)), joined, gate, shape=joined.shape)
+    call.identity(call.apply(layer._output_dense, joined), out=call.result)
 
 
 def _heads_first(call: Call, value: Value) -> Value:
     """Return [b, steps…, h, k] as [b, h, steps, k]."""
     *_, heads, width = value.shape
-    flat = call.reshaped(value, (value.shape[0], prod(value.shape[1:-2]), heads, width))
-    return call.transposed(flat, (0, 2, 1, 3))
+    flat = call.reshape(value, (value.shape[0], prod(value.shape[1:-2]), heads, width))
+    return call.transpose(flat, (0, 2, 1, 3))
 
 
 def _with_scores(call: Call, q: Value, k: Value, v: Value) -> Value:
     """Write attention step by step, the weights being a result of their own; return [b, h, s, e]."""
     if len(q.shape) != 4 or q.shape[2] != k.shape[2]:
         raise UntranslatableError
-    b, s, h, _ = q.shape
-    square = (b, h, s, k.shape[1])
-    scores = call.then(Contract(operands=("bshk", "bthk"), output="bhst"), q, k, shape=square, part="scores")
-    weights = call.emit(Softmax(dim=3), scores, out=call.results[1], part="softmax")
-    product = Contract(operands=("bhst", "bthe"), output="bhse")
-    return call.then(product, weights, v, shape=(b, h, s, v.shape[-1]), part="attention")
+    scores = call.part("scores").contract(q, k, ("bshk", "bthk"), "bhst")
+    weights = call.part("softmax").add(Softmax(dim=3), scores, out=call.results[1])
+    return call.part("attention").contract(weights, v, ("bhst", "bthe"), "bhse")
 
 
 def additive(call: Call) -> None:
     """Write attention whose scores are sums of a hyperbolic tangent of queries and keys."""
     layer = call.operation
-    query, value, *more = call.inputs
+    query, value, *more = call.tensors
     key = more[0] if more and more[0].is_float else value
     (batch, steps, width), sources = query.shape, key.shape[1]
     wide = (batch, steps, sources, width)
-    rows = call.reshaped(query, (batch, steps, 1, width))
-    columns = call.reshaped(key, (batch, 1, sources, width))
-    both = call.then(Pointwise(functions=("add", "tanh"), flop_per_point=2), rows, columns, shape=wide, part="scores")
+    rows = call.reshape(query, (batch, steps, 1, width))
+    columns = call.reshape(key, (batch, 1, sources, width))
+    both = call.part("scores").add(Pointwise(functions=("add", "tanh"), flop_per_point=2), rows, columns, shape=wide)
     if layer.scale is None:
         raise UntranslatableError
     (scale,) = call.parameters(layer.scale)
-    scores = call.then(Contract(operands=("bqkd", "d"), output="bqk"), both, scale, shape=wide[:3], part="scores")
-    weights = call.then(Softmax(dim=2), scores, shape=wide[:3], part="softmax")
-    call.emit(Contract(operands=("bqk", "bkd"), output="bqd"), weights, value)
+    scores = call.part("scores").contract(both, scale, ("bqkd", "d"), "bqk")
+    weights = call.part("softmax").add(Softmax(dim=2), scores, shape=scores.shape)
+    call.contract(weights, value, ("bqk", "bkd"), "bqd", out=call.result)
     if len(call.results) > 1:
-        call.emit(Identity(), weights, out=call.results[1])
+        call.identity(weights, out=call.results[1])
 
 
 def attention(call: Call) -> None:
     """Write attention of [b, s, h, k]; queries may have more heads than keys and values."""
     q, k, v = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
-    heads = [call.transposed(value, (0, 2, 1, 3)) for value in (q, k, v)]
+    heads = [call.transpose(value, (0, 2, 1, 3)) for value in (q, k, v)]
     masks = [mask for i, name in ((3, "bias"), (4, "mask")) if isinstance(mask := call.argument(i, name), Value)]
     op = Attention(is_causal=bool(call.operation.is_causal), scale=call.argument(5, "scale"))
-    found = call.then(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]))
-    call.transposed(found, (0, 2, 1, 3), out=call.result)
+    found = call.add(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]))
+    call.transpose(found, (0, 2, 1, 3), out=call.result)
 
 
 # -- recurrent layers, in one direction or both, and layers that are applied to each step
@@ -291,7 +244,7 @@ _MERGES = {"sum": ("add",), "mul": ("multiply",), "ave": ("add", "divide")}
 def recurrent(call: Call) -> None:
     """Write a recurrent layer: all of its steps, the last of them where it returns that alone, and its states."""
     layer = call.operation
-    value, states = call.x, [state for state in call.inputs[1:] if state.is_float]
+    value, states = call.x, [state for state in call.tensors[1:] if state.is_float]
     last: list[Value] = []
     for cell in _cells(layer):
         count = _STATES[_kind(cell)]
@@ -309,7 +262,7 @@ def bidirectional(call: Call) -> None:
         raise UntranslatableError
     forward, backward = cells
     kinds = _kind(forward), _kind(backward)
-    states = [state for state in call.inputs[1:] if state.is_float]
+    states = [state for state in call.tensors[1:] if state.is_float]
     half = len(states) // 2
     if layer.merge_mode == "concat" and kinds[0] == kinds[1] and forward.units == backward.units:
         merged, found = _run(call, cells, call.x, states)
@@ -325,7 +278,7 @@ def bidirectional(call: Call) -> None:
         is_joined = layer.merge_mode == "concat"
         op = Concat(dim=2) if is_joined else Pointwise(functions=_MERGES[layer.merge_mode])
         width = first.shape[2] + second.shape[2] * is_joined
-        merged = call.then(op, first, second, shape=(*first.shape[:2], width))
+        merged = call.add(op, first, second, shape=(*first.shape[:2], width))
     _finish(call, merged, found if layer.return_state else [])
 
 
@@ -333,13 +286,13 @@ def time_distributed(call: Call) -> None:
     """Write a layer that is applied to each step: the steps are examples to it."""
     inner, x = call.operation.layer, call.x
     if is_keras(inner) and type(inner).__name__ in _ALONG_LAST:
-        call.emit(Identity(), call.apply(inner, x))
+        call.give(Identity(), call.apply(inner, x))
         return
-    flat = call.reshaped(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
+    flat = call.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
     found = values_of(call.reader.apply(inner, (flat,), {}, f"{call.scope}/{inner.name}"))
     if len(found) != 1 or found[0].shape != (flat.shape[0], *call.result.shape[2:]):
         raise UntranslatableError
-    call.emit(Reshape(), found[0])
+    call.give(Reshape(), found[0])
 
 
 _ALONG_LAST = frozenset({"Dense", "Activation", "Dropout", "ReLU", "LeakyReLU", "ELU", "Identity", "Embedding"})
@@ -353,8 +306,8 @@ def convolutional(call: Call) -> None:
     shape = call.result.shape[2:] if call.operation.return_sequences else call.result.shape[1:]
     points = batch * steps * prod(shape) // cell.filters
     flop = 2.0 * points * (prod(cell.kernel.shape) + prod(cell.recurrent_kernel.shape))
-    inputs = (*call.inputs, *call.parameters(cell.kernel, cell.recurrent_kernel, cell.bias))
-    call.generic(((0, 0),), inputs=inputs, flop_per_point=flop / prod(call.result.shape))
+    inputs = (*call.tensors, *call.parameters(cell.kernel, cell.recurrent_kernel, cell.bias))
+    call.opaque(*inputs, passes=((0, 0),), flop_per_point=flop / prod(call.result.shape))
 
 
 def _cells(layer: Any) -> list[Any]:
@@ -379,13 +332,15 @@ def _run(call: Call, cells: list[Any], value: Value, states: list[Value]) -> tup
     kind, units, dtype = _kind(cells[0]), int(cells[0].units), call.result.dtype
     op = Recurrent(cell=kind, units=units, is_bidirectional=len(cells) == 2)
     weights = [w for cell in cells for w in call.parameters(cell.kernel, cell.recurrent_kernel, cell.bias)]
-    sequence = call.fresh((batch, steps, units * len(cells)), dtype)
-    found = [call.fresh((batch, units), dtype) for _ in range(_STATES[kind] * len(cells))]
+    sequence = call.between((batch, steps, units * len(cells)), dtype)
+    found = [call.between((batch, units), dtype) for _ in range(_STATES[kind] * len(cells))]
     call.write(op, (value, *weights, *states), (sequence, *found))
     return sequence, found
 
 
 def _finish(call: Call, value: Value, states: list[Value]) -> None:
+    if value.shape[2] != call.result.shape[-1]:  # Keras takes two directions to have as many units
+        raise UntranslatableError
     _steps(call, value, call.result)
     _write_states(call, call.results[1:], states)
 
@@ -394,14 +349,14 @@ def _write_states(call: Call, results: tuple[Value, ...], states: list[Value]) -
     if len(results) != len(states):
         raise UntranslatableError
     for result, state in zip(results, states, strict=True):
-        call.emit(Identity(), state, out=result)
+        call.add(Identity(), state, out=result)
 
 
 def _steps(call: Call, value: Value, result: Value) -> None:
     """Write all steps, or the last one alone, as the result."""
     if value.shape != result.shape:
-        value = call.piece(value, 1, value.shape[1] - 1, 1)
-    call.emit(Reshape(), value, out=result)
+        value = call.cut(value, 1, value.shape[1] - 1, 1)
+    call.add(Reshape(), value, out=result)
 
 
 PRODUCT_LAYERS: dict[str, Translation] = {

@@ -75,7 +75,7 @@ def separable(call: Call) -> None:
     first, filters = _of_each_channel(call, layer, *call.parameters(layer.depthwise_kernel))
     shape = list(call.result.shape)
     shape[first.channels] = filters.shape[-1]
-    deep = call.then(first, call.x, filters, shape=shape, part="depthwise")
+    deep = call.part("depthwise").add(first, call.x, filters, shape=shape)
     rank = len(shape) - 2
     ones = {"stride": (1,) * rank, "dilation": (1,) * rank, "pads": ((0, 0),) * rank}
     second = replace(first, groups=1, has_bias=layer.use_bias, **ones)  # type: ignore[arg-type]
@@ -84,22 +84,22 @@ def separable(call: Call) -> None:
 
 def convolution_operation(call: Call) -> None:
     """Write a convolution that is called as an operation with filters of its own."""
-    x, filters = call.inputs[:2]
+    x, filters = call.tensors[:2]
     channels, _ = places(call.operation.data_format, len(x.shape) - 2)
     groups = x.shape[channels] // filters.shape[-2]
-    call.emit(_convolve(x, call.operation, filters.shape, groups=groups), x, filters)
+    call.give(_convolve(x, call.operation, filters.shape, groups=groups), x, filters)
 
 
 def depthwise_operation(call: Call) -> None:
     """Write a convolution of each channel alone that is called as an operation."""
-    op, filters = _of_each_channel(call, call.operation, call.inputs[1])
-    call.emit(op, call.x, filters)
+    op, filters = _of_each_channel(call, call.operation, call.tensors[1])
+    call.give(op, call.x, filters)
 
 
 def _of_each_channel(call: Call, owner: Any, filters: Value) -> tuple[Convolve, Value]:
     """Return a convolution with a group for each channel, and its filters as [spatial…, 1, channels · multiplier]."""
     *spatial, channels, multiplier = filters.shape
-    flat = call.reshaped(filters, (*spatial, 1, channels * multiplier))
+    flat = call.reshape(filters, (*spatial, 1, channels * multiplier))
     return _convolve(call.x, owner, flat.shape, groups=channels), flat
 
 
@@ -130,14 +130,14 @@ def _pool(call: Call, kernel: Sequence[int], stride: Sequence[int], padding: str
         dilation=ones,
         pads=_pads(padding, [call.x.shape[i] for i in spatial], kernel, stride, ones),
     )
-    call.emit(op, call.x)
+    call.give(op, call.x)
 
 
 def global_pool(call: Call) -> None:
     """Write maximum or mean over all spatial dims."""
     _, spatial = places(call.operation.data_format, len(call.x.shape) - 2)
     keeps_dims = bool(getattr(call.operation, "keepdims", True))
-    call.emit(Reduce(function=_function(call), over=spatial, keeps_dims=keeps_dims), call.x)
+    call.give(Reduce(function=_function(call), over=spatial, keeps_dims=keeps_dims), call.x)
 
 
 def adaptive_pool(call: Call) -> None:
@@ -145,7 +145,7 @@ def adaptive_pool(call: Call) -> None:
     _, spatial = places(call.operation.data_format, len(call.x.shape) - 2)
     before, after = ([value.shape[i] for i in spatial] for value in (call.x, call.result))
     if before == after:
-        call.emit(Identity(), call.x)
+        call.give(Identity(), call.x)
     elif all(extent == 1 for extent in after):
         global_pool(call)
     else:
