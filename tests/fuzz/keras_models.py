@@ -63,6 +63,8 @@ def _models(keras: Any) -> list[Any]:
     y = layers.TimeDistributed(layers.Dense(3))(layers.LayerNormalization()(y))
     second = keras.Model(words, y)
     third = keras.Sequential([keras.Input((4,)), layers.Dense(3), layers.Dropout(0.5), layers.Dense(2)])
+    first.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    third.compile("sgd", ["mse"])
     return [first, second, third]
 
 
@@ -85,6 +87,7 @@ def _object(canary: str, rng: Random) -> dict[str, Any]:
             ("__numpy__", {"value": [1], "dtype": rng.choice(("float32", "O", "S1000000000"))}),
             ("__typespec__", {}),
             ("__lambda__", {"value": "x"}),
+            ("Huber", {"delta": rng.choice((1.0, -1, "x", 10**400))}),
         )
     )
     return {
@@ -106,7 +109,7 @@ def _hide(config: Any, thing: dict[str, Any], rng: Random) -> None:
         elif isinstance(item, list):
             pending += item
     holder = rng.choice(holders)
-    key = rng.choice(("compile_config", "build_config", "layer", "config", "features", word(rng)[:50], *holder))
+    key = rng.choice(("compile_config", "loss", "build_config", "layer", "config", "features", word(rng)[:50], *holder))
     holder[key] = rng.choice((thing, {"compile_config": thing}, {"build_config": [thing]}, [thing]))
 
 

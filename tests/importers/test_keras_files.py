@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -33,12 +34,42 @@ def _trace(source: Any) -> Any:
     return KerasFrontEnd().trace(source, batch=4, arguments={})
 
 
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of one layer, named "out"."""
+    path = tmp_path_factory.mktemp("small") / "model.keras"
+    x = keras.Input((4,))
+    keras.Model(x, layers.Dense(2, name="out")(x), name="small").save(path)
+    return path
+
+
+def _changed(source: Path, change: Callable[[dict[str, Any]], None], target: Path) -> str:
+    """Write a file with the layer's description changed."""
+    return _changed_model(source, lambda config: change(config["config"]["layers"][1]), target)
+
+
+def _changed_model(source: Path, change: Callable[[dict[str, Any]], None], target: Path) -> str:
+    """Write a file with the model's description changed."""
+    with zipfile.ZipFile(source) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    config = json.loads(entries["config.json"])
+    change(config)
+    entries["config.json"] = json.dumps(config).encode()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return str(target)
+
+
+def _function(module: str, name: str) -> dict[str, Any]:
+    return {"class_name": "function", "module": module, "config": name, "registered_name": name}
+
+
 @pytest.mark.parametrize("name", ["images", "nested", "operations", "recurrent", "transformer"])
 def test_a_file_is_what_was_saved(name: str, tmp_path: Path) -> None:
     model = ZOO[name]()
-    # What a file says of training is not read: neither an optimiser nor a loss.
-    expected = _trace(model)
     model.compile("adam", "mse")
+    expected = _trace(model)
     path = str(tmp_path / "model.keras")
     model.save(path)
     trace = _trace(path)
@@ -62,6 +93,66 @@ def test_a_file_is_loaded_by_its_name(tmp_path: Path) -> None:
         assert load(source, batch=4) == load(model, batch=4)
 
 
+LOSSES: dict[str, Callable[[], Any]] = {
+    "short name": lambda: "mse",
+    "name": lambda: "sparse_categorical_crossentropy",
+    "function": lambda: keras.losses.categorical_crossentropy,
+    "settings": lambda: keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.1),
+    "by output": lambda: {"out": keras.losses.SparseCategoricalCrossentropy(from_logits=True)},
+    "in a list": lambda: ["hinge"],
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_of_a_file_is_that_of_the_model_that_was_compiled(name: str, tmp_path: Path) -> None:
+    x = keras.Input((4,))
+    model = keras.Model(x, layers.Dense(3, name="out")(x))
+    plain = _trace(model)
+    model.compile("sgd", loss=LOSSES[name]())
+    model.save(tmp_path / "model.keras")
+    trace = _trace(str(tmp_path / "model.keras"))
+    assert trace == _trace(model)
+    assert len(trace.outputs) == len(plain.outputs) + (name != "none")
+    assert trace.notes == plain.notes
+
+
+def _loss(name: object, **config: object) -> dict[str, object]:
+    return {"module": "keras.losses", "class_name": name, "config": config, "registered_name": None}
+
+
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        ("mine", "'mine'"),
+        ("get", "'get'"),
+        ("deserialize", "'deserialize'"),
+        (["x"], r"'x'"),
+        (_loss("CTC"), "'CTC'"),
+        (_loss("Loss"), "'Loss'"),
+        (_loss(["MeanSquaredError"]), r"\['MeanSquaredError'\]"),
+        (_loss("Huber", delta="wide"), "'Huber'"),
+        (_loss("Huber", delta={"class_name": "Lambda"}), "'Huber'"),
+        (_loss("Huber", spread=1.0), "'Huber'"),
+        (_loss("Huber") | {"module": "os"}, "'Huber'"),
+        (_loss("Huber") | {"registered_name": "mine>Huber"}, "'mine>Huber'"),
+        (_loss("Huber") | {"config": [1]}, "'Huber'"),
+        (_function("builtins", "eval"), "'eval'"),
+        (_function("builtins", "mine") | {"registered_name": "function"}, "'mine'"),
+        ({"class_name": "__lambda__", "config": {"value": ["code"]}}, "'__lambda__'"),
+        (7, "7"),
+    ],
+)
+def test_a_loss_that_is_not_known_is_left_out_with_one_note(
+    small: Path, tmp_path: Path, loss: object, named: str
+) -> None:
+    path = _changed_model(small, lambda config: config.update(compile_config={"loss": loss}), tmp_path / "loss.keras")
+    (note,) = [note for note in _trace(path).notes if "loss" in note]
+    assert re.match(rf"the file's loss {named} is left out: it is none of keras.losses with plain settings; ", note)
+    assert "package.module:function" in note
+    assert _trace(path).outputs == _trace(str(small)).outputs
+
+
 def test_a_model_without_weights_has_none_to_read() -> None:
     with KerasFrontEnd().without_weights():
         model = ZOO["nested"]()
@@ -70,32 +161,6 @@ def test_a_model_without_weights_has_none_to_read() -> None:
 
 
 # -- what is refused
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of one layer, named "out"."""
-    path = tmp_path_factory.mktemp("small") / "model.keras"
-    x = keras.Input((4,))
-    keras.Model(x, layers.Dense(2, name="out")(x), name="small").save(path)
-    return path
-
-
-def _changed(source: Path, change: Callable[[dict[str, Any]], None], target: Path) -> str:
-    """Write a file with the layer's description changed."""
-    with zipfile.ZipFile(source) as archive:
-        entries = {name: archive.read(name) for name in archive.namelist()}
-    config = json.loads(entries["config.json"])
-    change(config["config"]["layers"][1])
-    entries["config.json"] = json.dumps(config).encode()
-    with zipfile.ZipFile(target, "w") as archive:
-        for name, data in entries.items():
-            archive.writestr(name, data)
-    return str(target)
-
-
-def _function(module: str, name: str) -> dict[str, Any]:
-    return {"class_name": "function", "module": module, "config": name, "registered_name": name}
 
 
 @pytest.mark.parametrize(

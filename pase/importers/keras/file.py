@@ -108,10 +108,13 @@ def read_losses(keras: Any, path: str, notes: list[str]) -> Any:
     def known(item: Any) -> Any:
         found = _known_loss(keras, item)
         if found is None and item is not None:
-            name = item.get("registered_name") or item.get("class_name") if isinstance(item, dict) else item
+            name = item
+            if isinstance(item, dict):
+                is_function = item.get("class_name") == "function"
+                name = item.get("config") if is_function else item.get("registered_name") or item.get("class_name")
             notes.append(
-                f"the file's loss {name!r:.60} is left out: it is none of keras.losses with plain settings; to have it, "
-                f"{_INSTEAD}"
+                f"the file's loss {name!r:.60} is left out: it is none of keras.losses with plain settings; to have "
+                f"it, {_INSTEAD}"
             )
         return found
 
@@ -142,11 +145,12 @@ def _known_loss(keras: Any, item: Any) -> Any:
     found = getattr(keras.losses, name)
     if not isinstance(found, type):
         return found
-    if not all(value is None or isinstance(value, str | int | float) for value in settings.values()):
+    words = ("name", "reduction", "dtype")
+    if not all(v is None or isinstance(v, str if key in words else int | float) for key, v in settings.items()):
         return None
     try:
         return found(**settings)
-    except Exception:  # of Keras' own checks
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return None
 
 
@@ -161,18 +165,19 @@ _SHORT_LOSSES = {
     "msle": "mean_squared_logarithmic_error",
 }
 
-_LOSSES = frozenset(
-    (
-        "BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy "
-        "CategoricalGeneralizedCrossEntropy CategoricalHinge Circle CosineSimilarity Dice Hinge Huber KLDivergence "
-        "LogCosh MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson "
-        "SparseCategoricalCrossentropy SquaredHinge Tversky binary_crossentropy binary_focal_crossentropy "
-        "categorical_crossentropy categorical_focal_crossentropy categorical_generalized_cross_entropy "
-        "categorical_hinge circle cosine_similarity dice hinge huber kl_divergence log_cosh mean_absolute_error "
-        "mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error poisson "
-        "sparse_categorical_crossentropy squared_hinge tversky"
-    ).split()
+_LOSS_CLASSES = (
+    "BinaryCrossentropy BinaryFocalCrossentropy CategoricalCrossentropy CategoricalFocalCrossentropy "
+    "CategoricalGeneralizedCrossEntropy CategoricalHinge Circle CosineSimilarity Dice Hinge Huber KLDivergence LogCosh "
+    "MeanAbsoluteError MeanAbsolutePercentageError MeanSquaredError MeanSquaredLogarithmicError Poisson "
+    "SparseCategoricalCrossentropy SquaredHinge Tversky"
 )
+_LOSS_FUNCTIONS = (
+    "binary_crossentropy binary_focal_crossentropy categorical_crossentropy categorical_focal_crossentropy "
+    "categorical_generalized_cross_entropy categorical_hinge circle cosine_similarity dice hinge huber kl_divergence "
+    "log_cosh mean_absolute_error mean_absolute_percentage_error mean_squared_error mean_squared_logarithmic_error "
+    "poisson sparse_categorical_crossentropy squared_hinge tversky"
+)
+_LOSSES = frozenset([*_LOSS_CLASSES.split(), *_LOSS_FUNCTIONS.split()])
 """Losses that a file may name: they compute with tensors alone."""
 
 
