@@ -3,13 +3,13 @@
 Kinds that are not here are others' own: no program is written of them, and of their attributes nothing is known.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
 
 from pase.errors import GraphError
+from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS
 from pase.graph.names import listed, short
 from pase.graph.operator import EPILOGUE, SCANNED, Operator, Scalar
 from pase.graph.operators.activations import ACTIVATIONS
@@ -46,7 +46,7 @@ def _is_dim(operator: Operator, value: Scalar) -> bool:
 
 
 def _are_functions(_: Operator, value: Scalar) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"([a-z0-9_]{1,60}(,(?!$))?)*", value) is not None
+    return isinstance(value, str) and (not value or all(name in IMPORTED_FUNCTIONS for name in value.split(",")))
 
 
 def _is_label(_: Operator, value: Scalar) -> bool:
@@ -58,8 +58,26 @@ _RATE = Attribute("a number from 0.0 to below 1.0", lambda _, value: isinstance(
 _NUMBER = Attribute("a number with a decimal point", _is_number)
 _DIM = Attribute("one of its dims", _is_dim)
 _LABEL = Attribute("a line of at most 60 characters", _is_label)
-_NAMES = Attribute("names of functions, of small letters, digits and _, with commas between them", _are_functions)
-"""Of a front end's: there are as many as frameworks have. Programs are not written by them."""
+_NAMES = Attribute("names of functions that front ends have, with commas between them", _are_functions)
+
+OTHER_FUNCTION = "other"
+"""What a front end's function is called that has no name in IMPORTED_FUNCTIONS."""
+
+_FURTHER_FUNCTIONS = """
+    add_of_multiple addcdiv addcmul all and angle any arccos arccosh arcsin arcsinh arctan arctan2 arctanh argmax
+    argmin atan2 bernoulli bessel_i0e bessel_i1e binary_cross_entropy bitwise_and bitwise_or bounded_relu cast cbrt
+    clz complex conj copysign count deg2rad deviation digamma divide_no_nan eq erf_inv erfinv exp2 exponential flip
+    fliplr flipud float_power fmax fmin fmod frac ge gt hard_shrink hard_silu hard_tanh hardsigmoid hardswish
+    hardtanh heaviside hypot i0 igamma igammac imag is_finite isclose isfinite isinf isnan le lerp lgamma log10 log2
+    logaddexp logaddexp2 logical_xor logit logsum logsumexp lt masked_fill mod nan_to_num ne nextafter norm not
+    ones_like or polar polygamma population_count prod rad2deg random_gamma_grad real regularized_incomplete_beta
+    rem remainder roll rotary rrelu sgn shift shift_left shift_right_arithmetic shift_right_logical shrink signbit
+    sinc soft_shrink sparse_plus sparse_sigmoid squareplus subtract_of_multiple sum_of_squares threshold tril trilu
+    triu trunc variance xlogy xor zeros_like zeta
+"""
+
+IMPORTED_FUNCTIONS = frozenset({*BODY_FUNCTIONS, OTHER_FUNCTION, *_FURTHER_FUNCTIONS.split()})
+"""Names of functions of points and of reductions that front ends give to what they import."""
 
 _ACTIVATED = {"activation": _one_of("", *ACTIVATIONS)}
 _CONVOLUTION = {**_ACTIVATED, "groups": _whole(1)}

@@ -1,10 +1,10 @@
 """`Draft`: a vertex as its kind defines it, with its dims in the usual order, and where its tensors come from."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from pase.graph import Operator
+from pase.graph.attributes import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.ir import Node, Trace, Use, View
 from pase.importers.passes.uses import composed
 
@@ -24,8 +24,8 @@ class Draft:
 
 
 def functions_text(functions: Sequence[str]) -> str:
-    """Return names of functions of any framework as an attribute holds them."""
-    return ",".join(re.sub(r"[^a-z0-9_]", "_", function.lower())[:60] or "_" for function in functions)
+    """Return names of functions as an attribute holds them; what is in no vocabulary has one name for all."""
+    return ",".join(name if name in IMPORTED_FUNCTIONS else OTHER_FUNCTION for name in functions)
 
 
 def shaped(trace: Trace, use: Use, shape: tuple[int, ...]) -> Use:
