@@ -2,14 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 
-from pase.analysis.baselines.rules import with_best_fan_outs
+from pase.analysis.baselines.rules import split_in_turn, with_best_fan_outs
 from pase.costs import Problem
 from pase.errors import IntegratedError
 from pase.graph import Access, Graph, Operator, Window
 from pase.graph import Role as AccessRole
 from pase.graph.access import axis_dims
 from pase.machine import Machine
-from pase.sharding.configurations import divisors
 from pase.studies.integrated.chain import CONVOLUTIONS, DENSE, Chain, chain_of
 from pase.studies.integrated.equations import Grid, Network, Role, network_of
 from pase.studies.integrated.study import study
@@ -99,11 +98,11 @@ def _strategy(
         role = Role.MODEL if roles is None else roles.get(operator.name)
         factors = Splits(dict.fromkeys(operator.extents, 1))
         if role is None:
-            _split(operator, factors, (BATCH,), pr * pc)
+            factors |= split_in_turn(operator, (BATCH,), pr * pc)
         else:
             own = convolutions if weighted[operator.name].is_convolution else None
-            _split(operator, factors, (BATCH,), own.num_columns if own else pc)
-            _split(operator, factors, _SHARED[role](operator), own.num_rows if own else pr)
+            factors |= split_in_turn(operator, (BATCH,), own.num_columns if own else pc)
+            factors |= split_in_turn(operator, _SHARED[role](operator), own.num_rows if own else pr)
         splits[operator.name] = factors
     return tuple(splits[operator.name] for operator in graph.operators)
 
@@ -128,14 +127,6 @@ def _dims(access: Access) -> list[str]:
     return [dim for axis in access.axes for dim in axis_dims(axis)]
 
 
-def _split(operator: Operator, factors: Splits, dims: Iterable[str], ways: int) -> None:
-    """Split dims, the first ones first, by the largest divisors of what is left of `ways`."""
-    for dim in dims:
-        if dim not in operator.unsplittable:
-            factors[dim] = max(k for k in divisors(ways) if operator.extents[dim] % k == 0)
-            ways //= factors[dim]
-
-
 def _followed(graph: Graph, operator: Operator, done: Mapping[str, Splits], pc: int) -> Splits:
     """Return the layout of the first tensor that a layer reads of another one, as far as its dims are the same.
 
@@ -156,7 +147,7 @@ def _followed(graph: Graph, operator: Operator, done: Mapping[str, Splits], pc: 
             ways = 1
             for dim in axis_dims(there):
                 ways *= above[dim]
-            _split(operator, factors, axis_dims(here), ways)
+            factors |= split_in_turn(operator, axis_dims(here), ways)
         return factors
-    _split(operator, factors, (BATCH,) if BATCH in operator.extents else (), pc)
+    factors |= split_in_turn(operator, (BATCH,) if BATCH in operator.extents else (), pc)
     return factors

@@ -24,6 +24,7 @@ from pase.analysis.baselines.rules import (
     largest_splits,
     leads_to,
     same_dims,
+    split_in_turn,
     transformer_dims,
 )
 from pase.costs import Problem
@@ -66,7 +67,7 @@ def one_weird_trick(problem: Problem, _machine: Machine) -> tuple[int, ...] | No
 
     def splits(operator: Operator) -> dict[str, int]:
         if operator.name in dense:
-            return _model_parallel(operator, dense[operator.name], p)
+            return split_in_turn(operator, dense[operator.name], p)
         if operator.name in behind:
             return largest_splits(operator, classes, [(made, p)])
         return dict(zip(operator.extents, data_parallel(graph, operator, p), strict=True))
@@ -79,15 +80,6 @@ def _dense_layers(graph: Graph) -> dict[str, tuple[str, ...]]:
     to_convolutions = leads_to(graph, is_convolution)
     products = {operator.name: dense_product(operator) for operator in graph.operators}
     return {name: product.out for name, product in products.items() if product and name not in to_convolutions}
-
-
-def _model_parallel(operator: Operator, out: tuple[str, ...], num_devices: int) -> dict[str, int]:
-    """Return the splits of what a dense layer makes, over as many devices as its first dims take."""
-    splits, left = {}, num_devices
-    for dim in out:
-        splits[dim] = largest_split(operator, dim, left)
-        left //= splits[dim]
-    return splits
 
 
 def pipelined_rnn(problem: Problem, _machine: Machine) -> tuple[int, ...] | None:

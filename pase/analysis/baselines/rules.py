@@ -245,6 +245,15 @@ def largest_split(operator: Operator, dim: str, ways: int) -> int:
     return max(f for f in divisors(ways) if operator.extents[dim] % f == 0)
 
 
+def split_in_turn(operator: Operator, dims: Iterable[str], ways: int) -> dict[str, int]:
+    """Return the splits of some dims, the first ones first, by the largest divisors of what is left of `ways`."""
+    splits = {}
+    for dim in dims:
+        splits[dim] = largest_split(operator, dim, ways)
+        ways //= splits[dim]
+    return splits
+
+
 def largest_splits(
     operator: Operator,
     classes: Mapping[tuple[str, str], DimClass],

@@ -273,7 +273,11 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
             on_progress("looking for runner-ups", vertex / len(plan.layers))
         brief = _brief(work, vertex)
         surroundings = tuple(
-            (problem.tables.edge_table[number], problem.tables.edges[number][0] == vertex, *_ends(work, number))
+            (
+                problem.tables.edge_table[number],
+                problem.tables.edges[number][0] == vertex,
+                *(choice[end] for end in problem.tables.edges[number]),
+            )
             for number in problem.tables.incident[vertex]
         )
         other = None if brief is None else tuple(brief.splits.values())
@@ -281,13 +285,21 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
         if key not in groups and (deadline_s is None or monotonic() < deadline_s):
             groups[key] = work.layer(vertex, NO_FLIPS, NO_FLIPS)
         first = groups.get(key)
-        is_own = first is not None and (brief is None or first.name == layer.name)
+        if first and first.runner_up and (brief is None or first.name == layer.name):
+            found = first.runner_up
+            brief = BriefRunnerUp(
+                splits=found.splits,
+                difference=found.difference,
+                is_tie=found.is_tie,
+                is_exact=found.is_exact,
+                num_changes=len(found.changes),
+            )
         layers.append(
             LayerOverview(
                 name=layer.name,
                 parts=work.parts.own(vertex, choice[vertex]),
                 num_configurations=problem.tables.domain_sizes[vertex],
-                runner_up=_in_brief(first.runner_up) if first and is_own else brief,
+                runner_up=brief,
                 reason=first.reason if first else None,
                 like=first.name if first else layer.name,
             )
@@ -311,11 +323,6 @@ def _work(
     return Work(plan, problem, choice, present_optimum(plan, problem.tables, choice, search, on_progress), search)
 
 
-def _ends(work: Work, number: int) -> tuple[int, int]:
-    u, v = work.problem.tables.edges[number]
-    return work.choice[u], work.choice[v]
-
-
 def _brief(work: Work, vertex: int) -> BriefRunnerUp | None:
     """Return a layer's runner-up where min-marginals know it: without a limit on memory, for an optimal choice."""
     if work.search.limited is not None or work.choice[vertex] != work.optimum.choice[vertex]:
@@ -330,16 +337,4 @@ def _brief(work: Work, vertex: int) -> BriefRunnerUp | None:
         is_tie=abs(difference) <= TIE * work.optimum.cost,
         is_exact=least.is_exact,
         num_changes=None,
-    )
-
-
-def _in_brief(runner_up: RunnerUp | None) -> BriefRunnerUp | None:
-    if runner_up is None:
-        return None
-    return BriefRunnerUp(
-        splits=runner_up.splits,
-        difference=runner_up.difference,
-        is_tie=runner_up.is_tie,
-        is_exact=runner_up.is_exact,
-        num_changes=len(runner_up.changes),
     )
