@@ -9,12 +9,12 @@ from itertools import pairwise
 from typing import Any
 
 from pase.errors import PrimitiveError
-from pase.sharding.boxes import Box, Partition, blocks, expect_cover, intersection, partition, whole
+from pase.sharding.boxes import Box, Partition, blocks, expect_cover, extents, intersection, partition, whole
 from pase.sharding.halos import Buffers
 from pase.sharding.layouts import Layout, PlainDim, layout_of, partition_layout
 from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.operations import Frame, HaloExchange, Reshard
+from pase.targets.mesh_tensorflow.primitives.operations import Add, Clear, Frame, HaloExchange, Place, Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, expect_workers
 from pase.targets.mesh_tensorflow.runtime.compat import mtf
 
@@ -134,6 +134,44 @@ def windows(x: Distributed, *, fill: float = 0.0) -> Distributed:
     return Distributed(frame.outputs[0], buffers.windows)
 
 
+def clear(x: Distributed, *places: Place) -> Distributed:
+    """Return x with zeros in some subsets (Eq. 5); its own adjoint. places: (worker, box in its part's coordinates)."""
+    for place in places:
+        _expect_place(x, place, "clear")
+    return Distributed(Clear(x.tensor, x.held.extents, places).outputs[0], x.held)
+
+
+def add(x: Distributed, source: Place, target: Place) -> Distributed:
+    """Return x with one subset added to another one of its shape, in place (Eq. 6); the adjoint adds them back.
+
+    Args:
+        x: the tensor.
+        source: the worker that holds what is added, and the box of it in the coordinates of its part.
+        target: the same of what it is added to.
+    """
+    for place in (source, target):
+        _expect_place(x, place, "add")
+    if extents(source[1]) != extents(target[1]):
+        raise PrimitiveError(
+            f"add: subsets of shapes {list(extents(source[1]))} and {list(extents(target[1]))}; give boxes of one shape"
+        )
+    if source[0] == target[0] and intersection(source[1], target[1]) is not None:
+        raise PrimitiveError(
+            f"add: {list(source[1])} and {list(target[1])} of worker {source[0]} overlap; give boxes that share nothing"
+        )
+    return Distributed(Add(x.tensor, x.held.extents, source, target).outputs[0], x.held)
+
+
+def copy(x: Distributed, source: Place, target: Place) -> Distributed:
+    """Return x with one subset in the place of another, C_{a→b} = S_{a→b} K_b; arguments as for `add`."""
+    return add(clear(x, target), source, target)
+
+
+def move(x: Distributed, source: Place, target: Place) -> Distributed:
+    """Return x with one subset in the place of another and zeros in its own, M_{a→b} = K_a S_{a→b} K_b."""
+    return clear(copy(x, source, target), source)
+
+
 def to_parts(x: Any, mesh: LayerMesh, parts: Partition) -> Distributed:
     """Return a plain tensor in a partition, on any workers, each part from the nearest replica.
 
@@ -215,3 +253,18 @@ def _expect_disjoint(parts: Partition, name: str) -> None:
                 raise PrimitiveError(
                     f"{name}: parts {list(other)} and {list(box)} overlap; give parts that have no element in common"
                 )
+
+
+def _expect_place(x: Distributed, place: Place, name: str) -> None:
+    worker, box = place
+    shapes = x.held.extents
+    if not 0 <= worker < len(shapes):
+        raise PrimitiveError(f"{name}: worker {worker} is none of the {len(shapes)} that hold the tensor")
+    inside = len(box) == len(shapes[worker]) and all(
+        0 <= low < high <= n for (low, high), n in zip(box, shapes[worker], strict=True)
+    )
+    if not inside:
+        raise PrimitiveError(
+            f"{name}: {list(box)} is no box of worker {worker}'s part, of shape {list(shapes[worker])}; "
+            "give one half-open range for each dim, in the part's own coordinates"
+        )

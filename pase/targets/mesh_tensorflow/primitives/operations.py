@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pase.sharding.boxes import Box, extents, whole
+import numpy as np
+
+from pase.sharding.boxes import Box, extents, partition, whole
 from pase.sharding.halos import Buffers
 from pase.sharding.layouts import HOST, Layout, partition_layout
 from pase.sharding.reshard import ReshardStep
@@ -238,3 +240,59 @@ class Frame(LinearOperation):
         """Return what the frames enclose; nothing goes to another worker."""
         names = self.mesh.device_names
         return [framed(*item, self._fill) for item in zip(parts, self._shapes, self._frames, names, strict=True)]
+
+
+Place = tuple[int, Box]
+"""A subset of what workers hold: (worker, box in the coordinates of its part)."""
+
+
+class Clear(LinearOperation):
+    """Sets some subsets to zero (Eq. 5); its own adjoint. places: the subsets."""
+
+    def __init__(self, x: Any, shapes: Sequence[Shape], places: Sequence[Place]) -> None:
+        self._shapes, self._places = tuple(shapes), tuple(places)
+        super().__init__(x, "clear", mesh=x.mesh, source=self._shapes, target=self._shapes)
+
+    def adjoint(self, grad_y: Any) -> LinearOperation:
+        """Return the same clearing."""
+        return Clear(grad_y, self._shapes, self._places)
+
+    def moved(self, parts: Sequence[Any], traffic: Account) -> Sequence[Any]:
+        """Return the parts with zeros in the subsets, whatever stood there."""
+        results = list(parts)
+        for worker, box in self._places:
+            kept = np.ones(self._shapes[worker], dtype=np.bool_)
+            kept[tuple(slice(*limits) for limits in box)] = False
+            with tf.device(self.mesh.device_names[worker]):
+                results[worker] = tf.where(tf.constant(kept), results[worker], tf.zeros_like(results[worker]))
+        return results
+
+
+class Add(LinearOperation):
+    """Adds one subset to another in place, S_{a→b} (Eq. 6); the adjoint is S_{b→a}. source, target: a and b."""
+
+    def __init__(self, x: Any, shapes: Sequence[Shape], source: Place, target: Place) -> None:
+        self._shapes, self._from, self._to = tuple(shapes), source, target
+        super().__init__(x, "add", mesh=x.mesh, source=self._shapes, target=self._shapes)
+
+    def adjoint(self, grad_y: Any) -> LinearOperation:
+        """Return the addition the other way."""
+        return Add(grad_y, self._shapes, self._to, self._from)
+
+    def moved(self, parts: Sequence[Any], traffic: Account) -> Sequence[Any]:
+        """Return the parts with one subset sent to the other's worker and added there."""
+        (sender, source), (receiver, target) = self._from, self._to
+        names, devices = self.mesh.device_names, self.mesh.devices.devices
+        subset = partition(extents(source), [whole(extents(source))])
+        (arrived,) = run_step(
+            [framed(parts[sender], self._shapes[sender], source, names[sender])],
+            ReshardStep(partition_layout(subset, [devices[sender]]), partition_layout(subset, [devices[receiver]])),
+            source_names=[names[sender]],
+            target_names=[names[receiver]],
+            fill=0.0,
+            traffic=traffic,
+        )
+        results = list(parts)
+        with tf.device(names[receiver]):
+            results[receiver] += assembled([(target, arrived)], whole(self._shapes[receiver]), 0, arrived.dtype)
+        return results
