@@ -52,33 +52,25 @@ _GRACE_S = 10.0
 # -- a process's part
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What the ranks of a process compute with, made when it is known which ones these are.
-
-    objectives: of some workers. evaluator: asked for by the process of the coordinator alone.
-    """
-
-    objectives: Callable[[Collection[int]], Mapping[int, Objective]]
-    evaluator: Callable[[], Evaluator | None] = lambda: None
-
-
 def run_task(
     job: Job,
     start: Snapshot,
     cluster: Cluster,
-    parts: Parts,
+    objectives: Callable[[Collection[int]], Mapping[int, Objective]],
     *,
     batch_size: int,
     layout: Sequence[tuple[int, int]] | None = None,
+    evaluator: Evaluator | None = None,
     last_checkpoint: Callable[[], str] = lambda: "",
     **told: Any,
 ) -> Outcome | None:
     """Do this process's part; return the outcome where it is task 0, None elsewhere.
 
-    batch_size, layout, and told, which is report and save: as for `run_ranks`. last_checkpoint: what to add to the
-    message of an end before its time. To be called within `cluster_server.run_in_cluster`: threads are left behind that
-    wait for TensorFlow, and a process whose task 0 is gone is ended where it stands.
+    objectives: returns those of some workers. evaluator: of task 0. batch_size, layout, and told, which is report and
+    save: as for `run_ranks`. last_checkpoint: what to add to the message of an end before its time.
+
+    To be called within `cluster_server.run_in_cluster`: threads are left behind that wait for TensorFlow, and a process
+    whose task 0 is gone is ended where it stands.
 
     Raises RuntimeFailure where the tasks do not come together, TrainingError where a synchronous method cannot go on,
     or nobody is left of an asynchronous one.
@@ -88,8 +80,7 @@ def run_task(
     )
     workers = [rank for rank in wiring.own if rank < job.num_workers]
     with _in_touch(job, cluster, wiring, start.master.centre.dtype, last_checkpoint) as (inboxes, transport):
-        objectives = parts.objectives(workers) if workers else {}
-        evaluator = parts.evaluator() if cluster.task == 0 else None
+        own = objectives(workers) if workers else {}
         transport.meet()
         return run_ranks(
             job,
@@ -98,7 +89,7 @@ def run_task(
             inboxes=inboxes,
             transport=transport,
             layout=layout or ((0, len(start.master.centre)),),
-            objectives=objectives,
+            objectives=own,
             batch_size=batch_size,
             evaluator=evaluator,
             **told,

@@ -7,7 +7,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -200,17 +200,7 @@ class Coordinator:
             num_examples=num_examples,
         )
         self._tests.append(test)
-        self._tell(
-            {
-                "event": "tested",
-                "after": test.event,
-                "num_samples": test.num_samples,
-                "loss": loss,
-                "accuracy": accuracy,
-                "num_examples": num_examples,
-                "time_s": test.time_s,
-            }
-        )
+        self._tell({"event": "tested", "after": test.event, **{k: v for k, v in asdict(test).items() if k != "event"}})
         self._judge(message.sender, accuracy)
 
     def _judge(self, sender: int, accuracy: float | None) -> None:

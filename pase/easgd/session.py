@@ -17,7 +17,7 @@ from pase.easgd.equations import Array
 from pase.easgd.job import DataSplit, Job, Snapshot, TrainingRequest, begun
 from pase.easgd.messages import Packing
 from pase.easgd.network import Network, batches_of_workers, load_build
-from pase.easgd.processes import Parts, run_task
+from pase.easgd.processes import run_task
 from pase.easgd.ranks import Outcome, Report, train_in_threads
 from pase.errors import PaseError, TrainingError
 from pase.planning.planner import Progress
@@ -83,7 +83,8 @@ def train_task(
             prepared.job,
             prepared.start,
             cluster,
-            Parts(objectives=prepared.objectives, evaluator=lambda: prepared.evaluator),
+            prepared.objectives,
+            evaluator=prepared.evaluator,
             batch_size=prepared.network.batch_size,
             layout=prepared.layout,
             last_checkpoint=told,

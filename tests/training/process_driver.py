@@ -116,7 +116,7 @@ def main(text: str) -> int:
 
 def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
     from pase.easgd.checkpoints import Origin, to_checkpoint, to_snapshot
-    from pase.easgd.processes import Parts, run_task
+    from pase.easgd.processes import run_task
     from pase.targets.mesh_tensorflow.runtime.checkpoint import newest_checkpoint, write_checkpoint
 
     job = request.job
@@ -141,7 +141,7 @@ def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
         job,
         start,
         cluster,
-        Parts(objectives=objectives),
+        objectives,
         batch_size=8,
         layout=PACKING.layout(packed=request.packed),
         report=_say,

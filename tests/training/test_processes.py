@@ -21,7 +21,7 @@ from pase.easgd.checkpoints import to_snapshot
 from pase.easgd.equations import Array
 from pase.easgd.job import begun, count_tasks, task_ranks
 from pase.easgd.messages import Endpoint, Inbox, Kind
-from pase.easgd.processes import Parts, ServerTransport, Wiring, run_task
+from pase.easgd.processes import ServerTransport, Wiring, run_task
 from pase.easgd.ranks import Outcome, train_in_threads
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints, newest_checkpoint
@@ -165,8 +165,14 @@ def test_one_process_gives_the_bits_of_threads() -> None:
     request = Request(algorithm="sync-easgd3")
     job = request.job
     cluster = Cluster(addresses=(f"127.0.0.1:{free_port()}",), task=0)
-    parts = Parts(objectives=lambda workers: {worker: request.objective(worker) for worker in workers})
-    outcome = run_task(job, begun(job, START), cluster, parts, batch_size=8, layout=LAYERS)
+    outcome = run_task(
+        job,
+        begun(job, START),
+        cluster,
+        lambda workers: {worker: request.objective(worker) for worker in workers},
+        batch_size=8,
+        layout=LAYERS,
+    )
     assert outcome
     assert outcome.centre.tobytes() == in_threads(request).centre.tobytes()
 
