@@ -45,8 +45,8 @@ WINDOWED = ("convolve", "pool")
 FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict(POINTWISE)
     | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
-    | dict.fromkeys(("einsum", "convolve", "embedding", "pick"), (2, 2))
-    | {"concat": (1, 1 << 20), "batch_norm": (3, 3)}
+    | dict.fromkeys(("convolve", "embedding", "pick"), (2, 2))
+    | {"einsum": (2, 8), "concat": (1, 1 << 20), "batch_norm": (3, 3)}
 )
 """All functions of steps, and how few and how many operands they take."""
 
@@ -64,12 +64,11 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
 class Step:
     """One tensor that is computed.
 
-    function: of `POINTWISE`; of `REDUCTIONS`, "softmax" or "log_softmax" over `dims`; "einsum" of two tensors to
-    `dims`; "causal": scores, of which `dims` are the queries' and the keys', without later keys; "pick": elements of a
-    tensor at places, along the one of `dims`; "batch_norm": a tensor without its mean, by its deviation, over `dims`,
-    with the kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and
-    "embedding" as the accesses of the operator have them; "concat", "padded", "piece" and "copy": data that are moved
-    alone.
+    function: of `POINTWISE`; of `REDUCTIONS`, "softmax" or "log_softmax" over `dims`; "einsum" of tensors to `dims`;
+    "causal": scores, of which `dims` are the queries' and the keys', without later keys; "pick": elements of a tensor
+    at places, along the one of `dims`; "batch_norm": a tensor without its mean, by its deviation, over `dims`, with the
+    kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and "embedding" as
+    the accesses of the operator have them; "concat", "padded", "piece" and "copy": data that are moved alone.
     """
 
     result: str

@@ -24,8 +24,8 @@ def leading_to(graph: Graph, ends: Iterable[str]) -> set[str]:
 
 
 def is_imported(graph: Graph) -> bool:
-    """Return whether the layers of a network say themselves what they compute."""
-    return any(operator.body is not None and not operator.is_fan_out for operator in graph.operators)
+    """Return whether all layers of a network say themselves what they compute: those of an imported model do."""
+    return all(operator.body is not None for operator in graph.operators)
 
 
 def loss_layer(graph: Graph) -> str:

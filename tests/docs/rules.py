@@ -45,8 +45,6 @@ FILES: Mapping[tuple[str, str], str] = {
         "docs/export-jax-torch.md",
         "with_torch.py",
     ): "needs eight processes; tests/exports runs such in four",
-    ("docs/how-to/own-operator.md", "bilinear_kind.py"): "used in test_how_to.py",
-    ("docs/how-to/own-operator.md", "bilinear_reference.py"): "used in test_how_to.py",
 }
 """Programs that a page neither runs nor imports."""
 
@@ -56,10 +54,6 @@ READERS = {"dot": "Graphviz"}
 SHOWN: Mapping[tuple[str, str], str] = {
     ("docs/method.md", "F(G, φ) = Σ_v t_l(v, φ, r) + Σ_(u,v) r · t_x(u, v, φ)"): "Eq. 1 of the paper",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
-    (
-        "docs/how-to/own-operator.md",
-        "layer 'join' is a 'bilinear', which cannot be written as a program yet; kinds that can are …",
-    ): "compared in test_how_to.py",
     (
         "docs/how-to/own-operator.md",
         "# -- join   c=2 d=4                                 y[b,n] = x[b,c] z[b,d] w[c,d,n]",

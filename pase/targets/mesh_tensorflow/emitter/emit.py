@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from pase.errors import EmitError, RuntimeFailure
 from pase.graph import Access, Operator, Role
+from pase.graph.body import elementary
 from pase.graph.loss import is_imported, leading_to
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import edge_bytes
@@ -17,9 +18,9 @@ from pase.targets.mesh_tensorflow.emitter.block import (
     declared_windows,
     window_variables,
 )
-from pase.targets.mesh_tensorflow.emitter.forward import emit_training
+from pase.targets.mesh_tensorflow.emitter.forward import LAYERS, BodyBlock, check_body, emit_training
 from pase.targets.mesh_tensorflow.emitter.kinds import KINDS, Block
-from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import
+from pase.targets.mesh_tensorflow.emitter.program import assembled, check_splits, training_head
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,
@@ -27,8 +28,6 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     Text,
     call,
     code,
-    docstring,
-    printable,
     together,
     with_comment,
 )
@@ -66,6 +65,9 @@ _LAYERS = (
 )
 """What an emitted program may import from `pase.targets.mesh_tensorflow.runtime.layers`."""
 
+_OF_BODIES = tuple(name for name in LAYERS if name not in _LAYERS)
+"""What it may import besides, for layers that say themselves what they compute."""
+
 _WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", *WINDOWS, *_LAYERS)
 _LOCALS = (
     "x",
@@ -96,17 +98,25 @@ def emit(plan: Plan) -> str:
         if layer.name in wanted:
             _check(plan, layer)
     body = list(_body(plan, wanted))
-    return assembled(_head(plan, body), body, plan.num_devices)
+    layers: dict[Text, tuple[str, ...]] = {code("pase.targets.mesh_tensorflow.runtime.layers"): _LAYERS}
+    if any(_is_told(plan.graph[name]) for name in wanted):
+        layers[code("pase.targets.mesh_tensorflow.runtime.layers.forward")] = _OF_BODIES
+    return assembled(training_head(plan, body, layers), body, plan.num_devices)
+
+
+def _is_told(operator: Operator) -> bool:
+    """Return whether an operator is of no kind of ours, and says itself what it computes."""
+    return operator.kind not in KINDS and operator.body is not None
 
 
 def _leading_to_loss(plan: Plan) -> set[str]:
     losses = [o.name for o in plan.graph.operators if o.kind in KINDS and KINDS[o.kind].is_loss]
-    unknown = [o for o in plan.graph.operators if o.kind not in KINDS]
+    unknown = [o for o in plan.graph.operators if o.kind not in KINDS and not _is_told(o)]
     if unknown:
         operator = unknown[0]
         raise EmitError(
             f"layer {operator.name!r} is a {operator.kind!r}, which cannot be written as a program yet; "
-            f"kinds that can are {', '.join(sorted(KINDS))}"
+            f"kinds that can are {', '.join(sorted(KINDS))}, and any whose operators have a body"
         )
     if len(losses) != 1:
         raise EmitError(
@@ -118,6 +128,9 @@ def _leading_to_loss(plan: Plan) -> set[str]:
 
 def _check(plan: Plan, layer: LayerPlan) -> None:
     operator = plan.graph[layer.name]
+    if operator.body is not None and _is_told(operator):
+        check_body(layer, operator, operator.body)
+        return
     problem = KINDS[operator.kind].why_not(operator)
     if problem:
         raise EmitError(f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: {problem}")
@@ -130,32 +143,13 @@ def _check(plan: Plan, layer: LayerPlan) -> None:
     check_splits(layer, operator)
 
 
-def _head(plan: Plan, body: list[Text]) -> list[Text]:
-    arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
-    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
-    built = [f"The network was built with {printable(arguments, 90)}.", ""] if arguments else []
-    told = [
-        f"{title}: a training program for Mesh-TensorFlow.",
-        "",
-        *built,
-        *TRAINING,
-    ]
-    return [
-        *docstring(told),
-        code(""),
-        code("from pase.targets.mesh_tensorflow.runtime.compat import mtf"),
-        *layers_import(code("pase.targets.mesh_tensorflow.runtime.layers"), _LAYERS, body),
-        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
-        code("from pase.targets.mesh_tensorflow.runtime.script import main"),
-    ]
-
-
 def _body(plan: Plan, wanted: set[str]) -> Iterator[Text]:
     yield code("def build(program: Program) -> mtf.Tensor:")
     yield code('{}"""Declare the layers in order and return the loss."""', INDENT)
     graph = plan.graph
     dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
-    identifiers = Identifiers(_WORDS)
+    words = (*_WORDS, *(_OF_BODIES if any(map(_is_told, graph.operators)) else ()))
+    identifiers = Identifiers(words)
     dim_variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
     for word in _LOCALS:
         identifiers.new(word)
@@ -171,8 +165,8 @@ def _body(plan: Plan, wanted: set[str]) -> Iterator[Text]:
         if layer.name not in wanted:
             continue
         operator = graph[layer.name]
-        kind = KINDS[operator.kind]
-        results[layer.name] = code("loss") if kind.is_loss else identifiers.new(layer.name)
+        kind = KINDS.get(operator.kind)
+        results[layer.name] = code("loss") if kind and kind.is_loss else identifiers.new(layer.name)
         sources = {
             i: tensors[layer.name, i] if (layer.name, i) in tensors else results[graph.incoming[layer.name, i].producer]
             for i, access in enumerate(operator.reads)
@@ -180,7 +174,13 @@ def _body(plan: Plan, wanted: set[str]) -> Iterator[Text]:
         }
         taken = {*dim_variables.values(), *tensors.values(), *results.values()}
         yield code("")
-        yield from _layer(plan, layer, dim_variables, sources, results[layer.name], taken)
+        if operator.body is not None and _is_told(operator):
+            body = elementary(operator.body, trains=True)
+            yield from BodyBlock(
+                plan, layer, body, dim_variables, sources, results[layer.name], taken, trains=True
+            ).lines()
+        else:
+            yield from _layer(plan, layer, dim_variables, sources, results[layer.name], taken)
 
 
 def _layer(

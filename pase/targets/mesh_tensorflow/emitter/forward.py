@@ -7,10 +7,11 @@ from textwrap import wrap
 from pase.errors import EmitError, GraphError, PaseError
 from pase.graph import Access, Edge, Operator, Part, Role, verify_operator
 from pase.graph.body import MOVES, WINDOWED, Body, Step, elementary, is_before_layout
-from pase.graph.loss import leading_to, loss_layer
+from pase.graph.loss import is_imported, leading_to, loss_layer
 from pase.graph.names import short
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import edge_bytes
+from pase.sharding.held import parameter_name
 from pase.sharding.layouts import PlainDim, WindowDim, tensor_dims
 from pase.targets.mesh_tensorflow.emitter.block import (
     WINDOWS,
@@ -20,8 +21,8 @@ from pase.targets.mesh_tensorflow.emitter.block import (
     declared_windows,
     window_variables,
 )
-from pase.targets.mesh_tensorflow.emitter.program import TRAINING, assembled, check_splits, layers_import
-from pase.targets.mesh_tensorflow.emitter.steps import Written, nested, written_steps
+from pase.targets.mesh_tensorflow.emitter.program import assembled, check_splits, layers_import, training_head
+from pase.targets.mesh_tensorflow.emitter.steps import Written, formula, nested, written_steps
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,
@@ -37,7 +38,7 @@ from pase.targets.mesh_tensorflow.emitter.text import (
 from pase.targets.mesh_tensorflow.runtime.data import index_bound
 from pase.targets.mesh_tensorflow.runtime.initial import initial_moments, shared_order, weight_name
 
-_LAYERS = (
+LAYERS = (
     "arrange",
     "concat",
     "convolve",
@@ -62,7 +63,7 @@ _LAYERS = (
 )
 """What such a program may import from `pase.targets.mesh_tensorflow.runtime.layers.forward`."""
 
-_WORDS = ("Program", "build", "main", "mesh", "outputs", "program", *WINDOWS, *_LAYERS)
+_WORDS = ("Program", "build", "main", "mesh", "outputs", "program", *WINDOWS, *LAYERS)
 
 
 def emit_forward(plan: Plan) -> str:
@@ -91,14 +92,15 @@ def emit_training(plan: Plan) -> str:
     ends = [loss_layer(plan.graph)]
     wanted = _checked(plan, bodies, ends)
     body = list(_body(plan, bodies, wanted, ends, trains=True))
-    return assembled(_training_head(plan, body), body, plan.num_devices)
+    layers = {code("pase.targets.mesh_tensorflow.runtime.layers.forward"): LAYERS}
+    return assembled(training_head(plan, body, layers), body, plan.num_devices)
 
 
 def _checked(plan: Plan, bodies: dict[str, Body], ends: list[str]) -> set[str]:
     """Return the layers that lead to some; EmitError for the first that cannot be written."""
     wanted = leading_to(plan.graph, ends)
     for name in sorted(wanted, key=plan.index.__getitem__):
-        _check(plan[name], plan.graph[name], bodies[name])
+        check_body(plan[name], plan.graph[name], bodies[name])
     return wanted
 
 
@@ -148,7 +150,8 @@ def _ends(plan: Plan, bodies: dict[str, Body]) -> list[str]:
     return returned or [operator.name for operator in plan.graph.operators if operator.name not in read]
 
 
-def _check(layer: LayerPlan, operator: Operator, body: Body) -> None:
+def check_body(layer: LayerPlan, operator: Operator, body: Body) -> None:
+    """Raise EmitError where a layer cannot be written by its body, or its splits are none of a program."""
     if body.problem or not body.steps:
         raise EmitError(
             f"layer {operator.name!r} ({operator.kind}) cannot be written as a program: "
@@ -176,24 +179,10 @@ def _head(plan: Plan, body: list[Text], left_out: tuple[str, ...]) -> list[Text]
     return [
         *docstring(told),
         code(""),
-        *layers_import(code("pase.targets.mesh_tensorflow.runtime.layers.forward"), _LAYERS, body),
+        *layers_import(code("pase.targets.mesh_tensorflow.runtime.layers.forward"), LAYERS, body),
         code("from pase.targets.mesh_tensorflow.runtime.forward_pass import Outputs"),
         code("from pase.targets.mesh_tensorflow.runtime.forward_script import main"),
         code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
-    ]
-
-
-def _training_head(plan: Plan, body: list[Text]) -> list[Text]:
-    arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
-    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
-    built = [f"The network was imported with {printable(arguments, 90)}.", ""] if arguments else []
-    return [
-        *docstring([f"{title}: a training program for Mesh-TensorFlow.", "", *built, *TRAINING]),
-        code(""),
-        code("from pase.targets.mesh_tensorflow.runtime.compat import mtf"),
-        *layers_import(code("pase.targets.mesh_tensorflow.runtime.layers.forward"), _LAYERS, body),
-        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
-        code("from pase.targets.mesh_tensorflow.runtime.script import main"),
     ]
 
 
@@ -222,7 +211,9 @@ def _body(plan: Plan, bodies: dict[str, Body], wanted: set[str], ends: list[str]
             for i, access in enumerate(graph[layer.name].reads)
             if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
         }
-        block = _Block(plan, layer, bodies[layer.name], variables, sources, results[layer.name], taken, trains=trains)
+        block = BodyBlock(
+            plan, layer, bodies[layer.name], variables, sources, results[layer.name], taken, trains=trains
+        )
         yield code("")
         yield from block.lines()
         if layer.name in ends and not trains:
@@ -289,7 +280,7 @@ def _made(plan: Plan, edge: Edge, results: dict[str, Text]) -> Text:
     return code("piece({}, {}, {}, {})", name, part.dim, part.offset, part.extent)
 
 
-class _Block:
+class BodyBlock:
     """The lines of one layer. sources: variable of each input's tensor."""
 
     def __init__(
@@ -320,8 +311,7 @@ class _Block:
     def lines(self) -> Iterator[Text]:
         """Yield the block."""
         operator = self._operator
-        steps = [step.function for step in self._body.steps]
-        yield commented(self._layer, f"{operator.kind}: {', '.join(steps)}")
+        yield commented(self._layer, printable(formula(operator, self._body), 200))
         yield from block_dims(operator, self._variables)
         yield from block_mesh(self._plan, self._layer)
         yield from self._declared_windows()
@@ -415,7 +405,8 @@ class _Block:
             order = shared_order(self._plan.graph, operator, access)
             if len(order) == len(dims):
                 dims = [dims[order.index(i)] for i in range(len(order))]
-            name = weight_name(self._plan.graph, operator, access)
+            graph = self._plan.graph
+            name = weight_name(graph, operator, access) if is_imported(graph) else parameter_name(operator, access)
             mean, deviation = initial_moments(operator, access)
             values = [code("{}", deviation)] if deviation else [code("mean={}", mean)] if mean else []
         return [code("mesh"), code("{}", name), code("[{}]", [self._variables[dim] for dim in dims]), *values]

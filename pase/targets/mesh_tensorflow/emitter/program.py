@@ -1,12 +1,13 @@
 """What training programs and those of a forward pass have in common: which layers they hold, checks, head and foot."""
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pase.errors import EmitError
 from pase.graph import Operator
-from pase.planning.plan import LayerPlan
-from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, code, joined, word
+from pase.graph.loss import is_imported
+from pase.planning.plan import LayerPlan, Plan
+from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, code, docstring, joined, printable, word
 
 TRAINING = (
     "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
@@ -27,6 +28,23 @@ def check_splits(layer: LayerPlan, operator: Operator) -> None:
                 f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program needs splits that divide "
                 f"their dims (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
             )
+
+
+def training_head(plan: Plan, body: Sequence[Text], layers: Mapping[Text, Sequence[str]]) -> list[Text]:
+    """Return the head of a training program; layers: what it may import, by module."""
+    arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
+    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
+    made = "imported" if is_imported(plan.graph) else "built"
+    built = [f"The network was {made} with {printable(arguments, 90)}.", ""] if arguments else []
+    imports = [line for module, names in layers.items() for line in layers_import(module, names, body)]
+    return [
+        *docstring([f"{title}: a training program for Mesh-TensorFlow.", "", *built, *TRAINING]),
+        code(""),
+        code("from pase.targets.mesh_tensorflow.runtime.compat import mtf"),
+        *imports,
+        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
+        code("from pase.targets.mesh_tensorflow.runtime.script import main"),
+    ]
 
 
 def layers_import(module: Text, names: Iterable[str], body: Sequence[Text]) -> list[Text]:

@@ -7,7 +7,7 @@ from math import isfinite
 from types import MappingProxyType
 
 from pase.errors import EmitError
-from pase.graph import Access, Operator, Part
+from pase.graph import Access, Axis, Operator, Part, Window
 from pase.graph.body import MOVES, POINTWISE, Body, Step
 from pase.sharding.layouts import WHOLE
 from pase.targets.mesh_tensorflow.emitter.text import Text, call, code, word
@@ -76,6 +76,51 @@ def written_steps(body: Body, block: Written) -> list[Text]:
     raise EmitError(f"layer {block.operator.name!r} has no steps")
 
 
+_INFIX = {"add": " + ", "subtract": " - ", "multiply": " · ", "divide": " / "}
+_LONGEST_FORMULA = 60
+
+
+def formula(operator: Operator, body: Body) -> str:
+    """Return what a body computes as a formula, for a comment; the names of its functions where that is long."""
+    reads = {access.tensor: _indexed(access.tensor, access.axes) for access in operator.reads}
+    known = reads | {item.name: _indexed(item.name, item.dims) for item in body.constants}
+    is_sum = set[str]()
+    for step in body.steps:
+        operands = [known[operand] if isinstance(operand, str) else f"{operand:g}" for operand in step.operands]
+        if step.function in _INFIX:
+            if step.function in ("multiply", "divide"):
+                operands = [
+                    f"({text})" if name in is_sum else text for name, text in zip(step.operands, operands, strict=True)
+                ]
+            known[step.result] = _INFIX[step.function].join(operands)
+            if step.function in ("add", "subtract"):
+                is_sum.add(step.result)
+        elif step.function == "einsum":
+            known[step.result] = " ".join(operands)
+        else:
+            over = f" over {','.join(step.dims)}" if step.dims else ""
+            known[step.result] = f"{step.function}({', '.join(operands)}{over})"
+        if len(known[step.result]) > _LONGEST_FORMULA:
+            return f"{operator.kind}: {', '.join(step.function for step in body.steps)}"
+    write = operator.writes[0]
+    return f"{_indexed(write.tensor, write.axes)} = {known[body.steps[-1].result]}" if body.steps else operator.kind
+
+
+def _indexed(tensor: str, axes: Sequence[Axis]) -> str:
+    names: list[str] = []
+    for axis in axes:
+        match axis:
+            case Window():
+                names.append(f"{axis.out}~")
+            case Part():
+                names.append(axis.dim)
+            case tuple():
+                names += axis
+            case str():
+                names.append(axis)
+    return f"{tensor}[{','.join(names)}]"
+
+
 def nested(steps: Sequence[Step], names: Mapping[str, Text]) -> Text:
     """Return functions of points as one expression."""
     expressions = dict(names)
@@ -118,7 +163,7 @@ def _of_points(step: Step, operands: tuple[Text, ...]) -> _Call:
 
 
 def _product(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    return _Call(code("product"), (operands[0], operands[1], block.listed(step.dims)))
+    return _Call(code("product"), (*operands, block.listed(step.dims)))
 
 
 def _causal(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:

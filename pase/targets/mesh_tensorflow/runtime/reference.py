@@ -11,7 +11,7 @@ import numpy as np
 
 from pase.errors import RuntimeFailure
 from pase.graph import Graph, Operator, Role
-from pase.graph.body import elementary
+from pase.graph.body import Body, elementary
 from pase.graph.loss import is_imported, leading_to, loss_layer
 from pase.sharding.held import parameter_name
 from pase.targets.mesh_tensorflow.runtime.compat import tf
@@ -280,25 +280,31 @@ class _Network:
         for operator in self._graph.operators:
             if operator.name not in wanted or operator.body is None:
                 continue
-            if operator.body.problem:
-                raise RuntimeFailure(f"layer {operator.name!r} cannot be computed: {operator.body.problem}")
-            body = elementary(operator.body, trains=True)
-            used = {operand for step in body.steps for operand in step.operands}
-            reads = {access.tensor: i for i, access in enumerate(operator.reads) if access.tensor in used}
-            tensors = {tensor: self._read(operator, i) for tensor, i in reads.items()}
-            for constant in body.constants:
-                if constant.name in used:
-                    name = f"{operator.name}/{constant.name}"
-                    self.constants.add(name)
-                    shape = tuple(operator.extents[dim] for dim in constant.dims)
-                    tensors[constant.name] = self._variable(name, shape, (0.0, 0.0))
-            self._written[operator.name] = interpret(operator, body, tensors)
+            self._compute_body(operator, operator.body)
         self.loss = tf.reshape(self._written[loss], [])
+
+    def _compute_body(self, operator: Operator, body: Body) -> None:
+        if body.problem:
+            raise RuntimeFailure(f"layer {operator.name!r} cannot be computed: {body.problem}")
+        body = elementary(body, trains=True)
+        used = {operand for step in body.steps for operand in step.operands}
+        reads = {access.tensor: i for i, access in enumerate(operator.reads) if access.tensor in used}
+        tensors = {tensor: self._read(operator, i) for tensor, i in reads.items()}
+        for constant in body.constants:
+            if constant.name in used:
+                name = f"{operator.name}/{constant.name}"
+                self.constants.add(name)
+                shape = tuple(operator.extents[dim] for dim in constant.dims)
+                tensors[constant.name] = self._variable(name, shape, (0.0, 0.0))
+        self._written[operator.name] = interpret(operator, body, tensors)
 
     def _compute_kinds(self) -> None:
         """Compute the layers of a built-in network by their kinds."""
         losses = []
         for operator in self._graph.operators:
+            if operator.kind not in COMPUTE and operator.body is not None:
+                self._compute_body(operator, operator.body)
+                continue
             if operator.kind not in COMPUTE:
                 raise RuntimeFailure(
                     f"layer {operator.name!r} is a {operator.kind!r}, which the reference cannot compute; "

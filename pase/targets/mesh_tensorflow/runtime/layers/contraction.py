@@ -8,9 +8,10 @@ from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, begins
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
 
 
-def product(x: Any, y: Any, out: Sequence[Any]) -> Any:
-    """Return the sum of products of two tensors over the dims that `out` lacks."""
-    return mtf.einsum([x, y], list(out))
+def product(*operands: Any) -> Any:
+    """Return the sum of products of tensors over the dims that the last operand, those of the result, lacks."""
+    *tensors, out = operands
+    return mtf.einsum(tensors, list(out))
 
 
 def embedding(table: Any, indices: Any, out: Sequence[Any]) -> Any:
