@@ -123,7 +123,7 @@ def test_jax_computes_the_same_with_each_part_where_the_plan_has_it(tmp_path: Pa
     assert results["example"]["loss"] > 0.5
     assert results["example"]["difference"] < 1e-12
     assert results["example"]["devices"] == DEVICES
-    assert results["convolution"] == 2, "XLA computes split convolutions well now: remove xla_convolutions.py"
+    assert results["convolution"] == 2, "XLA computes split convolutions well now: remove without_miscomputed"
 
 
 @pytest.mark.slow

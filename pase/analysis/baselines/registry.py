@@ -199,7 +199,7 @@ EXPERTS: Mapping[str, Baseline] = MappingProxyType(
         ),
     }
 )
-"""Rules, by name."""
+"""Experts' rules, by name."""
 
 
 def baselines(sampling: Sampling | None = None) -> Mapping[str, Baseline]:

@@ -235,7 +235,7 @@ Choose = Callable[[Problem, Machine], tuple[int, ...] | None]
 """Returns the configuration index of each vertex; None where the strategy does not apply to the network."""
 
 Splits = Mapping[str, int]
-"""Of one layer: the split factor of each dim that is split."""
+"""The split factor of each dim of a layer that is split."""
 
 
 def largest_split(operator: Operator, dim: str, ways: int) -> int:

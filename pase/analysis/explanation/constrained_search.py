@@ -79,9 +79,9 @@ def connected_parts(tables: CostTables, vertices: Collection[int]) -> Iterator[s
 
 
 LIMITED_TIME_S = 0.5
-"""Of one search under a memory limit, unless another is given: such a search may take long, and there are many."""
+"""Time of one search under a memory limit, unless another is given: it may take long, and there are many searches."""
 PATIENT_TIME_S = 10.0
-"""The same for a search whose proof decides how far flips are known; there are few."""
+"""Time of a search whose proof decides how far flips are known; there are few such searches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

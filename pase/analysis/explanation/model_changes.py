@@ -19,7 +19,7 @@ MOST_PADDING = 0.05
 """An extent is made larger by this share of it at most."""
 
 LEAST_GAIN = 0.01
-"""What saves a smaller share of the cost is not worth telling."""
+"""A change that saves a smaller share of the cost is not worth telling."""
 
 _MOST_TRIED = 3
 

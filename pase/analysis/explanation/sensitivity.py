@@ -114,7 +114,7 @@ def scaled_links(machine: Machine, scale: float) -> Machine:
 FARTHEST = 32.0
 """Scales from 1/32 to 32 are looked at."""
 MAX_SOLUTIONS = 200
-"""Of one side."""
+"""Searches for the flips of one side."""
 
 
 Optimise = Callable[[CostTables, Sequence[Sequence[int]]], Solution]
@@ -145,7 +145,7 @@ class Side:
 
 
 NO_FLIPS = Side(breakpoints=(), searched_to=1.0)
-"""Where none were looked for."""
+"""The flips of a side where none were looked for."""
 
 
 class _EnoughError(Exception):

@@ -4,7 +4,7 @@ A layer's cost is made of computing, of each kind of message inside it, and of e
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from math import prod
@@ -161,18 +161,15 @@ def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
     for part in parts:
         key = part.kind, part.other
         before = found.get(key)
-        found[key] = part if before is None else _sum(before, part)
+        if before is not None:
+            part = replace(
+                before,
+                cost=before.cost + part.cost,
+                size_bytes=before.size_bytes + part.size_bytes,
+                group=max(before.group, part.group),
+            )
+        found[key] = part
     return tuple(sorted((part for part in found.values() if part.cost), key=lambda part: -part.cost))
-
-
-def _sum(a: Part, b: Part) -> Part:
-    return Part(
-        kind=a.kind,
-        other=a.other,
-        cost=a.cost + b.cost,
-        size_bytes=a.size_bytes + b.size_bytes,
-        group=max(a.group, b.group),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from pase.sharding.traffic import Phase
 
 
 class Direction(StrEnum):
-    """Of a link, as seen from the devices behind it; the two do not hinder each other."""
+    """Direction of a link, as seen from the devices behind it; the two do not hinder each other."""
 
     OUT = "out"
     IN = "in"
@@ -127,7 +127,7 @@ class Label:
 
     @property
     def text(self) -> str:
-        """What people read."""
+        """Return the label as people read it."""
         layers = self.producer if self.producer == self.consumer else f"{self.producer} → {self.consumer}"
         return f"{layers}: {self.tensor}" if self.tensor else f"{layers} {self.phase}"
 
@@ -152,17 +152,17 @@ class Message(NamedTuple):
 
     @property
     def device(self) -> int:
-        """The one that sends."""
+        """Return the device that sends."""
         return self.sender
 
     @property
     def links(self) -> tuple[int, ...]:
-        """The links that it takes, one after the other."""
+        """Return the links that the message takes, one after the other."""
         return self.path.links
 
     @property
     def link_bytes(self) -> tuple[float, ...]:
-        """What goes over each of them."""
+        """Return the bytes that go over each link."""
         return (self.size_bytes,) * len(self.path.links)
 
     @property
@@ -192,7 +192,7 @@ class Collective(NamedTuple):
 
     @property
     def device(self) -> int:
-        """The first of the group."""
+        """Return the first device of the group."""
         return self.devices[0]
 
 
@@ -233,7 +233,7 @@ class TaskGraph:
 _END, _ARRIVAL = 0, 1
 
 NONE = -1
-"""No task."""
+"""The number that stands for no task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

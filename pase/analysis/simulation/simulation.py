@@ -64,7 +64,7 @@ class PathStep:
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """Return how long the part took."""
         return self.end_s - self.begin_s
 
 
@@ -317,7 +317,7 @@ class Simulation:
 
     @cached_property
     def critical_path(self) -> tuple[PathStep, ...]:
-        """What the step's time consists of, in order, without gaps."""
+        """Return what the step's time consists of, in order, without gaps."""
         return critical_path(self.tasks, self.schedule)
 
     @cached_property
@@ -330,17 +330,17 @@ class Simulation:
 
     @cached_property
     def devices(self) -> tuple[DeviceTime, ...]:
-        """How each device spends the step."""
+        """Return how each device spends the step."""
         return device_times(self.tasks, self.schedule, self.fabric)
 
     @cached_property
     def phases(self) -> tuple[PhaseTime, ...]:
-        """What each phase takes."""
+        """Return what each phase takes."""
         return phase_times(self.tasks, self.schedule, self.fabric)
 
     @cached_property
     def levels(self) -> tuple[LevelUse, ...]:
-        """How the links of each level are used, the innermost first."""
+        """Return how the links of each level are used, the innermost first."""
         return level_uses(self.tasks, self.schedule, self.fabric)
 
 

@@ -35,10 +35,10 @@ from pase.sharding.sums import Stage, all_reduce_stages, sum_groups
 from pase.sharding.traffic import Phase, Purpose, Sent, Summed, layer_movements
 
 _UPDATE_FLOP = 2
-"""Of gradient descent, for each weight: a product and a sum."""
+"""FLOP of gradient descent for each weight: a product and a sum."""
 
 _UPDATE_WORDS = 3
-"""What it touches: the weight, its gradient, the weight again."""
+"""Words that gradient descent touches for each weight: the weight, its gradient, the weight again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,16 @@ from pase.views.drawing.folding import FoldedGraph, Repeat
 from pase.views.drawing.layered import Drawing, Point, extent, layered, moved, straightened
 
 PAD = 14.0
-"""Between a frame and what is in it."""
+"""Gap between a frame and what is in it."""
 
 HEAD = 30.0
-"""Above it, where the frame says how often it comes."""
+"""Height of the strip in which a frame says how often its block comes."""
 
 LANE = 10.0
-"""Between edges to the next block, on the right."""
+"""Gap between edges to the next block, on a frame's right side."""
 
 _FOOT = 6.0
-"""Between them, below."""
+"""Gap between edges to the next block, below a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

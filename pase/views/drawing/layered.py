@@ -73,7 +73,7 @@ class Band:
 
     @property
     def middle(self) -> float:
-        """Where the boxes of the row are."""
+        """Return the height of the middle of the row's boxes."""
         return (self.top + self.bottom) / 2
 
 
@@ -107,17 +107,17 @@ def _on_line(a: Point, b: Point, c: Point) -> bool:
 
 
 ROW_GAP = 26.0
-"""Between two rows; more where edges go far to the side between them."""
+"""Gap between two rows; it is wider where edges go far to the side between the rows."""
 
 _MOST_ROW_GAP = 76.0
 _SLOPE = 0.12
-"""Height that is added for each unit that an edge goes to the side."""
+"""Height that the gap gains for each unit that an edge goes to the side."""
 
 _LONGEST = 12
 """Rows that an edge passes within the drawing; longer ones go round it."""
 
 _PARALLEL = 6.0
-"""Between edges that join the same two boxes."""
+"""Gap between edges that join the same two boxes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,10 +37,10 @@ PALETTE = (
 """Fill in light and in dark surroundings."""
 
 UNSPLIT = ("#eceff1", "#626a77")
-"""Of layers that are not split."""
+"""Fill of layers that are not split, in light and in dark surroundings."""
 
 FILLS = tuple(colour for pair in (*PALETTE, UNSPLIT) for colour in pair)
-"""All of these."""
+"""All fills."""
 
 PATTERNS = ("plain", "stripes", "dots", "grid", "waves")
 """What is drawn over a colour that stands for a second, third, … class."""

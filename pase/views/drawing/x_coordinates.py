@@ -18,7 +18,7 @@ Adjacency = Sequence[Sequence[int]]
 
 _ROUNDS = 12
 _PATIENCE = 2
-"""Rounds without fewer crossings before the search ends."""
+"""The search ends after so many rounds without fewer crossings."""
 
 _SWAPPED = 400
 """Vertices in a drawing whose neighbours are swapped as well: that costs more than it gives in large ones."""
@@ -270,10 +270,10 @@ def _balanced(ways: Sequence[Sequence[float]]) -> list[float]:
 
 
 NODE_GAP = 22.0
-"""Between two boxes of a row."""
+"""Gap between two boxes of a row."""
 
 EDGE_GAP = 12.0
-"""Between an edge and what stands beside it."""
+"""Gap between an edge and what stands beside it."""
 
 _STRAIGHT = 1e-6
 

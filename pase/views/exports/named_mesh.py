@@ -73,12 +73,12 @@ class NamedLayer:
 
     @property
     def tensors(self) -> tuple[NamedTensor, ...]:
-        """Its inputs, parameters and outputs."""
+        """Return the layer's inputs, parameters and outputs."""
         return (*self.inputs, *self.parameters, *self.outputs)
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What the mesh does not say of its tensors, and why."""
+        """Return what the mesh does not say of the layer's tensors, and why."""
         return tuple(
             f"{tensor.name}, dim {number}: {dim.reason}"
             for tensor in self.tensors
@@ -240,7 +240,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 _WIDTH = 110
-"""Of a row of device numbers."""
+"""Characters in a row of device numbers."""
 
 TensorText = Callable[[NamedTensor], Text | None]
 """What is said of a tensor, as an expression; None where nothing is."""

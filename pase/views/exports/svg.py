@@ -98,10 +98,10 @@ THINNEST, WIDEST = 1.2, 7.0
 """Width of an edge over which nothing moves, and of the one over which most moves."""
 
 _RADIUS = 9.0
-"""Of the round corners."""
+"""Radius of round corners."""
 
 _LONG = 60.0
-"""Of a vertical piece beside which there is room for a label."""
+"""Least length of a vertical piece of an edge beside which a label has room."""
 
 
 def stroke_width(moved_bytes: float, most_bytes: float) -> float:
@@ -302,18 +302,18 @@ def legend(groups: Sequence[Sequence[Entry]], width: float) -> tuple[Text, float
 
 
 MARGIN = 20.0
-"""Around everything."""
+"""Margin around the picture."""
 
 _BOX_HEIGHT, _BOX_PAD = 38.0, 9.0
 _LEAST_BOX, _MOST_BOX = 76.0, 220.0
 _NAME_SIZE, _TEXT_SIZE, _TITLE_SIZE, _BYTES_SIZE = 13.2, 11.0, 17.6, 10.0
-"""Of letters; of bold ones as much larger as they are wider."""
+"""Sizes of letters; those of bold ones are larger by as much as bold letters are wider."""
 
 _HEADING = 56.0
 """Height of the title and what stands below it."""
 
 _LEAST_WIDTH = 480.0
-"""Of the picture, so that its legend has room."""
+"""Least width of the picture, so that its legend has room."""
 
 
 def svg(plan: Plan, *, fold: bool = True) -> str:

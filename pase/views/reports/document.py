@@ -132,7 +132,7 @@ MOST_GROUPS = 64
 """Rows of the table of devices; where there are more devices, a row is a group of them."""
 
 MOST_DEVICES = 256
-"""Of more of them not every pair is looked at: the plan's own prediction of the busiest device stands in."""
+"""Beyond so many devices not every pair is looked at: the plan's prediction of the busiest device stands in."""
 
 EXACT, PREDICTED = "between all devices", "to the busiest device"
 
