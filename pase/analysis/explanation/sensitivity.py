@@ -280,7 +280,7 @@ def sensitivity(
             )
         )
         if on_progress:
-            on_progress(f"constrained_search with another {figure.name}", (number + 1) / len(every))
+            on_progress(f"searching with another {figure.name}", (number + 1) / len(every))
     return tuple(found)
 
 
