@@ -4,11 +4,12 @@ import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import PurePath
+from typing import Literal
 
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import framework
-from pase.importers.ir import Leaf, Node, Origin, Step, Trace, Value, check_trace
+from pase.importers.ir import Leaf, Node, Origin, Step, Trace, check_trace
 from pase.importers.ir.names import Names
 from pase.importers.onnx.batch import InputShapes, input_shapes
 from pase.importers.onnx.inference import Rebatch, Walked
@@ -77,8 +78,7 @@ def trace_onnx(model: OnnxModel, *, batch: int | None = None, arguments: Mapping
         notes.append(
             f"operators are of opset {model.opsets['']}, read as those of {newest}, the newest that is installed"
         )
-    reader = _Reader(model, walked, weights)
-    return check_trace(reader.read(tuple(notes)))
+    return check_trace(_read(model, walked, weights, tuple(notes)))
 
 
 def _walked(model: OnnxModel, shapes: InputShapes, weights: frozenset[str], process: Native) -> Walked:
@@ -102,47 +102,37 @@ def _told(changes: tuple[str, ...]) -> list[str]:
     return [f"the exported batch was written into the model: {first}" + (f"; and {more} more" if more > 0 else "")]
 
 
-class _Reader:
-    """Makes nodes of operators, and leaves of the tensors that they read."""
+def _read(model: OnnxModel, walked: Walked, weights: frozenset[str], notes: tuple[str, ...]) -> Trace:
+    """Return nodes of operators, and leaves of the tensors that they read."""
+    nodes, names = list[Node](), Names()
+    for call in walked.calls:
+        origin = Origin(operator=call.operator, scope=_scope(call.name, call.operator))
+        for i, step in enumerate(_translated(call)):
+            name = names.new(call.name if i == 0 else f"{call.name}:{i}")
+            nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
+    made = {value.name for node in nodes for value in node.outputs}
+    fed = [declared.name for declared in model.inputs]
+    read = (use.value for node in nodes for use in node.inputs)
+    leaves = dict.fromkeys([*fed, *(name for name in read if name not in made)])
+    return Trace(
+        name=model.name,
+        leaves=tuple(_leaf(name, walked, fed, weights) for name in leaves),
+        nodes=tuple(nodes),
+        outputs=tuple(name for name in walked.outputs if name in made),
+        notes=notes,
+        num_source_operators=model.num_operators,
+    )
 
-    def __init__(self, model: OnnxModel, walked: Walked, weights: frozenset[str]) -> None:
-        self._model = model
-        self._walked = walked
-        self._weights = weights
-        self._nodes: list[Node] = []
-        self._names = Names()
 
-    def read(self, notes: tuple[str, ...]) -> Trace:
-        """Return the trace."""
-        for call in self._walked.calls:
-            origin = Origin(operator=call.operator, scope=_scope(call.name, call.operator))
-            for i, step in enumerate(_translated(call)):
-                name = self._names.new(call.name if i == 0 else f"{call.name}:{i}")
-                self._nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
-        made = {value.name for node in self._nodes for value in node.outputs}
-        read = [use.value for node in self._nodes for use in node.inputs]
-        outputs = tuple(name for name in self._walked.outputs if name in made)
-        fed = [declared.name for declared in self._model.inputs]
-        names = dict.fromkeys([*fed, *(name for name in read if name not in made)])
-        return Trace(
-            name=self._model.name,
-            leaves=tuple(self._leaf(name, fed) for name in names),
-            nodes=tuple(self._nodes),
-            outputs=outputs,
-            notes=notes,
-            num_source_operators=self._model.num_operators,
-        )
-
-    def _leaf(self, name: str, fed: list[str]) -> Leaf:
-        value: Value = self._walked.values[name]
-        if name in fed:
-            return Leaf(value=value, role="input", storage=name)
-        if name in self._weights:
-            return Leaf(value=value, role="parameter", storage=name)
-        array = self._walked.constants.get(name)
-        is_number = array is not None and array.size == 1 and array.dtype.kind in "fiub"
-        number = float(array.ravel()[0]) if is_number and array is not None else None
-        return Leaf(value=value, role="constant", storage=name, number=number)
+def _leaf(name: str, walked: Walked, fed: list[str], weights: frozenset[str]) -> Leaf:
+    is_weight = name in weights
+    role: Literal["input", "parameter", "constant"] = (
+        "input" if name in fed else "parameter" if is_weight else "constant"
+    )
+    array = walked.constants.get(name) if role == "constant" else None
+    is_number = array is not None and array.size == 1 and array.dtype.kind in "fiub"
+    number = float(array.ravel()[0]) if is_number and array is not None else None
+    return Leaf(value=walked.values[name], role=role, storage=name, number=number)
 
 
 def _translated(call: Call) -> list[Step]:

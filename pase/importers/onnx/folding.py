@@ -1,6 +1,6 @@
 """Operators on constants, worked out: what exporters compute shapes, axes and positions with."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -24,13 +24,24 @@ class Folding:
     num_outputs: int
     opset: int
 
-    def axes(self) -> tuple[int, ...] | None:
-        """Return the axes that are given as an attribute or as the second input, if any."""
-        if "axes" in self.attributes:
-            return tuple(self.attributes["axes"])
-        if len(self.inputs) > 1 and self.inputs[1] is not None:
-            return tuple(int(axis) for axis in self.inputs[1].ravel())
-        return None
+    @property
+    def x(self) -> Array:
+        """The first input; ValueError where it is left out."""
+        return self.input(0)
+
+    def input(self, position: int) -> Array:
+        """Return an input; ValueError where it is left out."""
+        found = self.inputs[position] if position < len(self.inputs) else None
+        if found is None:
+            raise ValueError(f"{self.operator} lacks an input")
+        return found
+
+    def wholes(self, name: str, position: int) -> tuple[int, ...] | None:
+        """Return the whole numbers that are given as an attribute or as the input at a position, if any."""
+        if name in self.attributes:
+            return tuple(self.attributes[name])
+        found = self.inputs[position] if position < len(self.inputs) else None
+        return None if found is None else tuple(int(number) for number in found.ravel())
 
 
 def fold(call: Folding) -> tuple[Array, ...] | None:
@@ -38,104 +49,83 @@ def fold(call: Folding) -> tuple[Array, ...] | None:
 
     Raises ValueError, IndexError, TypeError or the like where its inputs do not fit.
     """
-    first = call.inputs[0] if call.inputs else None
+    found: Array | tuple[Array, ...] | None = None
     if call.operator in _SPECIAL:
         found = _SPECIAL[call.operator](call)
     elif call.operator in _PLAIN and all(array is not None for array in call.inputs):
         arrays = [array for array in call.inputs if array is not None]
         if prod(np.broadcast_shapes(*(array.shape for array in arrays))) > MAX_ELEMENTS:
             return None
-        result = _PLAIN[call.operator](*arrays)
-        keeps = call.operator not in _TRUTHS and first is not None
-        found = (np.asarray(result, dtype=first.dtype if keeps and first is not None else None),)
-    else:
+        keeps = call.operator not in _TRUTHS and bool(arrays)
+        found = np.asarray(_PLAIN[call.operator](*arrays), dtype=arrays[0].dtype if keeps else None)
+    if found is None:
         return None
-    return None if found is None or any(array.size > MAX_ELEMENTS for array in found) else found
+    # NumPy makes numbers, not arrays, of some without dims.
+    arrays = list(found) if isinstance(found, tuple) else [np.asarray(found)]
+    return None if any(array.size > MAX_ELEMENTS for array in arrays) else tuple(arrays)
 
 
 def _whole(a: Array, b: Array) -> Array:
     """Divide; whole numbers round towards 0, as in C."""
     if a.dtype.kind not in "iu":
         return np.divide(a, b)
-    if not np.all(b):
-        raise ValueError("a shape is divided by 0")
-    quotient: Array = (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+    quotient: Array = (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(_divisor(b)))).astype(a.dtype)
     return quotient
 
 
-def _constant(call: Folding) -> tuple[Array, ...] | None:
-    attributes = call.attributes
-    for name, dtype in (
-        ("value_int", np.int64),
-        ("value_ints", np.int64),
-        ("value_float", np.float32),
-        ("value_floats", np.float32),
-    ):
-        if name in attributes:
-            return (np.asarray(attributes[name], dtype=dtype),)
-    value = attributes.get("value")
-    return None if not isinstance(value, np.ndarray) else (value,)
+def _divisor(b: Array) -> Array:
+    if not np.all(b):
+        raise ValueError("a shape is divided by 0")
+    return b
 
 
-def _constant_of_shape(call: Folding) -> tuple[Array, ...] | None:
-    (shape,) = _present(call, 1)
-    extents = tuple(int(extent) for extent in shape.ravel())
+def _constant(call: Folding) -> Array | None:
+    for name, dtype in _CONSTANTS.items():
+        if name in call.attributes:
+            return np.asarray(call.attributes[name], dtype=dtype)
+    value = call.attributes.get("value")
+    return value if isinstance(value, np.ndarray) else None
+
+
+def _constant_of_shape(call: Folding) -> Array | None:
+    extents = tuple(int(extent) for extent in call.x.ravel())
     if prod(extents) > MAX_ELEMENTS:
         return None
     value = call.attributes.get("value")
     filled = np.zeros(1, dtype=np.float32) if not isinstance(value, np.ndarray) else value
-    return (np.full(extents, filled.ravel()[0], dtype=filled.dtype),)
+    return np.full(extents, filled.ravel()[0], dtype=filled.dtype)
 
 
-def _cast(call: Folding) -> tuple[Array, ...] | None:
+def _cast(call: Folding) -> Array | None:
     dtype = _CAST.get(call.attributes.get("to", 0))
-    if dtype is None or call.inputs[0] is None:
-        return None
-    return (call.inputs[0].astype(dtype),)
+    return None if dtype is None or call.inputs[0] is None else call.inputs[0].astype(dtype)
 
 
-def _range(call: Folding) -> tuple[Array, ...] | None:
+def _range(call: Folding) -> Array | None:
     start, limit, delta = (array.ravel()[0] for array in call.inputs if array is not None)
     if delta == 0 or abs((float(limit) - float(start)) / float(delta)) > MAX_ELEMENTS:
         return None
-    return (np.arange(start, limit, delta, dtype=np.asarray(start).dtype),)
+    return np.arange(start, limit, delta, dtype=np.asarray(start).dtype)
 
 
-def _gather(call: Folding) -> tuple[Array, ...] | None:
-    x, indices = _present(call, 2)
+def _gather(call: Folding) -> Array | None:
+    x, indices = call.x, call.input(1)
     if indices.size * max(1, x.size) > MAX_ELEMENTS * 16:
         return None
-    return (np.take(x, indices.astype(np.int64), axis=call.attributes.get("axis", 0)),)
+    return np.take(x, indices.astype(np.int64), axis=call.attributes.get("axis", 0))
 
 
-def _concat(call: Folding) -> tuple[Array, ...] | None:
-    return (np.concatenate(_present(call, len(call.inputs)), axis=call.attributes["axis"]),)
+def _reshape(call: Folding) -> Array:
+    x = call.x
+    return x.reshape([x.shape[i] if extent == 0 else int(extent) for i, extent in enumerate(call.input(1).ravel())])
 
 
-def _unsqueeze(call: Folding) -> tuple[Array, ...] | None:
-    (x,) = _present(call, 1)
-    return (np.expand_dims(x, call.axes() or ()),)
-
-
-def _squeeze(call: Folding) -> tuple[Array, ...] | None:
-    (x,) = _present(call, 1)
-    return (np.squeeze(x, axis=call.axes()),)
-
-
-def _reshape(call: Folding) -> tuple[Array, ...] | None:
-    x, target = _present(call, 2)
-    shape = [x.shape[i] if extent == 0 else int(extent) for i, extent in enumerate(target.ravel())]
-    return (x.reshape(shape),)
-
-
-def _slice(call: Folding) -> tuple[Array, ...] | None:
-    (x,) = _present(call, 1)
-    starts, ends, axes, steps = slices_of(call, x.ndim)
-    where = [slice(None)] * x.ndim
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        begin, stop = clamped(start, end, step, x.shape[axis])
+def _slice(call: Folding) -> Array:
+    where = [slice(None)] * call.x.ndim
+    for start, end, axis, step in zip(*slices_of(call, call.x.ndim), strict=True):
+        begin, stop = clamped(start, end, step, call.x.shape[axis])
         where[axis] = slice(begin, None if stop < 0 else stop, step)
-    return (x[tuple(where)],)
+    return call.x[tuple(where)]
 
 
 def slices_of(call: Folding, rank: int) -> tuple[tuple[int, ...], ...]:
@@ -161,75 +151,54 @@ def clamped(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
     return min(max(start, 0), extent - 1), min(max(end, -1), extent - 1)
 
 
-def _transpose(call: Folding) -> tuple[Array, ...] | None:
-    (x,) = _present(call, 1)
-    return (np.transpose(x, call.attributes.get("perm")),)
+def _expand(call: Folding) -> Array | None:
+    shape = np.broadcast_shapes(call.x.shape, tuple(int(extent) for extent in call.input(1).ravel()))
+    return None if prod(shape) > MAX_ELEMENTS else np.broadcast_to(call.x, shape)
 
 
-def _expand(call: Folding) -> tuple[Array, ...] | None:
-    x, target = _present(call, 2)
-    shape = np.broadcast_shapes(x.shape, tuple(int(extent) for extent in target.ravel()))
-    return None if prod(shape) > MAX_ELEMENTS else (np.broadcast_to(x, shape),)
+def _tile(call: Folding) -> Array | None:
+    counts = [int(count) for count in call.input(1).ravel()]
+    return None if call.x.size * prod(counts) > MAX_ELEMENTS else np.tile(call.x, counts)
 
 
-def _tile(call: Folding) -> tuple[Array, ...] | None:
-    x, repeats = _present(call, 2)
-    counts = [int(count) for count in repeats.ravel()]
-    return None if x.size * prod(counts) > MAX_ELEMENTS else (np.tile(x, counts),)
-
-
-def _split(call: Folding) -> tuple[Array, ...] | None:
-    (x,) = _present(call, 1)
-    axis = call.attributes.get("axis", 0)
-    sizes = call.attributes.get("split")
-    if sizes is None and len(call.inputs) > 1 and call.inputs[1] is not None:
-        sizes = [int(size) for size in call.inputs[1].ravel()]
+def _split(call: Folding) -> tuple[Array, ...]:
+    axis, sizes = call.attributes.get("axis", 0), call.wholes("split", 1)
     if sizes is None:
-        size = -(-x.shape[axis] // max(1, call.num_outputs))
-        sizes = [size] * call.num_outputs
-    return tuple(np.split(x, np.cumsum(sizes)[:-1].tolist(), axis=axis))
+        sizes = (-(-call.x.shape[axis] // max(1, call.num_outputs)),) * call.num_outputs
+    return tuple(np.split(call.x, np.cumsum(sizes)[:-1].tolist(), axis=axis))
 
 
-def _non_zero(call: Folding) -> tuple[Array, ...] | None:
-    (x,) = _present(call, 1)
-    return (np.stack(np.nonzero(x)).astype(np.int64) if x.ndim else np.zeros((0, int(bool(x))), dtype=np.int64),)
+def _non_zero(call: Folding) -> Array:
+    x = call.x
+    return np.stack(np.nonzero(x)).astype(np.int64) if x.ndim else np.zeros((0, int(bool(x))), dtype=np.int64)
 
 
-def _reduce(function: Callable[..., Any]) -> Callable[[Folding], tuple[Array, ...] | None]:
-    def evaluate(call: Folding) -> tuple[Array, ...] | None:
-        (x,) = _present(call, 1)
-        keeps = bool(call.attributes.get("keepdims", 1))
-        axes = call.axes()
+def _reduce(function: Callable[..., Any]) -> Callable[[Folding], Array]:
+    def evaluate(call: Folding) -> Array:
+        axes = call.wholes("axes", 1)
         if not axes and call.attributes.get("noop_with_empty_axes", 0):
-            return (x,)
-        return (np.asarray(function(x, axis=axes or None, keepdims=keeps), dtype=x.dtype),)
+            return call.x
+        keeps = bool(call.attributes.get("keepdims", 1))
+        return np.asarray(function(call.x, axis=axes or None, keepdims=keeps), dtype=call.x.dtype)
 
     return evaluate
 
 
-def _cumulate(call: Folding) -> tuple[Array, ...] | None:
-    x, axis = _present(call, 2)
-    if call.attributes.get("exclusive", 0) or call.attributes.get("reverse", 0):
-        return None
-    return (np.cumsum(x, axis=int(axis.ravel()[0]), dtype=x.dtype),)
+def _cumulate(call: Folding) -> Array | None:
+    axis = int(call.input(1).ravel()[0])
+    is_plain = not call.attributes.get("exclusive", 0) and not call.attributes.get("reverse", 0)
+    return np.cumsum(call.x, axis=axis, dtype=call.x.dtype) if is_plain else None
 
 
-def _trilu(call: Folding) -> tuple[Array, ...] | None:
-    (x,) = _present(call, 1)
-    shift = call.inputs[1].ravel()[0] if len(call.inputs) > 1 and call.inputs[1] is not None else 0
-    return (np.triu(x, int(shift)) if call.attributes.get("upper", 1) else np.tril(x, int(shift)),)
+def _trilu(call: Folding) -> Array:
+    shift = int(call.input(1).ravel()[0]) if len(call.inputs) > 1 and call.inputs[1] is not None else 0
+    return (np.triu if call.attributes.get("upper", 1) else np.tril)(call.x, shift)
 
 
-def _identity(call: Folding) -> tuple[Array, ...] | None:
-    return tuple(_present(call, 1))
-
-
-def _present(call: Folding, count: int) -> Sequence[Array]:
-    found = [array for array in call.inputs[:count] if array is not None]
-    if len(found) < count:
-        raise ValueError(f"{call.operator} lacks an input")
-    return found
-
+_CONSTANTS: Mapping[str, type] = MappingProxyType(
+    {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}
+)
+"""Attributes of a Constant, and their types."""
 
 _CAST: Mapping[int, type] = MappingProxyType(
     {
@@ -255,21 +224,22 @@ _PLAIN: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "Max": lambda *a: np.maximum.reduce(np.broadcast_arrays(*a)),
         "Min": lambda *a: np.minimum.reduce(np.broadcast_arrays(*a)),
         "Sum": lambda *a: np.add.reduce(np.broadcast_arrays(*a)),
-        "Mod": lambda a, b: np.mod(a, b) if np.all(b) else _refused(),
+        "Mod": lambda a, b: np.mod(a, _divisor(b)),
     }
 )  # fmt: skip
 
-
-def _refused() -> Array:
-    raise ValueError("a shape is divided by 0")
-
-
-_SPECIAL: Mapping[str, Callable[[Folding], tuple[Array, ...] | None]] = MappingProxyType(
+_SPECIAL: Mapping[str, Callable[[Folding], Array | tuple[Array, ...] | None]] = MappingProxyType(
     {
         "Constant": _constant, "ConstantOfShape": _constant_of_shape, "Cast": _cast, "Range": _range,
-        "Gather": _gather, "Concat": _concat, "Unsqueeze": _unsqueeze, "Squeeze": _squeeze, "Reshape": _reshape,
-        "Slice": _slice, "Transpose": _transpose, "Expand": _expand, "Tile": _tile, "Split": _split,
-        "NonZero": _non_zero, "CumSum": _cumulate, "Trilu": _trilu, "Identity": _identity,
+        "Gather": _gather, "Reshape": _reshape, "Slice": _slice, "Expand": _expand, "Tile": _tile, "Split": _split,
+        "NonZero": _non_zero, "CumSum": _cumulate, "Trilu": _trilu,
+        "Identity": lambda call: call.x,
+        "Concat": lambda call: np.concatenate(
+            [call.input(i) for i in range(len(call.inputs))], axis=call.attributes["axis"]
+        ),
+        "Unsqueeze": lambda call: np.expand_dims(call.x, call.wholes("axes", 1) or ()),
+        "Squeeze": lambda call: np.squeeze(call.x, axis=call.wholes("axes", 1)),
+        "Transpose": lambda call: np.transpose(call.x, call.attributes.get("perm")),
         "ReduceSum": _reduce(np.sum), "ReduceProd": _reduce(np.prod), "ReduceMax": _reduce(np.max),
         "ReduceMin": _reduce(np.min), "ReduceMean": _reduce(np.mean),
     }

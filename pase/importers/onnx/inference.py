@@ -104,24 +104,6 @@ class Tensors:
         return None if name in self.trained else self.constants.get(name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """An operator whose results are asked for. node: as in the model; inputs, outputs: names, "" for those left out."""
-
-    node: Any
-    operator: str
-    domain: str
-    name: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-
-    @property
-    def where(self) -> str:
-        """The operator, for messages."""
-        return f"operator {self.operator} {self.name!r}" + (f" of domain {self.domain}" if self.domain else "")
-
-
 class Inference:
     """Infers results while operators are walked."""
 
@@ -132,49 +114,55 @@ class Inference:
         self._onnx = framework("onnx", "onnx")
         self._newest = framework("onnx.defs", "onnx").onnx_opset_version()
 
-    def results(self, request: Request, read: frozenset[str]) -> list[Value | None]:
+    def results(self, call: Call, node: Any, outputs: Sequence[str]) -> list[Value | None]:
         """Return an operator's results; ModelError where their shapes do not follow from those of its inputs.
 
-        read: names of the tensors that anything reads.
+        Args:
+            call: The operator, whose outputs are not known yet.
+            node: As the model has it.
+            outputs: Names of the results, "" for those left out.
         """
-        types = self._inferred(request)
+        types = self._inferred(call, node, outputs)
         found: list[Value | None] = []
-        for position, output in enumerate(request.outputs):
+        for position, output in enumerate(outputs):
             inferred = types.get(output)
             # What nobody reads need not be known: dropout's mask, running statistics of the training mode.
-            is_left_out = not output or (position > 0 and output not in read and not _has_shape(inferred))
-            found.append(None if is_left_out else self._result(request, position, inferred))
-        if request.operator == "Reshape" and found and found[0] is not None:
-            before, after = self._tensors.values[request.inputs[0]].shape, found[0].shape
+            is_left_out = not output or (position > 0 and output not in call.read and not _has_shape(inferred))
+            found.append(None if is_left_out else self._result(call, output, position, inferred))
+        if call.operator == "Reshape" and found and found[0] is not None:
+            before, after = call.x.shape, found[0].shape
             if prod(before) != prod(after):
                 reason = "the file is damaged"
                 if self._rebatch is not None:
                     reason = "the batch is written into the model there: export it with a batch that is left open"
-                raise ModelError(f"{request.where} makes {list(after)} of {list(before)}; {reason}")
+                raise ModelError(f"{call.where} makes {list(after)} of {list(before)}; {reason}")
         return found
 
-    def _inferred(self, request: Request) -> Mapping[str, Any]:
+    def _inferred(self, call: Call, node: Any, outputs: Sequence[str]) -> Mapping[str, Any]:
         """Return the types of an operator's results as ONNX's own shape inference has them, by name."""
         own = self._onnx.NodeProto()
-        own.CopyFrom(request.node)
-        own.input[:], own.output[:] = request.inputs, request.outputs
-        given = [name for name in request.inputs if name]
+        own.CopyFrom(node)
+        own.input[:], own.output[:] = ["" if value is None else value.name for value in call.inputs], outputs
         constants = self._tensors.constants
-        newest = self._newest if not request.domain else 1 << 30
+        newest = self._newest if not call.domain else 1 << 30
         try:
             found = self._native.infer(
-                (request.operator, min(self._model.opsets.get(request.domain, 1), newest), request.domain),
+                (call.operator, min(call.opset, newest), call.domain),
                 own.SerializeToString(),
-                {name: self._type(self._tensors.values[name]) for name in given},
-                {name: self._data(name) for name in given if name in constants and constants[name].size <= _MAX_DATA},
+                {value.name: self._type(value) for value in call.tensors},
+                {
+                    value.name: self._data(value.name)
+                    for value in call.tensors
+                    if value.name in constants and constants[value.name].size <= _MAX_DATA
+                },
                 {str(entry.domain): int(entry.version) for entry in self._model.proto.opset_import},
                 int(self._model.proto.ir_version),
             )
         except NativeError as error:
-            shapes = ", ".join(str(list(self._tensors.values[name].shape)) for name in given)
+            shapes = ", ".join(str(list(value.shape)) for value in call.tensors)
             text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
             hint = "; the batch may be written into the model: export it with one left open" if self._rebatch else ""
-            raise ModelError(f"{request.where} cannot take tensors of shapes {shapes}: {text}{hint}") from error
+            raise ModelError(f"{call.where} cannot take tensors of shapes {shapes}: {text}{hint}") from error
         return {name: self._onnx.TypeProto.FromString(text) for name, text in (found or {}).items()}
 
     def _type(self, value: Value) -> bytes:
@@ -189,9 +177,8 @@ class Inference:
         data: bytes = made.SerializeToString()
         return data
 
-    def _result(self, request: Request, position: int, inferred: Any) -> Value:
+    def _result(self, call: Call, output: str, position: int, inferred: Any) -> Value:
         """Return a result, as inferred, as declared in the file, or as what is known of the operator has it."""
-        output = request.outputs[position]
         dims: tuple[int | None, ...] | None = None
         dtype = dtype_name(inferred.tensor_type.elem_type) if inferred is not None else ""
         if _has_shape(inferred):
@@ -201,22 +188,20 @@ class Inference:
             known = dims or (None,) * len(told.shape)
             dims = tuple(t if d is None else d for d, t in zip(known, told.shape, strict=True))
             dtype = dtype or told.dtype
-        values = [self._tensors.values[name] if name else None for name in request.inputs]
         if dims is None:
-            dims = _shape_of_result(request.operator, position, values, request.attributes)
+            dims = _shape_of_result(call, position)
         if dims is None:
             raise ModelError(
-                f"nothing tells the shape of {output!r}, which {request.where} makes; write it into the file's "
-                "value_info"
+                f"nothing tells the shape of {output!r}, which {call.where} makes; write it into the file's value_info"
             )
         shape = tuple(extent for extent in dims if extent is not None)
         if len(shape) < len(dims):
             raise ModelError(
-                f"the shape of {output!r}, which {request.where} makes, depends on values: dim {dims.index(None)} is "
+                f"the shape of {output!r}, which {call.where} makes, depends on values: dim {dims.index(None)} is "
                 "not known; export the model up to there, without it (a selection by a mask, found objects)"
             )
-        floats = (value.dtype for value in values if value is not None and value.is_float)
-        first = "int32" if (request.operator, position) in _WHOLE_RESULTS else next(floats, "float32")
+        floats = (value.dtype for value in call.tensors if value.is_float)
+        first = "int32" if (call.operator, position) in _WHOLE_RESULTS else next(floats, "float32")
         return Value(name=output, shape=shape, dtype=dtype or first)
 
     def _told(self, output: str) -> Value | None:
@@ -243,13 +228,11 @@ def _has_shape(inferred: Any) -> bool:
 _Of = Callable[[Any, Mapping[str, Any]], Shape]
 
 
-def _shape_of_result(
-    operator: str, position: int, inputs: Sequence[Value | None], attributes: Mapping[str, Any]
-) -> Shape | None:
+def _shape_of_result(call: Call, position: int) -> Shape | None:
     """Return the shape of an operator's result at a position; None where it is not known."""
-    found = _SHAPES.get((operator, position))
+    found = _SHAPES.get((call.operator, position))
     try:
-        return None if found is None else found([None if x is None else x.shape for x in inputs], attributes)
+        return None if found is None else found([None if x is None else x.shape for x in call.inputs], call.attributes)
     except (ValueError, IndexError, TypeError):
         # An input is left out, or is not as it has to be.
         return None

@@ -1,6 +1,7 @@
 """`walk`: every operator of a model with the shapes of its tensors; what depends on shapes alone is worked out."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,7 @@ from pase.importers.ir import Value
 from pase.importers.ir.steps import Shape
 from pase.importers.onnx.batch import Rebatching
 from pase.importers.onnx.folding import Folding, fold
-from pase.importers.onnx.inference import Inference, Rebatch, Request, Stored, Tensors, Walked
+from pase.importers.onnx.inference import Inference, Rebatch, Stored, Tensors, Walked
 from pase.importers.onnx.model import OnnxModel, dtype_name, graphs_within, plain_domain, values_of
 from pase.importers.onnx.native import Native
 from pase.importers.onnx.operators import UNFIT, Array, Call
@@ -127,48 +128,32 @@ class _Walker:
             return
         if self.rebatching is not None:
             inputs = self.rebatching.inputs(operator, name, inputs, outputs[0] if outputs else "", attributes)
-        request = Request(
-            node=node,
-            operator=operator,
-            domain=domain,
-            name=name,
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            attributes=attributes,
-        )
-        found = self._inference.results(request, self._read)
+        call = self._called(operator, domain, name, attributes, inputs)
+        found = self._inference.results(call, node, outputs)
         for value in found:
             if value is not None:
                 self._tensors.define(value.name, value.shape, value.dtype)
         if self.rebatching is not None:
             self.rebatching.follow(operator, inputs, found)
-        self._call(operator, domain, name, attributes, inputs, found)
+        self.calls.append(replace(call, outputs=tuple(found)))
 
     def _add(self, operator: str, name: str, inputs: list[str], result: Value) -> None:
         """Add a call of one of ONNX's own operators that the model does not have."""
-        self._call(operator, "", name, {}, inputs, [result])
+        self.calls.append(replace(self._called(operator, "", name, {}, inputs), outputs=(result,)))
 
-    def _call(
-        self,
-        operator: str,
-        domain: str,
-        name: str,
-        attributes: Mapping[str, Any],
-        inputs: list[str],
-        results: list[Value | None],
-    ) -> None:
-        call = Call(
+    def _called(self, operator: str, domain: str, name: str, attributes: Mapping[str, Any], inputs: list[str]) -> Call:
+        """Return an operator without its outputs."""
+        return Call(
             operator=operator,
             domain=domain,
             name=name,
             attributes=attributes,
             inputs=tuple(self._tensors.values[i] if i else None for i in inputs),
-            outputs=tuple(results),
+            outputs=(),
             constants=tuple(self._tensors.known(i) for i in inputs),
             opset=self._model.opsets.get(domain, 1),
             read=self._read,
         )
-        self.calls.append(call)
 
     # -- what is worked out: none of the model's operators then
 

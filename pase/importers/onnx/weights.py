@@ -189,14 +189,6 @@ def read_weights(source: Any) -> "OnnxWeights":
     return OnnxWeights(open_model(source), source)
 
 
-def read_initialiser(path: str, name: str) -> Array:
-    """Return one stored tensor of a model file; ModelError where there is none, or its values cannot be read."""
-    weights = read_weights(path)
-    if name not in weights:
-        raise ModelError(f"{path!r} has no stored tensor {name!r}; names are those of the model's parameters")
-    return weights[name]
-
-
 class OnnxWeights(Mapping[str, Array]):
     """Stored tensors: initialisers, results of Constant, and of ConstantOfShape with a stored shape.
 

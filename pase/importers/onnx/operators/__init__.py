@@ -42,6 +42,11 @@ class Call(StepBuilder):
         return tuple(value for value in self.outputs if value is not None)
 
     @property
+    def where(self) -> str:
+        """The operator, for messages."""
+        return f"operator {self.operator} {self.name!r}" + (f" of domain {self.domain}" if self.domain else "")
+
+    @property
     def x(self) -> Value:
         """The first input."""
         return self.value(0)
@@ -80,23 +85,20 @@ class Call(StepBuilder):
 
     def whole(self, name: str, default: int) -> int:
         """Return an attribute that is a whole number."""
-        found = self.attributes.get(name, default)
-        if not isinstance(found, int):
-            raise TypeError(f"attribute {name} is {found!r}; expected a whole number")
-        return found
+        return int(self._attribute(name, default, int, "a whole number"))
 
     def number(self, name: str, default: float) -> float:
         """Return an attribute that is a number."""
-        found = self.attributes.get(name, default)
-        if not isinstance(found, int | float):
-            raise TypeError(f"attribute {name} is {found!r}; expected a number")
-        return float(found)
+        return float(self._attribute(name, default, int | float, "a number"))
 
     def text(self, name: str, default: str) -> str:
         """Return an attribute that is a text."""
+        return str(self._attribute(name, default, str, "a text"))
+
+    def _attribute(self, name: str, default: object, kind: Any, expected: str) -> Any:
         found = self.attributes.get(name, default)
-        if not isinstance(found, str):
-            raise TypeError(f"attribute {name} is {found!r}; expected a text")
+        if not isinstance(found, kind):
+            raise TypeError(f"attribute {name} is {found!r}; expected {expected}")
         return found
 
     def wholes(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
@@ -116,8 +118,8 @@ class Call(StepBuilder):
         return place(self.whole("axis", default), len(self.x.shape))
 
 
-Translation = Callable[[Call], None]
-"""Writes the steps of a call."""
+Translation = Callable[[Call], object]
+"""Writes the steps of a call; what it returns is of no matter."""
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
 """What is raised where attributes, inputs and shapes do not fit together, or take more memory than there is."""

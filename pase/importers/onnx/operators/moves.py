@@ -6,11 +6,6 @@ from pase.importers.onnx.folding import Folding, clamped, slices_of
 from pase.importers.onnx.operators import Array, Call, table
 
 
-def reshape(call: Call) -> None:
-    """Write the same elements in another shape."""
-    call.reshape(call.x, out=call.result)
-
-
 def transpose(call: Call) -> None:
     """Write the dims in another order, backwards where none is told."""
     rank = len(call.x.shape)
@@ -18,11 +13,6 @@ def transpose(call: Call) -> None:
     if sorted(order) != list(range(rank)):
         raise ValueError(f"perm is {order}; expected an order of {rank} dims")
     call.transpose(call.x, order, out=call.result)
-
-
-def expand(call: Call) -> None:
-    """Write a tensor repeated along dims of one element."""
-    call.broadcast(call.x, out=call.result)
 
 
 def tile(call: Call) -> None:
@@ -83,19 +73,15 @@ def pad(call: Call) -> None:
     return None
 
 
-def depth_to_space(call: Call) -> None:
-    """Write channels laid out as blocks of the spatial dims."""
+def blocks(call: Call) -> None:
+    """Write channels laid out as blocks of the spatial dims, or these as channels."""
     (b, c, h, w), size = call.x.shape, call.whole("blocksize", 1)
-    if call.text("mode", "DCR") == "DCR":
+    if call.operator == "SpaceToDepth":
+        call.rearrange(call.x, (b, c, h // size, size, w // size, size), (0, 3, 5, 1, 2, 4), out=call.result)
+    elif call.text("mode", "DCR") == "DCR":
         call.rearrange(call.x, (b, size, size, c // size**2, h, w), (0, 3, 4, 1, 5, 2), out=call.result)
     else:
         call.rearrange(call.x, (b, c // size**2, size, size, h, w), (0, 1, 4, 2, 5, 3), out=call.result)
-
-
-def space_to_depth(call: Call) -> None:
-    """Write blocks of the spatial dims laid out as channels."""
-    (b, c, h, w), size = call.x.shape, call.whole("blocksize", 1)
-    call.rearrange(call.x, (b, c, h // size, size, w // size, size), (0, 3, 5, 1, 2, 4), out=call.result)
 
 
 def resize(call: Call) -> None:
@@ -190,16 +176,15 @@ def embed_and_normalise(call: Call) -> None:
 
 
 TRANSLATIONS = table(
-    (reshape, "Reshape Squeeze Unsqueeze Flatten"),
+    (lambda call: call.reshape(call.x, out=call.result), "Reshape Squeeze Unsqueeze Flatten"),
     (transpose, "Transpose"),
-    (expand, "Expand"),
+    (lambda call: call.broadcast(call.x, out=call.result), "Expand"),
     (tile, "Tile"),
     (slice_, "Slice"),
     (split, "Split"),
     (concat, "Concat"),
     (pad, "Pad"),
-    (depth_to_space, "DepthToSpace"),
-    (space_to_depth, "SpaceToDepth"),
+    (blocks, "DepthToSpace SpaceToDepth"),
     (resize, "Resize Upsample"),
     (gather, "Gather"),
     (by_elements, "GatherElements Scatter ScatterElements"),

@@ -76,11 +76,6 @@ def all_inputs(call: Call) -> None:
     call.point(function, *(call.value(i) for i in range(count)), out=call.result)
 
 
-def rotary(call: Call) -> None:
-    """Write a rotary embedding; sines and cosines are constants."""
-    call.point("rotary", call.x, flop_per_point=3, mixes=(len(call.x.shape) - 1,), out=call.result)
-
-
 def biased_gelu(call: Call) -> None:
     """Write a function of an input with a bias, which may be left out."""
     x = call.point("add", call.x, *call.maybe(1)) if call.has(1) else call.x
@@ -92,19 +87,14 @@ def biased_gelu(call: Call) -> None:
 
 def reduce(call: Call) -> None:
     """Write a reduction over some dims, or over all where none are told."""
-    rank, axes = len(call.x.shape), call.wholes("axes", 1)
+    rank, is_place = len(call.x.shape), call.operator.startswith("Arg")
+    axes = (call.axis(0),) if is_place else call.wholes("axes", 1)
     if not axes and call.whole("noop_with_empty_axes", 0):
         return identity(call)
     over = {place(axis, rank) for axis in axes} if axes else range(rank)
     function, keeps = _REDUCTIONS[call.operator], bool(call.whole("keepdims", 1))
     call.reduce(function, call.x, over, keeps_dims=keeps, out=call.result)
     return None
-
-
-def arg(call: Call) -> None:
-    """Write where the maximum or minimum lies along a dim."""
-    keeps = bool(call.whole("keepdims", 1))
-    call.reduce(call.operator.lower(), call.x, (call.axis(0),), keeps_dims=keeps, out=call.result)
 
 
 def along_axis(call: Call) -> None:
@@ -230,7 +220,7 @@ _OF_INPUTS = {"PRelu": ("prelu", 2), "Where": ("where", 3), "Trilu": ("trilu", 1
 _REDUCTIONS = {
     "ReduceL1": "norm", "ReduceL2": "norm", "ReduceLogSum": "logsum", "ReduceLogSumExp": "logsumexp",
     "ReduceMax": "max", "ReduceMean": "mean", "ReduceMin": "min", "ReduceProd": "prod", "ReduceSum": "sum",
-    "ReduceSumSquare": "sum_of_squares",
+    "ReduceSumSquare": "sum_of_squares", "ArgMax": "argmax", "ArgMin": "argmin",
 }  # fmt: skip
 
 TRANSLATIONS = table(
@@ -240,10 +230,13 @@ TRANSLATIONS = table(
     (binary, " ".join(_BINARY)),
     (variadic, " ".join(_VARIADIC)),
     (all_inputs, " ".join(_OF_INPUTS)),
-    (rotary, "RotaryEmbedding"),
+    # Sines and cosines are constants.
+    (
+        lambda call: call.point("rotary", call.x, flop_per_point=3, mixes=(len(call.x.shape) - 1,), out=call.result),
+        "RotaryEmbedding",
+    ),
     (biased_gelu, "FastGelu BiasGelu"),
     (reduce, " ".join(_REDUCTIONS)),
-    (arg, "ArgMax ArgMin"),
     (along_axis, "TopK CumSum CumProd Hardmax LpNormalization"),
     (global_pool, "GlobalMaxPool GlobalAveragePool GlobalLpPool"),
     (normalisation, "BatchNormalization InstanceNormalization GroupNormalization"),

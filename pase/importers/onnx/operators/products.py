@@ -9,11 +9,6 @@ from pase.importers.onnx.operators import Call, table
 # -- products
 
 
-def matmul(call: Call) -> None:
-    """Write a product as NumPy's matmul has it."""
-    call.matmul(call.value(0), call.value(1), out=call.result)
-
-
 def fused_matmul(call: Call) -> None:
     """Write alpha · x · y with the last two dims of either perhaps transposed."""
     values = []
@@ -223,7 +218,7 @@ def recurrent(call: Call) -> None:
 _CELLS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn"}
 
 TRANSLATIONS = table(
-    (matmul, "MatMul"),
+    (lambda call: call.matmul(call.value(0), call.value(1), out=call.result), "MatMul"),
     (fused_matmul, "FusedMatMul TransposeMatMul"),
     (gemm, "Gemm"),
     (einsum, "Einsum"),

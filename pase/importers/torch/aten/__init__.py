@@ -72,8 +72,8 @@ class Call(StepBuilder):
         return found[0] if found == list(range(found[0], found[0] + len(found))) else None
 
 
-Translation = Callable[[Call], None]
-"""Writes the steps of a call."""
+Translation = Callable[[Call], object]
+"""Writes the steps of a call; what it returns is of no matter."""
 
 
 def identity(call: Call) -> None:
@@ -84,11 +84,6 @@ def identity(call: Call) -> None:
 def constant(call: Call) -> None:
     """Write values that no tensor's values reach: zeros of another's shape, a range, noise."""
     call.give(Generic(is_index=not call.result.is_float))
-
-
-def generic(call: Call) -> None:
-    """Write a node of which only the shapes are known: the leading dim is taken to pass through where it stays."""
-    call.opaque()
 
 
 def each(value: int | Sequence[int], rank: int) -> Shape:

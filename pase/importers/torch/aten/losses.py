@@ -15,11 +15,6 @@ _IGNORED = -100
 """The target that is left out where no other one is named."""
 
 
-def nll(call: Call) -> None:
-    """Write the negative log-likelihood of targets, whose logarithms of probabilities lie along one dim."""
-    _of_classes(call, call.x, smoothing=0.0)
-
-
 def cross_entropy(call: Call) -> None:
     """Write the cross-entropy of a softmax with targets, which are classes or their probabilities."""
     x, target = call.tensors[:2]
@@ -119,7 +114,10 @@ def ctc(call: Call) -> None:
 
 
 TRANSLATIONS = table(
-    (nll, "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward"),
+    (
+        lambda call: _of_classes(call, call.x, smoothing=0.0),
+        "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward",
+    ),
     (cross_entropy, "cross_entropy_loss"),
     (multilabel_margin, "multilabel_margin_loss multilabel_margin_loss_forward"),
     (ctc, "ctc_loss"),

@@ -5,14 +5,9 @@ from math import prod
 
 from pase.importers.ir import Broadcast, Generic, Lookup, Pad, Slice, Value
 from pase.importers.ir.steps import floats_first, with_extent
-from pase.importers.torch.aten import Call, as_list, generic, table
+from pase.importers.torch.aten import Call, as_list, table
 
 # -- views
-
-
-def reshape(call: Call) -> None:
-    """Write the same elements in another shape."""
-    call.reshape(call.x, out=call.result)
 
 
 def transpose(call: Call) -> None:
@@ -46,11 +41,6 @@ _ORDERS: dict[str, Callable[[Call, int], Sequence[int]]] = {
     "numpy_T": lambda _, rank: range(rank)[::-1],
     **dict.fromkeys(("movedim", "moveaxis"), _moved),
 }
-
-
-def expand(call: Call) -> None:
-    """Write a tensor repeated along dims of one element."""
-    call.broadcast(call.x, out=call.result)
 
 
 def repeat(call: Call) -> None:
@@ -116,11 +106,6 @@ def rearrange(call: Call) -> None:
 
 
 # -- pieces
-
-
-def slice_(call: Call) -> None:
-    """Write a piece along one dim."""
-    call.cut(call.x, *_start(call), stride=call.get("step", 1), out=call.result)
 
 
 def _start(call: Call) -> tuple[int, int]:
@@ -194,11 +179,6 @@ def pad(call: Call) -> None:
 
 
 # -- look-ups
-
-
-def embedding(call: Call) -> None:
-    """Write rows of a table: a piece of it where they are known and follow one another."""
-    _rows(call, call.value("weight"), call.value("indices"))
 
 
 def index_select(call: Call) -> None:
@@ -285,20 +265,27 @@ def index_put(call: Call) -> None:
     call.opaque(over=given or range(len(call.x.shape)))
 
 
+_SAME_ELEMENTS = """
+    view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as ravel view_copy unsqueeze_copy
+    squeeze_copy _reshape_alias reshape_copy _reshape_copy atleast_1d atleast_2d atleast_3d
+"""
+
 TRANSLATIONS = table(
-    (reshape, "view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as ravel view_copy"),
-    (reshape, "unsqueeze_copy squeeze_copy _reshape_alias reshape_copy _reshape_copy atleast_1d atleast_2d atleast_3d"),
+    (lambda call: call.reshape(call.x, out=call.result), _SAME_ELEMENTS),
     (transpose, "transpose transpose_copy swapaxes swapdims numpy_T mT mH t t_copy adjoint permute permute_copy"),
     (transpose, "movedim moveaxis"),
-    (expand, "expand expand_as expand_copy broadcast_to"),
+    (lambda call: call.broadcast(call.x, out=call.result), "expand expand_as expand_copy broadcast_to"),
     (repeat, "repeat tile"),
     (repeat_interleave, "repeat_interleave"),
     (windows, "unfold unfold_copy"),
-    (generic, "diagonal diag diag_embed diagonal_copy as_strided as_strided_copy block_diag"),
+    (Call.opaque, "diagonal diag diag_embed diagonal_copy as_strided as_strided_copy block_diag"),
     (as_complex, "view_as_complex"),
     (as_pairs, "view_as_real"),
     (rearrange, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),
-    (slice_, "slice slice_copy narrow narrow_copy"),
+    (
+        lambda call: call.cut(call.x, *_start(call), stride=call.get("step", 1), out=call.result),
+        "slice slice_copy narrow narrow_copy",
+    ),
     (select, "select select_copy"),
     (split, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes"),
     (split, "split_copy split_with_sizes_copy hsplit vsplit dsplit"),
@@ -308,7 +295,7 @@ TRANSLATIONS = table(
     (replace_piece, "slice_scatter select_scatter"),
     (pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"),
     (pad, "replication_pad2d replication_pad3d _pad_circular"),
-    (embedding, "embedding"),
+    (lambda call: _rows(call, call.value("weight"), call.value("indices")), "embedding"),
     (embedding_bag, "embedding_bag _embedding_bag _embedding_bag_forward_only"),
     (index_select, "index_select"),
     (gather, "gather take_along_dim"),

@@ -1,7 +1,7 @@
 """Functions point by point, and what works along dims: reductions, normalisations, softmax, sorts, distances."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, prod
 
 from pase.importers.ir import Normalise, Pointwise, Reduce, Softmax, Value
 from pase.importers.ir.steps import broadcast_shape
@@ -80,16 +80,6 @@ def moved_along(call: Call) -> None:
     call.point(call.function, call.x, mixes=tuple(sorted({d % rank for d in dims} or range(rank))), out=call.result)
 
 
-def along(call: Call) -> None:
-    """Write a function along one dim: a running sum, a sort, the largest ones, values at places."""
-    call.opaque(over=as_list(call.get("dim", -1)))
-
-
-def everywhere(call: Call) -> None:
-    """Write a function of which any point may depend on any other in the last dim, or in all."""
-    call.opaque(over=as_list(call.get("dim", list(range(len(call.x.shape))))))
-
-
 def copy(call: Call) -> None:
     """Write what is written over a tensor, in its shape."""
     source = call.tensors[-1]
@@ -97,11 +87,6 @@ def copy(call: Call) -> None:
         call.identity(source, out=call.result)
     else:
         call.broadcast(source, out=call.result)
-
-
-def fill(call: Call) -> None:
-    """Write one number everywhere."""
-    (copy if len(call.tensors) > 1 else constant)(call)
 
 
 # -- over dims
@@ -116,9 +101,9 @@ def reduce(call: Call) -> None:
     """Write a reduction over some dims, or all; where a maximum is from is not told."""
     if len(call.tensors) > 1:
         call.point(f"{call.function}imum", *call.tensors, out=call.result)
-        return
-    _reduced(call, _REDUCTIONS.get(call.function, call.function), call.result)
-    call.unread(call.results[1:])
+    else:
+        _reduced(call, _REDUCTIONS.get(call.function, call.function), call.result)
+        call.unread(call.results[1:])
 
 
 def moments(call: Call) -> None:
@@ -175,11 +160,6 @@ def normalisation(call: Call) -> None:
     call.unread(call.results[1:])
 
 
-def softmax(call: Call) -> None:
-    """Write a softmax or its logarithm."""
-    call.give(Softmax(dim=call.dim(), is_log="log" in call.name), call.x)
-
-
 def distance(call: Call) -> None:
     """Write the cosines of angles between vectors along a dim, or the lengths of differences of them in the last."""
     is_cosine = call.function == "cosine_similarity"
@@ -193,9 +173,7 @@ def distance(call: Call) -> None:
 def transformed(call: Call) -> None:
     """Write a Fourier transform, along the dims that it names, by default the last one."""
     dims = as_list(call.get("dim", [-1])) or list(range(len(call.x.shape)))
-    extent = 1
-    for dim in dims:
-        extent *= call.x.shape[dim]
+    extent = prod(call.x.shape[dim] for dim in dims)
     # 5 n log2 n of the usual algorithm.
     call.opaque(over=dims, flop_per_point=5.0 * max(1, extent.bit_length() - 1))
 
@@ -216,22 +194,29 @@ _FOURIER = """
     fft_fft fft_ifft fft_rfft fft_irfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn
     fft_hfft fft_ihfft _fft_r2c _fft_c2c _fft_c2r
 """
+_ALONG_ONE = """
+    cumsum cumprod cummax cummin logcumsumexp sort argsort topk msort kthvalue median mode scatter scatter_add
+    scatter_reduce index_add index_copy index_fill diff renorm bucketize
+"""
+_ALONG_ALL = "index_reduce masked_scatter multinomial nonzero_static searchsorted unique_consecutive histc"
+"""Functions of which any point may depend on any other in one dim, by default the last; in all by default."""
+
+_SOFTMAX = "softmax log_softmax _softmax _log_softmax _safe_softmax special_log_softmax special_softmax"
 
 TRANSLATIONS = dict.fromkeys(POINTWISE, pointwise) | table(
     (identity, _AS_IT_IS),
     (constant, _CONSTANT),
     (copy, "copy"),
-    (fill, "fill"),
+    (lambda call: (copy if len(call.tensors) > 1 else constant)(call), "fill"),
     (glu, "glu"),
     (moved_along, "roll flip fliplr flipud"),
-    (along, "cumsum cumprod cummax cummin logcumsumexp sort argsort topk msort kthvalue median mode scatter"),
-    (along, "scatter_add scatter_reduce index_add index_copy index_fill diff renorm bucketize"),
-    (everywhere, "index_reduce masked_scatter multinomial nonzero_static searchsorted unique_consecutive histc"),
+    (lambda call: call.opaque(over=as_list(call.get("dim", -1))), _ALONG_ONE),
+    (lambda call: call.opaque(over=as_list(call.get("dim", list(range(len(call.x.shape)))))), _ALONG_ALL),
     (reduce, "sum mean max min amax amin var std prod any all argmax argmin logsumexp norm linalg_vector_norm"),
     (reduce, "nansum nanmean count_nonzero"),
     (moments, "var_mean std_mean aminmax"),
     (normalisation, " ".join(_KINDS)),
-    (softmax, "softmax log_softmax _softmax _log_softmax _safe_softmax special_log_softmax special_softmax"),
+    (lambda call: call.give(Softmax(dim=call.dim(), is_log="log" in call.name), call.x), _SOFTMAX),
     (distance, "cosine_similarity pairwise_distance"),
     (transformed, _FOURIER),
 )

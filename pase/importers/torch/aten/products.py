@@ -40,27 +40,11 @@ def addmm(call: Call) -> None:
         _added(call, x, w, ("mk", "kn"), "mn")
 
 
-def baddbmm(call: Call) -> None:
-    """Write input + batch1 · batch2."""
-    _added(call, call.value("batch1"), call.value("batch2"), ("amk", "akn"), "amn")
-
-
 def _added(call: Call, x: Value, y: Value, operands: tuple[str, str], output: str) -> None:
     if call.get("beta", 1) == 0:
         call.contract(x, y, operands, output, out=call.result)
     else:
         call.point("add", call.contract(x, y, operands, output), call.value("input"), out=call.result)
-
-
-def addmv(call: Call) -> None:
-    """Write input + mat · vec."""
-    call.point("add", _weighted_sum(call, call.value("mat"), call.value("vec")), call.value("input"), out=call.result)
-
-
-def outer(call: Call) -> None:
-    """Write the product of every pair."""
-    x, y = call.tensors[:2]
-    call.point("multiply", call.reshape(x, (x.shape[0], 1)), y, out=call.result)
 
 
 def bilinear(call: Call) -> None:
@@ -224,16 +208,6 @@ def upsample(call: Call) -> None:
         call.opaque(over=range(2, rank), flop_per_point=2.0 * taps)
 
 
-def unfold(call: Call) -> None:
-    """Write windows side by side: the batch passes through, and the channels into the leading part of theirs."""
-    call.opaque(over=range(1, len(call.x.shape)), flop_per_point=0.0)
-
-
-def grid_sample(call: Call) -> None:
-    """Write values between pixels: batch and channels pass through."""
-    call.opaque(over=range(2, len(call.x.shape)), flop_per_point=8.0)
-
-
 # -- sequences
 
 
@@ -267,11 +241,6 @@ def flexible_attention(call: Call) -> None:
     return call.unread(call.results[1:])
 
 
-def attention_layer(call: Call) -> None:
-    """Write a whole layer of attention that its source has as one operator: only the batch passes through."""
-    call.give(Generic(passes=((0, 0),)), *call.tensors)
-
-
 _CELLS: dict[str, Literal["lstm", "gru", "rnn"]] = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 
@@ -299,9 +268,15 @@ TRANSLATIONS = table(
     (linear, "linear"),
     (matmul, "matmul mm bmm mv dot vdot __matmul__ linalg_matmul"),
     (addmm, "addmm _addmm_activation"),
-    (baddbmm, "baddbmm"),
-    (addmv, "addmv"),
-    (outer, "outer ger"),
+    (lambda call: _added(call, call.value("batch1"), call.value("batch2"), ("amk", "akn"), "amn"), "baddbmm"),
+    (
+        lambda call: call.point("add", _weighted_sum(call, *call.tensors[1:]), call.tensors[0], out=call.result),
+        "addmv",
+    ),
+    (
+        lambda call: call.point("multiply", call.reshape(call.x, (*call.x.shape, 1)), call.tensors[1], out=call.result),
+        "outer ger",
+    ),
     (bilinear, "bilinear"),
     (einsum, "einsum"),
     (tensordot, "tensordot"),
@@ -315,14 +290,22 @@ TRANSLATIONS = table(
     (adaptive_pool, "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
     (upsample, f"{_UPSAMPLE} upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
     (upsample, "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"),
-    (unfold, "im2col col2im"),
-    (grid_sample, "grid_sampler grid_sampler_2d grid_sampler_3d"),
+    # Of windows side by side the batch passes; of values between pixels the channels too.
+    (lambda call: call.opaque(over=range(1, len(call.x.shape)), flop_per_point=0.0), "im2col col2im"),
+    (
+        lambda call: call.opaque(over=range(2, len(call.x.shape)), flop_per_point=8.0),
+        "grid_sampler grid_sampler_2d grid_sampler_3d",
+    ),
     (attention, "scaled_dot_product_attention _scaled_dot_product_flash_attention"),
     (attention, "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"),
     (attention, "_scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math"),
     (attention, "_scaled_dot_product_attention_math_for_mps"),
     (flexible_attention, "flex_attention"),
-    (attention_layer, "_native_multi_head_attention _transformer_encoder_layer_fwd"),
+    # Of a whole layer of attention that is one operator only the batch passes.
+    (
+        lambda call: call.give(Generic(passes=((0, 0),)), *call.tensors),
+        "_native_multi_head_attention _transformer_encoder_layer_fwd",
+    ),
     (recurrent, " ".join(_CELLS)),
 )
 """Of what multiplies, by the operator's name."""
