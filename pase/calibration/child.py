@@ -10,10 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pase.calibration.effort import EFFORTS, Effort
-from pase.calibration.samples import Message, Rate, Samples
+from pase.calibration.samples import EFFORTS, Effort, Message, Rate, Samples
 from pase.errors import PaseError
-from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU, KINDS, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU, KINDS, DeviceChoice
 
 MOST_CPU_DEVICES = 8
 """So many virtual devices are measured at most, unless more are asked for."""

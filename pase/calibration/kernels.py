@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pase.calibration.effort import Convolution, Effort, binary
-from pase.calibration.samples import Message, Rate
+from pase.calibration.samples import Convolution, Effort, Message, Rate, binary
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU
 from pase.targets.mesh_tensorflow.runtime.devices import Devices
+from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU
 
 DTYPES = ("float32", "float64")
 

@@ -1,17 +1,109 @@
-"""`MeasuredMachine`: the machine that samples make, how well it fits them, and what each figure's source says."""
+"""`calibrate` and `MeasuredMachine`: a process that measures, the machine that its samples make, how well it fits."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import sqrt
 from types import MappingProxyType
 
-from pase.calibration.effort import binary
-from pase.calibration.fit import LinkFit, fit_link
-from pase.calibration.samples import Message, Rate, Samples
+import numpy as np
+
+from pase.calibration.samples import Message, Rate, Samples, binary, samples_from_document
+from pase.common.documents import Field
 from pase.costs.collectives import Link, all_reduce
-from pase.errors import CalibrationError
+from pase.errors import CalibrationError, RuntimeFailure
 from pase.machine import Device, Level, Machine
-from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU, KINDS
+from pase.targets.mesh_tensorflow.runtime.launch import program_events
+from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU, KINDS, DeviceChoice
+
+_LEAST_SHARE = 1e-6
+"""Of the latency: what the bytes of the longest message must take, to be more than a rounding error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFit:
+    """α and 1/β; relative_error: root of the mean square of (fitted - measured) / measured."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+    relative_error: float
+
+    def time_s(self, size_bytes: float) -> float:
+        """Return the fitted time of a message."""
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+
+
+def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkFit:
+    """Return the α ≥ 0 and β > 0 for which α + n β comes closest to the times of messages of n bytes.
+
+    What is made small is the sum of the squared *relative* errors: messages span factors of thousands, and in absolute
+    terms the short ones, which show the latency, would not count. Where noise would make α negative, it is 0.
+    Raises CalibrationError for fewer than two different sizes, for times that are not above 0, and where longer
+    messages did not take longer.
+    """
+    sizes, times = np.asarray(sizes_bytes, dtype=np.float64), np.asarray(times_s, dtype=np.float64)
+    if sizes.shape != times.shape or sizes.ndim != 1 or len(set(sizes.tolist())) < 2 or sizes.min() <= 0:
+        raise CalibrationError(
+            f"latency and bandwidth need the times of messages of two sizes or more; found sizes {sizes.tolist()}"
+        )
+    if not np.all(np.isfinite(times) & (times > 0)):
+        raise CalibrationError(f"messages took {times.tolist()} s; expected times above 0: measure again")
+    # Every equation α + n β = t divided by its t.
+    ones, slopes = 1 / times, sizes / times
+    matrix = np.stack([ones, slopes], axis=1)
+    # Columns of one length: n is up to 1e8 times as large as 1.
+    scales = np.linalg.norm(matrix, axis=0)
+    (alpha, beta), *_ = np.linalg.lstsq(matrix / scales, np.ones_like(times), rcond=None)
+    alpha, beta = alpha / scales[0], beta / scales[1]
+    if beta * sizes.max() <= _LEAST_SHARE * alpha:
+        raise CalibrationError(
+            f"messages of {sizes.max():.0f} B took no longer than those of {sizes.min():.0f} B, so that no bandwidth "
+            "can be told; measure again while nothing else runs"
+        )
+    if alpha < 0:
+        alpha, beta = 0.0, slopes.sum() / np.square(slopes).sum()
+    errors = alpha * ones + beta * slopes - 1
+    return LinkFit(
+        latency_s=float(alpha),
+        bandwidth_bytes_per_s=float(1 / beta),
+        relative_error=float(np.sqrt(np.mean(np.square(errors)))),
+    )
+
+
+Progress = Callable[[str, float], None]
+"""Takes what is being measured and how much is done."""
+
+# TensorFlow takes memory and threads for good, and reads some options once: it gets a process of its own.
+_PROGRAM = "from pase.calibration.child import main\n\nmain()\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationChoice:
+    """What to measure. num_devices: None for as many as there are. effort: quick or full."""
+
+    num_devices: int | None = None
+    device: DeviceChoice = field(default_factory=DeviceChoice)
+    effort: str = "full"
+
+
+def calibrate(choice: CalibrationChoice, *, on_progress: Progress | None = None) -> Samples:
+    """Return what was measured on the devices of this machine; CalibrationError where that is not possible."""
+    arguments = [*choice.device.command_line(), f"--effort={choice.effort}"]
+    if choice.num_devices is not None:
+        arguments.append(f"--devices={choice.num_devices}")
+    samples = None
+    try:
+        for event in program_events(_PROGRAM, arguments):
+            match event:
+                case {"event": "progress", "what": str(what), "fraction": float() | int() as fraction}:
+                    if on_progress:
+                        on_progress(what, float(fraction))
+                case {"event": "measured", "samples": found}:
+                    samples = samples_from_document(Field(found, "", CalibrationError, "what was measured"))
+    except RuntimeFailure as error:
+        raise CalibrationError(f"the machine was not measured: {error}") from None
+    if samples is None:
+        raise CalibrationError("the measuring process ended without a result; run the command again")
+    return samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,13 @@ from pathlib import Path
 import click
 
 from pase.calibration import CalibrationChoice, MeasuredMachine, calibrate, measured_machine
-from pase.calibration.effort import binary
-from pase.calibration.samples import Rate, Samples
+from pase.calibration.samples import Rate, Samples, binary
 from pase.cli.options import WholeNumber, check_writable, device_options, json_option, output_option, write_output
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import progress
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text
-from pase.targets.mesh_tensorflow.runtime.device_choice import KINDS, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import KINDS, DeviceChoice
 
 
 @click.command("calibrate", epilog="Example: pase calibrate --devices 2 --quick -o machine.toml")

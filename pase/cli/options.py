@@ -25,8 +25,7 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
 from pase.solver.ordering import ORDERINGS
-from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS
-from pase.targets.mesh_tensorflow.runtime.flags import GROUPS, Takes
+from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, GROUPS, KINDS, Takes
 
 
 def complete_models(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -19,8 +19,7 @@ from pase.sharding.boxes import whole
 from pase.sharding.held import HeldWeight, held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.data import data_inputs
-from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
-from pase.targets.mesh_tensorflow.runtime.flags import training_options
+from pase.targets.mesh_tensorflow.runtime.options import DeviceChoice, training_options
 
 PHASES = ("forward", "backward", "update")
 

@@ -40,8 +40,7 @@ from pase.easgd.supervise import train_task as train_task_here
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, kept_text, read_hosts
-from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
-from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES
+from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, DeviceChoice
 
 _SAVE_EVERY = 100
 

@@ -1,10 +1,7 @@
 """Data to train on, in the formats in which they are published: `load_dataset` reads what a user names."""
 
-from pase.datasets.dataset import Dataset, Part
-from pase.datasets.fit import fit_to
-from pase.datasets.normalise import Moments, moments, normalised
+from pase.datasets.dataset import Dataset, Moments, Part, Source, fit_to, moments, normalised
 from pase.datasets.registry import SOURCES, has_parts, load_dataset
-from pase.datasets.source import Source
 
 __all__ = [
     "SOURCES",

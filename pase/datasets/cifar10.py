@@ -1,16 +1,188 @@
-"""CIFAR-10 in its binary format (Krizhevsky 2009): records of a label and 32×32 pixels, red, then green, then blue."""
+"""CIFAR-10 in its binary format (Krizhevsky 2009): records of a label and 32×32 pixels, red, then green, then blue.
 
-from collections.abc import Mapping
-from pathlib import Path
+Its files stand in a folder, or in the archive as it was downloaded, which is not unpacked. Both are read within the
+sizes of the published files: an archive that unpacks to more is not read to its end.
+"""
+
+import os
+import tarfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pase.datasets.cifar10_files import NAMES, read_files
-from pase.datasets.dataset import Dataset, Part, check_labels, labelled_images
-from pase.datasets.normalise import moments
+from pase.datasets.dataset import Dataset, Part, check_labels, labelled_images, moments
+from pase.datasets.files import listed, opened
+from pase.errors import DatasetError
 
 Array = np.ndarray[Any, Any]
+
+RECORD_BYTES = 1 + 3 * 32 * 32
+MAX_RECORDS = 10_000
+"""In one file, as published."""
+
+NAMES: Mapping[str, Part] = MappingProxyType(
+    {**{f"data_batch_{i}.bin": "train" for i in range(1, 6)}, "test_batch.bin": "test"}
+)
+"""The files, in the order of their examples, and the part that each belongs to."""
+
+_FOLDER = "cifar-10-batches-bin"
+_MAX_ARCHIVE_BYTES = len(NAMES) * RECORD_BYTES * MAX_RECORDS + (1 << 20)
+"""Of an unpacked archive: six files, and room for headers and the pages that come with them."""
+_MAX_MEMBERS = 100
+"""An empty file costs its archive next to nothing, once compressed."""
+_MAX_EMPTY_READS = 8
+"""At the end of an archive: what looks for its end needs one or two."""
+
+_BINARY = "the binary version, cifar-10-binary.tar.gz"
+_PICKLED = (
+    "holds CIFAR-10's Python version, which is pickles; reading a pickle executes what is in it, so PaSE reads none: "
+    f"download {_BINARY}, from the same page"
+)
+
+
+def read_files(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """Return the records [N, 3073] of some of the files, by name, in that order.
+
+    path: a folder that has them, the folder around that, or the archive. Raises DatasetError where one is missing,
+    holds no whole number of records or more than were published, or where the archive is damaged.
+    """
+    if path.is_dir():
+        return _read_folder(path, names)
+    if not path.is_file():
+        found = "is no plain file" if path.exists() else "does not exist"
+        raise DatasetError(f"{path} {found}; expected a folder of CIFAR-10, or {_BINARY}: give cifar10:PATH")
+    return _read_archive(path, names)
+
+
+def _read_folder(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    inner = path / _FOLDER
+    folder = inner if inner.is_dir() and not any((path / name).exists() for name in NAMES) else path
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        _refuse_pickles(path, (item.name for item in folder.iterdir()))
+        raise DatasetError(
+            f"{folder} has no {', '.join(missing)}; {listed(folder)}: expected the files of {_BINARY}, unpacked"
+        )
+    records = {}
+    for name in names:
+        with (folder / name).open("rb") as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            _check_size(size_bytes, f"{folder / name}")
+            records[name] = _records(file.read(size_bytes), size_bytes, f"{folder / name}")
+    return records
+
+
+def _read_archive(path: Path, names: Sequence[str]) -> dict[str, Array]:
+    """Read an archive from its beginning to its end, once; what is in it is neither written nor executed."""
+    found: dict[str, Array] = {}
+    others: list[str] = []
+    with opened(path) as content:
+        bounded = _Bounded(content.stream, _MAX_ARCHIVE_BYTES, path)
+        try:
+            with tarfile.open(fileobj=bounded, mode="r|", bufsize=1 << 20) as archive:  # type: ignore[call-overload]
+                for member in archive:
+                    name = _own_name(member.name)
+                    if name is None:
+                        others.append(member.name)
+                        _check_number(len(others), path)
+                        continue
+                    where = f"{member.name} in {path}"
+                    _check_member(member, where, is_first=name not in found)
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    found[name] = _records(file.read(member.size), member.size, where)
+        # A chain of headers that announce headers has no end but Python's stack.
+        except (tarfile.TarError, ValueError, RecursionError) as error:
+            if _begins_as_pickle(path):
+                raise DatasetError(f"{path} {_PICKLED}") from None
+            raise DatasetError(
+                f"{path} cannot be read as an archive: {error}; expected {_BINARY}, whole: download it again"
+            ) from None
+        # A tar file has no checksum of what is in it: gzip's, at the very end, is the only one.
+        while bounded.read(1 << 20):
+            pass
+    missing = [name for name in names if name not in found]
+    if missing:
+        _refuse_pickles(path, (part for other in others for part in PurePosixPath(other).parts))
+        holds = ", ".join([*found, *others][:6]) or "nothing"
+        raise DatasetError(f"{path} has no {', '.join(missing)}; it holds {holds}: expected {_BINARY}, whole")
+    return {name: found[name] for name in names}
+
+
+class _Bounded:
+    """A stream that is not read beyond what an archive of CIFAR-10 holds: few bytes can unpack to very many."""
+
+    def __init__(self, stream: Any, most_bytes: int, path: Path) -> None:
+        self._stream = stream
+        self._left_bytes = most_bytes
+        self._path = path
+        self._num_empty = 0
+
+    def read(self, num_bytes: int) -> bytes:
+        """Return the next bytes, at most num_bytes."""
+        data: bytes = self._stream.read(num_bytes)
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            raise DatasetError(
+                f"{self._path} unpacks to more than {_MAX_ARCHIVE_BYTES} bytes, more than CIFAR-10 has; "
+                f"expected {_BINARY}"
+            )
+        # A header may announce 2^80 bytes, which tarfile passes over a piece at a time whether or not there are any.
+        self._num_empty += not data
+        if self._num_empty > _MAX_EMPTY_READS:
+            raise DatasetError(f"{self._path} ends within a file; expected {_BINARY}, whole: download it again")
+        return data
+
+
+def _own_name(name: str) -> str | None:
+    """Return which of the files a member of the archive is, if any: at the top, or in the folder that it came in."""
+    path = PurePosixPath(name)
+    return path.name if path.name in NAMES and str(path.parent) in {".", _FOLDER} else None
+
+
+def _check_number(num_members: int, path: Path) -> None:
+    if num_members > _MAX_MEMBERS:
+        raise DatasetError(f"{path} holds more than {_MAX_MEMBERS} other files; expected {_BINARY}")
+
+
+def _check_member(member: tarfile.TarInfo, where: str, *, is_first: bool) -> None:
+    if not member.isreg() or member.issparse():
+        raise DatasetError(f"{where} is a link or no plain file; expected a file of records: download {_BINARY}")
+    if not is_first:
+        raise DatasetError(f"{where} is there a second time; expected each file once: download {_BINARY}")
+    _check_size(member.size, where)
+
+
+def _check_size(size_bytes: int, where: str) -> None:
+    num_records, rest = divmod(size_bytes, RECORD_BYTES)
+    if rest or not 1 <= num_records <= MAX_RECORDS:
+        raise DatasetError(
+            f"{where} has {size_bytes} bytes; expected 1 to {MAX_RECORDS} records of {RECORD_BYTES} bytes each: "
+            "the file is incomplete or damaged, or holds other data; download it again"
+        )
+
+
+def _records(data: bytes, size_bytes: int, where: str) -> Array:
+    if len(data) != size_bytes:
+        raise DatasetError(f"{where} ends after {len(data)} of {size_bytes} bytes: download it again")
+    return np.frombuffer(data, np.uint8).reshape(-1, RECORD_BYTES)
+
+
+def _refuse_pickles(path: Path, names: Iterable[str]) -> None:
+    pickled = {"cifar-10-batches-py", *(name.removesuffix(".bin") for name in NAMES)}
+    if pickled.intersection(names):
+        raise DatasetError(f"{path} {_PICKLED}")
+
+
+def _begins_as_pickle(path: Path) -> bool:
+    """Return whether a file's first bytes say that it is a pickle of version 2 or later."""
+    with path.open("rb") as file:
+        first = file.read(2)
+    return len(first) == 2 and first[0] == 0x80 and 2 <= first[1] <= 5
+
 
 NUM_CLASSES = 10
 IMAGE = (3, 32, 32)

@@ -1,14 +1,16 @@
-"""`Dataset`: arrays of examples by the names under which programs read them."""
+"""`Dataset`: arrays of examples by name; their source, whether they are what a model reads, and their normalisation."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
-from pase.datasets.normalise import Moments, normalised
 from pase.errors import DatasetError
+from pase.targets.mesh_tensorflow.runtime.data import DataInput
 
 Array = np.ndarray[Any, Any]
 
@@ -19,6 +21,55 @@ PARTS: tuple[Part, ...] = ("train", "test")
 
 INPUTS = "inputs"
 LABELS = "labels"
+
+
+_PIECE = 1 << 16
+"""Numbers that are worked on at a time, in float64: few enough for a cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """mean and (population) standard deviation of a set of numbers, in their unit."""
+
+    mean: float
+    deviation: float
+
+
+def moments(inputs: Array) -> Moments:
+    """Return mean and deviation of all numbers of an array of any shape, one of each for all channels.
+
+    Raises DatasetError where the numbers are all the same, or not finite: nothing can be scaled by their deviation.
+    """
+    flat = inputs.reshape(-1)
+    if not flat.size:
+        raise DatasetError("there are no inputs to normalise; expected at least one example")
+    pieces = [flat[first : first + _PIECE] for first in range(0, flat.size, _PIECE)]
+    mean = float(sum(piece.sum(dtype=np.float64) for piece in pieces)) / flat.size
+    squares = 0.0
+    for piece in pieces:
+        # Differences from the mean: squares of the numbers themselves would lose digits where the mean is large.
+        difference = piece - np.float64(mean)
+        # No product of BLAS: its threads wait for one another, and the last digit depends on how many they are.
+        squares += float(np.square(difference, out=difference).sum())
+    deviation = float(np.sqrt(squares / flat.size))
+    if not 0 < deviation < np.inf:
+        found = f"all {flat[0]}" if deviation == 0 else "not all finite"
+        raise DatasetError(
+            f"the inputs to train on are {found}, so that they cannot be normalised; expected images that differ: "
+            "check the files"
+        )
+    return Moments(mean=mean, deviation=deviation)
+
+
+def normalised(inputs: Array, by: Moments) -> Array:
+    """Return (X - mean) / deviation as float32, in the shape of X.
+
+    With the moments of X itself, E(X) = 0 and σ(X) = 1 (You et al. 2017, Algorithm 1, line 1). What is tested with is
+    normalised by the moments of what was trained on, or the network would see it on another scale.
+    """
+    result: Array = np.subtract(inputs, by.mean, dtype=np.float32)
+    result /= np.float32(by.deviation)
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,3 +122,78 @@ def check_labels(labels: Array, num_classes: int, where: str) -> None:
             f"{where} has label {labels[wrong[0]]} at example {wrong[0]}; expected labels from 0 to {num_classes - 1}: "
             "the file is damaged or holds other data; download it again"
         )
+
+
+Read = Callable[[Path | None, Part], Dataset]
+"""Reads one part from a path, which is None for a source that has none; DatasetError where it cannot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One way to name data.
+
+    form: what a user types. needs_path: a path follows the name. has_parts: the same name stands for examples to
+    train on and for others to test with.
+    """
+
+    name: str
+    form: str
+    description: str
+    needs_path: bool
+    has_parts: bool
+    read: Read
+
+
+def fit_to(dataset: Dataset, inputs: Iterable[DataInput]) -> Dataset:
+    """Return a dataset as a model reads it, checked against its inputs.
+
+    Images are laid out as rows [N, channels · height · width], in this order, for a model that reads rows of as many
+    numbers. Nothing else is changed. Raises DatasetError where an array is missing, its examples are of another shape,
+    there are fewer of them than a batch has, or they have more classes than the model. Numbers are not looked at.
+    """
+    arrays = dict(dataset.arrays)
+    for item in inputs:
+        arrays[item.name] = _fitted(dataset, item)
+    return replace(dataset, arrays=MappingProxyType(arrays))
+
+
+def _fitted(dataset: Dataset, item: DataInput) -> Array:
+    row = item.shape[1:]
+    if item.name not in dataset.arrays:
+        raise DatasetError(
+            f"{dataset.called} has no array {item.name!r}; it has {', '.join(sorted(dataset.arrays)) or 'none'}; "
+            f"the model reads {item.name!r}, {_text(row)}: name the array so"
+        )
+    array = dataset.arrays[item.name]
+    if array.ndim == 4 and len(row) == 1 and prod(array.shape[1:]) == row[0]:
+        array = array.reshape(len(array), -1)
+    if array.ndim == 0 or array.shape[1:] != row:
+        raise DatasetError(_other_shape(dataset, item, array))
+    if len(array) < item.shape[0]:
+        raise DatasetError(
+            f"{dataset.called} has {len(array)} examples; expected at least {item.shape[0]}, one batch: "
+            "give a smaller --batch"
+        )
+    if item.name == LABELS and dataset.num_classes is not None and item.below < dataset.num_classes:
+        raise DatasetError(
+            f"{dataset.called} has {dataset.num_classes} classes; the model tells {item.below} apart: give it as many, "
+            f"where it takes them with --arg classes={dataset.num_classes}"
+        )
+    return array
+
+
+def _other_shape(dataset: Dataset, item: DataInput, array: Array) -> str:
+    found, expected = array.shape[1:], item.shape[1:]
+    message = f"examples of {item.name!r} of {dataset.called} are {_text(found)}; the model reads {_text(expected)}: "
+    if len(found) != 3 or len(expected) != 3:
+        return f"{message}train another model on them, or write arrays of that shape to an .npz file"
+    differ = "channels" if found[0] != expected[0] else "size"
+    argument = f", where it takes that with --arg image={found[1]}" if differ == "size" and found[1] == found[2] else ""
+    return (
+        f"{message}images (channels×height×width) of another {'number of ' if differ == 'channels' else ''}{differ}. "
+        f"Choose a model for these{argument}, or write converted images to an .npz file; nothing is resized unasked"
+    )
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape)) if shape else "single numbers"

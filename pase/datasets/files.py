@@ -1,18 +1,23 @@
-"""Files that may be compressed, read no further than asked: what a header claims allocates nothing on its own."""
+"""Files of data: arrays of the user, compressed files, the IDX format; read no further than asked."""
 
 import gzip
 import io
 import os
+import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from pase.errors import DatasetError
+from pase.datasets.dataset import Dataset, Part, described
+from pase.errors import DatasetError, RuntimeFailure
+from pase.targets.mesh_tensorflow.runtime.data import read_arrays
 
 Array = np.ndarray[Any, Any]
 
@@ -71,3 +76,70 @@ def listed(folder: Path) -> str:
     names = sorted(item.name for item in folder.iterdir())
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return f"the folder holds {', '.join(names[:6])}{more}" if names else "the folder is empty"
+
+
+def read(path: Path | None, part: Part) -> Dataset:
+    """Return the arrays of a path by name, whichever part they are; nothing is normalised.
+
+    Raises DatasetError where they cannot be read.
+    """
+    assert path is not None
+    try:
+        arrays = read_arrays(path)
+    except RuntimeFailure as error:
+        raise DatasetError(str(error)) from None
+    return Dataset(
+        arrays=MappingProxyType(arrays),
+        num_classes=None,
+        called=str(path),
+        description=MappingProxyType(described("arrays", part, arrays)),
+    )
+
+
+_UNSIGNED_BYTES = 8
+
+
+def read_idx(path: Path, *, num_dims: int) -> Array:
+    """Return the bytes of an IDX file, plain or gzip, as uint8 in the shape that its header gives.
+
+    Raises DatasetError where the header is not that of unsigned bytes in num_dims dims, or the file is shorter or
+    longer than its header says. No more is read or allocated than a file of its size can hold.
+    """
+    with opened(path) as content:
+        shape = _shape(content, num_dims)
+        num_bytes = prod(shape)
+        says = f"its header says {'×'.join(map(str, shape))}, {num_bytes} bytes,"
+        again = "the file is incomplete or damaged: download it again"
+        if num_bytes > content.most_bytes:
+            raise DatasetError(
+                f"{path}: {says} but a file of its size holds no more than {content.most_bytes}; {again}"
+            )
+        values = content.take(num_bytes)
+        if len(values) < num_bytes:
+            raise DatasetError(f"{path}: {says} but only {len(values)} follow; {again}")
+        # Also reads a gzip file to its end, where its checksum is.
+        if content.stream.read(1):
+            raise DatasetError(f"{path}: {says} but more bytes follow; expected the end of the file: download it again")
+    return values.reshape(shape)
+
+
+def _shape(content: Content, num_dims: int) -> tuple[int, ...]:
+    expected = bytes((0, 0, _UNSIGNED_BYTES, num_dims))
+    magic = content.stream.read(4)
+    if magic != expected:
+        raise DatasetError(
+            f"{content.path} begins with bytes {magic.hex(' ') or '(none)'}; expected {expected.hex(' ')}, an IDX file "
+            f"of unsigned bytes in {num_dims} dim{'s' if num_dims > 1 else ''}: check which file it is"
+        )
+    header = content.stream.read(4 * num_dims)
+    if len(header) < 4 * num_dims:
+        raise DatasetError(
+            f"{content.path} ends within its header, after {4 + len(header)} bytes; expected {4 + 4 * num_dims} and "
+            "the numbers: download it again"
+        )
+    shape: tuple[int, ...] = struct.unpack(f">{num_dims}I", header)
+    if 0 in shape:
+        raise DatasetError(
+            f"{content.path} holds nothing: its header says {'×'.join(map(str, shape))}; expected at least one example"
+        )
+    return shape

@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pase.datasets.dataset import Dataset, Part, check_labels, labelled_images
-from pase.datasets.files import listed
-from pase.datasets.idx import read_idx
-from pase.datasets.normalise import moments
+from pase.datasets.dataset import Dataset, Part, check_labels, labelled_images, moments
+from pase.datasets.files import listed, read_idx
 from pase.errors import DatasetError
 
 Array = np.ndarray[Any, Any]

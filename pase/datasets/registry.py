@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from pase.datasets import arrays, cifar10, digits, mnist
-from pase.datasets.dataset import PARTS, Dataset, Part
-from pase.datasets.source import Read, Source
+from pase.datasets import cifar10, digits, files, mnist
+from pase.datasets.dataset import PARTS, Dataset, Part, Read, Source
 from pase.errors import DatasetError, unknown_name
 
 
@@ -30,7 +29,7 @@ SOURCES: Mapping[str, Source] = _entries(
     ("digits", "", "8×8 digits that scikit-learn ships, enlarged to 1×28×28", digits.read, True),
     ("mnist", "FOLDER", "MNIST, 1×28×28: the four IDX files, plain or .gz", mnist.read, True),
     ("cifar10", "PATH", "CIFAR-10, 3×32×32: folder of the binary version, or its .tar.gz", cifar10.read, True),
-    ("arrays", "PATH", "arrays of your own: an .npz file, or a folder of .npy files", arrays.read, False),
+    ("arrays", "PATH", "arrays of your own: an .npz file, or a folder of .npy files", files.read, False),
 )
 
 

@@ -16,8 +16,7 @@ from pase.errors import TrainingError
 from pase.graph import Scalar
 from pase.machine import DEFAULT_MACHINE, Machine
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
-from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
-from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES
+from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, DeviceChoice
 
 
 class DataSplit(StrEnum):

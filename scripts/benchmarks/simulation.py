@@ -18,7 +18,7 @@ from pase.costs import cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
 from pase.planning.strategy import plan_layers, total_cost
-from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, DEFAULT_GPU_MEMORY_MIB, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, DeviceChoice
 from scripts.benchmarks.tables import markdown, publish
 from scripts.benchmarks.trials import random_strategy
 

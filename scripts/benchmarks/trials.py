@@ -160,9 +160,8 @@ def _searched(network: str, arguments: tuple[tuple[str, Scalar], ...], num_devic
 
 @cache
 def _reference(network: str, arguments: tuple[tuple[str, Scalar], ...], steps: int) -> "ReferenceResult":
-    from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+    from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
     from pase.targets.mesh_tensorflow.runtime.reference import reference_training
-    from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
 
     options = TrainingOptions(steps=steps, dtype="float64", schedule=Schedule(peak=_rate(network)), seed=0)
     found = reference_training(_graph(network, arguments), options)

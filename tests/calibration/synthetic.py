@@ -1,7 +1,7 @@
 """Samples as a machine with known figures would give them."""
 
 from pase.calibration.samples import Message, Rate, Samples
-from pase.targets.mesh_tensorflow.runtime.device_choice import CPU
+from pase.targets.mesh_tensorflow.runtime.options import CPU
 
 LATENCY_S, BANDWIDTH_BYTES_PER_S = 5e-6, 4e9
 

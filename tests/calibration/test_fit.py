@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 
-from pase.calibration.fit import fit_link
+from pase.calibration.measured import fit_link
 from pase.errors import CalibrationError
 
 SIZES = [float(2**i) for i in range(10, 26)]

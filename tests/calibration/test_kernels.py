@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from pase.calibration import kernels
-from pase.calibration.effort import EFFORTS, Convolution
+from pase.calibration.samples import EFFORTS, Convolution
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.device_choice import CPU, GPU
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
+from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU
 
 EFFORT = EFFORTS["glance"]
 DEVICES = virtual_cpus(2)

@@ -9,12 +9,11 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from pase.calibration import measured_machine
-from pase.calibration.effort import EFFORTS, binary
-from pase.calibration.samples import samples_from_document
+from pase.calibration.samples import EFFORTS, binary, samples_from_document
 from pase.common.documents import Field
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_schema, machine_text, parse_machine, preset_names
-from pase.targets.mesh_tensorflow.runtime.device_choice import GPU
+from pase.targets.mesh_tensorflow.runtime.options import GPU
 from tests.calibration.synthetic import BANDWIDTH_BYTES_PER_S, LATENCY_S, synthetic
 
 

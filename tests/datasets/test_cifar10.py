@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pase.datasets import load_dataset
-from pase.datasets.cifar10_files import read_files
+from pase.datasets.cifar10 import read_files
 from pase.errors import DatasetError
 from tests.datasets.written import cifar_files, outcome, tar, write
 

@@ -30,8 +30,7 @@ from pase.targets.mesh_tensorflow.runtime.checkpoint import (
     write_checkpoint,
 )
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
-from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
-from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan

@@ -7,7 +7,6 @@ import pytest
 from pase.errors import RuntimeFailure
 from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.compat import tf
-from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
 from pase.targets.mesh_tensorflow.runtime.devices import (
     HOST_PLACE,
     Devices,
@@ -19,7 +18,7 @@ from pase.targets.mesh_tensorflow.runtime.devices import (
     spread,
     virtual_cpus,
 )
-from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.options import DeviceChoice, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.script import main, train
 from tests.emitter.golden_mlp import build
 

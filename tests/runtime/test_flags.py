@@ -6,10 +6,14 @@ from typing import Any
 import pytest
 
 from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.flags import GROUPS, command_line, training_options
 from pase.targets.mesh_tensorflow.runtime.optimisers import Adafactor, AdamW, make_rule
-from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
-from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.targets.mesh_tensorflow.runtime.options import (
+    GROUPS,
+    Schedule,
+    TrainingOptions,
+    command_line,
+    training_options,
+)
 from pase.targets.mesh_tensorflow.runtime.script import _parser
 
 DEFAULTS: dict[str, Any] = {flag.key: flag.default for group in GROUPS.values() for flag in group}

@@ -16,10 +16,9 @@ from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
-from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
-from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from scripts.digits import write

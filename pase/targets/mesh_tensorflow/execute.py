@@ -10,10 +10,8 @@ from pase.planning.plan import Plan
 from pase.sharding.held import held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.primitives.traffic import NOTHING_MOVED
 from pase.targets.mesh_tensorflow.runtime.data import StepEvaluation
-from pase.targets.mesh_tensorflow.runtime.device_choice import DeviceChoice
-from pase.targets.mesh_tensorflow.runtime.flags import command_line
 from pase.targets.mesh_tensorflow.runtime.launch import program_events
-from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, TrainingOptions
+from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, DeviceChoice, TrainingOptions, command_line
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""

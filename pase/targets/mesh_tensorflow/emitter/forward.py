@@ -180,8 +180,7 @@ def _head(plan: Plan, body: list[Text], left_out: tuple[str, ...]) -> list[Text]
         *docstring(told),
         code(""),
         *layers_import(code("pase.targets.mesh_tensorflow.runtime.layers.forward"), LAYERS, body),
-        code("from pase.targets.mesh_tensorflow.runtime.forward_pass import Outputs"),
-        code("from pase.targets.mesh_tensorflow.runtime.forward_script import main"),
+        code("from pase.targets.mesh_tensorflow.runtime.forward_pass import Outputs, main"),
         code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
     ]
 

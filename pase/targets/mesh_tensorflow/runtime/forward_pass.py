@@ -1,21 +1,28 @@
-"""`ForwardPass`: a program of a forward pass, lowered, with its weights, in a session that runs it."""
+"""A program of a forward pass: lowered, with its weights, run in a session; and its command line."""
 
+import argparse
+import io
+import json
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pase.errors import RuntimeFailure
+from pase.common.documents import write_atomically
+from pase.errors import PaseError, RuntimeFailure
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values
-from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
+from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values, read_arrays
+from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.initial import given_value
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
+from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS, WORD_BYTES, DeviceChoice
 from pase.targets.mesh_tensorflow.runtime.program import Program
 
 Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -159,3 +166,77 @@ def _joined(name: str, parts: list[Array], num_examples: int, batch: int) -> Arr
             f"examples, found {num_examples}"
         )
     return np.concatenate(parts)[:num_examples]
+
+
+def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = None) -> None:
+    """Compute as the command line says; exit with status 1 and one line where that cannot be done.
+
+    build: declares the layers on a program and returns what the network computes.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        found = compute(
+            build,
+            read_arrays(options.weights),
+            read_arrays(options.data),
+            num_devices=num_devices,
+            dtype=options.dtype,
+            devices=local_devices(
+                DeviceChoice(kind=options.device, virtual=options.virtual, memory_mib=options.gpu_memory), num_devices
+            ),
+            measure=options.measure,
+        )
+        if options.output:
+            _write(options.output, found)
+    except PaseError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(1) from None
+    _show(found, options)
+
+
+def _write(path: Path, found: Computed) -> None:
+    buffer = io.BytesIO()
+    np.savez(buffer, **dict(found.outputs))  # type: ignore[arg-type]
+    try:
+        write_atomically(path, buffer.getvalue())
+    except OSError as error:
+        raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _show(found: Computed, options: argparse.Namespace) -> None:
+    if options.json:
+        document = {
+            "outputs": {name: list(array.shape) for name, array in found.outputs.items()},
+            "output": str(options.output) if options.output else None,
+            "predicted_bytes": found.predicted_bytes,
+            "build_time_s": found.build_time_s,
+            "batch_time_s": found.batch_time_s,
+            **found.measured,
+        }
+        sys.stdout.write(json.dumps(document) + "\n")
+        return
+    for name, array in found.outputs.items():
+        sys.stdout.write(f"{name}: shape {list(array.shape)}, mean {array.mean():.6g}, largest {array.max():.6g}\n")
+    if found.measured["measured_bytes"] is not None:
+        moved = f"{found.predicted_bytes:,} B a batch predicted, {found.measured['measured_bytes']:,} B measured"
+        sys.stdout.write(f"between devices: {moved}\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Compute this network's outputs on virtual CPU devices, or on GPUs.")
+    parser.add_argument(
+        "--weights", type=Path, required=True, metavar="FILE", help="what 'pase weights' wrote, an .npz file"
+    )
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="PATH", help="an .npz file with an array [N, ...] for each input"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the outputs to this .npz file")
+    parser.add_argument("--dtype", choices=tuple(WORD_BYTES), default="float32", help="(default: %(default)s)")
+    parser.add_argument("--measure", action="store_true", help="count the bytes that cross devices in a batch")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--device", choices=list(KINDS), default=CPU, help="(default: %(default)s, virtual ones)")
+    parser.add_argument("--virtual", action="store_true", help="put several devices on a GPU where there are too few")
+    parser.add_argument(
+        "--gpu-memory", type=int, default=DEFAULT_GPU_MEMORY_MIB, metavar="MIB", help="of each device of --virtual"
+    )
+    return parser

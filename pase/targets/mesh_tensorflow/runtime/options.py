@@ -1,11 +1,122 @@
-"""`TrainingOptions`: how a network is trained, one value for the parallel program and for the reference."""
+"""What a command line asks for: devices, a schedule of the learning rate, how a network is trained; and its flags."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import cos, pi, sqrt
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from pase.errors import RuntimeFailure
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, Sgd
-from pase.targets.mesh_tensorflow.runtime.schedules import Schedule
+from pase.errors import RuntimeFailure, unknown_name
+from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, Rule, Sgd, make_rule, name_of, options_of
+
+CPU, GPU = "CPU", "GPU"
+
+KINDS = {CPU: "virtual CPU devices", GPU: "GPUs"}
+"""The kinds of devices, and what they are called."""
+
+DEFAULT_GPU_MEMORY_MIB = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceChoice:
+    """Virtual CPUs or GPUs.
+
+    virtual: put several devices on a GPU where there are too few, memory_mib MiB for each. Raises RuntimeFailure where
+    that does not fit together.
+    """
+
+    kind: str = CPU
+    virtual: bool = False
+    memory_mib: int = DEFAULT_GPU_MEMORY_MIB
+
+    def __post_init__(self) -> None:
+        if self.virtual and self.kind == CPU:
+            raise RuntimeFailure(
+                "--virtual is of GPUs, and CPU devices are virtual as they are; leave it out, or add --device GPU"
+            )
+        if self.memory_mib < 1:
+            raise RuntimeFailure(f"a virtual GPU is to have {self.memory_mib} MiB of memory; give 1 or more")
+
+    @property
+    def text(self) -> str:
+        """What the devices are called."""
+        return KINDS[self.kind]
+
+    def command_line(self) -> list[str]:
+        """Return the arguments of a program that choose the same."""
+        chosen = [f"--device={self.kind}", f"--gpu-memory={self.memory_mib}"]
+        return [*chosen, "--virtual"] if self.virtual else chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """The learning rate of every step.
+
+    peak: the rate after the warm-up, which rises from peak / warmup_steps to it in a straight line. kind: what follows,
+    a name of `SCHEDULES`. num_steps: until a cosine reaches `final`. decay_every, decay_factor: of the steps.
+    Raises RuntimeFailure for a value out of range.
+    """
+
+    peak: float
+    kind: str = "constant"
+    warmup_steps: int = 0
+    num_steps: int = 1
+    final: float = 0.0
+    decay_every: int = 1
+    decay_factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind not in SCHEDULES:
+            raise RuntimeFailure(unknown_name("schedule", self.kind, SCHEDULES))
+        if not 0 < self.peak < float("inf"):
+            raise RuntimeFailure(f"the learning rate is {self.peak:g}; it must be above 0")
+        wrong = {
+            "warm-up steps": (self.warmup_steps, self.warmup_steps >= 0, "0 or more"),
+            "schedule steps": (self.num_steps, self.num_steps >= 1, "1 or more"),
+            "final learning rate": (self.final, 0 <= self.final <= self.peak, "from 0 to the learning rate"),
+            "steps of a decay": (self.decay_every, self.decay_every >= 1, "1 or more"),
+            "decay factor": (self.decay_factor, 0 < self.decay_factor <= 1, "above 0 and at most 1"),
+        }
+        for name, (value, is_right, expected) in wrong.items():
+            if not is_right:
+                raise RuntimeFailure(f"{name} is {value:g}; expected {expected}")
+        if self.kind == "cosine" and self.warmup_steps >= self.num_steps:
+            raise RuntimeFailure(
+                f"a warm-up of {self.warmup_steps} steps leaves none of {self.num_steps} for the cosine; shorten it"
+            )
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / self.warmup_steps
+        return SCHEDULES[self.kind](self, step)
+
+
+def _constant(schedule: Schedule, step: int) -> float:
+    return schedule.peak
+
+
+def _cosine(schedule: Schedule, step: int) -> float:
+    """Half a cosine from the peak to the final rate (Loshchilov and Hutter 2017, Eq. 5, without restarts)."""
+    done = min(1.0, (step - schedule.warmup_steps) / (schedule.num_steps - schedule.warmup_steps))
+    return schedule.final + (schedule.peak - schedule.final) * (1 + cos(pi * done)) / 2
+
+
+def _step(schedule: Schedule, step: int) -> float:
+    """The factor once more every so many steps after the warm-up."""
+    return schedule.peak * float(schedule.decay_factor ** ((step - schedule.warmup_steps) // schedule.decay_every))
+
+
+def _inverse_sqrt(schedule: Schedule, step: int) -> float:
+    """The peak at the end of the warm-up, then as 1/√step (Vaswani et al. 2017, Eq. 3)."""
+    return schedule.peak * sqrt(max(1, schedule.warmup_steps) / (step + 1))
+
+
+SCHEDULES: Mapping[str, Callable[[Schedule, int], float]] = MappingProxyType(
+    {"constant": _constant, "cosine": _cosine, "step": _step, "inverse_sqrt": _inverse_sqrt}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +161,175 @@ class TrainingOptions:
 
 WORD_BYTES = {"float32": 4, "float64": 8}
 """Bytes of a number of each type."""
+
+
+class Takes(Enum):
+    """What follows a flag."""
+
+    WHOLE = auto()
+    NUMBER = auto()
+    CHOICE = auto()
+    PATH = auto()
+    NOTHING = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """One option.
+
+    text: what it is, as part of a sentence. choices: of `Takes.CHOICE`. metavar: "" for the usual one.
+    """
+
+    name: str
+    takes: Takes
+    text: str = ""
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    metavar: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of its value."""
+        return self.name.replace("-", "_")
+
+    @property
+    def shows_default(self) -> bool:
+        """Whether its default says what happens without it."""
+        return self.default is not None
+
+
+GROUPS: Mapping[str, tuple[Flag, ...]] = MappingProxyType(
+    {
+        "": (
+            Flag(name="dtype", takes=Takes.CHOICE, choices=tuple(WORD_BYTES), default="float32"),
+            Flag(name="seed", takes=Takes.WHOLE, text="of the initial weights and of made-up data [0]", metavar="N"),
+        ),
+        "data": (
+            Flag(
+                name="data",
+                takes=Takes.PATH,
+                text="an .npz file, or a directory of .npy files, with an array [N, ...] for each input [made up]",
+                metavar="PATH",
+            ),
+            Flag(
+                name="test-data",
+                takes=Takes.PATH,
+                text="data that are not trained on: the loss and accuracy on them are shown after the last step",
+                metavar="PATH",
+            ),
+            Flag(
+                name="weights",
+                takes=Takes.PATH,
+                text="begin with these: an .npz file that 'pase weights' wrote of an imported model [drawn]",
+                metavar="FILE",
+            ),
+            Flag(name="test-every", takes=Takes.WHOLE, text="test after every K steps too", metavar="K"),
+        ),
+        "optimiser": (
+            Flag(name="optimizer", takes=Takes.CHOICE, choices=tuple(OPTIMISERS), default="sgd"),
+            Flag(name="momentum", takes=Takes.NUMBER, text="of momentum [0.9]"),
+            Flag(name="nesterov", takes=Takes.NOTHING, text="of momentum: look ahead"),
+            Flag(
+                name="weight-decay",
+                takes=Takes.NUMBER,
+                text="of an L2 term of sgd and momentum [0], or of adamw [0.01]",
+            ),
+            Flag(name="beta1", takes=Takes.NUMBER, text="of adam and adamw [0.9]"),
+            Flag(name="beta2", takes=Takes.NUMBER, text="of adam and adamw [0.999]"),
+            Flag(name="epsilon", takes=Takes.NUMBER, text="of adam and adamw [1e-8]"),
+        ),
+        "learning rate": (
+            Flag(name="learning-rate", takes=Takes.NUMBER, text="its peak", default=0.01, metavar="RATE"),
+            Flag(name="schedule", takes=Takes.CHOICE, choices=tuple(SCHEDULES), default="constant"),
+            Flag(name="warmup-steps", takes=Takes.WHOLE, text="rise to the peak over N steps", default=0, metavar="N"),
+            Flag(name="schedule-steps", takes=Takes.WHOLE, text="where a cosine ends [the last step]", metavar="N"),
+            Flag(
+                name="final-learning-rate",
+                takes=Takes.NUMBER,
+                text="where a cosine ends",
+                default=0.0,
+                metavar="RATE",
+            ),
+            Flag(name="decay-every", takes=Takes.WHOLE, text="steps of schedule step", default=1000, metavar="N"),
+            Flag(name="decay-factor", takes=Takes.NUMBER, text="of schedule step", default=0.1),
+        ),
+    }
+)
+"""Flags by the heading that they stand under; what a rule's own default is stands in brackets."""
+
+_RULE_OPTIONS = tuple(flag.key for flag in GROUPS["optimiser"] if flag.key != "optimizer")
+
+
+def training_options(values: Mapping[str, Any]) -> TrainingOptions:
+    """Return the options that a command line gave: the values of `GROUPS` by key, and of steps.
+
+    Raises RuntimeFailure for what is out of range and for an option that the optimiser has not.
+    """
+    steps = values["steps"]
+    schedule_steps = values["schedule_steps"]
+    return TrainingOptions(
+        steps=steps,
+        dtype=values["dtype"],
+        seed=values["seed"],
+        schedule=Schedule(
+            peak=values["learning_rate"],
+            kind=values["schedule"],
+            warmup_steps=values["warmup_steps"],
+            # Whether there are any steps is for the options to say.
+            num_steps=max(1, steps) if schedule_steps is None else schedule_steps,
+            final=values["final_learning_rate"],
+            decay_every=values["decay_every"],
+            decay_factor=values["decay_factor"],
+        ),
+        rule=make_rule(values["optimizer"], {name: values[name] for name in _RULE_OPTIONS}),
+        data_path=values["data"],
+        test_data_path=values["test_data"],
+        test_every=values["test_every"],
+        weights_path=values["weights"],
+    )
+
+
+def command_line(options: TrainingOptions) -> list[str]:
+    """Return the arguments from which `training_options` makes the same options, in any folder."""
+    return list(_arguments(options))
+
+
+def _arguments(options: TrainingOptions) -> Iterator[str]:
+    schedule, rule = options.schedule, options.rule
+    values: dict[str, Any] = {
+        "steps": options.steps,
+        "dtype": options.dtype,
+        "seed": options.seed,
+        "data": _absolute(options.data_path),
+        "test_data": _absolute(options.test_data_path),
+        "test_every": options.test_every,
+        "weights": _absolute(options.weights_path),
+        "optimizer": name_of(rule),
+        "learning_rate": schedule.peak,
+        "schedule": schedule.kind,
+        "warmup_steps": schedule.warmup_steps,
+        "schedule_steps": schedule.num_steps,
+        "final_learning_rate": schedule.final,
+        "decay_every": schedule.decay_every,
+        "decay_factor": schedule.decay_factor,
+    }
+    defaults = options_of(make_rule(name_of(rule), {}))
+    for name, value in options_of(rule).items():
+        if value != defaults[name]:
+            if name not in _RULE_OPTIONS:
+                raise RuntimeFailure(
+                    f"{name} of optimiser {name_of(rule)} is {value:g}; programs have no flag for it, leave it at "
+                    f"{defaults[name]:g}"
+                )
+            values[name] = value
+    for key, value in values.items():
+        flag = f"--{key.replace('_', '-')}"
+        if value is True:
+            yield flag
+        elif value is not None:
+            # One argument: a value may begin with a dash.
+            yield f"{flag}={value}"
+
+
+def _absolute(path: Path | None) -> Path | None:
+    return None if path is None else Path(path).resolve()

@@ -15,7 +15,7 @@ from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.masks import Key
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
 from pase.targets.mesh_tensorflow.runtime.reshard import FanOut, reshard
-from pase.targets.mesh_tensorflow.runtime.updates import Updates, add_updates
+from pase.targets.mesh_tensorflow.runtime.training import Updates, add_updates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
