@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.checkpoints import to_snapshot
 from pase.easgd.equations import Array
 from pase.easgd.job import begun, count_tasks, task_ranks
 from pase.easgd.messages import Endpoint, Inbox, Kind
 from pase.easgd.processes import ServerTransport, Wiring, run_task
 from pase.easgd.ranks import Outcome, train_in_threads
 from pase.errors import TrainingError
-from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints, newest_checkpoint
+from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from tests.training import process_driver
-from tests.training.process_driver import LAYERS, PACKING, START, Request
+from tests.training.process_driver import LAYERS, START, Request
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 30.0
@@ -203,12 +202,8 @@ def test_a_synchronous_training_ends_with_a_process_and_goes_on_exactly(tmp_path
         f"pase: task 1 (pid {victim}) was ended by signal 9 (SIGKILL); the other processes were ended; the last "
         f"checkpoint is {folder}/step-0000000004.ckpt: go on from it with --resume\n"
     )
-    # In threads of one process, where it was two; the other way round below.
-    found = newest_checkpoint(folder)
-    assert found
-    job, objectives = request.job, [request.objective(worker) for worker in range(4)]
-    resumed = train_in_threads(job, to_snapshot(found, job.algorithm, PACKING), objectives=objectives)
-    assert resumed.centre.tobytes() == in_threads(Request(algorithm="sync-easgd3", num_steps=6)).centre.tobytes()
+    _, centre = trained(Request(**asdict(request) | {"resume": True}))
+    assert centre.tobytes() == in_threads(Request(algorithm="sync-easgd3", num_steps=6)).centre.tobytes()
 
 
 @pytest.mark.slow
