@@ -15,9 +15,9 @@ c is dropped.
 import numpy as np
 
 from pase.solver.elimination import Check
-from pase.solver.pairwise import PairwiseModel, by_configuration, class_minima
+from pase.solver.pairwise import PairwiseModel, class_minima
 from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, SearchBudget
-from pase.tables.cost_tables import CostTables, IndexArray, verify_tables
+from pase.tables.cost_tables import CostTables, FloatArray, IndexArray, verify_tables
 
 WORTH_DROPPING = 0.7
 """A vertex is restricted when no more than this part of its configurations is left: that takes time, too."""
@@ -35,13 +35,20 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
     limit: configurations whose bound exceeds it are dropped from the model on the way; +inf keeps all.
     """
     order = model.live if forward else model.live[::-1]
-    least = model.least or {v: float(np.minimum.reduce(model.reparametrised(v))) for v in order}
+    least = model.least or {v: _least(model.reparametrised(v)) for v in order}
     bound = model.offset + sum(least.values())
     incident, minimum = model.incident, np.minimum.reduce
     for v in order:
         check()
-        total = model.reparametrised(v)
-        low = float(minimum(total))
+        total, ahead = model.costs[v], []
+        size = total.size
+        for entry in incident[v]:
+            edge, side = entry
+            message = edge.messages[side]
+            total = total + (message if message.size == size else message.take(edge.of[side]))
+            if (edge.ends[1 - side] > v) is forward:
+                ahead.append(entry)
+        low = _least(total)
         bound += low - least[v]
         least[v] = low  # it stays below what is left of θ_v when this vertex has sent its surplus on
         if limit < np.inf:
@@ -52,18 +59,25 @@ def sweep(model: PairwiseModel, limit: float, forward: bool, check: Check) -> fl
                     return np.inf
                 model.restrict(v, keep)
                 total = total[keep]
-        ahead = [entry for entry in incident[v] if (entry[0].ends[1 - entry[1]] > v) == forward]
         if not ahead:
             continue
-        surplus = total - low
+        # NumPy is quicker with arrays of no axes than with numbers.
+        surplus = total - np.array(low)
         if len(ahead) > 1:
-            surplus *= 1.0 / len(ahead)
+            surplus *= np.array(1.0 / len(ahead))
         for edge, side in ahead:
             values, messages = edge.values, edge.messages
-            own = messages[side] = messages[side] - class_minima(surplus, edge.of[side], values.shape[side])
+            size = values.shape[side]
+            sent = surplus if size == surplus.size else class_minima(surplus, edge.of[side], size)
+            own = messages[side] = messages[side] - sent
             messages[1 - side] = minimum(values - own[:, None]) if side == 0 else minimum(values - own, 1)
     model.least = least
     return bound
+
+
+def _least(values: FloatArray) -> float:
+    """Return the least of a short vector, in a fraction of the time that a reduction takes."""
+    return values.item(values.argmin())
 
 
 def decode(model: PairwiseModel, forward: bool) -> tuple[float, dict[int, int]]:
@@ -74,18 +88,21 @@ def decode(model: PairwiseModel, forward: bool) -> tuple[float, dict[int, int]]:
     chosen: dict[int, int] = {}
     cost = model.offset
     for v in model.live if forward else model.live[::-1]:
-        paid = model.costs[v]
-        estimate = None
+        paid, estimate = model.costs[v], None
+        size = paid.size
         for edge, side in model.incident[v]:
-            other = edge.ends[1 - side]
-            if other in chosen:
-                paid = paid + edge.seen_from(1 - side, chosen[other])
+            row = chosen.get(edge.ends[1 - side])
+            if row is not None:
+                row = edge.of[1 - side][row]
+                seen = edge.values[row] if side else edge.values[:, row]
+                paid = paid + (seen if seen.size == size else seen.take(edge.of[side]))
             else:
-                message = by_configuration(edge.messages[side], edge.of[side])
+                message = edge.messages[side]
+                message = message if message.size == size else message.take(edge.of[side])
                 estimate = message if estimate is None else estimate + message
         c = int((paid if estimate is None else paid + estimate).argmin())
         chosen[v] = c
-        cost += float(paid[c])
+        cost += paid.item(c)
     return cost, chosen
 
 

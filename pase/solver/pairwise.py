@@ -262,7 +262,7 @@ class PairwiseModel:
         size = len(total)
         for edge, side in self.incident[v]:
             message = edge.messages[side]
-            total = total + (message if len(message) == size else message.take(edge.of[side]))
+            total = total + (message if message.size == size else message.take(edge.of[side]))
         return total
 
     def restrict(self, v: int, keep: Mask) -> None:
@@ -291,9 +291,9 @@ class PairwiseModel:
                 known[id(values)] = (values, np.minimum(values, ceiling))
             return known[id(values)][1]
 
-        self.ceiling, self.least = ceiling, None
         for v in self.live:
             self.costs[v] = capped(self.costs[v])
+        self.ceiling, self.least = ceiling, {v: float(self.costs[v].min()) for v in self.live}
         for edge in self.edges():
             edge.values = capped(edge.values)
             edge.messages = [np.zeros(size) for size in edge.values.shape]
@@ -317,14 +317,18 @@ class PairwiseModel:
         Its layer cost joins the offset, its transfer costs join its neighbours' layer costs.
         """
         singles = [v for v in self.live if len(self.costs[v]) == 1]
+        least, changed = self.least, set[int]()
         for v in singles:
             self.fixed[v] = int(self.origin[v][0])
             self.offset += float(self.costs[v][0])
             for edge, side in self.incident[v]:
                 w = edge.ends[1 - side]
                 self.costs[w] = self.costs[w] + edge.seen_from(side, 0)
+                changed.add(w)
             self._detach(v)
         self.remove(singles)
+        if singles and least is not None:
+            self.least = {v: float(self.reparametrised(v).min()) if v in changed else least[v] for v in self.live}
 
     def eliminate(self, v: int) -> None:
         """Take the edges of a vertex out, and note how to decide it; the caller passes on what it costs."""

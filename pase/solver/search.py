@@ -96,7 +96,7 @@ def solve(
     except (OutOfTimeError, KeyboardInterrupt):
         if not budget.sweeps:  # nothing was decoded or bounded yet
             outcome.raise_bound(sum(float(tables.layer_costs(v).min()) for v in range(tables.num_vertices)))
-            outcome.incumbent.offer(_greedy(tables))
+            outcome.incumbent.offer(decode(PairwiseModel.of_tables(tables), forward=True)[1])
     if outcome.ordering != report.name:
         report = report_ordering(outcome.ordering, tables.neighbours, tables.domain_sizes)
     return _solution(tables, report, budget, outcome)
@@ -134,8 +134,11 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
         whole = PairwiseModel.of_tables(tables)
         if eliminate_exactly(whole, lambda _: report.order, DIRECT_OPERATIONS * 1000, budget, outcome):
             return
-    outcome.incumbent.offer(_greedy(tables))
-    model = PairwiseModel.of_tables(tables, cost_ceiling(tables, outcome.incumbent.cost))
+    model = PairwiseModel.of_tables(tables)
+    outcome.incumbent.offer(decode(model, forward=True)[1])
+    ceiling = cost_ceiling(tables, outcome.incumbent.cost)
+    if ceiling < np.inf:
+        model.lower_ceiling(ceiling)
     if _repeats_much(tables):
         model.repeats = {}
         _reduce(model, budget)
@@ -176,11 +179,6 @@ def _reduce(model: PairwiseModel, budget: SearchBudget) -> None:
     merge_alike(model)
     drop_dominated(model, budget.check)
     contract(model, QUICK_OPERATIONS // 10, budget.memory_limit_bytes // 4, budget.check)
-
-
-def _greedy(tables: CostTables) -> dict[int, int]:
-    """Return a strategy in which each vertex has what is cheapest given the ones before it."""
-    return decode(PairwiseModel.of_tables(tables), forward=True)[1]
 
 
 def cost_ceiling(tables: CostTables, known: float) -> float:
