@@ -45,18 +45,6 @@ def test_layouts_are_numbered_as_they_occur_whatever_the_values():
         np.testing.assert_array_equal(table.dense(), values)
 
 
-def test_rows_that_only_seem_equal_stay_apart(monkeypatch):
-    # All mixtures made equal: the comparison notices and no two rows are taken as one.
-    values = np.array([[1.0, 2.0], [1.0, 2.0], [3.0, 4.0]])
-    unique = np.unique
-    monkeypatch.setattr(
-        "pase.tables.cost_tables.np.unique", lambda mixed, **kwargs: unique(mixed * np.uint64(0), **kwargs)
-    )
-    table = EdgeTable.factored(values)
-    np.testing.assert_array_equal(table.dense(), values)
-    assert table.values.shape == (3, 2)
-
-
 def test_a_dense_table_and_its_costs():
     table = EdgeTable.from_dense(np.arange(6.0).reshape(2, 3))
     assert table.shape == (2, 3)

@@ -130,7 +130,7 @@ def tighten_bounds(
         before = model.num_configurations()
         forward = number % 2 == 0
         if outcome is not None:
-            cost, limit = outcome.incumbent.cost, outcome.incumbent.limit
+            cost, limit = outcome.cost, outcome.limit
             if LOOSE * cost < model.ceiling < np.inf:
                 model.lower_ceiling(2 * cost)
                 bounds = [-np.inf, -np.inf]
@@ -154,8 +154,8 @@ def tighten_bounds(
         if outcome is not None and (number == 0 or not forward or is_little or is_slow):
             found, chosen = decode(model, not forward)
             if found < cost:  # it is no higher here than in the tables
-                outcome.incumbent.offer(model.complete(chosen))
-                cost = outcome.incumbent.cost
+                outcome.offer(model.complete(chosen))
+                cost = outcome.cost
             budget.holds(model.own_bytes())
         if is_little or (is_slow and gained < 0.02 * (cost - bound)):
             break

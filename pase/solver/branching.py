@@ -33,18 +33,18 @@ def branch(model: PairwiseModel, ordered: Ordered, max_operations: int, budget: 
     open_parts: list[tuple[float, int, PairwiseModel]] = [(outcome.lower_bound, next(number), model)]
     while open_parts:
         bound, _, part = _take(open_parts)
-        if bound <= outcome.incumbent.limit:
+        if bound <= outcome.limit:
             for piece in _split(part, ordered(part)):
                 budget.nodes += 1
                 budget.check()
                 piece_bound = max(bound, tighten_bounds(piece, budget, outcome, max_sweeps=SWEEPS_EACH, whole=False))
-                if piece_bound > outcome.incumbent.limit:
+                if piece_bound > outcome.limit:
                     continue
                 best = optimal_strategy(piece, ordered, max_operations, budget)
                 if best is None:
                     heappush(open_parts, (piece_bound, next(number), piece))
                 else:
-                    outcome.incumbent.offer(best[1])
+                    outcome.offer(best[1])
         least = min((b for b, _, _ in open_parts), default=np.inf)
         outcome.raise_bound(least)
         budget.progress(f"branching: {len(open_parts)} parts open, gap {outcome.gap:.2%}", 1 - outcome.gap)

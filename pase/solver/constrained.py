@@ -34,7 +34,6 @@ from pase.solver.pareto import Limits, TooManyError, TooWideError, cheapest_with
 from pase.solver.search import default_memory_limit_bytes, solve
 from pase.solver.solution import (
     RELATIVE_TOLERANCE,
-    Incumbent,
     Outcome,
     OutOfTimeError,
     Progress,
@@ -332,13 +331,11 @@ def solve_limited(
         known=start,
         on_progress=on_progress,
     )
-    outcome = Outcome(
-        incumbent=Incumbent(problem.tables), ordering=unlimited.ordering, lower_bound=unlimited.lower_bound
-    )
+    outcome = Outcome(tables=problem.tables, ordering=unlimited.ordering, lower_bound=unlimited.lower_bound)
     search = _Search(problem if problem.peaks else problem.above_least(), ordering, budget, outcome)
     with suppress(OutOfTimeError, KeyboardInterrupt):
         search.run((*start, unlimited.choice), unlimited)
-    choice, cost = outcome.incumbent.choice, outcome.incumbent.cost
+    choice, cost = outcome.choice, outcome.cost
     if not np.isfinite(cost) and outcome.exact:
         raise NothingFitsError(
             f"no strategy of finite cost weighs {problem.limit:.0f} or less: the lightest configurations of all "
@@ -465,18 +462,18 @@ class _Search:
             if left >= self.enough():
                 outcome.prove()
             return
-        light = outcome.incumbent.choice if np.isfinite(outcome.incumbent.cost) else self.lightest(problem)
+        light = outcome.choice if np.isfinite(outcome.cost) else self.lightest(problem)
         if light is None:
             outcome.prove()
             return
         self.offer(light)
-        self.offer(_improved(problem, outcome.incumbent.choice))
+        self.offer(_improved(problem, outcome.choice))
         if not unlimited.exact:
             raise OutOfTimeError
         if outcome.lower_bound >= self.enough():
             outcome.prove()
             return
-        whole = self.relaxed(problem, outcome.incumbent.choice, unlimited)
+        whole = self.relaxed(problem, outcome.choice, unlimited)
         outcome.raise_bound(whole.bound)
         for choice in _crossings(problem, whole.light, whole.heavy):
             self.offer(_improved(problem, choice))
@@ -486,11 +483,11 @@ class _Search:
     def offer(self, choice: Sequence[int]) -> None:
         """Take a strategy over if it fits and is cheaper."""
         if self.problem.fits(choice):
-            self.outcome.incumbent.offer(dict(enumerate(choice)))
+            self.outcome.offer(dict(enumerate(choice)))
 
     def enough(self) -> float:
         """Return the cost from which on a strategy is no better than the one that is known, up to rounding."""
-        return self.outcome.incumbent.cost * (1 - RELATIVE_TOLERANCE)
+        return self.outcome.cost * (1 - RELATIVE_TOLERANCE)
 
     def time_left_s(self, least_s: float) -> float | None:
         """Return the seconds until the deadline, but some at least; None without one."""
@@ -524,14 +521,14 @@ class _Search:
         """Search a range of peaks (see `_search_ranges`); its strategies that fit are offered."""
         if part.limit < 0:
             return None
-        incumbent = self.outcome.incumbent
+        outcome = self.outcome
         try:
             found = solve_limited(
                 part,
                 ordering=self.ordering,
                 memory_limit_bytes=self.budget.memory_limit_bytes,
                 time_limit_s=self.time_left_s(1e-9),
-                known=[incumbent.choice] if np.isfinite(incumbent.cost) else (),
+                known=[outcome.choice] if np.isfinite(outcome.cost) else (),
                 on_progress=self.budget.on_progress,
             ).solution
         except _CutShortError:
@@ -614,11 +611,11 @@ class _Search:
         The target cost rises until a strategy is found up to it, or the best known one is reached.
         """
         bound, reached, beyond, failures = part.bound, 0.0, np.inf, 0
-        distance = FIRST_TARGET * (self.outcome.incumbent.cost - bound)
+        distance = FIRST_TARGET * (self.outcome.cost - bound)
         while bound < self.enough():
             self.budget.progress(f"closing a gap of {self.outcome.gap:.2%}", 1 - self.outcome.gap)
             before = self.budget.operations
-            distance = min(distance, self.outcome.incumbent.cost - part.bound)
+            distance = min(distance, self.outcome.cost - part.bound)
             try:
                 found, choice = _cheapest_up_to(part.bound + distance, part, self.budget)
             except TooManyError:

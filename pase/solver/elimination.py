@@ -297,7 +297,7 @@ def optimal_strategy(
 def eliminate_exactly(
     model: PairwiseModel, ordered: Ordered, max_operations: int, budget: SearchBudget, outcome: Outcome
 ) -> bool:
-    """Eliminate what is left if that is within the limits; return whether it was, and the incumbent is then optimal.
+    """Eliminate what is left if that is within the limits; return whether it was: the best strategy is optimal.
 
     ordered: gives the sequence in which to eliminate the live vertices of a model.
     """
@@ -305,8 +305,7 @@ def eliminate_exactly(
     best = optimal_strategy(model, ordered, max_operations, budget)
     if best is None:
         return False
-    outcome.incumbent.settle(best[1])
-    outcome.prove()
+    outcome.settle(best[1])
     return True
 
 

@@ -10,7 +10,7 @@ Arrays are told apart by identity, so that work on tables that repeated layers s
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -139,29 +139,8 @@ class Edge:
         return by_configuration(self.values[row] if side == 0 else self.values[:, row], self.of[1 - side])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decision:
-    """How to decide an eliminated vertex once its neighbours are; the same for vertices that repeat.
-
-    costs: its layer costs. edges: of each edge, the side on which the vertex is, classes on both, and values. origin:
-    its live configurations then; others: those of the other end of each edge. known: what was decided already.
-    """
-
-    costs: FloatArray
-    edges: tuple[tuple[int, tuple[ClassArray, ClassArray], FloatArray], ...]
-    origin: ClassArray
-    others: tuple[ClassArray, ...]
-    known: dict[tuple[int, ...], int] = field(default_factory=dict)
-
-    def best(self, around: tuple[int, ...]) -> int:
-        """Return the cheapest configuration given that of each edge's other end; all are numbers in the tables."""
-        if around not in self.known:
-            total = self.costs
-            for (side, of, values), origin, chosen in zip(self.edges, self.others, around, strict=True):
-                c = of[1 - side][np.searchsorted(origin, chosen)]
-                total = total + by_configuration(values[:, c] if side == 0 else values[c], of[side])
-            self.known[around] = int(self.origin[total.argmin()])
-        return self.known[around]
+Decision = Callable[[tuple[int, ...]], int]
+"""Decides an eliminated vertex once the other end of each of its edges is; all are numbers in the tables."""
 
 
 @dataclass(slots=True, eq=False)
@@ -197,26 +176,25 @@ class PairwiseModel:
     def of_tables(cls, tables: CostTables, ceiling: float = np.inf) -> "PairwiseModel":
         """Return the model of cost tables, with every cost above `ceiling` lowered to it."""
 
-        def capped(values: FloatArray) -> FloatArray:
-            return np.minimum(values, ceiling) if np.isfinite(ceiling) else values
-
-        unary = [capped(c) for c in tables.vertex_costs]
         number = {k: np.arange(k) for k in set(tables.domain_sizes)}
-        distinct = [_occurring(t, capped(t.values), number) for t in tables.edge_tables]
+        distinct = [_occurring(t, number) for t in tables.edge_tables]
         incident: list[list[tuple[Edge, int]]] = [[] for _ in tables.vertex_names]
         for (a, b), t in zip(tables.edges, tables.edge_table, strict=True):
             rows, cols, values = distinct[t]
             edge = Edge((a, b), [rows, cols], values, [np.zeros(size) for size in values.shape])
             incident[a].append((edge, 0))
             incident[b].append((edge, 1))
-        return cls(
-            costs=[unary[t] for t in tables.vertex_table],
+        model = cls(
+            costs=[tables.vertex_costs[t] for t in tables.vertex_table],
             origin=[number[k] for k in tables.domain_sizes],
             incident=incident,
             live=list(range(tables.num_vertices)),
-            ceiling=ceiling,
+            ceiling=np.inf,
             given=frozenset(id(t.values) for t in tables.edge_tables),
         )
+        if ceiling < np.inf:
+            model.lower_ceiling(ceiling)
+        return model
 
     def copy(self) -> "PairwiseModel":
         """Return a model that can be reduced without changing this one; arrays are shared."""
@@ -332,14 +310,23 @@ class PairwiseModel:
 
     def eliminate(self, v: int) -> None:
         """Take the edges of a vertex out, and note how to decide it; the caller passes on what it costs."""
-        edges, costs, origin = self.incident[v], self.costs[v], self.origin[v]
-        ends = tuple([edge.ends[1 - side] for edge, side in edges])
-        others = tuple([self.origin[w] for w in ends])
-        parts = tuple([(side, (edge.of[0], edge.of[1]), edge.values) for edge, side in edges])
-        decision = self.made(
-            lambda: Decision(costs, parts, origin, others),
-            *(costs, origin, *others, *(x for side, of, values in parts for x in (side, *of, values))),
-        )
+        costs, origin = self.costs[v], self.origin[v]
+        ends = tuple([edge.ends[1 - side] for edge, side in self.incident[v]])
+        parts: list[tuple[int, ClassArray, ClassArray, FloatArray, ClassArray]] = [
+            (side, edge.of[0], edge.of[1], edge.values, self.origin[w])
+            for (edge, side), w in zip(self.incident[v], ends, strict=True)
+        ]
+
+        def best(around: tuple[int, ...]) -> int:
+            total = costs
+            for (side, rows, cols, values, other), chosen in zip(parts, around, strict=True):
+                of, seen = (rows, cols) if side == 0 else (cols, rows)
+                c = seen[np.searchsorted(other, chosen)]
+                total = total + by_configuration(values[:, c] if side == 0 else values[c], of)
+            return int(origin[total.argmin()])
+
+        # Vertices that repeat are decided once for the same choices around them.
+        decision = self.made(lambda: cache(best), costs, origin, *(x for part in parts for x in part))
         self.eliminated.append((v, ends, decision))
         self._detach(v)
 
@@ -354,7 +341,7 @@ class PairwiseModel:
         """Return a choice for the live vertices, in live configurations, as one for all, in numbers of the tables."""
         whole = self.fixed | {v: int(self.origin[v][c]) for v, c in choice.items()}
         for v, others, decision in reversed(self.eliminated):
-            whole[v] = decision.best(tuple([whole[w] for w in others]))
+            whole[v] = decision(tuple([whole[w] for w in others]))
         return whole
 
     def _detach(self, v: int) -> None:
@@ -385,10 +372,9 @@ def _classes_left(edge: Edge, side: int, index: ClassArray, number: ClassArray) 
     return (present.cumsum() - 1).take(of), present.nonzero()[0]
 
 
-def _occurring(
-    table: EdgeTable, values: FloatArray, number: dict[int, ClassArray]
-) -> tuple[ClassArray, ClassArray, FloatArray]:
+def _occurring(table: EdgeTable, number: dict[int, ClassArray]) -> tuple[ClassArray, ClassArray, FloatArray]:
     """Return the classes of rows and columns and the values, without the classes that no configuration is in."""
+    values = table.values
     classes: list[ClassArray] = []
     for axis, of in enumerate((table.row_class.astype(np.intp), table.col_class.astype(np.intp))):
         present = np.zeros(values.shape[axis], dtype=bool)

@@ -28,7 +28,6 @@ from pase.solver.pairwise import PairwiseModel
 from pase.solver.reductions import contract, drop_dominated, merge_alike
 from pase.solver.solution import (
     RELATIVE_TOLERANCE,
-    Incumbent,
     Outcome,
     OutOfTimeError,
     Progress,
@@ -87,16 +86,16 @@ def solve(
     # What an elimination of everything would take tells which way to go. With "auto", the orderings are weighed for
     # what is left to eliminate, when that is known.
     report = report_ordering("generate_seq" if ordering == AUTO else ordering, tables.neighbours, tables.domain_sizes)
-    outcome = Outcome(incumbent=Incumbent(tables), ordering=report.name)
+    outcome = Outcome(tables=tables, ordering=report.name)
     for strategy in known:
         tables.evaluate(strategy)  # it may be none
-        outcome.incumbent.offer(dict(enumerate(strategy)))
+        outcome.offer(dict(enumerate(strategy)))
     try:
         _search(tables, report, ordering, budget, outcome)
     except (OutOfTimeError, KeyboardInterrupt):
         if not budget.sweeps:  # nothing was decoded or bounded yet
             outcome.raise_bound(sum(float(tables.layer_costs(v).min()) for v in range(tables.num_vertices)))
-            outcome.incumbent.offer(decode(PairwiseModel.of_tables(tables), forward=True)[1])
+            outcome.offer(decode(PairwiseModel.of_tables(tables), forward=True)[1])
     if outcome.ordering != report.name:
         report = report_ordering(outcome.ordering, tables.neighbours, tables.domain_sizes)
     return _solution(tables, report, budget, outcome)
@@ -127,16 +126,15 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
         if best is not None:
             budget.operations += report.operations
             outcome.num_configurations_left, outcome.num_vertices_left = sum(tables.domain_sizes), tables.num_vertices
-            outcome.incumbent.settle(best[1])
-            outcome.prove()
+            outcome.settle(best[1])
             return
     if report.largest_dependent_set <= 1 or report.operations <= DIRECT_OPERATIONS:
         whole = PairwiseModel.of_tables(tables)
         if eliminate_exactly(whole, lambda _: report.order, DIRECT_OPERATIONS * 1000, budget, outcome):
             return
     model = PairwiseModel.of_tables(tables)
-    outcome.incumbent.offer(decode(model, forward=True)[1])
-    ceiling = cost_ceiling(tables, outcome.incumbent.cost)
+    outcome.offer(decode(model, forward=True)[1])
+    ceiling = cost_ceiling(tables, outcome.cost)
     if ceiling < np.inf:
         model.lower_ceiling(ceiling)
     if _repeats_much(tables):
@@ -200,7 +198,7 @@ def cost_ceiling(tables: CostTables, known: float) -> float:
 
 
 def _solution(tables: CostTables, report: OrderingReport, budget: SearchBudget, outcome: Outcome) -> Solution:
-    choice, cost = outcome.incumbent.choice, outcome.incumbent.cost
+    choice, cost = outcome.choice, outcome.cost
     if not np.isfinite(cost):
         raise SolverError(
             "every strategy has an infinite cost: the combinations that the tables forbid leave none; allow at least "

@@ -11,58 +11,13 @@ from pase.tables.cost_tables import CostTables
 Progress = Callable[[str, float], None]
 
 RELATIVE_TOLERANCE = 1e-9
-"""Rounding allowance, relative to the incumbent's cost: nothing is dropped for being dearer by less."""
+"""Rounding allowance, relative to the best strategy's cost: nothing is dropped for being dearer by less."""
 
 PROGRESS_INTERVAL_S = 0.1
 
 
 class OutOfTimeError(Exception):
     """The time limit was reached; the search ends with what it has."""
-
-
-class Incumbent:
-    """The best strategy that is known, as configuration numbers in the tables, and its cost; +inf before the first.
-
-    The cost is what the tables themselves say of the strategy, whatever a reduced problem made of it.
-    """
-
-    __slots__ = ("_best", "_tables")
-
-    def __init__(self, tables: CostTables) -> None:
-        """Start without a strategy."""
-        self._tables = tables
-        self._best: tuple[float, tuple[int, ...]] = (np.inf, (0,) * tables.num_vertices)
-
-    @property
-    def cost(self) -> float:
-        """The strategy's cost."""
-        return self._best[0]
-
-    @property
-    def choice(self) -> tuple[int, ...]:
-        """[V] the strategy."""
-        return self._best[1]
-
-    @property
-    def limit(self) -> float:
-        """The cost above which a strategy is of no interest."""
-        return self.cost + RELATIVE_TOLERANCE * abs(self.cost)
-
-    def offer(self, choice: Mapping[int, int]) -> None:
-        """Take a strategy over if it is cheaper."""
-        found = self._costed(choice)
-        if found[0] < self.cost:
-            self._best = found  # one assignment: an interrupt leaves the old strategy or the new one
-
-    def settle(self, choice: Mapping[int, int]) -> None:
-        """Take over what is proven to be cheapest, if it is equal, too: the tie rule decides, not what came first."""
-        found = self._costed(choice)
-        if found[0] <= self.cost:
-            self._best = found
-
-    def _costed(self, choice: Mapping[int, int]) -> tuple[float, tuple[int, ...]]:
-        strategy = tuple(choice[v] for v in range(self._tables.num_vertices))
-        return self._tables.evaluate(strategy), strategy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,29 +57,63 @@ class SearchBudget:
 class Outcome:
     """What is known so far: the best strategy, a bound below every strategy, and how much was left to decide.
 
-    ordering: the name of the ordering by which that was, or is to be, eliminated.
+    ordering: the name of the ordering by which that was, or is to be, eliminated. best: the cost of the best strategy,
+    +inf before the first, and the strategy, as configuration numbers in the tables. The cost is what the tables
+    themselves say of it, whatever a reduced problem made of it.
     """
 
-    incumbent: Incumbent
+    tables: CostTables
     ordering: str
     lower_bound: float = 0.0
     exact: bool = False
     num_configurations_left: int = 0
     num_vertices_left: int = 0
+    best: tuple[float, tuple[int, ...]] = (np.inf, ())
 
-    def raise_bound(self, bound: float) -> None:
-        """Take a proven lower bound over if it is higher."""
-        self.lower_bound = max(self.lower_bound, min(bound, self.incumbent.cost))
+    @property
+    def cost(self) -> float:
+        """The best strategy's cost."""
+        return self.best[0]
 
-    def prove(self) -> None:
-        """Note that no strategy is cheaper than the incumbent."""
-        self.lower_bound, self.exact = self.incumbent.cost, True
+    @property
+    def choice(self) -> tuple[int, ...]:
+        """[V] the best strategy; without entries before the first."""
+        return self.best[1]
+
+    @property
+    def limit(self) -> float:
+        """The cost above which a strategy is of no interest."""
+        return self.cost + RELATIVE_TOLERANCE * abs(self.cost)
 
     @property
     def gap(self) -> float:
-        """How much of the incumbent's cost a cheaper strategy could at most save; 1 while there is none."""
-        cost = self.incumbent.cost
-        return (cost - self.lower_bound) / cost if 0 < cost < np.inf else float(cost > 0)
+        """How much of the cost a cheaper strategy could at most save; 1 while there is no strategy."""
+        return (self.cost - self.lower_bound) / self.cost if 0 < self.cost < np.inf else float(self.cost > 0)
+
+    def offer(self, choice: Mapping[int, int]) -> None:
+        """Take a strategy over if it is cheaper."""
+        found = self._costed(choice)
+        if found[0] < self.cost:
+            self.best = found  # one assignment: an interrupt leaves the old strategy or the new one
+
+    def settle(self, choice: Mapping[int, int]) -> None:
+        """Take over what is proven to be cheapest, at equal cost, too: the tie rule decides, not what came first."""
+        found = self._costed(choice)
+        if found[0] <= self.cost:
+            self.best = found
+        self.prove()
+
+    def raise_bound(self, bound: float) -> None:
+        """Take a proven lower bound over if it is higher."""
+        self.lower_bound = max(self.lower_bound, min(bound, self.cost))
+
+    def prove(self) -> None:
+        """Note that no strategy is cheaper than the best one."""
+        self.lower_bound, self.exact = self.cost, True
+
+    def _costed(self, choice: Mapping[int, int]) -> tuple[float, tuple[int, ...]]:
+        strategy = tuple([choice[v] for v in range(self.tables.num_vertices)])
+        return self.tables.evaluate(strategy), strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -286,29 +286,11 @@ def _reached_from_first(tables: CostTables) -> set[int]:
 
 
 def _distinct_rows(values: FloatArray) -> tuple[NDArray[np.intp], IndexArray]:
-    """Return the rows that differ from every earlier one, and each row's number among these; values: [K, …] ≥ 0.
-
-    Rows are told apart by a 64-bit mixture of their bits, and then compared. If two that differ should ever have the
-    same mixture, every row counts as distinct, which costs time later on but changes no result.
-    """
-    bits = np.ascontiguousarray(values).view(np.uint64)
-    factors = _mixed(np.arange(1, bits.shape[1] + 1, dtype=np.uint64)) | np.uint64(1)
-    mixed = (_mixed(bits) * factors).sum(axis=1, dtype=np.uint64)
-    _, found, of = np.unique(mixed, return_index=True, return_inverse=True)
-    rank = np.empty(len(found), dtype=np.int32)
-    first = np.sort(found)
-    rank[np.argsort(found)] = np.arange(len(found), dtype=np.int32)
-    number = rank[of]
-    if not np.array_equal(values[first][number], values):
-        return np.arange(len(values)), np.arange(len(values), dtype=np.int32)
-    return first, number
-
-
-def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 64-bit numbers each of whose bits depends on most bits of the given ones."""
-    bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
-    bits = (bits ^ (bits >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-    return bits ^ (bits >> np.uint64(32))
+    """Return the rows that differ from every earlier one, and each row's number among these; values: [K, …] ≥ 0."""
+    number: dict[bytes, int] = {}
+    rows = np.ascontiguousarray(values)
+    of = np.array([number.setdefault(row.tobytes(), len(number)) for row in rows], dtype=np.int32)
+    return np.unique(of, return_index=True)[1], of
 
 
 def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables:

@@ -16,7 +16,6 @@ A file is not trusted: its headers are checked before anything is allocated, and
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from io import BytesIO
 from itertools import pairwise
 from math import ceil, isfinite, log10
@@ -34,23 +33,17 @@ MAX_FILE_BYTES = 2 << 30
 """A file whose arrays take more memory than this is refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Expected:
-    kinds: str  # NumPy's letters: i integer, f floating point, U text
-    num_axes: int
-
-
-_ARRAYS = {
-    "vertex_offsets": _Expected(kinds="iu", num_axes=1),
-    "vertex_costs": _Expected(kinds="iuf", num_axes=1),
-    "edges": _Expected(kinds="iu", num_axes=2),
-    "edge_table": _Expected(kinds="iu", num_axes=1),
-    "table_shape": _Expected(kinds="iu", num_axes=2),
-    "table_offsets": _Expected(kinds="iu", num_axes=1),
-    "table_values": _Expected(kinds="iuf", num_axes=1),
-    "vertex_names": _Expected(kinds="U", num_axes=1),
+_ARRAYS = {  # the kinds of values by NumPy's letters (i integer, f floating point, U text), and the number of axes
+    "vertex_offsets": ("iu", 1),
+    "vertex_costs": ("iuf", 1),
+    "edges": ("iu", 2),
+    "edge_table": ("iu", 1),
+    "table_shape": ("iu", 2),
+    "table_offsets": ("iu", 1),
+    "table_values": ("iuf", 1),
+    "vertex_names": ("U", 1),
 }
-_OPTIONAL = {"configs": _Expected(kinds="iu", num_axes=2)}
+_OPTIONAL = {"configs": ("iu", 2)}
 
 
 def read_problem(path: str | Path) -> CostTables:
@@ -161,22 +154,19 @@ def _read_arrays(path: Path) -> dict[str, Array]:
             raise TablesError(
                 f"{path}: its arrays take {found.claimed_bytes:,} bytes; at most {MAX_FILE_BYTES:,} are read"
             )
-        described = _ARRAYS | {name: e for name, e in _OPTIONAL.items() if name in found.names}
-        return {name: _read_array(found, path, name, e) for name, e in described.items()}
+        described = _ARRAYS | {name: _OPTIONAL[name] for name in _OPTIONAL if name in found.names}
+        return {name: _read_array(found, path, name, *expected) for name, expected in described.items()}
 
 
-def _read_array(archive: ArrayArchive, path: Path, name: str, expected: _Expected) -> Array:
+def _read_array(archive: ArrayArchive, path: Path, name: str, kinds: str, num_axes: int) -> Array:
     called = f"{path}: the array {name!r}"
     header = archive.header(name)
-    if header.dtype.kind not in expected.kinds:
-        raise TablesError(f"{called} has the type {header.dtype}; expected {_kinds(expected.kinds)}")
-    if len(header.shape) != expected.num_axes:
-        raise TablesError(f"{called} has the shape {header.shape}; expected {expected.num_axes} axes")
+    if header.dtype.kind not in kinds:
+        expected = {"U": "text", "iu": "integers", "iuf": "numbers"}[kinds]
+        raise TablesError(f"{called} has the type {header.dtype}; expected {expected}")
+    if len(header.shape) != num_axes:
+        raise TablesError(f"{called} has the shape {header.shape}; expected {num_axes} axes")
     return archive.array(name)
-
-
-def _kinds(letters: str) -> str:
-    return {"U": "text", "iu": "integers", "iuf": "numbers"}[letters]
 
 
 def _tables(arrays: dict[str, Array]) -> CostTables:

@@ -13,7 +13,7 @@ from pase.solver.branching import branch
 from pase.solver.elimination import eliminate_exactly, eliminate_tree, plan_elimination, run_plan
 from pase.solver.pairwise import ClassAlgebra, PairwiseModel, Partition
 from pase.solver.reductions import contract, drop_dominated, merge_alike
-from pase.solver.solution import Incumbent, Outcome, SearchBudget
+from pase.solver.solution import Outcome, SearchBudget
 from pase.tables.cost_tables import CostTables, EdgeTable
 from scripts.benchmarks.recurrences import find_best_strategy
 from tests.solver.problems import (
@@ -245,7 +245,7 @@ def test_a_product_of_partitions_tells_apart_what_either_does(seed, num_classes)
 
 def budget_and_outcome(tables: CostTables) -> tuple[SearchBudget, Outcome]:
     budget = SearchBudget(started_s=0.0, deadline_s=None, memory_limit_bytes=1 << 30, on_progress=None)
-    return budget, Outcome(incumbent=Incumbent(tables), ordering="given")
+    return budget, Outcome(tables=tables, ordering="given")
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -255,8 +255,8 @@ def test_splitting_finds_the_optimum(seed):
     branch(model_of(tables), lambda model: model.live, 5, budget, outcome)
     assert outcome.exact
     assert budget.nodes > 0
-    assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
-    assert total_cost(tables, outcome.incumbent.choice) == pytest.approx(outcome.incumbent.cost, rel=1e-9, abs=1e-9)
+    assert outcome.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
+    assert total_cost(tables, outcome.choice) == pytest.approx(outcome.cost, rel=1e-9, abs=1e-9)
 
 
 def test_splitting_with_many_open_parts(monkeypatch):
@@ -264,14 +264,14 @@ def test_splitting_with_many_open_parts(monkeypatch):
     tables = frustrated(3, 7, 4)
     budget, outcome = budget_and_outcome(tables)
     branch(model_of(tables), lambda model: model.live, 5, budget, outcome)
-    assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9)
+    assert outcome.cost == pytest.approx(brute_force(tables), rel=1e-9)
 
 
 @given(small_problems())
 def test_planned_elimination_says_what_it_takes(tables):
     budget, outcome = budget_and_outcome(tables)
     assert eliminate_exactly(model_of(tables), lambda model: model.live, 10**9, budget, outcome)
-    assert outcome.incumbent.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
+    assert outcome.cost == pytest.approx(brute_force(tables), rel=1e-9, abs=1e-9)
     refused, nothing = budget_and_outcome(tables)
     assert not eliminate_exactly(model_of(tables), lambda model: model.live, budget.operations - 1, refused, nothing)
     assert refused.operations == 0
