@@ -17,6 +17,7 @@ both ways (`two_pass`), and with fronts of cost and resource instead of one numb
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -179,7 +180,7 @@ class Planner:
     """Plans steps, each distinct one once, and counts what they will take."""
 
     algebra: ClassAlgebra = field(default_factory=ClassAlgebra)
-    known: dict[tuple[object, ...], tuple[Kernel, object]] = field(default_factory=dict)
+    known: dict[tuple[object, ...], EliminationStep] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     partitions: dict[int, Partition] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
@@ -187,11 +188,14 @@ class Planner:
     def factor(self, edge: Edge) -> Factor:
         """Return an edge as a factor; equal arrays become equal partitions and tables."""
         values = edge.values
-        rows, cols = [
-            self.partitions.setdefault(id(of), Partition(of, size))
-            for of, size in zip(edge.of, values.shape, strict=True)
-        ]
-        return Factor(edge.ends, (rows, cols), self.tables.setdefault(id(values), Table(values.shape, values)), edge)
+        ends = []
+        for of, size in zip(edge.of, values.shape, strict=True):
+            if id(of) not in self.partitions:
+                self.partitions[id(of)] = Partition(of, size)
+            ends.append(self.partitions[id(of)])
+        if id(values) not in self.tables:
+            self.tables[id(values)] = Table(values.shape, values)
+        return Factor(edge.ends, (ends[0], ends[1]), self.tables[id(values)], edge)
 
     def eliminate(self, w: int, costs: FloatArray, factors: Sequence[Factor]) -> EliminationStep:
         """Return the step that takes a vertex out; nothing is computed yet."""
@@ -201,10 +205,12 @@ class Planner:
         axis = {x: i for i, x in enumerate(scope)}
         axes = [tuple([axis[x] for x in f.scope]) for f in factors]
         key = (id(costs), *[(id(f.table), a, *map(id, f.partitions)) for f, a in zip(factors, axes, strict=True)])
-        known = self.known.get(key)
-        if known is None:  # the inputs are kept with the result, so that their ids stay theirs
-            known = self.known[key] = (self._kernel(len(axis), axes, costs, factors), (costs, tuple(factors)))
-        return EliminationStep(scope, costs, tuple(factors), known[0])
+        step = self.known.get(key)
+        if step is None:  # the inputs are kept with the result, so that their ids stay theirs
+            kernel = self._kernel(len(axis), axes, costs, factors)
+            step = self.known[key] = EliminationStep(scope, costs, tuple(factors), kernel)
+            return step
+        return EliminationStep(scope, costs, tuple(factors), step.kernel)
 
     def _kernel(
         self, num_axes: int, axes: list[tuple[int, ...]], costs: FloatArray, factors: Sequence[Factor]
@@ -221,9 +227,10 @@ class Planner:
         next_map = [iter(maps) for _, maps in joint]
         operands = []
         for f, own in zip(factors, axes, strict=True):
-            order = sorted(range(len(own)), key=own.__getitem__)
-            turned = None if order == list(range(len(own))) else tuple(order)
-            own = tuple([own[t] for t in order])
+            turned = None
+            if any(a > b for a, b in pairwise(own)):
+                turned = tuple(sorted(range(len(own)), key=own.__getitem__))
+                own = tuple([own[t] for t in turned])
             maps = tuple([next(next_map[a]) for a in own])
             shape = tuple([n if a in own else 1 for a, n in enumerate(extents)])
             operands.append(Operand(f.table, turned, own, maps, shape))

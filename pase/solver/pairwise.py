@@ -90,7 +90,9 @@ def _product(a: Partition, b: Partition) -> Product:
         occurs = np.zeros(num_pairs, dtype=bool)
         occurs[pair] = True
         pairs = np.flatnonzero(occurs)
-        of = (np.cumsum(occurs) - 1)[pair]
+        number = np.empty(num_pairs, dtype=np.intp)
+        number[pairs] = np.arange(len(pairs))
+        of = number[pair]
     else:
         pairs, of = np.unique(pair, return_inverse=True)
     first, second = pairs // b.num_classes, pairs % b.num_classes
