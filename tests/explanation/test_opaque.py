@@ -25,7 +25,7 @@ def _network(*, is_known: bool, batch: int = 64, flop: float = 4096.0) -> Graph:
     net = Builder("net")
     x = net.add(dense, "first", net.input((batch, 32)), out=(("n", 64),))
     if is_known:
-        x = net.add(pointwise, "odd", x, dims=("b", "n"), out=(batch, 64), function="odd", flop_per_point=flop / 64)
+        x = net.add(pointwise, "odd", x, dims=("b", "n"), out=(batch, 64), function="tanh", flop_per_point=flop / 64)
     else:
         x = net.add(_odd, "odd", x, flop=flop * batch, function="aten.odd")
     net.add(softmax_loss, "loss", net.add(dense, "second", x, out=(("n", 32),)))
