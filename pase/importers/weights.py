@@ -17,13 +17,14 @@ from pase.importers.frameworks import FRONT_ENDS, import_model
 from pase.importers.front_end import framework
 from pase.importers.ir import Piece, Trace, Use, View
 from pase.importers.jax.function import JaxFrontEnd
+from pase.importers.keras import model as keras_model
 from pase.importers.onnx import weights as onnx_weights
 from pase.importers.torch.export import values_of
 
 Array = np.ndarray[Any, Any]
 
-Values = Callable[[Any, Iterable[str], Trace, int | None], Mapping[str, Array]]
-"""Takes a model, names of values of its trace, the trace and its batch; returns those that it has, as arrays."""
+Values = Callable[[Any, Iterable[str], Trace, int | None, Mapping[str, Scalar]], Mapping[str, Array]]
+"""Takes a model, names of values of its trace, the trace, its batch and arguments; returns those that it has."""
 
 
 def read_weights(
@@ -44,7 +45,7 @@ def read_weights(
     model = import_model(source, batch=batch, arguments=given)
     uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
     uses |= model.execution.constants
-    values = _VALUES[kind](source, {use.value for use in uses.values()}, model.traces[0], batch)
+    values = _VALUES[kind](source, {use.value for use in uses.values()}, model.traces[0], batch, given)
     found: dict[str, Array] = {}
     for (layer, tensor), use in uses.items():
         if use.value not in values:
@@ -111,59 +112,26 @@ def _as_it_is(source: Any) -> Any:
 
 
 def _open_keras(source: Any) -> Any:
-    """Return the model of a `.keras` file with its weights, of a copy of what was checked."""
-    if not isinstance(source, str):
-        return source
-    from pase.importers.keras.file import clean_copy
-
-    keras = framework("keras", "keras")
-    with clean_copy(keras, source) as path:
-        try:
-            return keras.models.load_model(path, compile=False, safe_mode=True)
-        except Exception as error:
-            raise ModelError(f"the weights in {source!r} cannot be read: {type(error).__name__}: {error}") from error
+    return keras_model.load_with_weights(source) if isinstance(source, str) else source
 
 
-def _torch_values(source: Any, names: Iterable[str], _trace: Trace, batch: int | None) -> Mapping[str, Array]:
+def _torch_values(
+    source: Any, names: Iterable[str], _trace: Trace, batch: int | None, _arguments: Mapping[str, Scalar]
+) -> Mapping[str, Array]:
     tensors = values_of(source, sorted(names), batch=batch)
     return {name: (t.float() if t.is_floating_point() else t).numpy() for name, t in tensors.items()}
 
 
-def _keras_values(source: Any, names: Iterable[str], _trace: Trace, _batch: int | None) -> Mapping[str, Array]:
-    model = source[0] if isinstance(source, tuple) else source
-    by_path: dict[str, list[Any]] = {}
-    seen: set[int] = set()
-    for variable in model.variables:
-        if id(variable) not in seen:
-            seen.add(id(variable))
-            by_path.setdefault(variable.path, []).append(variable)
-    found: dict[str, Array] = {}
-    for name in names:
-        path, _, number = name.partition("~")
-        place = int(number) if number.isdigit() else 0
-        variables = by_path.get(path, [])
-        if place < len(variables):
-            found[name] = np.asarray(variables[place].numpy(), np.float32)
-    return {**found, **_keras_statistics(model, set(names) - set(found))}
+def _keras_values(
+    source: Any, names: Iterable[str], _trace: Trace, batch: int | None, arguments: Mapping[str, Scalar]
+) -> Mapping[str, Array]:
+    found = keras_model.read_weights(source, batch=batch, arguments=arguments)
+    return {name: np.asarray(found[name], np.float32) for name in names if name in found}
 
 
-def _keras_statistics(model: Any, names: set[str]) -> Mapping[str, Array]:
-    """Return the means and deviations of layers that normalise the data."""
-    layers = {layer.name: layer for layer in model._flatten_layers() if type(layer).__name__ == "Normalization"}
-    found: dict[str, Array] = {}
-    for name in names:
-        scope, _, statistic = name.rpartition("/")
-        layer = layers.get(scope.rpartition("/")[2])
-        if layer is None or statistic not in ("mean", "deviation"):
-            continue
-        if layer.mean is None:
-            layer.finalize_state()
-        deviation = np.maximum(np.sqrt(np.asarray(layer.variance, np.float32)), 1e-7)
-        found[name] = np.asarray(layer.mean, np.float32) if statistic == "mean" else deviation
-    return found
-
-
-def _onnx_values(source: Any, names: Iterable[str], trace: Trace, _batch: int | None) -> Mapping[str, Array]:
+def _onnx_values(
+    source: Any, names: Iterable[str], trace: Trace, _batch: int | None, _arguments: Mapping[str, Scalar]
+) -> Mapping[str, Array]:
     """Return stored tensors, and what is computed of them alone: by running that part of the model."""
     onnx = framework("onnx", "onnx")
     wanted = set(names)

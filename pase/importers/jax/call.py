@@ -232,27 +232,14 @@ def _nonzero(y: Any) -> Any:
     return np.where(y == 0, 1, y)
 
 
+_UFUNCS = """
+    abs:abs add:add and:bitwise_and eq:equal ge:greater_equal gt:greater le:less_equal lt:less max:maximum min:minimum
+    mul:multiply ne:not_equal neg:negative not:invert or:bitwise_or sign:sign sub:subtract xor:bitwise_xor
+"""
 _PLAIN: dict[str, Callable[..., Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "neg": np.negative,
-    "sign": np.sign,
-    "abs": np.abs,
-    "max": np.maximum,
-    "min": np.minimum,
+    **{name: getattr(np, own) for name, _, own in (pair.partition(":") for pair in _UFUNCS.split())},
     "rem": lambda x, y: np.fmod(x, _nonzero(y)),
     "div": lambda x, y: np.trunc(x / _nonzero(y)),
-    "lt": np.less,
-    "le": np.less_equal,
-    "gt": np.greater,
-    "ge": np.greater_equal,
-    "eq": np.equal,
-    "ne": np.not_equal,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-    "not": np.invert,
     "clamp": lambda low, x, high: np.clip(x, low, high),
     "select_n": lambda which, *cases: np.choose(which.astype(int), cases),
     **dict.fromkeys(("convert_element_type", "copy", "stop_gradient"), lambda x: x),

@@ -238,7 +238,10 @@ def is_keras(thing: Any) -> bool:
 
 def unknown(call: Call) -> None:
     """Write an operation of which only the shapes are known, with the weights that it has."""
-    call.opaque(*floats_first(call.tensors), *call.parameters(*trained_of(call.operation)))
+    inputs = (*floats_first(call.tensors), *call.parameters(*trained_of(call.operation)))
+    leading = {value.shape[:1] for value in (*inputs[:1], *call.results)}
+    is_index = not any(value.is_float for value in call.results)
+    call.opaque(*inputs, passes=[(0, 0)] if is_index and len(leading) == 1 and leading != {()} else None)
 
 
 def trained_of(operation: Any) -> list[Any]:

@@ -313,38 +313,48 @@ def _text(shape: Sequence[int | None]) -> str:
 # -- values of weights
 
 
+def load_with_weights(path: str) -> Any:
+    """Return the model of a `.keras` file with its weights, of a copy of what was checked; ModelError as `trace`."""
+    keras = keras_module()
+    model = read_model(keras, path)
+    with clean_copy(keras, path) as clean:
+        try:
+            model.load_weights(clean)
+        except Exception as error:
+            raise ModelError(f"the weights in {path!r} cannot be read: {first_line(error)}") from error
+    return model
+
+
 def read_weights(
     source: Any, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Return the values of all variables that the trace of a model has as leaves: weights and moving statistics.
+    """Return the values that the leaves of a model's trace have: weights, moving statistics, those of the data.
 
     source: a model, (model, inputs), or a `.keras` file; with the other arguments as for its trace. Raises ModelError
     where the file's weights are damaged or not those of its configuration, or where a model has none.
     """
     keras = keras_module()
+    opened = _opened(keras, load_with_weights(source) if isinstance(source, str) else source)
     with KerasFrontEnd().without_weights():
-        opened = _opened(keras, source)
-        _, variables = read_trace(keras, opened, batch=batch, arguments=arguments or {})
-        if isinstance(source, str):
-            return _of_file(keras, opened.model, source, variables)
+        trace, variables = read_trace(keras, opened, batch=batch, arguments=arguments or {})
     for variable in variables.values():
         if variable._value is None:
             raise ModelError(f"model {opened.model.name!r} was made without weights: {variable.path!r} has no values")
-    return {name: np.asarray(keras.ops.convert_to_numpy(variable)) for name, variable in variables.items()}
+    found = {name: np.asarray(keras.ops.convert_to_numpy(variable)) for name, variable in variables.items()}
+    return found | _statistics(opened.model, trace)
 
 
-def _of_file(keras: Any, model: Any, path: str, variables: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    # In a scope of its own, what is assigned to variables is kept by the scope.
-    with keras.StatelessScope(initialize_variables=False) as scope:
-        try:
-            with clean_copy(keras, path) as clean:
-                model.load_weights(clean)
-        except ModelError:
-            raise
-        except Exception as error:
-            raise ModelError(f"the weights in {path!r} cannot be read: {first_line(error)}") from error
-        found = {name: scope.get_current_value(variable) for name, variable in variables.items()}
-    missing = [name for name, value in found.items() if value is None]
-    if missing:
-        raise ModelError(f"{path!r} holds no values for {missing[0]!r}")
-    return {name: np.asarray(keras.ops.convert_to_numpy(value)) for name, value in found.items()}
+def _statistics(model: Any, trace: Trace) -> dict[str, NDArray[Any]]:
+    """Return the means and deviations of layers that normalise the data."""
+    layers = {layer.name: layer for layer in model._flatten_layers() if type(layer).__name__ == "Normalization"}
+    found: dict[str, NDArray[Any]] = {}
+    for leaf in trace.leaves:
+        scope, _, statistic = leaf.value.name.rpartition("/")
+        layer = layers.get(scope.rpartition("/")[2])
+        if layer is None or statistic not in ("mean", "deviation"):
+            continue
+        if layer.mean is None:
+            layer.finalize_state()
+        deviation = np.maximum(np.sqrt(np.asarray(layer.variance, np.float32)), 1e-7)
+        found[leaf.value.name] = np.asarray(layer.mean, np.float32) if statistic == "mean" else deviation
+    return found

@@ -32,7 +32,8 @@ def flatten(call: Call) -> None:
 
 def repeat_vector(call: Call) -> None:
     """Write [b, d] again and again, as [b, n, d]."""
-    call.broadcast(call.x, places=(0, 2), out=call.result)
+    x = call.x
+    call.broadcast(call.reshape(x, (x.shape[0], 1, x.shape[1])), out=call.result)
 
 
 def crop(call: Call) -> None:
@@ -54,7 +55,16 @@ def _cut(call: Call, starts: Sequence[int]) -> None:
     begin = [0] * len(call.x.shape)
     for place, start in zip(_spatial(call), starts, strict=True):
         begin[place] = start
-    call.box(call.x, begin, call.result.shape, out=call.result)
+    call.identity(_box(call, begin, call.result.shape), out=call.result)
+
+
+def _box(call: Call, starts: Sequence[int], shape: Sequence[int], strides: Sequence[int] = ()) -> Value:
+    """Return a box of the first tensor, which is cut along one dim after the other."""
+    value, rank = call.x, len(shape)
+    for dim, start, size, stride in zip(range(rank), starts, shape, strides or (1,) * rank, strict=True):
+        if size != value.shape[dim]:
+            value = call.cut(value, dim, start, size, stride=stride)
+    return value
 
 
 def zero_padding(call: Call) -> None:
@@ -151,10 +161,14 @@ def repeat(call: Call) -> None:
 
 
 def tile(call: Call) -> None:
-    """Write a tensor end to end with itself."""
+    """Write a tensor end to end with itself: dims of one element are repeated."""
     out = call.result.shape
-    shape = (1,) * (len(out) - len(call.x.shape)) + call.x.shape
-    call.repeat(call.x, [b // a if a else b for a, b in zip(shape, out, strict=True)], out=call.result)
+    seen = call.reshape(call.x, (1,) * (len(out) - len(call.x.shape)) + call.x.shape)
+    if all(a in (1, b) for a, b in zip(seen.shape, out, strict=True)):
+        call.broadcast(seen, out=call.result)
+    else:
+        passes = [(i, i) for i, (a, b) in enumerate(zip(seen.shape, out, strict=True)) if a == b]
+        call.opaque(seen, passes=passes, flop_per_point=0.0)
 
 
 def get_item(call: Call) -> None:
@@ -179,7 +193,7 @@ def get_item(call: Call) -> None:
                 raise UntranslatableError
         else:
             starts[dim], shape[dim] = int(item) % shape[dim], 1
-    call.reshape(call.box(x, starts, shape, steps), out=call.result)
+    call.reshape(_box(call, starts, shape, steps), out=call.result)
 
 
 def slice_operation(call: Call) -> None:
@@ -187,7 +201,7 @@ def slice_operation(call: Call) -> None:
     starts = call.argument(1, "start_indices")
     if any(not isinstance(start, int) for start in starts):
         raise UntranslatableError
-    call.box(call.x, starts, call.result.shape, out=call.result)
+    call.identity(_box(call, starts, call.result.shape), out=call.result)
 
 
 def pad(call: Call) -> None:

@@ -227,6 +227,15 @@ def attention(call: Call) -> None:
     call.transpose(found, (0, 2, 1, 3), out=call.result)
 
 
+def ctc(call: Call) -> None:
+    """Write the losses of examples whose targets may lie anywhere in time: of it is known what it costs.
+
+    At each step each of the targets, with a blank before, between and behind them, sums three states of the last step.
+    """
+    steps, states = call.tensor(1, "output").shape[1], 2 * call.tensor(0, "target").shape[1] + 1
+    call.opaque(passes=((0, 0),), flop_per_point=10.0 * steps * states)
+
+
 # -- recurrent layers, in one direction or both, and layers that are applied to each step
 
 _CELLS: dict[str, Any] = {
@@ -375,6 +384,7 @@ PRODUCT_LAYERS: dict[str, Translation] = {
 """Layers."""
 
 PRODUCT_OPERATIONS: dict[str, Translation] = {
+    "CTCLoss": ctc,
     "Dot": dot_operation,
     "DotProductAttention": attention,
     "Einsum": einsum,
