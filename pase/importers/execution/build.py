@@ -6,8 +6,20 @@ from types import MappingProxyType
 
 from pase.graph import Graph, Operator, Part, Role, Window
 from pase.graph.body import Body, ModelInput, ModelOutput, Option, is_before_layout
-from pase.importers.execution.atoms import Atom, Axes, Axis, atoms_of, behind, flat, grouped, through
-from pase.importers.execution.sheet import Known, NoBodyError, Sheet, seen
+from pase.importers.execution.sheet import (
+    Atom,
+    Axes,
+    Axis,
+    Known,
+    NoBodyError,
+    Sheet,
+    atoms_of,
+    behind,
+    flat,
+    grouped,
+    seen,
+    through,
+)
 from pase.importers.execution.source import Source
 from pase.importers.execution.steps import COMPUTE
 from pase.importers.ir import (

@@ -6,8 +6,18 @@ from math import prod, sqrt
 from types import MappingProxyType
 
 from pase.graph.body import POINTWISE, REDUCTIONS, Operand
-from pase.importers.execution.atoms import Axes, Axis, flat, merged, names
-from pase.importers.execution.sheet import Known, NoBodyError, Sheet, broadcast_axes, result_axes
+from pase.importers.execution.sheet import (
+    Axes,
+    Axis,
+    Known,
+    NoBodyError,
+    Sheet,
+    broadcast_axes,
+    flat,
+    merged,
+    names,
+    result_axes,
+)
 from pase.importers.ir import Attention, Contract, Node, Normalise, Op, Pointwise, Reduce, Softmax
 
 Compute = Callable[[Sheet, Node, Sequence[Known]], Known]

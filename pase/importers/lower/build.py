@@ -1,12 +1,12 @@
 """`lower`: from a trace after its passes to a graph: vertices, edges, and where each weight comes from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import prod
 
 from pase.errors import ModelError
-from pase.graph import Access, Edge, Graph, Operator, Part, Role, Scalar, verify
+from pase.graph import Access, Dim, Edge, Graph, Operator, Part, Role, Scalar, verify
 from pase.graph.batch import Span, given_spans
 from pase.graph.operator import SCANNED
 from pase.importers.ir import (
@@ -40,7 +40,6 @@ from pase.importers.ir.trace import piece_shape
 from pase.importers.lower.draft import Draft
 from pase.importers.lower.epilogue import with_epilogue
 from pase.importers.lower.fit import fitted
-from pase.importers.lower.join import joined
 from pase.importers.lower.moves import (
     draft_of_view,
     lower_concat,
@@ -58,10 +57,14 @@ from pase.importers.lower.points import (
     lower_reduce,
     lower_softmax,
 )
-from pase.importers.lower.products import lower_attention, lower_contract
-from pase.importers.lower.recurrent import lower_recurrent
+from pase.importers.lower.products import (
+    lower_attention,
+    lower_contract,
+    lower_convolution,
+    lower_pool,
+    lower_recurrent,
+)
 from pase.importers.lower.weights import Weights, WeightSource, pieces_read
-from pase.importers.lower.windows import lower_convolution, lower_pool
 
 Lower = Callable[[Trace, Node, str], Draft]
 
@@ -320,3 +323,46 @@ def _part(write: Access, piece: Piece, operator: Operator) -> Access | None:
     shape = piece_shape(write.shape, piece)
     axes = tuple(part if i == piece.dim else old for i, old in enumerate(write.axes))
     return replace(write, tensor=f"{write.tensor}[{piece.start}]", shape=shape, axes=axes)
+
+
+def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[Operator], list[Edge]]:
+    """Return operators and edges with a vertex "outputs" that reads one element of every part, where there are several.
+
+    That element is the same on every device: it costs nothing, whatever the strategy, so that the optimum of the
+    whole is the sum of those of the parts.
+    """
+    parts = _connected_parts(operators, edges)
+    if len(parts) == 1:
+        return list(operators), list(edges)
+    names = {operator.name for operator in operators}
+    name = next(wish for i in range(len(names) + 1) if (wish := f"outputs_{i + 1}" if i else "outputs") not in names)
+    last = {part[-1] for part in parts}
+    token = Access(tensor="token", shape=(1,), axes=(None,), partial_over=())
+    told = [replace(op, writes=(*op.writes, token)) if i in last else op for i, op in enumerate(operators)]
+    sources = [operators[i] for i in sorted(last)]
+    reads = tuple(replace(token, tensor=f"x{i}") for i in range(len(sources)))
+    end = Operator(name=name, kind="outputs", dims=(Dim("i", 1),), reads=reads, writes=(token,))
+    more = [
+        Edge(producer=source.name, output=len(source.writes), consumer=name, input=i)
+        for i, source in enumerate(sources)
+    ]
+    return [*told, end], [*edges, *more]
+
+
+def _connected_parts(operators: Sequence[Operator], edges: Sequence[Edge]) -> list[list[int]]:
+    """Return the positions of the operators of each part, in order."""
+    index = {operator.name: i for i, operator in enumerate(operators)}
+    parent = list(range(len(operators)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for edge in edges:
+        parent[root(index[edge.producer])] = root(index[edge.consumer])
+    found: dict[int, list[int]] = {}
+    for i in range(len(operators)):
+        found.setdefault(root(i), []).append(i)
+    return [*found.values()]
