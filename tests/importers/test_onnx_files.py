@@ -1,6 +1,7 @@
 """ONNX files: read without their weights, and refused in words where they are damaged, hostile or no models."""
 
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import onnx
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 from pase.errors import ModelError
+from pase.importers.front_end import framework
 from pase.importers.ir import Trace
 from pase.importers.onnx.file import OnnxFrontEnd, trace_onnx
 from pase.importers.onnx.model import MAX_KEPT_BYTES, open_model, stripped
+from pase.importers.onnx.native import Native
 from pase.importers.onnx.weights import read_weights
 from tests.importers.onnx_models import FLOAT, convolutional, feed, model, node, number, transformer, weight, whole
 
@@ -103,7 +106,31 @@ def test_what_is_left_out_is_the_values_of_large_tensors_alone() -> None:
     assert left == full
 
 
+class _Kept(Native):
+    """A process that many models are read with, one after the other: starting one takes most of a model's time."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have models read with one process, as long as it lives."""
+    kept: list[Native] = []
+
+    def native() -> Native:
+        if not kept or kept[-1]._process.poll() is not None:
+            kept.append(_Kept(str(framework("onnx.onnx_cpp2py_export", "onnx").__file__)))
+        return kept[-1]
+
+    monkeypatch.setattr("pase.importers.onnx.file.native", native)
+    yield
+    for process in kept:
+        Native.close(process)
+
+
 @pytest.mark.parametrize("proto", [convolutional(9), transformer(2), convolutional(22)], ids=["cnn9", "block", "cnn22"])
+@pytest.mark.usefixtures("one_process")
 def test_a_file_that_is_cut_anywhere_is_refused_or_is_another_model(proto: Any, tmp_path: Path) -> None:
     data = proto.SerializeToString()
     path = tmp_path / "cut.onnx"
@@ -114,6 +141,7 @@ def test_a_file_that_is_cut_anywhere_is_refused_or_is_another_model(proto: Any, 
 
 
 @pytest.mark.parametrize("proto", [convolutional(9), transformer(2), convolutional(20)], ids=["cnn9", "block", "cnn20"])
+@pytest.mark.usefixtures("one_process")
 def test_a_file_of_which_a_byte_is_wrong_is_refused_or_is_another_model(proto: Any, tmp_path: Path) -> None:
     data = proto.SerializeToString()
     values = [tensor.raw_data for tensor in proto.graph.initializer if len(tensor.raw_data) > 64]

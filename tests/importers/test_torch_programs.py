@@ -119,7 +119,7 @@ OF_TRANSFORMERS: dict[str, Callable[[], Made]] = {
     ),
     "Whisper": _of_transformers(
         "WhisperForConditionalGeneration",
-        {"vocab_size": TOKENS, "d_model": WIDTH, "encoder_layers": 2, "decoder_layers": 2, "num_mel_bins": 8,
+        {"vocab_size": TOKENS, "d_model": WIDTH, "encoder_layers": 1, "decoder_layers": 1, "num_mel_bins": 8,
          "encoder_attention_heads": HEADS, "decoder_attention_heads": HEADS, "encoder_ffn_dim": 64,
          "decoder_ffn_dim": 64, "max_source_positions": 16, "max_target_positions": 16, "pad_token_id": 0,
          "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1},
