@@ -58,9 +58,5 @@ SHOWN: Mapping[tuple[str, str], str] = {
         "docs/how-to/own-operator.md",
         "# -- join   c=2 d=4                                 y[b,n] = x[b,c] z[b,d] w[c,d,n]",
     ): "compared in test_how_to.py",
-    (
-        "docs/how-to/own-export.md",
-        '_format("markdown", "markdown_table", ".md", "a table, for Markdown"),',
-    ): "a line among those of pase/views/exports/registry.py",
 }
 """Blocks that nothing runs and nothing is compared with, by page and first line, and what they are."""
