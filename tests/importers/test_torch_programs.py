@@ -46,20 +46,21 @@ class Block(nn.Module):  # type: ignore[misc, name-defined]
 class Language(nn.Module):  # type: ignore[misc, name-defined]
     """As nanoGPT has it: positions are looked up by a range of its own, the output's table is that of the input."""
 
-    def __init__(self, positions: int = 2 * STEPS, *, returns_loss: bool = False) -> None:
+    def __init__(self, positions: int = 2 * STEPS, *, returns_loss: bool = False, weighted: bool = False) -> None:
         super().__init__()
         self.wte, self.wpe = nn.Embedding(TOKENS, WIDTH), nn.Embedding(positions, WIDTH)
         self.blocks, self.norm = nn.Sequential(Block(), Block()), nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, TOKENS, bias=False)
         self.head.weight = self.wte.weight
         self.returns_loss = returns_loss
+        self.register_buffer("weight", torch.rand(TOKENS) if weighted else None)
 
     def forward(self, tokens: Any, targets: Any = None) -> Any:
         positions = torch.arange(0, tokens.shape[1], dtype=torch.long, device=tokens.device)
         scores = self.head(self.norm(self.blocks(self.wte(tokens) + self.wpe(positions))))
         if not self.returns_loss:
             return scores
-        return {"scores": scores, "loss": F.cross_entropy(scores.view(-1, TOKENS), targets.view(-1))}
+        return {"scores": scores, "loss": F.cross_entropy(scores.view(-1, TOKENS), targets.view(-1), self.weight)}
 
 
 class Computing(nn.Module):  # type: ignore[misc, name-defined]
@@ -188,11 +189,13 @@ def test_what_depends_on_an_input_beside_the_layers_is_no_constant() -> None:
 
 def test_a_loss_that_cannot_be_computed_is_left_out_and_told() -> None:
     tokens = _tokens()
-    plan = search(load((Language(returns_loss=True), (tokens, tokens))), devices=2)
+    plan = search(load((Language(returns_loss=True, weighted=True), (tokens, tokens))), devices=2)
     source = emit_forward(plan)
     (told,) = outputs_left_out(plan)
     assert told.startswith("output cross_entropy_loss is left out, as layer ")
     assert "Its output cross_entropy_loss is left out, as layer " in source.replace("\n", " ")
+    # Without weights of classes it is computed, as the scores are.
+    assert outputs_left_out(search(load((Language(returns_loss=True), (tokens, tokens))), devices=2)) == ()
     assert outputs_left_out(search(load((Language(), tokens)), devices=2)) == ()
 
 
