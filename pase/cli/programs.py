@@ -1,4 +1,4 @@
-"""`pase emit`: a plan as a Mesh-TensorFlow program."""
+"""`pase emit`, `pase weights`, `pase launch`: programs of plans, the weights that they read, and where they run."""
 
 import io
 from ipaddress import ip_address
@@ -24,7 +24,6 @@ from pase.cli.output import print_json, quantity, say, warn
 from pase.cli.progress import progress
 from pase.errors import EmitError, ModelError
 from pase.importers import is_builtin
-from pase.importers.weights import read_weights
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
 from pase.targets.mesh_tensorflow.runtime.launch import launch_here, launch_task
@@ -71,6 +70,8 @@ def weights_command(model: str, batch: int | None, arguments: dict[str, Any], ou
 
     The programs are those of 'pase emit --forward'.
     """
+    from pase.importers.weights import read_weights  # every front end, which the other commands here do without
+
     check_writable(output)
     if is_builtin(model):
         raise ModelError(f"{model!r} is a built-in network: its weights are made when it is trained ('pase run')")

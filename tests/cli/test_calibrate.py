@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from pase.calibration import CalibrationChoice, calibrate, child, measured_machine, run
+from pase.calibration import CalibrationChoice, calibrate, child, measured, measured_machine
 from pase.calibration.samples import Samples
 from pase.cli import calibrate as command
 from pase.errors import CalibrationError, RuntimeFailure
@@ -93,16 +93,16 @@ def test_failures_of_the_measuring_process_are_told(monkeypatch: pytest.MonkeyPa
         yield {"event": "text", "text": "hello"}
         raise RuntimeFailure("2 GPUs are needed and TensorFlow found none")
 
-    monkeypatch.setattr(run, "program_events", failing)
+    monkeypatch.setattr(measured, "program_events", failing)
     with pytest.raises(
         CalibrationError, match="the machine was not measured: 2 GPUs are needed and TensorFlow found none"
     ):
         calibrate(CalibrationChoice(device=DeviceChoice(kind=GPU)))
-    monkeypatch.setattr(run, "program_events", lambda _source, _arguments: iter([]))
+    monkeypatch.setattr(measured, "program_events", lambda _source, _arguments: iter([]))
     with pytest.raises(CalibrationError, match="ended without a result"):
         calibrate(CalibrationChoice())
     broken = {"event": "measured", "samples": {"kind": "CPU"}}
-    monkeypatch.setattr(run, "program_events", lambda _source, _arguments: iter([broken]))
+    monkeypatch.setattr(measured, "program_events", lambda _source, _arguments: iter([broken]))
     with pytest.raises(CalibrationError, match="what was measured: device_name is missing"):
         calibrate(CalibrationChoice())
 
