@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from math import isfinite
+from sys import float_info
 from typing import Any
 
 from pase.common.documents import Field
@@ -167,8 +168,8 @@ def _operand(document: Field) -> Operand:
             return document.text()
         case bool():
             pass
-        case int() | float():
-            return float(document.scalar())
+        case int() | float() as number if abs(number) <= float_info.max:
+            return float(number)
     raise document.fail("is no operand; expected the name of a tensor, or a number")
 
 

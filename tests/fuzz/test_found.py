@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from onnx import helper
 
 from pase import Builder, emit, load, search
@@ -201,6 +202,14 @@ def test_how_a_layer_is_computed_is_a_body_of_steps(value: Any) -> None:
     del document["operators"][0]["body"]
     document["operators"][0]["attributes"]["forward"] = value
     with pytest.raises(GraphError, match="an older version's, which told as text what layers compute; search again"):
+        graph_from_document(Field(document, "", GraphError, "graph"))
+
+
+def test_an_operand_that_no_number_of_the_machine_holds_is_refused() -> None:
+    document = graph_document(load((torch.nn.ReLU(), torch.zeros(4, 4))))
+    (step,) = [step for operator in document["operators"] for step in operator["body"]["steps"]][:1]
+    step["operands"][0] = 10**400
+    with pytest.raises(GraphError, match="is no operand; expected the name of a tensor, or a number"):
         graph_from_document(Field(document, "", GraphError, "graph"))
 
 
