@@ -80,7 +80,7 @@ class DatasetError(PaseError):
     """Data to train on are unknown, cannot be read, or are not what a model reads."""
 
 
-class RuntimeFailure(PaseError):
+class ProgramError(PaseError):
     """A parallel program cannot be built or run."""
 
 

@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.graph import Access, Edge, Graph, Operator, Part, Window
+from pase.graph import Access, Edge, Graph, Operator, SliceOf, Window
 
 Splits = Mapping[str, int]
 
@@ -34,13 +34,13 @@ def _part_of(position: int, extent: int, parts: int) -> int:
 def _axis_columns(operator: Operator, access: Access) -> list[tuple[int, str | None, int, int]]:
     """(length, iteration dim, extent that is split, offset in it) of each factor of each tensor dim."""
     found: list[tuple[int, str | None, int, int]] = []
-    for length, axis in zip(access.shape, access.axes, strict=True):
+    for length, axis in zip(access.shape, access.index_map, strict=True):
         match axis:
             case None:
                 found.append((length, None, length, 0))
             case Window():
                 found.append((length, axis.out, length, 0))
-            case Part():
+            case SliceOf():
                 found.append((length, axis.dim, operator.extents[axis.dim], axis.offset))
             case str():
                 found.append((length, axis, length, 0))

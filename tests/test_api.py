@@ -220,7 +220,7 @@ def test_options_are_keywords() -> None:
         search("lenet5", 4, options=SearchOptions(time_limit_s=60.0), **(given | {"time_limit_s": 50.0})),  # type: ignore[arg-type]
     ):
         assert plan == replace(expected, search=plan.search)
-    assert search("lenet5", 4, memory_per_device_bytes=2**30).memory_limit_bytes_per_device == 2**30
+    assert search("lenet5", 4, device_memory_bytes=2**30).device_memory_bytes == 2**30
     with pytest.raises(PaseError, match="unknown option of a search 'costmodel': did you mean 'cost_model'"):
         search("lenet5", 4, costmodel="paper")  # type: ignore[call-arg]
     with pytest.raises(PaseError, match="unknown option of a search 'time_limit'"):

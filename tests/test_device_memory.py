@@ -11,7 +11,7 @@ from pase import search
 from pase.costs import OPTIMISER_STATE, memory_tables, strategy_memory
 from pase.costs.memory import MAX_LANES, DeviceMemory, device_memory, keeping, kept_by_layer, optimiser_state
 from pase.errors import CostError
-from pase.graph import Access, AllReduce, Builder, Graph, Operator, Part, Role, Window
+from pase.graph import Access, AllReduce, Builder, Graph, Operator, Role, SliceOf, Window
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
 from pase.machine import load_machine
 from pase.planning.memory_limit import weighted_problem
@@ -77,7 +77,7 @@ def is_float(graph: Graph, name: str, read: int) -> bool:
 
 def shape_of_part(operator: Operator, access: Access, splits: Splits) -> Iterator[int]:
     """Yield the extents of the largest part of a tensor, axis by axis."""
-    for extent, axis in zip(access.shape, access.axes, strict=True):
+    for extent, axis in zip(access.shape, access.index_map, strict=True):
         match axis:
             case str():
                 yield ceil(extent / splits[axis])
@@ -88,7 +88,7 @@ def shape_of_part(operator: Operator, access: Access, splits: Splits) -> Iterato
                 kernel = ceil(operator.extents[axis.kernel] / splits[axis.kernel])
                 # From the first point under the first window to the last one under the last.
                 yield (outs - 1) * axis.stride + (kernel - 1) * axis.dilation + 1
-            case Part():
+            case SliceOf():
                 yield ceil(axis.extent / splits[axis.dim])
             case None:
                 yield extent
@@ -101,7 +101,7 @@ def points(operator: Operator, access: Access, splits: Splits) -> int:
 def owners(operator: Operator, access: Access, splits: Splits) -> Any:
     """Return for each element, row by row, which part it is in; what is laid out for windows is like nothing else."""
     labels = np.zeros(access.shape, dtype=np.int64)
-    for position, (extent, axis) in enumerate(zip(access.shape, access.axes, strict=True)):
+    for position, (extent, axis) in enumerate(zip(access.shape, access.index_map, strict=True)):
         if isinstance(axis, Window):
             reach = (operator.extents[axis.out] - 1) * axis.stride + (operator.extents[axis.kernel] - 1) * axis.dilation
             if axis.pad or reach + 1 != extent or splits[axis.out] * splits[axis.kernel] > 1:
@@ -158,12 +158,14 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
             work[name] += points(operator, operator.writes[0], own) * (2 if is_trained else 1)
         kept += points(operator, operator.writes[0], own) * more
         for tensor in operator.intermediates:
-            size = points(operator, Access(tensor="", shape=tensor.shape, axes=tensor.axes), own)
+            size = points(operator, Access(tensor="", shape=tensor.shape, index_map=tensor.index_map), own)
             kept += size * tensor.kept * is_trained
             work[name] += size * tensor.working
         for exchange in operator.exchanges:
             if isinstance(exchange, AllReduce) and prod(own[dim] for dim in exchange.over) > 1:
-                work[name] += points(operator, Access(tensor="", shape=exchange.shape, axes=exchange.axes), own)
+                work[name] += points(
+                    operator, Access(tensor="", shape=exchange.shape, index_map=exchange.index_map), own
+                )
     lanes: list[tuple[int, int]] = []
     for position, operator in enumerate(graph.operators):
         write = operator.writes[0]
@@ -193,7 +195,7 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
     for (name, _), lane in keeping(graph).lanes.items():
         if lane in held:
             held[lane] = max(held[lane], points(graph[name], graph[name].writes[0], splits[name]))
-    size = graph.word_bytes
+    size = graph.itemsize
     return DeviceMemory(
         weights_bytes=weights * size,
         gradients_bytes=weights * size,
@@ -204,9 +206,9 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
 
 def shared_parts(operator: Operator, access: Access, read: Access, splits: dict[str, Splits]) -> Any:
     """Return the parts of a shared weight in the order of the dims of `read`."""
-    order = [access.axes.index(axis) for axis in read.axes]
-    shape, axes = tuple(access.shape[i] for i in order), tuple(access.axes[i] for i in order)
-    return owners(operator, Access(tensor="", shape=shape, axes=axes), splits[operator.name])
+    order = [access.index_map.index(axis) for axis in read.index_map]
+    shape, axes = tuple(access.shape[i] for i in order), tuple(access.index_map[i] for i in order)
+    return owners(operator, Access(tensor="", shape=shape, index_map=axes), splits[operator.name])
 
 
 NETWORKS = [*(name for name in SMALL if name not in ("vgg19", "googlenet", "bert_large")), "lstm_lm"]
@@ -264,7 +266,7 @@ def test_the_state_of_every_optimiser_is_what_its_rule_keeps(name: str) -> None:
     assert set(OPTIMISER_STATE) == set(OPTIMISERS)
     for optimiser in OPTIMISERS:
         found = strategy_memory(graph, splits, optimiser=optimiser)
-        assert found.optimiser_bytes == optimiser_numbers(weights, make_rule(optimiser, {}).slots) * graph.word_bytes
+        assert found.optimiser_bytes == optimiser_numbers(weights, make_rule(optimiser, {}).slots) * graph.itemsize
         assert found.total_bytes == device_memory(plan).total_bytes + found.optimiser_bytes
 
 
@@ -397,7 +399,7 @@ def test_a_shared_weight_is_held_once() -> None:
     copied = device_memory(make_plan(tied(), 4, {"second": {"v": 4}}))
     # A quarter of the table, and its gradient.
     assert copied.activations_bytes == found.activations_bytes + 4 * 2 * 3 * 8
-    assert device_memory(make_plan(tied(), 4, {}), word_bytes=8).total_bytes == 2 * found.total_bytes
+    assert device_memory(make_plan(tied(), 4, {}), itemsize=8).total_bytes == 2 * found.total_bytes
 
 
 def test_pieces_of_every_shape_are_counted() -> None:

@@ -63,21 +63,21 @@ def test_no_strategy_that_fits_is_cheaper(graph: Graph) -> None:
     sizes = sorted({size for size, _ in every})
     before = inf
     for limit in [*sizes[:: max(1, len(sizes) // 12)], sizes[-1]]:
-        options = SearchOptions(memory_per_device_bytes=limit, optimiser="momentum")
+        options = SearchOptions(device_memory_bytes=limit, optimiser="momentum")
         plan = search(graph, 2, machine=machine, options=options)
         assert plan.exact
-        assert plan.memory.total_bytes <= limit == plan.memory_limit_bytes_per_device
+        assert plan.memory.total_bytes <= limit == plan.device_memory_bytes
         assert plan.total_cost == pytest.approx(min(cost for size, cost in every if size <= limit), rel=1e-12)
         assert plan.total_cost <= before
         before = plan.total_cost
     with pytest.raises(MemoryLimitError, match=rf"the least that one takes is {size_text(sizes[0])}, 1 B too much"):
-        search(graph, 2, machine=machine, options=replace(options, memory_per_device_bytes=sizes[0] - 1))
+        search(graph, 2, machine=machine, options=replace(options, device_memory_bytes=sizes[0] - 1))
 
 
 def _least_bytes(graph: Graph, num_devices: int) -> int:
     """Return what the error says of a limit of one byte."""
     with pytest.raises(MemoryLimitError, match=r"no strategy of '\w+' fits 1 B on each of") as raised:
-        search(graph, num_devices, options=SearchOptions(memory_per_device_bytes=1, optimiser="adam"))
+        search(graph, num_devices, options=SearchOptions(device_memory_bytes=1, optimiser="adam"))
     number, unit = str(raised.value).split("one takes is ")[1].split(",")[0].split()
     return int(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit])
 
@@ -87,7 +87,7 @@ def test_every_network_within_half_of_what_it_needs_beyond_the_least(name: str) 
     graph, free = small_graph(name), small_plan(name, 8)
     most = replace(free, optimiser="adam").memory.total_bytes
     limit = (_least_bytes(graph, 8) + most) // 2
-    plan = search(graph, 8, options=SearchOptions(memory_per_device_bytes=limit, optimiser="adam"))
+    plan = search(graph, 8, options=SearchOptions(device_memory_bytes=limit, optimiser="adam"))
     assert plan.memory.total_bytes <= limit < most
     assert plan.exact
     assert plan.lower_bound == plan.total_cost >= free.total_cost
@@ -101,7 +101,7 @@ def test_a_limit_under_either_cost_model(model: str) -> None:
     before = free
     for share in (0.99, 0.97, 0.95):
         limit = int(share * free.memory.total_bytes)
-        plan = search(graph, 8, options=replace(options, memory_per_device_bytes=limit))
+        plan = search(graph, 8, options=replace(options, device_memory_bytes=limit))
         assert plan.exact
         assert plan.memory.total_bytes <= limit
         assert plan.total_cost >= before.total_cost >= free.total_cost == plan.baselines[WITHOUT_LIMIT]
@@ -110,20 +110,20 @@ def test_a_limit_under_either_cost_model(model: str) -> None:
 
 def test_a_limit_that_does_not_bind_changes_nothing_but_what_is_said_of_it() -> None:
     free = small_plan("transformer", 8)
-    plan = search(small_graph("transformer"), 8, options=SearchOptions(memory_per_device_bytes=10**12))
+    plan = search(small_graph("transformer"), 8, options=SearchOptions(device_memory_bytes=10**12))
     assert plan.layers == free.layers
     assert plan.memory == free.memory
     assert (plan.total_cost, plan.exact, plan.lower_bound) == (free.total_cost, True, free.total_cost)
     assert plan.baselines == free.baselines | {WITHOUT_LIMIT: free.total_cost}
-    assert (free.memory_limit_bytes_per_device, plan.memory_limit_bytes_per_device) == (None, 10**12)
+    assert (free.device_memory_bytes, plan.device_memory_bytes) == (None, 10**12)
 
 
 def test_a_limit_at_exactly_what_the_best_strategy_needs_is_met_by_it() -> None:
     free = small_plan("alexnet", 8)
     size = free.memory.total_bytes
-    plan = search(small_graph("alexnet"), 8, options=SearchOptions(memory_per_device_bytes=size))
+    plan = search(small_graph("alexnet"), 8, options=SearchOptions(device_memory_bytes=size))
     assert plan.layers == free.layers
-    less = search(small_graph("alexnet"), 8, options=SearchOptions(memory_per_device_bytes=size - 1))
+    less = search(small_graph("alexnet"), 8, options=SearchOptions(device_memory_bytes=size - 1))
     assert less.memory.total_bytes < size
     assert less.total_cost > free.total_cost
 
@@ -136,7 +136,7 @@ def _data_parallel_bytes(graph: Graph, num_devices: int) -> int:
 def test_a_search_that_is_cut_short_returns_what_fits_and_no_data_parallelism_that_does_not() -> None:
     graph = load("rnnlm")
     limit = _data_parallel_bytes(graph, 8) - 1
-    options = SearchOptions(memory_per_device_bytes=limit, optimiser="adam", time_limit_s=1e-9)
+    options = SearchOptions(device_memory_bytes=limit, optimiser="adam", time_limit_s=1e-9)
     plan = search(graph, 8, options=options)
     assert not plan.exact
     assert 0 < plan.gap <= 1
@@ -154,16 +154,16 @@ def test_nothing_fits_says_by_how_much_and_which_layer_binds_and_what_would_do()
     """
     graph = load("mlp", arguments={"layers": 2, "batch": 8, "inputs": 1024, "hidden": 2048, "classes": 16})
     with pytest.raises(MemoryLimitError) as raised:
-        search(graph, 2, options=SearchOptions(memory_per_device_bytes=5_000_000))
+        search(graph, 2, options=SearchOptions(device_memory_bytes=5_000_000))
     text = str(raised.value)
     assert text.startswith("no strategy of 'mlp' fits 5 MB on each of 2 devices: the least that one takes is 8.6")
     assert "MB too much; layer 'fc1' binds with 8.46 MB of it (97%)" in text
     assert "; 4 devices would do (no smaller batch does: weights with their gradients and state take 8.53 MB)" in text
-    plan = search(graph, 4, options=SearchOptions(memory_per_device_bytes=5_000_000))
+    plan = search(graph, 4, options=SearchOptions(device_memory_bytes=5_000_000))
     assert plan.memory.total_bytes <= 5_000_000
     kept = r"\(no smaller batch does: weights with their gradients and state take 8.53 MB\)$"
     with pytest.raises(MemoryLimitError, match=kept):
-        search(graph, 2, options=SearchOptions(memory_per_device_bytes=1_000))
+        search(graph, 2, options=SearchOptions(device_memory_bytes=1_000))
 
 
 def test_a_larger_state_needs_more_and_is_recorded() -> None:
@@ -179,14 +179,14 @@ def test_a_larger_state_needs_more_and_is_recorded() -> None:
 @pytest.mark.parametrize("limit", [0, -5, 1.5, "8GB"])
 def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
     with pytest.raises(MemoryLimitError, match=r"the memory of a device is .*; expected a whole number of bytes"):
-        search(tiny_graph(), 4, options=SearchOptions(memory_per_device_bytes=limit))
+        search(tiny_graph(), 4, options=SearchOptions(device_memory_bytes=limit))
 
 
 def test_other_options_are_checked_as_ever() -> None:
     with pytest.raises(CostError, match="unknown optimiser 'adma'"):
         search(tiny_graph(), 4, options=SearchOptions(optimiser="adma"))
     with pytest.raises(SolverError, match="the time limit is 0 s"):
-        search(tiny_graph(), 4, options=SearchOptions(memory_per_device_bytes=10**9, time_limit_s=0))
+        search(tiny_graph(), 4, options=SearchOptions(device_memory_bytes=10**9, time_limit_s=0))
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_the_devices_of_a_machine_are_a_limit() -> None:
         load("rnnlm"),
         4,
         machine=machine,
-        options=SearchOptions(memory_per_device_bytes=machine.device.memory_bytes, optimiser="adam"),
+        options=SearchOptions(device_memory_bytes=machine.device.memory_bytes, optimiser="adam"),
     )
     assert plan.exact
     assert plan.memory.total_bytes <= machine.device.memory_bytes < _data_parallel_bytes(plan.graph, 4)

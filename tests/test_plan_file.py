@@ -119,7 +119,7 @@ def test_a_plan_of_another_machine_comes_back_exactly() -> None:
 
 
 def test_a_plan_within_a_limit_comes_back_exactly() -> None:
-    options = SearchOptions(memory_per_device_bytes=26_000, optimiser="adam")
+    options = SearchOptions(device_memory_bytes=26_000, optimiser="adam")
     plan = search(small_graph("mlp"), 8, options=options)
     document = json.loads(json.dumps(plan_document(plan)))
     assert document["memory_limit_bytes_per_device"] == 26_000 >= document["memory"]["total_bytes"]

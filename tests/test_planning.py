@@ -188,10 +188,10 @@ def test_a_time_limit_covers_the_making_of_tables(model: str, monkeypatch: pytes
 
 
 def test_data_parallelism_that_does_not_fit_is_not_what_a_search_cut_short_returns() -> None:
-    options = SearchOptions(time_limit_s=1e-9, memory_per_device_bytes=10)
+    options = SearchOptions(time_limit_s=1e-9, device_memory_bytes=10)
     with pytest.raises(SolverError, match="no strategy is known that fits the memory of a device: give more time"):
         search(small_graph("transformer"), 16, options=options)
-    plan = search(small_graph("transformer"), 16, options=replace(options, memory_per_device_bytes=10**15))
+    plan = search(small_graph("transformer"), 16, options=replace(options, device_memory_bytes=10**15))
     assert plan.baselines["without_memory_limit"] == plan.total_cost == plan.baselines["data_parallel"]
 
 
@@ -203,8 +203,8 @@ def test_a_memory_limit_covers_the_tables() -> None:
         (needed, "the transfer costs between"),
     ):
         with pytest.raises(SolverError, match=f"{what} .* more than the memory limit of .*; use fewer devices"):
-            search(graph, 16, options=SearchOptions(memory_limit_bytes=limit))
-    assert search(graph, 16, options=SearchOptions(memory_limit_bytes=20 * needed)).exact
+            search(graph, 16, options=SearchOptions(solver_memory_bytes=limit))
+    assert search(graph, 16, options=SearchOptions(solver_memory_bytes=20 * needed)).exact
 
 
 @pytest.mark.parametrize("model", COST_MODELS)
@@ -302,7 +302,7 @@ def test_a_batch_that_nothing_divides_is_refused_with_one_to_use() -> None:
         (SearchOptions(ordering="genseq"), SolverError, r"unknown ordering 'genseq'.* generate_seq"),
         (SearchOptions(time_limit_s=0), SolverError, r"the time limit is 0 s; give a positive number"),
         (SearchOptions(time_limit_s=float("nan")), SolverError, r"the time limit is nan s"),
-        (SearchOptions(memory_limit_bytes=-1), SolverError, r"the memory limit is -1 bytes; give a positive number"),
+        (SearchOptions(solver_memory_bytes=-1), SolverError, r"the memory limit is -1 bytes; give a positive number"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: SearchOptions, error: type[PaseError], message: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pase.calibration.samples import EFFORTS, Effort, Message, Rate, Samples
+from pase.calibration.samples import EFFORTS, Effort, Rate, Samples, TransferSample
 from pase.errors import PaseError
 from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU, KINDS, DeviceChoice
 
@@ -59,11 +59,11 @@ def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> 
         convolution[dtype] = tuple(kernels.convolution_rate(devices, c, dtype, effort) for c in effort.convolutions)
     told("reading and writing memory")
     stream = tuple(kernels.stream_rate(devices, size, effort) for size in effort.stream_bytes)
-    copies: list[Message] = []
+    copies: list[TransferSample] = []
     for size in effort.copy_bytes:
         told("copying between devices")
         copies.append(kernels.copy_time(devices, choice.kind, size, effort))
-    all_reduces: list[Message] = []
+    all_reduces: list[TransferSample] = []
     for size in effort.all_reduce_bytes:
         told("adding up over devices")
         all_reduces.append(kernels.all_reduce_time(devices, size, effort))

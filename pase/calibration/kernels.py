@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pase.calibration.samples import Convolution, Effort, Message, Rate, binary
+from pase.calibration.samples import Convolution, Effort, Rate, TransferSample, binary
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
@@ -75,7 +75,7 @@ def stream_rate(devices: Devices, size_bytes: int, effort: Effort) -> Rate:
     return Rate(shape=binary(size_bytes), amount=3.0 * size_bytes, time_s=seconds)
 
 
-def copy_time(devices: Devices, kind: str, size_bytes: int, effort: Effort) -> Message:
+def copy_time(devices: Devices, kind: str, size_bytes: int, effort: Effort) -> TransferSample:
     """Return how long each device takes to send a message to the next one, all at once."""
     receive = RECEIVE[kind]
 
@@ -87,10 +87,10 @@ def copy_time(devices: Devices, kind: str, size_bytes: int, effort: Effort) -> M
 
     with tf.Graph().as_default():
         seconds = _chain_s(devices, start, step, _length(_CHAIN_BYTES / size_bytes), effort)
-    return Message(size_bytes=size_bytes, time_s=seconds)
+    return TransferSample(size_bytes=size_bytes, time_s=seconds)
 
 
-def all_reduce_time(devices: Devices, size_bytes: int, effort: Effort) -> Message:
+def all_reduce_time(devices: Devices, size_bytes: int, effort: Effort) -> TransferSample:
     """Return how long the all-reduce of emitted programs takes, for vectors of so many bytes."""
     count = len(devices.names)
 
@@ -108,7 +108,7 @@ def all_reduce_time(devices: Devices, size_bytes: int, effort: Effort) -> Messag
         # Shorter than other chains: the numbers grow by the number of devices with each sum.
         length = min(_length(_CHAIN_BYTES / size_bytes), 8)
         seconds = _chain_s(devices, start, step, length, effort)
-    return Message(size_bytes=size_bytes, time_s=seconds)
+    return TransferSample(size_bytes=size_bytes, time_s=seconds)
 
 
 def _written_anew(tensor: Any) -> Any:

@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.calibration.samples import Message, Rate, Samples, binary, samples_from_document
+from pase.calibration.samples import Rate, Samples, TransferSample, binary, samples_from_document
 from pase.common.documents import Field
 from pase.costs.collectives import Link, all_reduce
-from pase.errors import CalibrationError, RuntimeFailure
+from pase.errors import CalibrationError, ProgramError
 from pase.machine import Device, Level, Machine
 from pase.targets.mesh_tensorflow.runtime.launch import program_events
 from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU, KINDS, DeviceChoice
@@ -99,7 +99,7 @@ def calibrate(choice: CalibrationChoice, *, on_progress: Progress | None = None)
                         on_progress(what, float(fraction))
                 case {"event": "measured", "samples": found}:
                     samples = samples_from_document(Field(found, "", CalibrationError, "what was measured"))
-    except RuntimeFailure as error:
+    except ProgramError as error:
         raise CalibrationError(f"the machine was not measured: {error}") from None
     if samples is None:
         raise CalibrationError("the measuring process ended without a result; run the command again")
@@ -229,6 +229,6 @@ def _rates(rates: Sequence[Rate], unit: str) -> str:
     return ", ".join(f"{rate.per_s / 1e9:.3g} {unit} at {rate.shape}" for rate in rates)
 
 
-def _span(messages: Sequence[Message]) -> str:
+def _span(messages: Sequence[TransferSample]) -> str:
     sizes = [message.size_bytes for message in messages]
     return f"{binary(min(sizes))} to {binary(max(sizes))}"

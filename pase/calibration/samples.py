@@ -103,7 +103,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class TransferSample:
     """A copy to the next device, or an all-reduce among all: bytes of each device, and how long it took."""
 
     size_bytes: int
@@ -125,8 +125,8 @@ class Samples:
     matmul: Mapping[str, tuple[Rate, ...]]
     convolution: Mapping[str, tuple[Rate, ...]]
     stream: tuple[Rate, ...]
-    copies: tuple[Message, ...]
-    all_reduces: tuple[Message, ...]
+    copies: tuple[TransferSample, ...]
+    all_reduces: tuple[TransferSample, ...]
 
     def document(self) -> dict[str, object]:
         """Return the JSON form, which `samples_from_document` reads back."""
@@ -160,8 +160,8 @@ def _rates(document: Field) -> tuple[Rate, ...]:
     )
 
 
-def _messages(document: Field) -> tuple[Message, ...]:
+def _messages(document: Field) -> tuple[TransferSample, ...]:
     return tuple(
-        Message(size_bytes=field["size_bytes"].integer(1), time_s=field["time_s"].number(above=0))
+        TransferSample(size_bytes=field["size_bytes"].integer(1), time_s=field["time_s"].number(above=0))
         for field in document.items()
     )

@@ -244,7 +244,7 @@ def study_document(study: Study, network: Network, options: Options, timing: Tim
         "variants": variants,
         "best_of_all": None if best is None else {"variant": best.variant, **_entry(study, best, timing)},
         "layers": [_layer_document(study, layer, options) for layer in study.chain.layers],
-        "conventions": {name: getattr(options, name) for name in CONVENTIONS} | {"word_bytes": options.word_bytes},
+        "conventions": {name: getattr(options, name) for name in CONVENTIONS} | {"word_bytes": options.itemsize},
     }
 
 
@@ -331,7 +331,7 @@ def print_study(
 
 def _print_memory(study: Study, options: Options) -> None:
     """Print what each process holds with the weights of every layer shared, and what a 2D algorithm would move."""
-    chain, size = study.chain, options.word_bytes
+    chain, size = study.chain, options.itemsize
     rows = []
     for candidate in study.candidates[SAME_GRID]:
         words = held(chain, study.batch, candidate.grid, candidate.roles)

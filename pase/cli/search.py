@@ -58,7 +58,7 @@ class DeviceMemorySize(ByteSize):
 @ordering_option
 @click.option("--explain-ordering", is_flag=True, help="Say what each ordering would take.")
 @time_limit_option("Seconds to search in.")
-@click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For all cost tables, such as 2GiB.")
+@click.option("--memory-limit", "solver_memory_bytes", type=ByteSize(), help="For all cost tables, such as 2GiB.")
 @click.option(
     "--memory-per-device",
     type=DeviceMemorySize(),
@@ -81,7 +81,7 @@ def search_command(
     ordering: str,
     explain_ordering: bool,
     time_limit_s: float | None,
-    memory_limit_bytes: int | None,
+    solver_memory_bytes: int | None,
     memory_per_device: int | str | None,
     optimizer: str,
     keep_batch: bool,
@@ -105,9 +105,9 @@ def search_command(
         cost_model=cost_model,
         ordering=ordering,
         time_limit_s=time_limit_s,
-        memory_limit_bytes=memory_limit_bytes,
+        solver_memory_bytes=solver_memory_bytes,
         keep_batch=keep_batch,
-        memory_per_device_bytes=limit,
+        device_memory_bytes=limit,
         optimiser=optimizer,
     )
     with progress() as on_progress:
@@ -185,13 +185,13 @@ def print_plan(plan: Plan) -> None:
 def _certificate(plan: Plan) -> str:
     if not plan.exact:
         return f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, plan.cost_unit)}"
-    return "proven optimal" if plan.memory_limit_bytes_per_device is None else "proven optimal within the limit"
+    return "proven optimal" if plan.device_memory_bytes is None else "proven optimal within the limit"
 
 
 def _beside_ours(plan: Plan) -> str:
     """Return what data parallelism costs beside the plan, and what it needs where there is a limit."""
     ratio = plan.baselines["data_parallel"] / plan.total_cost if plan.total_cost else 1.0
-    limit = plan.memory_limit_bytes_per_device
+    limit = plan.device_memory_bytes
     if limit is None:
         return f"{ratio:.2f} × ours"
     needed = _data_parallel_bytes(plan)
@@ -200,7 +200,7 @@ def _beside_ours(plan: Plan) -> str:
 
 def _memory(plan: Plan) -> str:
     """Return what a device needs beside what it may and can have."""
-    total, limit, own = plan.memory.total_bytes, plan.memory_limit_bytes_per_device, plan.machine.device.memory_bytes
+    total, limit, own = plan.memory.total_bytes, plan.device_memory_bytes, plan.machine.device.memory_bytes
     shares = [f"{total / own:.0%} of its {size_text(own)}"]
     if limit is not None:
         shares.insert(0, f"{total / limit:.1%} of the limit, {size_text(limit)}")
@@ -220,7 +220,7 @@ def _warn_of_memory(plan: Plan) -> None:
     """Say where devices have less memory than the strategy needs."""
     total, own = plan.memory.total_bytes, plan.machine.device.memory_bytes
     if total > own:
-        hint = "" if plan.memory_limit_bytes_per_device else "; --memory-per-device machine looks for what fits"
+        hint = "" if plan.device_memory_bytes else "; --memory-per-device machine looks for what fits"
         warn(f"a device needs {size_text(total)}; {plan.machine.device.name} has {size_text(own)}{hint}")
 
 
@@ -241,7 +241,7 @@ def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
 
 def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
     """Name the extents that cannot be cut as they would better be, where rounding them up pays."""
-    if not plan.exact or plan.search.time_s > _PADDING_TIME_S or plan.memory_limit_bytes_per_device is not None:
+    if not plan.exact or plan.search.time_s > _PADDING_TIME_S or plan.device_memory_bytes is not None:
         return
     for padding in worthwhile_padding(plan, graph, time_limit_s=_PADDING_TIME_S):
         dims = [f"{name}: {dim}" for name, dim in padding.dims]

@@ -67,14 +67,14 @@ def tables_command(cost_model: str, keep_batch: bool, output: Path, as_json: boo
 @click.argument("tables", type=click.Path(path_type=Path))
 @ordering_option
 @time_limit_option("Seconds to solve in.")
-@click.option("--memory-limit", "memory_limit_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
+@click.option("--memory-limit", "solver_memory_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
 @click.option("--export", type=click.Path(path_type=Path), help="Write the problem as a .cfn file for other solvers.")
 @json_option
 def solve_command(
     tables: Path,
     ordering: str,
     time_limit_s: float | None,
-    memory_limit_bytes: int | None,
+    solver_memory_bytes: int | None,
     export: Path | None,
     as_json: bool,
 ) -> None:
@@ -89,7 +89,7 @@ def solve_command(
             problem,
             ordering=ordering,
             time_limit_s=time_limit_s,
-            memory_limit_bytes=memory_limit_bytes,
+            solver_memory_bytes=solver_memory_bytes,
             on_progress=on_progress,
         )
     if as_json:

@@ -40,7 +40,7 @@ from pase.easgd.supervise import train_task as train_task_here
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, kept_text, read_hosts
-from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, DeviceChoice
 
 _SAVE_EVERY = 100
 
@@ -137,7 +137,7 @@ _DATA_OPTIONS = (
         "--until-accuracy", type=float, metavar="FRACTION", help="End when a test of the centre reaches it: 0.97."
     ),
     click.option("--seed", type=int, metavar="N", help="Of the weights, the order of samples, made-up data [0]."),
-    click.option("--dtype", type=click.Choice(list(WORD_BYTES)), default="float32", show_default=True),
+    click.option("--dtype", type=click.Choice(list(ITEMSIZES)), default="float32", show_default=True),
 )
 
 

@@ -28,7 +28,7 @@ from pase.costs.memory import (
 )
 from pase.costs.model import COST_MODELS, CostModel, cost_model
 from pase.costs.paper import PaperCostModel
-from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern, ReadTraits, layer_traffic
+from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [
     "COST_MODELS",
@@ -36,12 +36,12 @@ __all__ = [
     "OPTIMISER_STATE",
     "Allowance",
     "AlphaBetaCostModel",
+    "Communication",
     "CostModel",
     "DeviceMemory",
     "LayerCost",
     "LayerTraffic",
     "MemoryTables",
-    "Message",
     "PaperCostModel",
     "PassWork",
     "Pattern",

@@ -20,7 +20,7 @@ from pase.costs.collectives import (
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
 )
-from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern
+from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.machine import Machine
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
@@ -32,14 +32,14 @@ class AlphaBetaCostModel:
 
     flop_per_s: of one device. memory_bytes_per_s: what it reads and writes; infinite where the machine does not say.
     links: for each level in use, from the inside out, what one device has of the link while all those behind it use
-    it; levels of equal links are one. rooms: groups of the level before in one group of each level. sharing: devices
+    it; levels of equal links are one. fanouts: groups of the level before in one group of each level. sharing: devices
     behind each level's link.
     """
 
     flop_per_s: float
     memory_bytes_per_s: float
     links: tuple[Link, ...]
-    rooms: tuple[int, ...]
+    fanouts: tuple[int, ...]
     sharing: tuple[int, ...]
     unit: str = "s"
     sums_by_level: bool = True
@@ -48,23 +48,23 @@ class AlphaBetaCostModel:
     def of(cls, machine: Machine, num_devices: int) -> "AlphaBetaCostModel":
         """Return the model for some devices of a machine; MachineError where they do not fill its groups."""
         levels = machine.levels_for(num_devices)
-        all_rooms = level_rooms([level.num_devices for level in levels[:-1]], num_devices)
+        all_fanouts = level_fanouts([level.num_devices for level in levels[:-1]], num_devices)
         links: list[Link] = []
-        rooms: list[int] = []
-        for level, room in zip(levels, all_rooms, strict=True):
-            link = Link(latency_s=level.latency_s, s_per_byte=1 / level.bandwidth_bytes_per_s).shared(prod(rooms))
+        fanouts: list[int] = []
+        for level, fanout in zip(levels, all_fanouts, strict=True):
+            link = Link(latency_s=level.latency_s, s_per_byte=1 / level.bandwidth_bytes_per_s).shared(prod(fanouts))
             if links and link.is_close_to(links[-1]):
                 # Where a device has as much of either link, the two levels are one.
-                rooms[-1] *= room
+                fanouts[-1] *= fanout
             else:
                 links.append(link)
-                rooms.append(room)
+                fanouts.append(fanout)
         return cls(
             flop_per_s=machine.peak_flop_per_s(),
             memory_bytes_per_s=machine.device.memory_bandwidth_bytes_per_s or float("inf"),
             links=tuple(links),
-            rooms=tuple(rooms),
-            sharing=(1, *accumulate(rooms[:-1], mul)),
+            fanouts=tuple(fanouts),
+            sharing=(1, *accumulate(fanouts[:-1], mul)),
         )
 
     def work(self, work: PassWork) -> FloatArray:
@@ -73,7 +73,7 @@ class AlphaBetaCostModel:
 
     def messages(self, traffic: LayerTraffic) -> tuple[FloatArray, ...]:
         """Return the time of each message; they follow one another. A sum that ends on an edge is scattered alone."""
-        return self.messages_over(traffic, layer_members(traffic, self.rooms))
+        return self.messages_over(traffic, layer_members(traffic, self.fanouts))
 
     def messages_over(self, traffic: LayerTraffic, members: IntArray) -> tuple[FloatArray, ...]:
         """Return the time of each message where axes lie over the levels as given, [levels, K, D]."""
@@ -82,9 +82,9 @@ class AlphaBetaCostModel:
             for message in traffic.messages
         )
 
-    def sum_members(self, traffic: LayerTraffic, message: Message) -> IntArray:
+    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return how the devices of a sum lie over the levels."""
-        return group_members(message, traffic, layer_members(traffic, self.rooms)).T
+        return group_members(message, traffic, layer_members(traffic, self.fanouts)).T
 
     def transfer(self, fetch: Redistribution) -> FloatArray:
         """Return the time to fetch what a device lacks, from the nearest devices that can have it.
@@ -94,12 +94,12 @@ class AlphaBetaCostModel:
         """
         return self._nearest(fetch) + self._gathering(fetch)
 
-    def all_reduce(self, message: Message, members: IntArray) -> FloatArray:
+    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time of a sum; of one that ends on an edge, that of the reduce-scatter alone."""
         collective = hierarchical_reduce_scatter if message.ends_on_edge else hierarchical_all_reduce
         return collective(message.size_bytes, list(members), self.links)
 
-    def _neighbours(self, message: Message, members: IntArray) -> FloatArray:
+    def _neighbours(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time of an exchange between neighbours: on the outermost link that some of them are apart.
 
         Where the split goes on beyond a group, one device of it in so many exchanges with another group.
@@ -114,7 +114,7 @@ class AlphaBetaCostModel:
             inside = inside * count
         return total
 
-    def _move(self, message: Message, members: IntArray) -> FloatArray:
+    def _move(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time in which a device fetches pieces from the other devices of its group."""
         reached = np.cumprod(members, axis=0).astype(np.float64)
         return self._pieces(message.size_bytes, reached)
@@ -124,8 +124,8 @@ class AlphaBetaCostModel:
         held = np.maximum(fetch.held_bytes, 1.0)
         # A device brings together as many pieces as its part is larger than what it has of it.
         sources = np.where(kept > 0, fetch.needed_bytes / np.maximum(kept, 1.0), moved / held + 1)
-        sources = np.clip(np.ceil(sources), 2, np.prod(self.rooms))
-        reached = np.stack([np.minimum(sources, capacity) for capacity in accumulate(self.rooms, mul)])
+        sources = np.clip(np.ceil(sources), 2, np.prod(self.fanouts))
+        reached = np.stack([np.minimum(sources, capacity) for capacity in accumulate(self.fanouts, mul)])
         return self._pieces(moved, reached)
 
     def _pieces(self, size: FloatArray, reached: FloatArray) -> FloatArray:
@@ -155,7 +155,7 @@ class AlphaBetaCostModel:
         return hierarchical_all_gather(fetch.kept_bytes, members, self.links)
 
 
-_PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Message, IntArray], FloatArray]] = MappingProxyType(
+_PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Communication, IntArray], FloatArray]] = MappingProxyType(
     {
         Pattern.ALL_REDUCE: lambda model, message, members: model.all_reduce(message, members),
         Pattern.HALO: AlphaBetaCostModel._neighbours,
@@ -172,21 +172,21 @@ _PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Message, IntArray], Fl
 # part, so that the heaviest collectives stay within a node as far as they fit.
 
 
-def level_members(values: IndexArray, weight: FloatArray, rooms: Sequence[int]) -> IntArray:
+def level_members(values: IndexArray, weight: FloatArray, fanouts: Sequence[int]) -> IntArray:
     """Return [levels, K, D]: the factor of each split at each level; their product over the levels is the split.
 
     values: [K, D] split factors. weight: [K, D] what decides which dims come first, the largest innermost; ties go to
-    the later dim, so that the batch stays outside. rooms: for each level, the groups of the level before in one
+    the later dim, so that the batch stays outside. fanouts: for each level, the groups of the level before in one
     of its groups. The outermost level takes what is left.
     """
     num_rows, num_dims = values.shape
     left = values.astype(np.int64)
-    members = np.ones((len(rooms), num_rows, num_dims), dtype=np.int64)
+    members = np.ones((len(fanouts), num_rows, num_dims), dtype=np.int64)
     rows = np.arange(num_rows)
     # Sorted from behind: a stable sort then leaves the later of equal dims first.
     order = num_dims - 1 - np.argsort(-weight[:, ::-1], axis=1, kind="stable")
-    for level, room in enumerate(rooms[:-1]):
-        free = np.full(num_rows, room, dtype=np.int64)
+    for level, fanout in enumerate(fanouts[:-1]):
+        free = np.full(num_rows, fanout, dtype=np.int64)
         for rank in range(num_dims):
             dims = order[:, rank]
             taken = np.gcd(left[rows, dims], free)
@@ -211,12 +211,12 @@ def communicated_bytes(traffic: LayerTraffic) -> FloatArray:
     return weight
 
 
-def layer_members(traffic: LayerTraffic, rooms: Sequence[int]) -> IntArray:
+def layer_members(traffic: LayerTraffic, fanouts: Sequence[int]) -> IntArray:
     """Return [levels, K, D]: how a layer's axes lie over the levels under each of its configurations."""
-    return level_members(traffic.splits.values, communicated_bytes(traffic), rooms)
+    return level_members(traffic.splits.values, communicated_bytes(traffic), fanouts)
 
 
-def group_members(message: Message, traffic: LayerTraffic, members: IntArray) -> IntArray:
+def group_members(message: Communication, traffic: LayerTraffic, members: IntArray) -> IntArray:
     """Return [levels, K]: how the devices that take part in a message lie over the levels."""
     return _over(message.over, tuple(traffic.splits.extents), members)
 
@@ -228,9 +228,9 @@ def _over(over: Iterable[str], dims: Sequence[str], members: IntArray) -> IntArr
     return result
 
 
-def level_rooms(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
+def level_fanouts(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     """Return, for each level, the groups of the level before in one of its groups; sizes: of all but the last level."""
     bounds = [1, *sizes, num_devices]
-    rooms = tuple(outer // inner for inner, outer in pairwise(bounds))
-    assert prod(rooms) == num_devices, f"levels of {list(sizes)} devices do not divide {num_devices}"
-    return rooms
+    fanouts = tuple(outer // inner for inner, outer in pairwise(bounds))
+    assert prod(fanouts) == num_devices, f"levels of {list(sizes)} devices do not divide {num_devices}"
+    return fanouts

@@ -12,7 +12,7 @@ from pase.common.quantities import quantity
 from pase.costs.model import CostModel
 from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.errors import SolverError
-from pase.graph import Access, Edge, Graph, Operator, Part
+from pase.graph import Access, Edge, Graph, Operator, SliceOf
 from pase.graph.names import visible
 from pase.graph.operators import with_fan_outs
 from pase.sharding.configurations import Configurations, enumerate_configurations
@@ -185,7 +185,7 @@ def build_problem(
 def traffic_of(graph: Graph, operator: Operator, splits: IndexArray) -> LayerTraffic:
     """Return what a layer of a graph computes and communicates under configurations [K, D]."""
     reads, single_use = _read_traits(graph, operator), _single_use(graph, operator)
-    return layer_traffic(operator, splits, reads, word_bytes=graph.word_bytes, single_use=single_use)
+    return layer_traffic(operator, splits, reads, itemsize=graph.itemsize, single_use=single_use)
 
 
 def layer_cost(traffic: LayerTraffic, model: CostModel) -> LayerCost:
@@ -220,10 +220,12 @@ def _anywhere(access: Access) -> Access:
 
     However a dim is split, one point lies in one part of it whole.
     """
-    if not any(isinstance(axis, Part) and axis.extent == 1 for axis in access.axes):
+    if not any(isinstance(axis, SliceOf) and axis.extent == 1 for axis in access.index_map):
         return access
-    axes = (replace(axis, offset=0) if isinstance(axis, Part) and axis.extent == 1 else axis for axis in access.axes)
-    return replace(access, axes=tuple(axes))
+    axes = (
+        replace(axis, offset=0) if isinstance(axis, SliceOf) and axis.extent == 1 else axis for axis in access.index_map
+    )
+    return replace(access, index_map=tuple(axes))
 
 
 def transfer_bytes(
@@ -238,7 +240,7 @@ def transfer_bytes(
     u_side, v_side = edge_sides(graph, edge)
     has_gradient = _flows_back(graph, edge)
     common = layout_overlap(_components(*u_side), u_layouts, _components(*v_side), v_layouts, has_gradient=has_gradient)
-    forward, backward = redistributions(common, graph.word_bytes)
+    forward, backward = redistributions(common, graph.itemsize)
     return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * has_gradient)
 
 
@@ -299,11 +301,9 @@ def edge_cost(
         layout_of = u_side.layout_of[rows] - first
         common = layout_overlap(u_parts, u_side.layouts[block], v_parts, v_side.layouts, has_gradient=flows_back)
         # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
-        forward, _ = redistributions(
-            common.of_classes(u=layout_of), graph.word_bytes, forward_sums=u_side.members[rows]
-        )
+        forward, _ = redistributions(common.of_classes(u=layout_of), graph.itemsize, forward_sums=u_side.members[rows])
         _, backward = redistributions(
-            common.of_classes(v=v_side.layout_of), graph.word_bytes, backward_sums=v_side.members
+            common.of_classes(v=v_side.layout_of), graph.itemsize, backward_sums=v_side.members
         )
         values[rows] = model.transfer(forward)[:, v_side.layout_of]
         stays[rows] = forward.moved_bytes[:, v_side.layout_of] == 0
@@ -370,7 +370,7 @@ def _members(model: CostModel, traffic: LayerTraffic, name: str) -> IndexArray |
 
 
 def _components(operator: Operator, access: Access) -> tuple[Component, ...]:
-    return components(access.shape, access.axes, operator.extents)
+    return components(access.shape, access.index_map, operator.extents)
 
 
 def _read_traits(graph: Graph, operator: Operator) -> tuple[ReadTraits, ...]:

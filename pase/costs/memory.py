@@ -20,7 +20,7 @@ import numpy as np
 
 from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
-from pase.graph import Access, AllReduce, Edge, Graph, Operator, Part, Role, Window
+from pase.graph import Access, AllReduce, Edge, Graph, Operator, Role, SliceOf, Window
 from pase.graph.access import named_dims
 from pase.graph.operator import FAN_OUT
 from pase.sharding.edges import PlacedGraph, SharedWeight, edge_sides, shared_weights, table_edges
@@ -256,11 +256,11 @@ def layer_memory(
     keeps: Keeping,
     *,
     optimiser: str = DEFAULT_OPTIMISER,
-    word_bytes: int | None = None,
+    itemsize: int | None = None,
 ) -> LayerMemory:
     """Return what a layer takes on each device under configurations [K, D].
 
-    keeps: of the graph. optimiser: a name in `OPTIMISER_STATE`; CostError for another. word_bytes: of an element, by
+    keeps: of the graph. optimiser: a name in `OPTIMISER_STATE`; CostError for another. itemsize: of an element, by
     default the graph's. A weight that several layers share is the first one's; the others have copies of it.
     """
     state, configurations = optimiser_state(optimiser), splits_of(operator, splits)
@@ -295,16 +295,16 @@ def layer_memory(
         results = keeps.saved[operator.name].results
         kept = kept + _points(_parts(operator, operator.writes[0], configurations), num) * results
     for tensor in operator.intermediates:
-        access = Access(tensor=tensor.tensor, shape=tensor.shape, axes=tensor.axes)
+        access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
         points = _points(_parts(operator, access, configurations), num)
         kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
     for exchange in operator.exchanges:
         if isinstance(exchange, AllReduce):
             # A part of the sum beside the whole of it.
-            access = Access(tensor=exchange.tensor, shape=exchange.shape, axes=exchange.axes)
+            access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
             points = _points(_parts(operator, access, configurations), num)
             work = work + points * (configurations.product(exchange.over) > 1)
-    size = word_bytes or graph.word_bytes
+    size = itemsize or graph.itemsize
     return LayerMemory(
         weights=weights * size,
         gradients=weights * size,
@@ -314,9 +314,7 @@ def layer_memory(
     )
 
 
-def edge_memory(
-    graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray, *, word_bytes: int
-) -> EdgeTable:
+def edge_memory(graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray, *, itemsize: int) -> EdgeTable:
     """Return the bytes of a reader's copy, where it has a layout of its own; of a shared weight, with its gradient's.
 
     us, vs: [K_u, D_u], [K_v, D_v] configurations of the writer and of the reader.
@@ -327,7 +325,7 @@ def edge_memory(
         _classes(operator, access, values, numbers) for (operator, access), values in sides
     )
     differ = u_layouts[:, None] != v_layouts[None, :]
-    size = word_bytes * (1 + isinstance(edge, SharedWeight))
+    size = itemsize * (1 + isinstance(edge, SharedWeight))
     return EdgeTable(row_class=row_class, col_class=col_class, values=(differ * points * size).astype(np.float64))
 
 
@@ -336,10 +334,10 @@ def strategy_memory(
     splits: Sequence[Mapping[str, int]],
     *,
     optimiser: str = DEFAULT_OPTIMISER,
-    word_bytes: int | None = None,
+    itemsize: int | None = None,
 ) -> DeviceMemory:
     """Return what a whole strategy takes on each device; splits: for each layer, a factor for each iteration dim."""
-    layers, copies = _strategy(graph, splits, optimiser, word_bytes)
+    layers, copies = _strategy(graph, splits, optimiser, itemsize)
     return DeviceMemory(
         weights_bytes=sum(int(found.weights[0]) for found in layers),
         gradients_bytes=sum(int(found.gradients[0]) for found in layers),
@@ -352,15 +350,15 @@ def strategy_memory(
 
 
 def device_memory(
-    plan: PlacedGraph, *, optimiser: str = DEFAULT_OPTIMISER, word_bytes: int | None = None
+    plan: PlacedGraph, *, optimiser: str = DEFAULT_OPTIMISER, itemsize: int | None = None
 ) -> DeviceMemory:
     """Return what a step of a placed graph, such as a plan, takes on each device.
 
-    optimiser: whose state counts, by default one that has none. word_bytes: size of an element, by default the graph's:
+    optimiser: whose state counts, by default one that has none. itemsize: size of an element, by default the graph's:
     a program may run in another precision.
     """
     splits = [plan[name].splits for name in plan.graph.index]
-    return strategy_memory(plan.graph, splits, optimiser=optimiser, word_bytes=word_bytes)
+    return strategy_memory(plan.graph, splits, optimiser=optimiser, itemsize=itemsize)
 
 
 def kept_by_layer(
@@ -372,10 +370,10 @@ def kept_by_layer(
 
 
 def _strategy(
-    graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str, word_bytes: int | None
+    graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str, itemsize: int | None
 ) -> tuple[list[LayerMemory], list[int]]:
     """Return [V] the memory of each layer, and [V] that of its copies."""
-    keeps, size = keeping(graph), word_bytes or graph.word_bytes
+    keeps, size = keeping(graph), itemsize or graph.itemsize
     rows = [
         np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
@@ -385,20 +383,20 @@ def _strategy(
     for operator, row in zip(graph.operators, rows, strict=True):
         key = _signature(graph, operator, keeps), row.tobytes()
         if key not in known:
-            known[key] = layer_memory(graph, operator, row, keeps, optimiser=optimiser, word_bytes=size)
+            known[key] = layer_memory(graph, operator, row, keeps, optimiser=optimiser, itemsize=size)
         layers.append(known[key])
     copies = [0] * len(rows)
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
-            copies[v] += int(edge_memory(graph, edge, rows[u], rows[v], word_bytes=size).cost(0, 0))
+            copies[v] += int(edge_memory(graph, edge, rows[u], rows[v], itemsize=size).cost(0, 0))
     return layers, copies
 
 
 def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> MemoryTables:
     """Return the bytes that every strategy takes on each device; repeated layers and edges share their arrays."""
     graph, tables = problem.graph, problem.tables
-    keeps, size = keeping(graph), graph.word_bytes
+    keeps, size = keeping(graph), graph.itemsize
     known: dict[Hashable, tuple[FloatArray, tuple[FloatArray, ...]]] = {}
     layers = []
     for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
@@ -417,7 +415,7 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
         kinds = type(edge), tables.vertex_table[u], edge.output, tables.vertex_table[v], edge.input
         if kinds not in of_kinds:
             us, vs = (problem.configurations[i].splits for i in (u, v))
-            of_kinds[kinds] = edge_memory(graph, edge, us, vs, word_bytes=size)
+            of_kinds[kinds] = edge_memory(graph, edge, us, vs, itemsize=size)
         edges.append(of_kinds[kinds])
     groups = zip(*(peaks for _, peaks in layers), strict=True)
     return MemoryTables(
@@ -463,15 +461,15 @@ def _layout(operator: Operator, access: Access, split: Mapping[str, int]) -> Has
     """
     cuts: list[tuple[int, int]] = []
     below = 1
-    for part in reversed(components(access.shape, access.axes, operator.extents)):
+    for part in reversed(components(access.shape, access.index_map, operator.extents)):
         axis = part.axis
         if isinstance(axis, Window):
             reach = (operator.extents[axis.out] - 1) * axis.stride + (part.kernel_extent - 1) * axis.dilation + 1
             if axis.pad or reach != part.length or split[axis.out] > 1 or split[axis.kernel] > 1:
                 return operator.name, access.tensor, tuple(split.items())
         elif axis is not None:
-            parts = split[axis.dim if isinstance(axis, Part) else axis]
-            if parts > 1 and (isinstance(axis, Part) or part.length % parts):
+            parts = split[axis.dim if isinstance(axis, SliceOf) else axis]
+            if parts > 1 and (isinstance(axis, SliceOf) or part.length % parts):
                 return operator.name, access.tensor, tuple(split.items())
             if parts > 1:
                 low, high = below * part.length // parts, below * part.length
@@ -490,7 +488,7 @@ def optimiser_state(name: str) -> "State":
 
 
 def _parts(operator: Operator, access: Access, splits: Splits) -> Parts:
-    return held_extents(operator, access.shape, access.axes, lambda dim: splits.of(dim).astype(np.int64))
+    return held_extents(operator, access.shape, access.index_map, lambda dim: splits.of(dim).astype(np.int64))
 
 
 def _points(parts: Parts, num_configurations: int) -> IntArray:

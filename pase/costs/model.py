@@ -6,7 +6,7 @@ from typing import Protocol
 from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.paper import PaperCostModel
 from pase.costs.program import ProgramCostModel
-from pase.costs.traffic import LayerTraffic, Message, PassWork
+from pase.costs.traffic import Communication, LayerTraffic, PassWork
 from pase.errors import CostError, unknown_name
 from pase.machine import Machine
 from pase.sharding.overlap import Redistribution
@@ -33,12 +33,12 @@ class CostModel(Protocol):
     def messages(self, traffic: LayerTraffic) -> tuple[FloatArray, ...]:
         """Return the [K] cost of each message inside a layer, in their order; they add up.
 
-        Of a sum that ends on an edge (`Message.ends_on_edge`) a model may leave a part to that edge: the part in
+        Of a sum that ends on an edge (`Communication.ends_on_edge`) a model may leave a part to that edge: the part in
         which `Redistribution.sum_members` take part.
         """
         ...
 
-    def sum_members(self, traffic: LayerTraffic, message: Message) -> IntArray:
+    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return [K, levels]: how the devices that add something up lie over the machine.
 
         Only as far as the model's `transfer` looks at it: no columns where it does not.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pase.costs.traffic import LayerTraffic, Message, PassWork, Pattern
+from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.machine import Machine
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IntArray
@@ -35,14 +35,14 @@ class PaperCostModel:
         """Return r × bytes of each message."""
         return tuple(map(self.message, traffic.messages))
 
-    def message(self, message: Message) -> FloatArray:
+    def message(self, message: Communication) -> FloatArray:
         """Return r × bytes: an all-reduce of n bytes over k devices sends 2 (k - 1) / k · n, anything else n."""
         factor: FloatArray | float = 1.0
         if message.pattern is Pattern.ALL_REDUCE:
             factor = _all_reduce_factor(message.group)
         return self.flop_per_byte * message.times * factor * message.size_bytes
 
-    def sum_members(self, traffic: LayerTraffic, message: Message) -> IntArray:
+    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return no columns: where the devices of a sum lie makes no difference here."""
         return np.empty((len(message.group), 0), dtype=np.int64)
 

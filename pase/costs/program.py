@@ -12,7 +12,7 @@ import numpy as np
 
 from pase.costs.alpha_beta import AlphaBetaCostModel
 from pase.costs.collectives import Link
-from pase.costs.traffic import LayerTraffic, Message
+from pase.costs.traffic import Communication, LayerTraffic
 from pase.sharding.shards import FloatArray, IntArray
 
 
@@ -22,11 +22,11 @@ class ProgramCostModel(AlphaBetaCostModel):
 
     sums_by_level: bool = False
 
-    def all_reduce(self, message: Message, members: IntArray) -> FloatArray:
+    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time of a sum, all of it here."""
         return pairwise_all_reduce(message.size_bytes, list(members), self.links)
 
-    def sum_members(self, traffic: LayerTraffic, message: Message) -> IntArray:
+    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
         found = AlphaBetaCostModel.sum_members(self, traffic, message)
         return found[:, :0] if message.ends_on_edge else found

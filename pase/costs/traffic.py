@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Part, Pipeline, Relayout, Window, Work
+from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, SliceOf, Window, Work
 from pase.graph.access import axis_dims
 from pase.sharding.boxes import even_bounds
 from pase.sharding.halos import halo_size
@@ -37,7 +37,7 @@ class Pattern(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Message:
+class Communication:
     """One communication inside a layer.
 
     tensor: what is sent. pattern: how. size_bytes: [K] on each device. group: [K] devices that take part.
@@ -74,8 +74,8 @@ class LayerTraffic:
     splits: Splits
     forward: PassWork
     backward: PassWork
-    messages: tuple[Message, ...]
-    joint_sums: Mapping[int, Message]
+    messages: tuple[Communication, ...]
+    joint_sums: Mapping[int, Communication]
 
     @property
     def flop(self) -> FloatArray:
@@ -103,7 +103,7 @@ def layer_traffic(
     values: IndexArray,
     reads: tuple[ReadTraits, ...],
     *,
-    word_bytes: int,
+    itemsize: int,
     single_use: tuple[bool, ...] = (),
 ) -> LayerTraffic:
     """Return what a layer does under each of its configurations, values: [K, D]; reads: what the graph says of each.
@@ -111,22 +111,22 @@ def layer_traffic(
     single_use: for each tensor that is written, whether one other layer alone reads it; by default none is.
     """
     splits = splits_of(operator, values)
-    messages: list[Message] = []
+    messages: list[Communication] = []
     for access, is_single in zip(operator.writes, single_use or (False,) * len(operator.writes), strict=True):
-        messages.append(partial_sum(operator, access, splits, word_bytes, ends_on_edge=is_single))
-    joint_sums: dict[int, Message] = {}
+        messages.append(partial_sum(operator, access, splits, itemsize, ends_on_edge=is_single))
+    joint_sums: dict[int, Communication] = {}
     for position, (access, read) in enumerate(zip(operator.reads, reads, strict=True)):
         if read.has_gradient:
-            own = partial_sum(operator, access, splits, word_bytes, is_gradient=True, ends_on_edge=read.is_fed)
+            own = partial_sum(operator, access, splits, itemsize, is_gradient=True, ends_on_edge=read.is_fed)
             if read.is_owned:
                 messages.append(own)
             else:
                 joint_sums[position] = own
-        if read.is_fed and any(isinstance(axis, Window) for axis in access.axes):
-            messages.append(_halo(access, splits, word_bytes, times=2 if read.has_gradient else 1))
+        if read.is_fed and any(isinstance(axis, Window) for axis in access.index_map):
+            messages.append(_halo(access, splits, itemsize, times=2 if read.has_gradient else 1))
     has_gradient = tuple(read.has_gradient for read in reads)
-    messages += [_exchange(exchange, splits, word_bytes) for exchange in operator.exchanges_with(has_gradient)]
-    forward, backward = _work(operator, splits, has_gradient, word_bytes)
+    messages += [_exchange(exchange, splits, itemsize) for exchange in operator.exchanges_with(has_gradient)]
+    forward, backward = _work(operator, splits, has_gradient, itemsize)
     return LayerTraffic(
         splits=splits,
         forward=forward,
@@ -142,7 +142,7 @@ def sum_name(tensor: str, *, is_gradient: bool) -> str:
 
 
 def _work(
-    operator: Operator, splits: Splits, has_gradient: tuple[bool, ...], word_bytes: int
+    operator: Operator, splits: Splits, has_gradient: tuple[bool, ...], itemsize: int
 ) -> tuple[PassWork, PassWork]:
     """Return the work of the forward and of the backward pass.
 
@@ -155,24 +155,24 @@ def _work(
         return nothing, nothing
     forward = _busiest([(work, work.flop_per_point) for work in operator.work], splits)
     backward = _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in operator.work], splits)
-    written = sum((shard_size(a.shape, a.axes, splits) for a in operator.writes), np.zeros(len(splits.values)))
+    written = sum((shard_size(a.shape, a.index_map, splits) for a in operator.writes), np.zeros(len(splits.values)))
     read, gradients = np.zeros(len(splits.values)), np.zeros(len(splits.values))
     for access, flows_back in zip(operator.reads, has_gradient, strict=True):
-        size = shard_size(access.shape, access.axes, splits)
+        size = shard_size(access.shape, access.index_map, splits)
         read += size
         gradients += size * flows_back
     waiting = _pipeline_factor(operator.pipeline, splits) if operator.pipeline else 1.0
     touched_back = (read + written + gradients) * any(has_gradient)
     return (
-        PassWork(flop=forward * waiting, touched_bytes=(read + written) * word_bytes * waiting),
-        PassWork(flop=backward * waiting, touched_bytes=touched_back * word_bytes * waiting),
+        PassWork(flop=forward * waiting, touched_bytes=(read + written) * itemsize * waiting),
+        PassWork(flop=backward * waiting, touched_bytes=touched_back * itemsize * waiting),
     )
 
 
 def _busiest(works: Sequence[tuple[Work, float]], splits: Splits) -> FloatArray:
     """Return the [K] FLOP on the device that has most of them; works: with what each costs a point."""
     # Parts of these dims differ in what there is to do; of all others the first part has most of every piece of work.
-    uneven = tuple(dict.fromkeys(dim.dim for work, _ in works for dim in work.dims if isinstance(dim, Part)))
+    uneven = tuple(dict.fromkeys(dim.dim for work, _ in works for dim in work.dims if isinstance(dim, SliceOf)))
     rows, inverse = distinct_rows(splits.values[:, [tuple(splits.extents).index(dim) for dim in uneven]])
     total = np.zeros(len(splits.values))
     for number, row in enumerate(rows.tolist()):
@@ -182,9 +182,9 @@ def _busiest(works: Sequence[tuple[Work, float]], splits: Splits) -> FloatArray:
         for work, flop in works:
             points = np.ones((len(chosen), *(1 for _ in row)))
             for dim in work.dims:
-                name = dim.dim if isinstance(dim, Part) else dim
+                name = dim.dim if isinstance(dim, SliceOf) else dim
                 if name in bounds:
-                    first, extent = (dim.offset, dim.extent) if isinstance(dim, Part) else (0, splits.extents[name])
+                    first, extent = (dim.offset, dim.extent) if isinstance(dim, SliceOf) else (0, splits.extents[name])
                     share = np.minimum(bounds[name][1:], first + extent) - np.maximum(bounds[name][:-1], first)
                     behind = len(uneven) - 1 - uneven.index(name)
                     points = points * np.clip(share, 0, None).reshape(-1, *(1 for _ in range(behind)))
@@ -216,16 +216,16 @@ def partial_sum(
     operator: Operator,
     access: Access,
     splits: Splits,
-    word_bytes: int,
+    itemsize: int,
     *,
     is_gradient: bool = False,
     ends_on_edge: bool = False,
-) -> Message:
+) -> Communication:
     """Return the all-reduce of the partial sums of a tensor, or of its gradient."""
     over = operator.partial_dims(access)
     group = splits.product(over)
-    size = shard_size(access.shape, access.axes, splits) * word_bytes * (group > 1)
-    return Message(
+    size = shard_size(access.shape, access.index_map, splits) * itemsize * (group > 1)
+    return Communication(
         tensor=sum_name(access.tensor, is_gradient=is_gradient),
         pattern=Pattern.ALL_REDUCE,
         size_bytes=size,
@@ -236,14 +236,14 @@ def partial_sum(
     )
 
 
-def _halo(access: Access, splits: Splits, word_bytes: int, *, times: int) -> Message:
+def _halo(access: Access, splits: Splits, itemsize: int, *, times: int) -> Communication:
     """Return what a split of windows exchanges: one message from each neighbour, those across corners included."""
-    size = halo_size(access, splits) * word_bytes
-    over = tuple(axis.out for axis in access.axes if isinstance(axis, Window))
+    size = halo_size(access, splits) * itemsize
+    over = tuple(axis.out for axis in access.index_map if isinstance(axis, Window))
     neighbourhood = np.ones(len(splits.values), dtype=np.int64)
     for dim in over:
         neighbourhood *= np.minimum(splits.of(dim), 3)
-    return Message(
+    return Communication(
         tensor=access.tensor,
         pattern=Pattern.HALO,
         size_bytes=size,
@@ -254,13 +254,13 @@ def _halo(access: Access, splits: Splits, word_bytes: int, *, times: int) -> Mes
     )
 
 
-def _exchange(exchange: Exchange, splits: Splits, word_bytes: int) -> Message:
+def _exchange(exchange: Exchange, splits: Splits, itemsize: int) -> Communication:
     pieces: IntArray | int = 1
     match exchange:
         case AllReduce():
             over = exchange.over
             group = splits.product(over)
-            size = shard_size(exchange.shape, exchange.axes, splits) * (group > 1)
+            size = shard_size(exchange.shape, exchange.index_map, splits) * (group > 1)
             pattern = Pattern.ALL_REDUCE
         case Relayout():
             over = _differing_dims(exchange)
@@ -269,12 +269,12 @@ def _exchange(exchange: Exchange, splits: Splits, word_bytes: int) -> Message:
         case Handoff():
             over = (exchange.across,)
             crossing = splits.of(exchange.across) > 1
-            size = shard_size(exchange.shape, exchange.axes, splits) * crossing
+            size = shard_size(exchange.shape, exchange.index_map, splits) * crossing
             group, pattern = _two(size), Pattern.HANDOFF
-    return Message(
+    return Communication(
         tensor=exchange.tensor,
         pattern=pattern,
-        size_bytes=size * word_bytes,
+        size_bytes=size * itemsize,
         group=group,
         times=exchange.times,
         over=over,

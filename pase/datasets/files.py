@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pase.datasets.dataset import Dataset, Part, described
-from pase.errors import DatasetError, RuntimeFailure
+from pase.errors import DatasetError, ProgramError
 from pase.targets.mesh_tensorflow.runtime.data import read_arrays
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ def read(path: Path | None, part: Part) -> Dataset:
     assert path is not None
     try:
         arrays = read_arrays(path)
-    except RuntimeFailure as error:
+    except ProgramError as error:
         raise DatasetError(str(error)) from None
     return Dataset(
         arrays=MappingProxyType(arrays),

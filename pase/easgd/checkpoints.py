@@ -85,7 +85,7 @@ def to_snapshot(checkpoint: Checkpoint, algorithm: Algorithm, packing: Packing) 
 def check_fits(
     checkpoint: Checkpoint, checkpointing: Checkpointing, job: Job, origin: Origin, *, seed: int | None
 ) -> None:
-    """Raise TrainingError or RuntimeFailure where a checkpoint is of another training, naming what differs first.
+    """Raise TrainingError or ProgramError where a checkpoint is of another training, naming what differs first.
 
     seed: the one that was asked for, None for the checkpoint's.
     """

@@ -16,7 +16,7 @@ from pase.errors import TrainingError
 from pase.graph import Scalar
 from pase.machine import DEFAULT_MACHINE, Machine
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
-from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, DeviceChoice
 
 
 class DataSplit(StrEnum):
@@ -280,8 +280,8 @@ class TrainingRequest:
     trace_path: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in WORD_BYTES:
-            raise TrainingError(f"the number type is {self.dtype!r}; expected {' or '.join(WORD_BYTES)}")
+        if self.dtype not in ITEMSIZES:
+            raise TrainingError(f"the number type is {self.dtype!r}; expected {' or '.join(ITEMSIZES)}")
         if self.seed is not None and not 0 <= self.seed <= LARGEST_INTEGER:
             raise TrainingError(f"the seed is {self.seed}; expected 0 to {LARGEST_INTEGER}")
         tests_on = self.tests_on

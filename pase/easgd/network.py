@@ -155,7 +155,7 @@ def batches_of_workers(
 
     A part (or all rows, where these are not partitioned) is gone through again and again, each time in another random
     order; a batch may end one and begin the next.
-    Without arrays: made-up numbers, one batch for all steps of a worker. Raises RuntimeFailure where arrays do not fit
+    Without arrays: made-up numbers, one batch for all steps of a worker. Raises ProgramError where arrays do not fit
     the inputs, TrainingError where there are fewer rows than workers.
     """
     items = tuple(inputs)
@@ -264,7 +264,7 @@ class Network:
         """Return the network that an emitted program's `build` declares.
 
         devices: which ones, by default virtual CPUs of this process. num_threads: of one operation on CPUs, 0 for as
-        many as there are cores; TensorFlow takes it from the first session of a process. Raises RuntimeFailure where
+        many as there are cores; TensorFlow takes it from the first session of a process. Raises ProgramError where
         the program is wrong.
         """
         devices = devices or virtual_cpus(num_devices)
@@ -325,7 +325,7 @@ class Network:
         return Replica(network=self, batches=batches, seed=worker_seed(seed, worker))
 
     def evaluator(self, arrays: Mapping[str, Array]) -> "HeldOut":
-        """Return what tests weights on arrays, in whole batches. Raises RuntimeFailure where they do not fit."""
+        """Return what tests weights on arrays, in whole batches. Raises ProgramError where they do not fit."""
         return HeldOut(network=self, batches=Batches(self.inputs, seed=0, arrays=arrays, called="the test data"))
 
     def gradient(self, weights: Array, batch: Mapping[str, Array], key: Key) -> Gradient:

@@ -72,7 +72,7 @@ def run_task(
     To be called within `cluster_server.run_in_cluster`: threads are left behind that wait for TensorFlow, and a process
     whose task 0 is gone is ended where it stands.
 
-    Raises RuntimeFailure where the tasks do not come together, TrainingError where a synchronous method cannot go on,
+    Raises ProgramError where the tasks do not come together, TrainingError where a synchronous method cannot go on,
     or nobody is left of an asynchronous one.
     """
     wiring = Wiring(

@@ -1,6 +1,6 @@
 """The computation graph: iteration spaces, accesses, operators, and a builder to write networks with."""
 
-from pase.graph.access import Access, Axis, Dim, Part, Role, Window
+from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, Window
 from pase.graph.builder import Builder, Tensor
 from pase.graph.document import graph_document, graph_from_document
 from pase.graph.graph import Edge, Graph
@@ -10,20 +10,20 @@ from pase.graph.verify import verify, verify_operator
 __all__ = [
     "Access",
     "AllReduce",
-    "Axis",
     "Builder",
     "Dim",
+    "DimIndex",
     "Edge",
     "Exchange",
     "Graph",
     "Handoff",
     "Intermediate",
     "Operator",
-    "Part",
     "Pipeline",
     "Relayout",
     "Role",
     "Scalar",
+    "SliceOf",
     "Tensor",
     "Window",
     "Work",

@@ -31,7 +31,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SliceOf:
     """A tensor dim that is the piece ``[offset, offset + extent)`` of an iteration dim: concatenation, split, slice."""
 
     dim: str
@@ -39,7 +39,7 @@ class Part:
     extent: int
 
 
-Axis = str | tuple[str, ...] | Window | Part | None
+DimIndex = str | tuple[str, ...] | Window | SliceOf | None
 """One tensor dim: an iteration dim, a product of them (row-major), a window, a part, or None (not indexed)."""
 
 
@@ -56,7 +56,7 @@ class Access:
     """One tensor that an operator reads or writes.
 
     tensor: its name within the operator ("x", "w", "y"). shape: [rank] extents of the whole tensor.
-    axes: [rank] how each tensor dim is indexed. role: what it is.
+    index_map: [rank] how each tensor dim is indexed. role: what it is.
     partial_over: iteration dims whose split leaves partial sums of this tensor (of its gradient, for a
     read), to be all-reduced; None means every dim that the access lacks, which is right for contractions.
     shared: for a parameter that several operators use, the name that they share.
@@ -66,7 +66,7 @@ class Access:
 
     tensor: str
     shape: tuple[int, ...]
-    axes: tuple[Axis, ...]
+    index_map: tuple[DimIndex, ...]
     role: Role = Role.ACTIVATION
     partial_over: tuple[str, ...] | None = None
     shared: str = ""
@@ -83,7 +83,7 @@ class Access:
         return self.role is not Role.INDEX
 
 
-def axis_dims(axis: Axis) -> tuple[str, ...]:
+def axis_dims(axis: DimIndex) -> tuple[str, ...]:
     """Return the iteration dims whose split also splits this tensor dim.
 
     A window's kernel dim is not among them: each of its parts reads nearly the whole input, so that the
@@ -96,23 +96,23 @@ def axis_dims(axis: Axis) -> tuple[str, ...]:
             return (axis,)
         case Window():
             return (axis.out,)
-        case Part():
+        case SliceOf():
             return (axis.dim,)
         case _:
             return axis
 
 
-def split_dim(axis: Axis) -> str:
+def split_dim(axis: DimIndex) -> str:
     """Return the iteration dim whose split also splits this tensor dim, "" where there is none, or for a product."""
     return "" if isinstance(axis, tuple) else next(iter(axis_dims(axis)), "")
 
 
 def access_dims(access: Access) -> frozenset[str]:
     """Return the iteration dims whose split also splits the tensor."""
-    return frozenset(dim for axis in access.axes for dim in axis_dims(axis))
+    return frozenset(dim for axis in access.index_map for dim in axis_dims(axis))
 
 
 def named_dims(access: Access) -> frozenset[str]:
     """Return every iteration dim that the access names, kernels of windows included."""
-    kernels = {axis.kernel for axis in access.axes if isinstance(axis, Window)}
+    kernels = {axis.kernel for axis in access.index_map if isinstance(axis, Window)}
     return access_dims(access) | kernels

@@ -14,7 +14,7 @@ from math import gcd, prod
 from typing import NamedTuple
 
 from pase.common.frozen import FrozenDict
-from pase.graph.access import Access, Part, Role, Window, access_dims
+from pase.graph.access import Access, Role, SliceOf, Window, access_dims
 from pase.graph.operator import Operator
 
 
@@ -113,9 +113,9 @@ def _carried(operator: Operator, tensors: Iterable[tuple[Access, Sequence[Span]]
 
 def _factors(operator: Operator, access: Access) -> Iterator[tuple[str | None, int]]:
     """Yield (iteration dim, extent) along a tensor, row-major; None for what no dim, or only a part of one, indexes."""
-    for extent, axis in zip(access.shape, access.axes, strict=True):
+    for extent, axis in zip(access.shape, access.index_map, strict=True):
         match axis:
-            case None | Part() | Window():
+            case None | SliceOf() | Window():
                 yield None, extent
             case str():
                 yield axis, extent

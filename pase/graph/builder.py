@@ -35,9 +35,9 @@ class Builder:
         >>> graph = net.build()
     """
 
-    def __init__(self, name: str, *, word_bytes: int = 4) -> None:
+    def __init__(self, name: str, *, itemsize: int = 4) -> None:
         self._name = name
-        self._word_bytes = word_bytes
+        self._itemsize = itemsize
         self._operators: list[Operator] = []
         self._edges: list[Edge] = []
 
@@ -69,6 +69,6 @@ class Builder:
                 operators=tuple(self._operators),
                 edges=tuple(self._edges),
                 arguments=tuple((arguments or {}).items()),
-                word_bytes=self._word_bytes,
+                itemsize=self._itemsize,
             )
         )

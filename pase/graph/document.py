@@ -7,7 +7,7 @@ from typing import Any
 
 from pase.common.documents import Field
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Dim, Part, Role, Window
+from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, Window
 from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
@@ -24,7 +24,7 @@ def graph_document(graph: Graph) -> dict[str, Any]:
     return {
         "name": graph.name,
         "arguments": dict(graph.arguments),
-        "word_bytes": graph.word_bytes,
+        "word_bytes": graph.itemsize,
         "operators": [_operator_document(operator) for operator in graph.operators],
         "edges": [[edge.producer, edge.output, edge.consumer, edge.input] for edge in graph.edges],
     }
@@ -35,7 +35,7 @@ def graph_from_document(document: Field) -> Graph:
     graph = Graph(
         name=document["name"].text(),
         arguments=tuple((key, field.scalar()) for key, field in document["arguments"].members()),
-        word_bytes=document["word_bytes"].integer(1),
+        itemsize=document["word_bytes"].integer(1),
         operators=tuple(_operator(field) for field in document["operators"].items()),
         edges=tuple(_edge(field) for field in document["edges"].items()),
     )
@@ -89,7 +89,7 @@ def _operator(document: Field) -> Operator:
             Intermediate(
                 tensor=field["tensor"].text(),
                 shape=_extents(field["shape"]),
-                axes=_axes(field["axes"]),
+                index_map=_axes(field["axes"]),
                 kept=field["kept"].integer(),
                 working=field["working"].integer(),
             )
@@ -185,9 +185,9 @@ def _work(document: Field) -> Work:
     )
 
 
-def _dim_or_part(document: Field) -> str | Part:
+def _dim_or_part(document: Field) -> str | SliceOf:
     axis = _axis(document)
-    if not isinstance(axis, str | Part):
+    if not isinstance(axis, str | SliceOf):
         raise document.fail("is no dim of work; expected a dim, or an object with 'part'")
     return axis
 
@@ -196,7 +196,7 @@ def _intermediate_document(tensor: Intermediate) -> dict[str, Any]:
     return {
         "tensor": tensor.tensor,
         "shape": list(tensor.shape),
-        "axes": [_axis_document(axis) for axis in tensor.axes],
+        "axes": [_axis_document(axis) for axis in tensor.index_map],
         "kept": tensor.kept,
         "working": tensor.working,
     }
@@ -221,7 +221,7 @@ def _access_document(access: Access) -> dict[str, Any]:
     document: dict[str, Any] = {
         "tensor": access.tensor,
         "shape": list(access.shape),
-        "axes": [_axis_document(axis) for axis in access.axes],
+        "axes": [_axis_document(axis) for axis in access.index_map],
         "role": str(access.role),
     }
     if access.partial_over is not None:
@@ -241,7 +241,7 @@ def _access(document: Field) -> Access:
     return Access(
         tensor=document["tensor"].text(),
         shape=_extents(document["shape"]),
-        axes=_axes(document["axes"]),
+        index_map=_axes(document["axes"]),
         role=Role(role.text()),
         partial_over=_names(partial) if partial else None,
         shared=shared.text() if shared else "",
@@ -264,14 +264,14 @@ def _exchange_document(exchange: Exchange) -> dict[str, Any]:
         common |= {"backward_times": exchange.backward_times, "gradient_of": list(exchange.gradient_of)}
     match exchange:
         case AllReduce():
-            return common | {"axes": [_axis_document(a) for a in exchange.axes], "over": list(exchange.over)}
+            return common | {"axes": [_axis_document(a) for a in exchange.index_map], "over": list(exchange.over)}
         case Relayout():
             return common | {
                 "written": [_axis_document(a) for a in exchange.written],
                 "read": [_axis_document(a) for a in exchange.read],
             }
         case Handoff():
-            return common | {"axes": [_axis_document(a) for a in exchange.axes], "across": exchange.across}
+            return common | {"axes": [_axis_document(a) for a in exchange.index_map], "across": exchange.across}
 
 
 def _exchange(document: Field) -> Exchange:
@@ -286,11 +286,11 @@ def _exchange(document: Field) -> Exchange:
     }
     kind = _EXCHANGES.get(pattern.text())
     if kind is AllReduce:
-        return AllReduce(axes=_axes(document["axes"]), over=_names(document["over"]), **common)
+        return AllReduce(index_map=_axes(document["axes"]), over=_names(document["over"]), **common)
     if kind is Relayout:
         return Relayout(written=_axes(document["written"]), read=_axes(document["read"]), **common)
     if kind is Handoff:
-        return Handoff(axes=_axes(document["axes"]), across=document["across"].text(), **common)
+        return Handoff(index_map=_axes(document["axes"]), across=document["across"].text(), **common)
     raise pattern.fail(f"is {pattern.value!r}; expected one of {', '.join(_EXCHANGES)}")
 
 
@@ -302,12 +302,12 @@ def _edge(document: Field) -> Edge:
     return Edge(producer=producer.text(), output=output.integer(), consumer=consumer.text(), input=position.integer())
 
 
-def _axis_document(axis: Axis) -> Any:
+def _axis_document(axis: DimIndex) -> Any:
     match axis:
         case Window():
             window = {field.name: getattr(axis, field.name) for field in fields(axis)}
             return {"window": {name: value for name, value in window.items() if name != "beyond" or value}}
-        case Part():
+        case SliceOf():
             return {"part": {field.name: getattr(axis, field.name) for field in fields(axis)}}
         case tuple():
             return list(axis)
@@ -315,11 +315,11 @@ def _axis_document(axis: Axis) -> Any:
             return axis
 
 
-def _axes(document: Field) -> tuple[Axis, ...]:
+def _axes(document: Field) -> tuple[DimIndex, ...]:
     return tuple(_axis(field) for field in document.items())
 
 
-def _axis(document: Field) -> Axis:
+def _axis(document: Field) -> DimIndex:
     match document.value:
         case None:
             return None
@@ -339,7 +339,7 @@ def _axis(document: Field) -> Axis:
             )
         case {"part": _}:
             part = document["part"]
-            return Part(dim=part["dim"].text(), offset=part["offset"].integer(), extent=part["extent"].integer(1))
+            return SliceOf(dim=part["dim"].text(), offset=part["offset"].integer(), extent=part["extent"].integer(1))
     raise document.fail("is no axis; expected a dim, a list of dims, null, or an object with 'window' or 'part'")
 
 

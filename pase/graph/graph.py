@@ -26,7 +26,7 @@ class Edge:
 class Graph:
     """A weakly connected, directed acyclic graph of operators, in topological order (PaSE section II).
 
-    name, arguments: the model and what it was built with. word_bytes: size of an element of every float tensor.
+    name, arguments: the model and what it was built with. itemsize: size of an element of every float tensor.
     Notebooks show a graph as a table of its operators.
     """
 
@@ -34,7 +34,7 @@ class Graph:
     operators: tuple[Operator, ...]
     edges: tuple[Edge, ...]
     arguments: tuple[tuple[str, Scalar], ...] = ()
-    word_bytes: int = 4
+    itemsize: int = 4
 
     @cached_property
     def index(self) -> Mapping[str, int]:

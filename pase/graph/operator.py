@@ -7,7 +7,7 @@ from math import prod
 from typing import TypeVar
 
 from pase.common.frozen import FrozenDict
-from pase.graph.access import Access, Axis, Dim, Part, Role, access_dims
+from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, access_dims
 from pase.graph.body import Body
 
 Scalar = str | int | float | bool
@@ -18,15 +18,15 @@ ScalarT = TypeVar("ScalarT", str, int, float, bool)
 class Work:
     """Floating-point work done once for each point of some iteration dims.
 
-    dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary); of a `Part`, that piece of its
-    dim alone (a stack's first layer). flop_per_point: in the forward pass; the backward pass costs as much again for
-    each entry of `inputs` that has a gradient, which a sum's copies of a gradient do not. inputs: for each number that
+    dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary); of a `SliceOf`, that piece of
+    its dim alone (a stack's first layer). flop_per_point: in the forward pass; the backward pass costs as much again
+    for each entry of `inputs` that has a gradient, which a sum's copies of a gradient do not. inputs: for each number that
     it works on, the position in `Operator.reads`, or the positions of all that it was computed from inside the
     operator: what comes of several reads has a gradient where any of them has. contraction: whether it multiplies and
     adds (what FLOP counters count) rather than works element by element.
     """
 
-    dims: tuple[str | Part, ...]
+    dims: tuple[str | SliceOf, ...]
     flop_per_point: float
     inputs: tuple[int | tuple[int, ...], ...] = ()
     contraction: bool = False
@@ -57,7 +57,7 @@ class AllReduce:
 
     tensor: str
     shape: tuple[int, ...]
-    axes: tuple[Axis, ...]
+    index_map: tuple[DimIndex, ...]
     over: tuple[str, ...]
     times: int
     backward_times: int = 0
@@ -74,8 +74,8 @@ class Relayout:
 
     tensor: str
     shape: tuple[int, ...]
-    written: tuple[Axis, ...]
-    read: tuple[Axis, ...]
+    written: tuple[DimIndex, ...]
+    read: tuple[DimIndex, ...]
     times: int
     backward_times: int = 0
     gradient_of: tuple[int, ...] = ()
@@ -90,7 +90,7 @@ class Handoff:
 
     tensor: str
     shape: tuple[int, ...]
-    axes: tuple[Axis, ...]
+    index_map: tuple[DimIndex, ...]
     across: str
     times: int
     backward_times: int = 0
@@ -119,7 +119,7 @@ class Intermediate:
 
     tensor: str
     shape: tuple[int, ...]
-    axes: tuple[Axis, ...]
+    index_map: tuple[DimIndex, ...]
     kept: int = 0
     working: int = 0
 
@@ -191,7 +191,7 @@ class Operator:
 
     def work_points(self, work: Work) -> int:
         """Return how many points a piece of work runs over, on one device that does it all."""
-        return prod(dim.extent if isinstance(dim, Part) else self.extents[dim] for dim in work.dims)
+        return prod(dim.extent if isinstance(dim, SliceOf) else self.extents[dim] for dim in work.dims)
 
     def exchanges_with(self, has_gradient: Sequence[bool]) -> tuple[Exchange, ...]:
         """Return the exchanges as often as they take place; has_gradient: of each read."""

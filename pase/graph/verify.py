@@ -6,7 +6,7 @@ from graphlib import CycleError, TopologicalSorter
 from math import prod
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Part, Role, Window, access_dims, axis_dims, named_dims
+from pase.graph.access import Access, DimIndex, Role, SliceOf, Window, access_dims, axis_dims, named_dims
 from pase.graph.attributes import check_attributes
 from pase.graph.body import verify_body
 from pase.graph.graph import Graph
@@ -46,9 +46,9 @@ def verify_operator(operator: Operator) -> None:
     for access in (*operator.reads, *operator.writes):
         _verify_access(operator, access, where)
     for exchange in operator.exchanges:
-        all_axes = (exchange.written, exchange.read) if isinstance(exchange, Relayout) else (exchange.axes,)
+        all_axes = (exchange.written, exchange.read) if isinstance(exchange, Relayout) else (exchange.index_map,)
         for axes in all_axes:
-            _verify_access(operator, Access(tensor=exchange.tensor, shape=exchange.shape, axes=axes), where)
+            _verify_access(operator, Access(tensor=exchange.tensor, shape=exchange.shape, index_map=axes), where)
         named = exchange.over if isinstance(exchange, AllReduce) else ()
         named = (exchange.across,) if isinstance(exchange, Handoff) else named
         _verify_known(operator, named, f"{where}: exchange {exchange.tensor!r}")
@@ -59,15 +59,15 @@ def verify_operator(operator: Operator) -> None:
                 f"{exchange.backward_times} of them with the gradients of inputs {exchange.gradient_of}"
             )
     for tensor in operator.intermediates:
-        _verify_access(operator, Access(tensor=tensor.tensor, shape=tensor.shape, axes=tensor.axes), where)
+        _verify_access(operator, Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map), where)
         if min(tensor.kept, tensor.working) < 0:
             raise GraphError(
                 f"{where} keeps {tensor.kept} and {tensor.working} of {tensor.tensor!r}; expected 0 or more"
             )
     for work in operator.work:
-        _verify_known(operator, tuple(d.dim if isinstance(d, Part) else d for d in work.dims), f"{where}: work")
+        _verify_known(operator, tuple(d.dim if isinstance(d, SliceOf) else d for d in work.dims), f"{where}: work")
         for part in work.dims:
-            if isinstance(part, Part) and (problem := _extent_problem(operator, part, part.extent)):
+            if isinstance(part, SliceOf) and (problem := _extent_problem(operator, part, part.extent)):
                 raise GraphError(f"{where}: work over a part of a dim, but {problem}")
         _verify_reads(operator, work.reads, f"{where}: work")
     _verify_known(operator, operator.unsplittable, f"{where}: unsplittable")
@@ -88,7 +88,7 @@ def verify_operator(operator: Operator) -> None:
 def _verify_fan_out(operator: Operator, where: str) -> None:
     reads, writes = operator.reads, operator.writes
     is_one = len(reads) == len(writes) == 1 and reads[0].role is Role.ACTIVATION
-    if not is_one or (reads[0].shape, reads[0].axes) != (writes[0].shape, writes[0].axes):
+    if not is_one or (reads[0].shape, reads[0].index_map) != (writes[0].shape, writes[0].index_map):
         raise GraphError(f"{where} hands on one tensor as it is; expected one input and the same for output")
     unused = set(operator.extents) - access_dims(reads[0])
     if len(unused) != 1 or set(reads[0].partial_over or ()) != unused or writes[0].partial_over != ():
@@ -111,24 +111,24 @@ def _verify_reads(operator: Operator, positions: Iterable[int], where: str) -> N
 
 def _verify_access(operator: Operator, access: Access, where: str) -> None:
     where = f"{where}: tensor {access.tensor!r}"
-    if len(access.axes) != len(access.shape):
+    if len(access.index_map) != len(access.shape):
         raise GraphError(
-            f"{where} has {len(access.shape)} dims and {len(access.axes)} axes; expected one axis for each dim"
+            f"{where} has {len(access.shape)} dims and {len(access.index_map)} axes; expected one axis for each dim"
         )
     _verify_known(operator, tuple(sorted(named_dims(access))), where)
     _verify_known(operator, access.partial_over or (), where)
     if access.shared and access.role is not Role.PARAMETER:
         raise GraphError(f"{where} is shared as {access.shared!r}; only a parameter can be shared")
-    used = [dim for axis in access.axes for dim in axis_dims(axis)]
+    used = [dim for axis in access.index_map for dim in axis_dims(axis)]
     if len(set(used)) != len(used):
         raise GraphError(f"{where} indexes two dims by the same iteration dim: {', '.join(used)}")
-    for position, (extent, axis) in enumerate(zip(access.shape, access.axes, strict=True)):
+    for position, (extent, axis) in enumerate(zip(access.shape, access.index_map, strict=True)):
         problem = _extent_problem(operator, axis, extent)
         if problem:
             raise GraphError(f"{where} of shape {access.shape}: dim {position} has extent {extent}, but {problem}")
 
 
-def _extent_problem(operator: Operator, axis: Axis, extent: int) -> str:
+def _extent_problem(operator: Operator, axis: DimIndex, extent: int) -> str:
     extents = operator.extents
     match axis:
         case None:
@@ -139,7 +139,7 @@ def _extent_problem(operator: Operator, axis: Axis, extent: int) -> str:
                 return f"its window has stride {axis.stride}, dilation {axis.dilation}, {zeros}"
             last = (extents[axis.out] - 1) * axis.stride - axis.pad
             return "" if last < extent + axis.beyond else f"window {extents[axis.out]} starts at {last}, beyond its end"
-        case Part():
+        case SliceOf():
             inside = axis.offset >= 0 and axis.offset + axis.extent <= extents[axis.dim]
             if not inside:
                 piece = f"[{axis.offset}, {axis.offset + axis.extent})"

@@ -30,7 +30,7 @@ def search_within(
     *,
     optimiser: str,
     ordering: str = "auto",
-    memory_limit_bytes: int | None = None,
+    solver_memory_bytes: int | None = None,
     time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
@@ -45,7 +45,7 @@ def search_within(
         return solve_limited(
             weighted,
             ordering=ordering,
-            memory_limit_bytes=memory_limit_bytes,
+            solver_memory_bytes=solver_memory_bytes,
             time_limit_s=time_limit_s,
             known=known,
             on_progress=on_progress,

@@ -85,7 +85,7 @@ class Plan:
 
     total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
     baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
-    memory_limit_bytes_per_device: what the strategy was to fit, or None; the certificate holds among those that fit.
+    device_memory_bytes: what the strategy was to fit, or None; the certificate holds among those that fit.
     Nothing in a plan can be changed: its certificate is of what it says. Notebooks show it as a table of its layers.
     """
 
@@ -102,7 +102,7 @@ class Plan:
     search: SearchRecord
     tool_version: str
     optimiser: str = DEFAULT_OPTIMISER
-    memory_limit_bytes_per_device: int | None = None
+    device_memory_bytes: int | None = None
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ _LIMIT = "memory_limit_bytes_per_device"
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the JSON form of a plan (plan.schema.json); `plan_from_document` returns an equal plan."""
-    limit = plan.memory_limit_bytes_per_device
+    limit = plan.device_memory_bytes
     return {
         "schema_version": plan.schema_version,
         "tool_version": plan.tool_version,
@@ -136,7 +136,7 @@ def plan_from_document(document: Field) -> Plan:
         ),
         tool_version=document["tool_version"].text(),
         optimiser=_optimiser(document),
-        memory_limit_bytes_per_device=limit.integer(1) if (limit := document.get(_LIMIT)) else None,
+        device_memory_bytes=limit.integer(1) if (limit := document.get(_LIMIT)) else None,
     )
     _verify_memory(plan, document)
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
@@ -256,7 +256,7 @@ def _verify_memory(plan: Plan, document: Field) -> None:
         for key, expected in {**asdict(plan.memory), "total_bytes": plan.memory.total_bytes}.items():
             if memory[key].integer() != expected:
                 raise memory[key].fail(f"is {memory[key].value}, but the strategy needs {expected}: search again")
-    limit = plan.memory_limit_bytes_per_device
+    limit = plan.device_memory_bytes
     if limit is not None and plan.memory.total_bytes > limit:
         raise document[_LIMIT].fail(f"is {limit}, but the strategy needs {plan.memory.total_bytes}: search again")
 

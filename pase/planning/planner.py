@@ -29,7 +29,7 @@ from pase.sharding.configurations import (
     data_parallel,
     enumerate_configurations,
 )
-from pase.solver import RELATIVE_TOLERANCE, Solution, check_limits, default_memory_limit_bytes, solve
+from pase.solver import RELATIVE_TOLERANCE, Solution, check_limits, default_solver_memory_bytes, solve
 from pase.tables.cost_tables import IndexArray
 
 MAX_DEVICES = 1 << 20
@@ -49,18 +49,18 @@ Progress = Callable[[str, float], None]
 class SearchOptions:
     """What a search can be told.
 
-    cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". memory_limit_bytes: of all cost
+    cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". solver_memory_bytes: of all cost
     tables, None for half of the machine's memory. time_limit_s: for making the tables and the search. keep_batch:
-    search although the batch cannot be split at all. memory_per_device_bytes: what a training step may take on each
+    search although the batch cannot be split at all. device_memory_bytes: what a training step may take on each
     device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory.
     """
 
     cost_model: str = "paper"
     ordering: str = "auto"
-    memory_limit_bytes: int | None = None
+    solver_memory_bytes: int | None = None
     time_limit_s: float | None = None
     keep_batch: bool = False
-    memory_per_device_bytes: int | None = None
+    device_memory_bytes: int | None = None
     optimiser: str = DEFAULT_OPTIMISER
 
 
@@ -69,10 +69,10 @@ class SearchSettings(TypedDict, total=False):
 
     cost_model: str
     ordering: str
-    memory_limit_bytes: int | None
+    solver_memory_bytes: int | None
     time_limit_s: float | None
     keep_batch: bool
-    memory_per_device_bytes: int | None
+    device_memory_bytes: int | None
     optimiser: str
 
 
@@ -102,13 +102,13 @@ def search(
     bound = None
     try:
         problem = problem_of(graph, devices, machine, options.cost_model, on_progress, allowance=limits.for_tables())
-        memory_limit_bytes, time_limit_s = limits.for_search(problem)
+        solver_memory_bytes, time_limit_s = limits.for_search(problem)
     except TimeUpError as stopped:
         bound = stopped.bound * (1 - RELATIVE_TOLERANCE)
-        keeps = None if options.memory_per_device_bytes is None else keeping(with_fan_outs(graph))
+        keeps = None if options.device_memory_bytes is None else keeping(with_fan_outs(graph))
         only = partial(_known_configurations, devices=devices, optimiser=options.optimiser, keeps=keeps)
         problem = problem_of(graph, devices, machine, options.cost_model, only=only)
-        memory_limit_bytes, time_limit_s = limits.memory_bytes, TIME_WITHOUT_TABLES_S
+        solver_memory_bytes, time_limit_s = limits.memory_bytes, TIME_WITHOUT_TABLES_S
 
     def cut(solution: Solution) -> Solution:
         """Return a solution with what is known of it among all strategies, where tables were not made for all."""
@@ -116,12 +116,12 @@ def search(
             return solution
         return replace(solution, exact=False, lower_bound=min(bound, solution.cost))
 
-    limit, known = options.memory_per_device_bytes, [data_parallel_choice(problem)]
+    limit, known = options.device_memory_bytes, [data_parallel_choice(problem)]
     if limit is None:
         solution = solve(
             problem.tables,
             ordering=options.ordering,
-            memory_limit_bytes=memory_limit_bytes,
+            solver_memory_bytes=solver_memory_bytes,
             time_limit_s=time_limit_s,
             known=known,
             on_progress=on_progress,
@@ -134,7 +134,7 @@ def search(
             limit,
             optimiser=options.optimiser,
             ordering=options.ordering,
-            memory_limit_bytes=memory_limit_bytes,
+            solver_memory_bytes=solver_memory_bytes,
             time_limit_s=time_limit_s,
             known=known,
             on_progress=on_progress,
@@ -153,7 +153,7 @@ def search(
     free = min(limited.unlimited.cost, plan.total_cost)
     return replace(
         plan,
-        memory_limit_bytes_per_device=limit,
+        device_memory_bytes=limit,
         baselines={**plan.baselines, WITHOUT_LIMIT: free},
     )
 
@@ -174,7 +174,7 @@ def _chosen(options: SearchOptions | Mapping[str, Any] | None, settings: SearchS
 def _check_memory(options: SearchOptions) -> None:
     """Raise CostError for an unknown optimiser, MemoryLimitError for a limit that is none."""
     optimiser_state(options.optimiser)
-    limit = options.memory_per_device_bytes
+    limit = options.device_memory_bytes
     if limit is not None and not (isinstance(limit, int) and limit >= 1):
         raise MemoryLimitError(f"the memory of a device is {limit!r}; expected a whole number of bytes, 1 or more")
 
@@ -205,11 +205,11 @@ class _Limits:
     @classmethod
     def of(cls, options: SearchOptions, start_s: float) -> "_Limits":
         """Return what options ask for; SolverError where that makes no sense."""
-        memory_bytes, time_s = options.memory_limit_bytes, options.time_limit_s
+        memory_bytes, time_s = options.solver_memory_bytes, options.time_limit_s
         check_limits(memory_bytes, time_s)
         return cls(
             deadline_s=None if time_s is None else start_s + time_s,
-            memory_bytes=default_memory_limit_bytes() if memory_bytes is None else memory_bytes,
+            memory_bytes=default_solver_memory_bytes() if memory_bytes is None else memory_bytes,
         )
 
     def for_tables(self) -> Allowance:

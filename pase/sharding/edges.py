@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
-from pase.graph import Access, Edge, Graph, Operator, Part, Window
+from pase.graph import Access, Edge, Graph, Operator, SliceOf, Window
 from pase.graph.access import access_dims
 from pase.sharding.layouts import (
     DeviceMesh,
@@ -63,7 +63,7 @@ class PlacedGraph(Protocol):
 
 
 def layer_mesh(plan: PlacedGraph, name: str) -> DeviceMesh:
-    """Return the mesh of a layer; RuntimeFailure where its splits and devices are none."""
+    """Return the mesh of a layer; ProgramError where its splits and devices are none."""
     layer = plan[name]
     return device_mesh(name, layer.splits.items(), plan.num_devices, layer.devices)
 
@@ -73,7 +73,7 @@ def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
     producer = plan.graph[edge.producer]
     write = producer.writes[edge.output]
     mesh = layer_mesh(plan, edge.producer)
-    parts = [(i, axis) for i, axis in enumerate(write.axes) if isinstance(axis, Part) and axis.extent > 1]
+    parts = [(i, axis) for i, axis in enumerate(write.index_map) if isinstance(axis, SliceOf) and axis.extent > 1]
     if not parts:
         return _steps(plan, edge, layout_of(mesh, tensor_dims(producer, write), layer=edge.producer))
     ((position, part),) = parts
@@ -81,7 +81,7 @@ def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
     full = replace(
         write,
         shape=(*write.shape[:position], producer.extents[part.dim], *write.shape[position + 1 :]),
-        axes=(*write.axes[:position], part.dim, *write.axes[position + 1 :]),
+        index_map=(*write.index_map[:position], part.dim, *write.index_map[position + 1 :]),
     )
     own = list(tensor_dims(producer, full))
     whole = layout_of(mesh, own, layer=edge.producer)
@@ -96,11 +96,11 @@ def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
     consumer = plan.graph[edge.consumer]
     read = consumer.reads[edge.input]
     steps = edge_steps(plan, edge)
-    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
+    itemsize = plan.graph.itemsize if read.is_differentiable else INDEX_BYTES
     forward = sum(moved_points(step) for step in steps)
     has_gradient = plan.graph.has_gradient(consumer, edge.input)
     backward = sum(map(moved_points, return_steps(plan, edge, steps))) if has_gradient else 0
-    return forward * word_bytes, backward * word_bytes
+    return forward * itemsize, backward * itemsize
 
 
 def return_steps(plan: PlacedGraph, edge: Edge, steps: Sequence[ReshardStep]) -> tuple[ReshardStep, ...]:
@@ -126,7 +126,7 @@ def summed_dims(operator: Operator, read: Access) -> frozenset[str]:
     Parts of a kernel read different windows: on their way back these are added where they overlap. All parts hold what
     the first alone reads of a dim: theirs are sums to which the others add nothing.
     """
-    kernels = {axis.kernel for axis in read.axes if isinstance(axis, Window)}
+    kernels = {axis.kernel for axis in read.index_map if isinstance(axis, Window)}
     return frozenset({*operator.partial_dims(read), *single_points(read)} - kernels)
 
 
@@ -137,7 +137,7 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
     if consumer.kind not in LAID_KINDS:
         return reshard_steps(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
     # Joined along one dim, or padded: the source is a piece of what the consumer writes.
-    parts = [(i, axis) for i, axis in enumerate(read.axes) if isinstance(axis, Part)]
+    parts = [(i, axis) for i, axis in enumerate(read.index_map) if isinstance(axis, SliceOf)]
     dims = tensor_dims(consumer, consumer.writes[0])
     target = layout_of(mesh, dims, layer=edge.consumer)
     before: tuple[ReshardStep, ...] = ()
@@ -220,10 +220,10 @@ def weight_accesses(graph: Graph, weight: SharedWeight) -> tuple[Access, Access]
     """
     owned, used = graph[weight.owner].reads[weight.owner_read], graph[weight.user].reads[weight.user_read]
     # Two dims that are not indexed cannot be told apart by their axes.
-    if set(owned.axes) != set(used.axes) or len(set(owned.axes)) < len(owned.axes):
+    if set(owned.index_map) != set(used.index_map) or len(set(owned.index_map)) < len(owned.index_map):
         return owned, used
-    order = [used.axes.index(axis) for axis in owned.axes]
-    return owned, replace(used, shape=tuple(used.shape[i] for i in order), axes=owned.axes)
+    order = [used.index_map.index(axis) for axis in owned.index_map]
+    return owned, replace(used, shape=tuple(used.shape[i] for i in order), index_map=owned.index_map)
 
 
 def weight_ends(plan: PlacedGraph, weight: SharedWeight) -> tuple[SumEnd, SumEnd]:

@@ -6,8 +6,8 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from pase.errors import EmitError, RuntimeFailure
-from pase.graph import Access, Axis, Operator, Part, Window
+from pase.errors import EmitError, ProgramError
+from pase.graph import Access, DimIndex, Operator, SliceOf, Window
 from pase.sharding.boxes import Box, Partition, Range
 from pase.sharding.shards import held_extents
 
@@ -60,17 +60,17 @@ def device_mesh(
 ) -> DeviceMesh:
     """Return the mesh of a layer: an axis for each dim that is split, and one of replicas for the devices left over.
 
-    devices: a permutation of range(num_devices), by default in order. Raises RuntimeFailure where the splits do
+    devices: a permutation of range(num_devices), by default in order. Raises ProgramError where the splits do
     not divide the devices or the list is no permutation.
     """
     axes = tuple((name, size) for name, size in splits if size != 1)
     names = [name for name, _ in axes]
     if len(set(names)) != len(names) or any(not isinstance(size, int) or size < 1 for _, size in axes):
-        raise RuntimeFailure(f"layer {layer!r}: the axes {axes} are no mesh; name each dim once, with 1 part or more")
+        raise ProgramError(f"layer {layer!r}: the axes {axes} are no mesh; name each dim once, with 1 part or more")
     num_parts = prod(size for _, size in axes)
     if num_devices % num_parts:
         written = " · ".join(f"{name}={size}" for name, size in axes)
-        raise RuntimeFailure(
+        raise ProgramError(
             f"layer {layer!r} is split in {written} = {num_parts} parts, which do not divide {num_devices} devices; "
             "change an axis so that the product divides them"
         )
@@ -78,7 +78,7 @@ def device_mesh(
         axes = (*axes, (replica_axis(names), num_devices // num_parts))
     order = tuple(range(num_devices)) if devices is None else tuple(devices)
     if sorted(order) != list(range(num_devices)):
-        raise RuntimeFailure(
+        raise ProgramError(
             f"layer {layer!r}: devices {list(order)} must name each of 0 to {num_devices - 1} once; "
             "correct the list, or leave it out for the default order"
         )
@@ -157,7 +157,7 @@ class Layout:
 
 
 def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
-    """Return how a tensor of these dims lies on a mesh; RuntimeFailure where a split does not divide its dim."""
+    """Return how a tensor of these dims lies on a mesh; ProgramError where a split does not divide its dim."""
     for dim in dims:
         _check_split(mesh, dim, layer)
     used = [axis for dim in dims for axis in _axes(dim)]
@@ -180,7 +180,7 @@ def _check_split(mesh: DeviceMesh, dim: TensorDim, layer: str) -> None:
         pairs = [(dim.out, dim.out_extent), (dim.kernel, dim.kernel_extent)]
     for name, extent in pairs:
         if extent % mesh.size(name):
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"layer {layer!r} splits {name} = {extent} in {mesh.size(name)} parts, which do not divide it; "
                 "choose a divisor"
             )
@@ -226,7 +226,7 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
     Raises EmitError for an axis that no layout expresses (a larger piece of a dim).
     """
     dims: list[TensorDim] = []
-    for axis, extent in zip(access.axes, access.shape, strict=True):
+    for axis, extent in zip(access.index_map, access.shape, strict=True):
         match axis:
             case str():
                 dims.append(PlainDim(axis, operator.extents[axis]))
@@ -247,7 +247,7 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
                 )
             case None if extent > 1:
                 dims.append(PlainDim(WHOLE, extent))
-            case None | Part(extent=1):
+            case None | SliceOf(extent=1):
                 pass
             case _:
                 raise EmitError(
@@ -257,11 +257,11 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
     return tuple(dims)
 
 
-def shard_points(operator: Operator, shape: tuple[int, ...], axes: tuple[Axis, ...], mesh: DeviceMesh) -> int:
+def shard_points(operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], mesh: DeviceMesh) -> int:
     """Return the points of the largest shard as a program holds it: those under all its windows, padding included."""
     return prod(part for _, part in held_extents(operator, shape, axes, mesh.size))
 
 
 def single_points(access: Access) -> tuple[str, ...]:
     """Return the dims of which one point is read or written, such as a stack's first layer or its last."""
-    return tuple(axis.dim for axis in access.axes if isinstance(axis, Part) and axis.extent == 1)
+    return tuple(axis.dim for axis in access.index_map if isinstance(axis, SliceOf) and axis.extent == 1)

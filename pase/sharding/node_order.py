@@ -29,7 +29,7 @@ class Sum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class Redistribution:
     """A part of a tensor that every device brings together. digits: in which the senders differ from it."""
 
     digits: Digits
@@ -40,7 +40,7 @@ def choose_order(
     bases: Sequence[int],
     group_sizes: Sequence[int],
     sums: Iterable[Sum],
-    fetches: Iterable[Fetch],
+    fetches: Iterable[Redistribution],
     *,
     by_level: bool = False,
 ) -> tuple[int, ...]:
@@ -99,7 +99,7 @@ def _ways(bases: Sequence[int], digits: Digits, sizes: Sequence[int]) -> Iterato
         yield from _ways(bases, digits, others)
 
 
-def _together(terms: Iterable[Sum | Fetch]) -> Mapping[Digits, float]:
+def _together(terms: Iterable[Sum | Redistribution]) -> Mapping[Digits, float]:
     total: dict[Digits, float] = {}
     for term in terms:
         if term.digits and term.shard_bytes:

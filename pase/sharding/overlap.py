@@ -32,7 +32,7 @@ from math import gcd, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.graph import Part
+from pase.graph import SliceOf
 from pase.sharding.boxes import common_dims, even_bounds
 from pase.sharding.shards import Component, FloatArray, IndexArray, IntArray, distinct_rows, part_labels
 
@@ -141,7 +141,7 @@ class Redistribution:
 
 
 def redistributions(
-    common: Overlap, word_bytes: int, *, forward_sums: IntArray | None = None, backward_sums: IntArray | None = None
+    common: Overlap, itemsize: int, *, forward_sums: IntArray | None = None, backward_sums: IntArray | None = None
 ) -> tuple[Redistribution, Redistribution]:
     """Return what moves forward, to the consumer's layout, and back, to the producer's.
 
@@ -150,15 +150,15 @@ def redistributions(
     nothing = np.empty((1, 1, 0), dtype=np.int64)
     return (
         Redistribution(
-            needed_bytes=common.needed_forward * word_bytes,
-            kept_bytes=common.kept_forward * word_bytes,
-            held_bytes=common.produced * word_bytes,
+            needed_bytes=common.needed_forward * itemsize,
+            kept_bytes=common.kept_forward * itemsize,
+            held_bytes=common.produced * itemsize,
             sum_members=nothing if forward_sums is None else forward_sums[:, None, :],
         ),
         Redistribution(
-            needed_bytes=common.needed_backward * word_bytes,
-            kept_bytes=common.kept_backward * word_bytes,
-            held_bytes=common.consumed * word_bytes,
+            needed_bytes=common.needed_backward * itemsize,
+            kept_bytes=common.kept_backward * itemsize,
+            held_bytes=common.consumed * itemsize,
             sum_members=nothing if backward_sums is None else backward_sums[None, :, :],
         ),
     )
@@ -206,7 +206,7 @@ def _tables(
     u: list[Component], us: IndexArray, v: list[Component], vs: IndexArray, known: dict[_Types, int]
 ) -> Iterator[_Table]:
     """Yield tables whose products are the group's: one for each stretch of it that both sides split on its own."""
-    plain = not any(isinstance(c.axis, Part) for c in (*u, *v))
+    plain = not any(isinstance(c.axis, SliceOf) for c in (*u, *v))
     everywhere = np.ones((len(us), len(vs)), dtype=np.bool_)
     if plain and len(u) == len(v) == 1:
         yield _stretch_table(u[0].length, us[:, 0], vs[:, 0], everywhere, known)
@@ -274,7 +274,7 @@ def _typed(
 @lru_cache(maxsize=1 << 14)
 def _runs(part: Component, split: int) -> tuple[tuple[int, ...], int]:
     """Return the sizes of a component's parts that have anything of it, in order; and how many have nothing."""
-    extent, offset = (part.dim_extent, part.axis.offset) if isinstance(part.axis, Part) else (part.length, 0)
+    extent, offset = (part.dim_extent, part.axis.offset) if isinstance(part.axis, SliceOf) else (part.length, 0)
     bounds = np.clip(even_bounds(extent, split), offset, offset + part.length)
     sizes = np.diff(bounds)
     return tuple(sizes[sizes > 0].tolist()), int((sizes == 0).sum())
@@ -600,7 +600,7 @@ def _choosing_factor(part: Component, split: int) -> int | None:
     A piece that is one of A equal pieces lies within one part of a split of up to A; what is beyond A splits
     the piece itself. None where the parts cross the piece's bounds.
     """
-    if not isinstance(part.axis, Part):
+    if not isinstance(part.axis, SliceOf):
         return 1
     if part.dim_extent % part.length or part.axis.offset % part.length:
         return None

@@ -16,7 +16,7 @@ import numpy as np
 from pase.graph import Access, AllReduce, Edge, Graph, Operator
 from pase.graph.access import access_dims, split_dim
 from pase.sharding.configurations import prime_factors
-from pase.sharding.node_order import Fetch, Sum, choose_order
+from pase.sharding.node_order import Redistribution, Sum, choose_order
 from pase.sharding.overlap import shared_splits
 from pase.sharding.shards import components, shard_size, split_columns, splits_of
 
@@ -130,7 +130,7 @@ def _common_cuts(
 ) -> tuple[_Cut, ...]:
     sides = []
     for operator, split, access in ((u, u_split, written), (v, v_split, read)):
-        parts = components(access.shape, access.axes, operator.extents)
+        parts = components(access.shape, access.index_map, operator.extents)
         row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         sides.append((parts, split_columns(parts, splits_of(operator, row))[0]))
     (u_parts, u_row), (v_parts, v_row) = sides
@@ -265,8 +265,10 @@ def _start(
     """Return a placement of every layer: as its producers' placements suggest, or with digits in their plain order."""
     placed: list[Placement] = []
     for vertex, of_dims in enumerate(primes):
-        wishes = _wishes(vertex, [link for link in incident[vertex] if link.v == vertex], placed) if is_greedy else {}
-        placed.append(_assign(of_dims, bases, wishes))
+        affinities = (
+            _affinities(vertex, [link for link in incident[vertex] if link.v == vertex], placed) if is_greedy else {}
+        )
+        placed.append(_assign(of_dims, bases, affinities))
     return placed
 
 
@@ -280,7 +282,7 @@ def _improve(placed: list[Placement], bases: tuple[int, ...], incident: Sequence
             if kept >= sum(link.size for link in incident[vertex]):
                 continue
             before = placed[vertex]
-            placed[vertex] = _assign(before.primes, bases, _wishes(vertex, incident[vertex], placed))
+            placed[vertex] = _assign(before.primes, bases, _affinities(vertex, incident[vertex], placed))
             if _kept(incident[vertex], placed) > kept * (1 + 1e-12):
                 changed = True
             else:
@@ -302,25 +304,25 @@ def _kept(links: Sequence[_Link], placed: Sequence[Placement]) -> float:
     return total
 
 
-def _wishes(vertex: int, links: Sequence[_Link], placed: Sequence[Placement]) -> dict[tuple[Slot, int], float]:
+def _affinities(vertex: int, links: Sequence[_Link], placed: Sequence[Placement]) -> dict[tuple[Slot, int], float]:
     """Return, for a slot of a layer and a digit, the elements that would stay where the neighbours have them."""
-    wishes: dict[tuple[Slot, int], float] = {}
+    affinities: dict[tuple[Slot, int], float] = {}
     for link in links:
         other = placed[link.u if link.v == vertex else link.v].digits
         for pair in link.pairs:
             theirs, ours = pair[:2] if link.v == vertex else (pair[1], pair[0])
             key = ours, other.index(theirs)
-            wishes[key] = wishes.get(key, 0.0) + link.size
-    return wishes
+            affinities[key] = affinities.get(key, 0.0) + link.size
+    return affinities
 
 
 def _assign(
-    primes: Mapping[str, tuple[int, ...]], bases: tuple[int, ...], wishes: Mapping[tuple[Slot, int], float]
+    primes: Mapping[str, tuple[int, ...]], bases: tuple[int, ...], affinities: Mapping[tuple[Slot, int], float]
 ) -> Placement:
-    """Give every digit to a slot of its base, or to a replica: the largest wishes first, the rest in order."""
+    """Give every digit to a slot of its base, or to a replica: the largest affinities first, the rest in order."""
     open_slots = {(dim, i): prime for dim, of_dim in primes.items() for i, prime in enumerate(of_dim)}
     digits: list[Slot | None] = [None] * len(bases)
-    for (slot, digit), _ in sorted(wishes.items(), key=lambda item: (-item[1], item[0][1], item[0][0])):
+    for (slot, digit), _ in sorted(affinities.items(), key=lambda item: (-item[1], item[0][1], item[0][0])):
         if slot in open_slots and digits[digit] is None and bases[digit] == open_slots[slot]:
             digits[digit] = slot
             del open_slots[slot]
@@ -344,28 +346,28 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
         return frozenset(i for i, slot in enumerate(placement.digits) if slot is not None and slot[0] in over)
 
     for operator, split, placement in zip(graph.operators, splits, placed, strict=True):
-        inside = [(write.shape, write.axes, operator.partial_dims(write), 1) for write in operator.writes]
+        inside = [(write.shape, write.index_map, operator.partial_dims(write), 1) for write in operator.writes]
         inside += [
-            (read.shape, read.axes, operator.partial_dims(read), 1)
+            (read.shape, read.index_map, operator.partial_dims(read), 1)
             for position, read in enumerate(operator.reads)
             if graph.has_gradient(operator, position)
             and sums_itself(operator, position, summed(placement, operator.partial_dims(read)))
         ]
         inside += [
-            (exchange.shape, exchange.axes, exchange.over, exchange.times)
+            (exchange.shape, exchange.index_map, exchange.over, exchange.times)
             for exchange in operator.exchanges_with(graph.read_gradients(operator))
             if isinstance(exchange, AllReduce)
         ]
         for shape, axes, over, times in inside:
             digits = summed(placement, over)
             if digits:
-                access = Access(tensor="sum", shape=shape, axes=axes)
+                access = Access(tensor="sum", shape=shape, index_map=axes)
                 yield Sum(digits=digits, shard_bytes=times * _shard_bytes(graph, operator, access, split))
 
 
 def _fetches(
     graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement], links: Sequence[_Link]
-) -> Iterator[Fetch]:
+) -> Iterator[Redistribution]:
     """Yield what each edge moves, forward and backward: a device fetches what digits cut elsewhere than its own do."""
     stays: dict[int, set[tuple[Slot, Slot]]] = {}
     for link in links:
@@ -384,12 +386,12 @@ def _fetches(
                 if slot is not None and slot[0] in access_dims(sent) and (slot, own) not in pairs
             )
             size = _shard_bytes(graph, graph.operators[receiver], received, splits[receiver])
-            yield Fetch(digits=digits, shard_bytes=size)
+            yield Redistribution(digits=digits, shard_bytes=size)
 
 
 def _shard_bytes(graph: Graph, operator: Operator, access: Access, split: Mapping[str, int]) -> float:
     row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-    return graph.word_bytes * float(shard_size(access.shape, access.axes, splits_of(operator, row))[0])
+    return graph.itemsize * float(shard_size(access.shape, access.index_map, splits_of(operator, row))[0])
 
 
 def _reordered(placement: Placement, order: Sequence[int]) -> Placement:

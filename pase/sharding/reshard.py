@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.boxes import Box, Range, common_dims, intersection, num_points, whole
 from pase.sharding.layouts import HOST, Layout
 
@@ -35,7 +35,7 @@ class ReshardStep:
 def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
     """Return the movements, one or at most three, that take a tensor from one layout to another.
 
-    The shapes may differ by a reshape. Raises RuntimeFailure where their sizes differ.
+    The shapes may differ by a reshape. Raises ProgramError where their sizes differ.
     """
     if source.shape == target.shape:
         return (ReshardStep(source, target),)
@@ -148,7 +148,7 @@ class _Group:
 def _aligned(source: Sequence[int], target: Sequence[int]) -> list[_Group]:
     """Return the smallest groups of neighbouring dims with equal products."""
     if prod(source) != prod(target):
-        raise RuntimeFailure(
+        raise ProgramError(
             f"a tensor of shape {list(source)} cannot be read as {list(target)}: their sizes differ; correct the dims"
         )
     groups: list[_Group] = []

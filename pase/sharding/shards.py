@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.graph import Axis, Operator, Part, Window
+from pase.graph import DimIndex, Operator, SliceOf, Window
 from pase.sharding.boxes import even_bounds
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int32]
 IntArray = NDArray[np.int64]
 
-SingleAxis = str | Window | Part | None
+SingleAxis = str | Window | SliceOf | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def splits_of(operator: Operator, values: IndexArray) -> Splits:
     return Splits(values=values, extents=operator.extents)
 
 
-def shard_size(shape: tuple[int, ...], axes: tuple[Axis, ...], splits: Splits) -> FloatArray:
+def shard_size(shape: tuple[int, ...], axes: tuple[DimIndex, ...], splits: Splits) -> FloatArray:
     """Return the [K] number of elements in the largest shard of a tensor, halos left out."""
     size = np.ones(len(splits.values))
     for component in components(shape, axes, splits.extents):
@@ -63,7 +63,7 @@ class Component:
     kernel_extent: int = 1
 
 
-def components(shape: tuple[int, ...], axes: tuple[Axis, ...], extents: Mapping[str, int]) -> tuple[Component, ...]:
+def components(shape: tuple[int, ...], axes: tuple[DimIndex, ...], extents: Mapping[str, int]) -> tuple[Component, ...]:
     """Return a tensor's dims with products of iteration dims taken apart, row-major; extents: of the iteration dims."""
     result: list[Component] = []
     for length, axis in zip(shape, axes, strict=True):
@@ -76,7 +76,7 @@ def components(shape: tuple[int, ...], axes: tuple[Axis, ...], extents: Mapping[
                         length=length, axis=axis, dim_extent=extents[axis.out], kernel_extent=extents[axis.kernel]
                     )
                 )
-            case Part():
+            case SliceOf():
                 result.append(Component(length=length, axis=axis, dim_extent=extents[axis.dim]))
             case _:
                 result.append(Component(length=length, axis=axis, dim_extent=length))
@@ -115,7 +115,7 @@ def split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
             return np.ones(len(splits.values), dtype=np.int32)
         case Window():
             return splits.of(axis.out)
-        case Part():
+        case SliceOf():
             return splits.of(axis.dim)
         case _:
             return splits.of(axis)
@@ -123,22 +123,22 @@ def split_of(axis: SingleAxis, splits: Splits) -> IndexArray:
 
 def largest_part(component: Component, split: int) -> float:
     """Return the extent of the largest of so many even parts of a component."""
-    if isinstance(component.axis, Part):
+    if isinstance(component.axis, SliceOf):
         return float(np.bincount(part_labels(component, split)).max())
     return float(-(-component.length // split))
 
 
 def part_labels(component: Component, split: int) -> IntArray:
     """Return, for each position along a component, which part of the iteration dim it belongs to."""
-    bounds = even_bounds(component.dim_extent if isinstance(component.axis, Part) else component.length, split)
+    bounds = even_bounds(component.dim_extent if isinstance(component.axis, SliceOf) else component.length, split)
     positions = np.arange(component.length)
-    if isinstance(component.axis, Part):
+    if isinstance(component.axis, SliceOf):
         positions = positions + component.axis.offset
     return np.searchsorted(bounds, positions, side="right").astype(np.int64) - 1
 
 
 def held_extents(
-    operator: Operator, shape: tuple[int, ...], axes: tuple[Axis, ...], ways: Callable[[str], Any]
+    operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], ways: Callable[[str], Any]
 ) -> list[tuple[int, Any]]:
     """Return a tensor's dims as a program holds them: each one's extent, and that of a device's part of it.
 
@@ -158,7 +158,7 @@ def held_extents(
             case Window(out=out, kernel=kernel, stride=stride, dilation=dilation):
                 outs, kernels = -(-part.dim_extent // ways(out)), -(-part.kernel_extent // ways(kernel))
                 found.append((part.length, (outs - 1) * stride + (kernels - 1) * dilation + 1))
-            case Part() if part.length > 1:
+            case SliceOf() if part.length > 1:
                 found.append((part.length, -(-part.length // ways(part.axis.dim))))
             case None if part.length > 1:
                 found.append((part.length, part.length))

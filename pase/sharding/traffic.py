@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 
-from pase.graph import Access, AllReduce, Axis, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
+from pase.graph import Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
 from pase.sharding.edges import (
     INDEX_BYTES,
     JOINING_KINDS,
@@ -104,7 +104,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         yield Summed(tensor="loss", phase=forward, purpose=Purpose.OUTPUT, over=over, points=1)
     else:
         for write in operator.writes:
-            points = shard_points(operator, write.shape, write.axes, mesh)
+            points = shard_points(operator, write.shape, write.index_map, mesh)
             over = operator.partial_dims(write)
             yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
             for dim in single_points(write):
@@ -114,7 +114,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
-            points = shard_points(operator, read.shape, read.axes, mesh)
+            points = shard_points(operator, read.shape, read.index_map, mesh)
             for over in gradient_sums(plan, operator, position):
                 yield Summed(
                     tensor=f"gradient of {read.tensor}",
@@ -141,7 +141,7 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh) -> Summ
                 phase=Phase.FORWARD,
                 purpose=Purpose.EXCHANGE,
                 over=tuple(exchange.over),
-                points=shard_points(operator, exchange.shape, exchange.axes, mesh),
+                points=shard_points(operator, exchange.shape, exchange.index_map, mesh),
                 times=exchange.times,
             )
         case Relayout():
@@ -151,7 +151,9 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh) -> Summ
             )
             return sent(moved_pairs(reshard_steps(written, read_back)))
         case Handoff():
-            return sent(_handed(mesh, exchange.across, shard_points(operator, exchange.shape, exchange.axes, mesh)))
+            return sent(
+                _handed(mesh, exchange.across, shard_points(operator, exchange.shape, exchange.index_map, mesh))
+            )
 
 
 def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple[tuple[str, ...], ...]:
@@ -198,8 +200,8 @@ def _handed(mesh: DeviceMesh, across: str, points: int) -> Pairs:
     return pairs
 
 
-def _exchange_dims(operator: Operator, shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[PlainDim, ...]:
-    dims = tensor_dims(operator, Access(tensor="exchanged", shape=shape, axes=axes))
+def _exchange_dims(operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...]) -> tuple[PlainDim, ...]:
+    dims = tensor_dims(operator, Access(tensor="exchanged", shape=shape, index_map=axes))
     plain = tuple(dim for dim in dims if isinstance(dim, PlainDim))
     assert len(plain) == len(dims), f"{operator.name} exchanges windows"
     return plain
@@ -235,7 +237,7 @@ class Flow:
 
 
 def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
-    """Return what a placed plan moves in a step; RuntimeFailure or EmitError where a layer's splits fit no mesh.
+    """Return what a placed plan moves in a step; ProgramError or EmitError where a layer's splits fit no mesh.
 
     Words are those of the plan's graph, 4 bytes by default. What an operator exchanges inside itself counts as forward,
     whatever pass it is of.
@@ -290,15 +292,15 @@ def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
 def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
     read, has_gradient = consumer.reads[edge.input], plan.graph.has_gradient(consumer, edge.input)
-    word_bytes = plan.graph.word_bytes if read.is_differentiable else INDEX_BYTES
+    itemsize = plan.graph.itemsize if read.is_differentiable else INDEX_BYTES
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if has_gradient else ()
     if len(steps) > 1 and consumer.kind in JOINING_KINDS:
         # What comes in another shape is brought to the consumer's devices before it is joined there.
         ends = edge.consumer, edge.consumer
-        yield from _both_ways(read.tensor, *ends, steps[-1:], back[:1], word_bytes)
+        yield from _both_ways(read.tensor, *ends, steps[-1:], back[:1], itemsize)
         steps, back = steps[:-1], back[1:]
-    yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, back, word_bytes)
+    yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, back, itemsize)
 
 
 def _both_ways(
@@ -307,29 +309,29 @@ def _both_ways(
     consumer: str,
     steps: Sequence[ReshardStep],
     back: Sequence[ReshardStep],
-    word_bytes: int,
+    itemsize: int,
 ) -> Iterator[Flow]:
-    yield _flow(tensor, producer, consumer, Phase.FORWARD, moved_pairs(steps), word_bytes)
-    yield _flow(tensor, producer, consumer, Phase.BACKWARD, moved_pairs(back), word_bytes)
+    yield _flow(tensor, producer, consumer, Phase.FORWARD, moved_pairs(steps), itemsize)
+    yield _flow(tensor, producer, consumer, Phase.BACKWARD, moved_pairs(back), itemsize)
 
 
 def _shared_flows(plan: PlacedGraph) -> Iterator[Flow]:
     for weight in shared_weights(plan.graph):
         tensor = plan.graph[weight.user].reads[weight.user_read].shared
         ways = shared_steps(plan, weight), shared_return_steps(plan, weight)
-        yield from _both_ways(tensor, weight.owner, weight.user, *ways, plan.graph.word_bytes)
+        yield from _both_ways(tensor, weight.owner, weight.user, *ways, plan.graph.itemsize)
 
 
 def _layer_flows(plan: PlacedGraph, operator: Operator) -> Iterator[Flow]:
     mesh, name = layer_mesh(plan, operator.name), operator.name
     for found in layer_movements(plan, operator):
         pairs = all_reduce_pairs(mesh, found.over, found.points) if isinstance(found, Summed) else found.pairs
-        yield _flow(found.tensor, name, name, found.phase, pairs, plan.graph.word_bytes * found.times)
+        yield _flow(found.tensor, name, name, found.phase, pairs, plan.graph.itemsize * found.times)
 
 
-def _flow(tensor: str, producer: str, consumer: str, phase: Phase, points: Pairs, word_bytes: int) -> Flow:
+def _flow(tensor: str, producer: str, consumer: str, phase: Phase, points: Pairs, itemsize: int) -> Flow:
     return Flow(
         tensor=tensor,
         movement=Movement(producer=producer, consumer=consumer, phase=phase),
-        bytes_by_pair={ends: count * word_bytes for ends, count in points.items() if count},
+        bytes_by_pair={ends: count * itemsize for ends, count in points.items() if count},
     )

@@ -11,7 +11,7 @@ from pase.solver.constrained import (
     lightest_strategy,
     solve_limited,
 )
-from pase.solver.search import check_limits, default_memory_limit_bytes, solve
+from pase.solver.search import check_limits, default_solver_memory_bytes, solve
 from pase.solver.solution import RELATIVE_TOLERANCE, Progress, Solution, Statistics
 from pase.solver.two_pass import Marginals, min_marginals
 
@@ -25,7 +25,7 @@ __all__ = [
     "Solution",
     "Statistics",
     "check_limits",
-    "default_memory_limit_bytes",
+    "default_solver_memory_bytes",
     "lightest_strategy",
     "min_marginals",
     "near_optimal",

@@ -31,7 +31,7 @@ from pase.errors import SolverError
 from pase.solver.bounds import tighten_bounds
 from pase.solver.pairwise import Edge, Mask, PairwiseModel
 from pase.solver.pareto import Limits, TooManyError, TooWideError, cheapest_within, num_thinnings
-from pase.solver.search import default_memory_limit_bytes, solve
+from pase.solver.search import default_solver_memory_bytes, solve
 from pase.solver.solution import (
     RELATIVE_TOLERANCE,
     Outcome,
@@ -301,7 +301,7 @@ def solve_limited(
     problem: ConstrainedProblem,
     *,
     ordering: str = "auto",
-    memory_limit_bytes: int | None = None,
+    solver_memory_bytes: int | None = None,
     time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
@@ -317,7 +317,7 @@ def solve_limited(
     budget = SearchBudget(
         started_s=started_s,
         deadline_s=None if time_limit_s is None else started_s + time_limit_s,
-        memory_limit_bytes=default_memory_limit_bytes() if memory_limit_bytes is None else memory_limit_bytes,
+        solver_memory_bytes=default_solver_memory_bytes() if solver_memory_bytes is None else solver_memory_bytes,
         on_progress=on_progress,
     )
     start = [tuple(choice) for choice in known]
@@ -326,7 +326,7 @@ def solve_limited(
     unlimited = solve(
         problem.tables,
         ordering=ordering,
-        memory_limit_bytes=memory_limit_bytes,
+        solver_memory_bytes=solver_memory_bytes,
         time_limit_s=time_limit_s,
         known=start,
         on_progress=on_progress,
@@ -508,7 +508,7 @@ class _Search:
             solve(
                 tables,
                 ordering=self.ordering,
-                memory_limit_bytes=self.budget.memory_limit_bytes,
+                solver_memory_bytes=self.budget.solver_memory_bytes,
                 time_limit_s=self.time_left_s(1e-3),
             )
         )
@@ -526,7 +526,7 @@ class _Search:
             found = solve_limited(
                 part,
                 ordering=self.ordering,
-                memory_limit_bytes=self.budget.memory_limit_bytes,
+                solver_memory_bytes=self.budget.solver_memory_bytes,
                 time_limit_s=self.time_left_s(1e-9),
                 known=[outcome.choice] if np.isfinite(outcome.cost) else (),
                 on_progress=self.budget.on_progress,

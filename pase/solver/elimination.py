@@ -292,7 +292,7 @@ def optimal_strategy(
     if not model.live:
         return model.offset, model.complete({})
     plan = plan_elimination(model.costs, model.edges(), ordered(model))
-    if plan.table_bytes > budget.memory_limit_bytes or plan.operations > max_operations:
+    if plan.table_bytes > budget.solver_memory_bytes or plan.operations > max_operations:
         return None
     budget.holds(model.own_bytes() + plan.table_bytes)
     budget.operations += plan.operations

@@ -148,7 +148,7 @@ def cheapest_within(
         if not len(found.priced):
             return None
         held_bytes += 8 * len(found.priced) * (3 + len(found.below))
-        if held_bytes > budget.memory_limit_bytes:
+        if held_bytes > budget.solver_memory_bytes:
             raise TooManyError
         budget.holds(model.own_bytes() + held_bytes)
         budget.operations += len(found.priced)
@@ -170,7 +170,7 @@ def _narrowest_plan(model: PairwiseModel, budget: SearchBudget) -> EliminationPl
     if (
         narrowest.largest_dependent_set >= MAX_AXES
         or max(cells, default=0) > MAX_CELLS
-        or BYTES_PER_CELL * sum(cells) > budget.memory_limit_bytes
+        or BYTES_PER_CELL * sum(cells) > budget.solver_memory_bytes
     ):
         raise TooWideError
     return plan

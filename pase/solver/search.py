@@ -51,7 +51,7 @@ def solve(
     tables: CostTables,
     *,
     ordering: str = AUTO,
-    memory_limit_bytes: int | None = None,
+    solver_memory_bytes: int | None = None,
     time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
     on_progress: Progress | None = None,
@@ -59,7 +59,7 @@ def solve(
     """Return a cheapest strategy with its proof, or the best found, a lower bound and their gap.
 
     ordering: a name of `pase.solver.ordering.ORDERINGS`, or "auto" for the one predicted to be cheapest.
-    memory_limit_bytes: the most that the solver's own tables may take; default: half of the machine's memory.
+    solver_memory_bytes: the most that the solver's own tables may take; default: half of the machine's memory.
     time_limit_s: wall-clock time after which the best strategy so far is returned; Ctrl-C has the same effect.
     known: strategies, each a configuration index for each vertex; the answer is never worse than the best of them.
     on_progress: called now and then with what is being done and the fraction of it that is complete.
@@ -72,7 +72,7 @@ def solve(
     and when no strategy has a finite cost.
     """
     started_s = time.perf_counter()
-    limit_bytes = default_memory_limit_bytes() if memory_limit_bytes is None else memory_limit_bytes
+    limit_bytes = default_solver_memory_bytes() if solver_memory_bytes is None else solver_memory_bytes
     check_limits(limit_bytes, time_limit_s)
     if ordering != AUTO:
         ordering_named(ordering)
@@ -80,7 +80,7 @@ def solve(
     budget = SearchBudget(
         started_s=started_s,
         deadline_s=None if time_limit_s is None else started_s + time_limit_s,
-        memory_limit_bytes=limit_bytes,
+        solver_memory_bytes=limit_bytes,
         on_progress=on_progress,
     )
     # What an elimination of everything would take tells which way to go. With "auto", the orderings are weighed for
@@ -101,15 +101,15 @@ def solve(
     return _solution(tables, report, budget, outcome)
 
 
-def check_limits(memory_limit_bytes: int | None, time_limit_s: float | None) -> None:
+def check_limits(solver_memory_bytes: int | None, time_limit_s: float | None) -> None:
     """Raise SolverError for limits that make no sense."""
-    if memory_limit_bytes is not None and memory_limit_bytes <= 0:
-        raise SolverError(f"the memory limit is {memory_limit_bytes} bytes; give a positive number")
+    if solver_memory_bytes is not None and solver_memory_bytes <= 0:
+        raise SolverError(f"the memory limit is {solver_memory_bytes} bytes; give a positive number")
     if time_limit_s is not None and not time_limit_s > 0:
         raise SolverError(f"the time limit is {time_limit_s} s; give a positive number")
 
 
-def default_memory_limit_bytes() -> int:
+def default_solver_memory_bytes() -> int:
     """Return half of the machine's memory."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
@@ -176,7 +176,7 @@ def _reduce(model: PairwiseModel, budget: SearchBudget) -> None:
     """Drop and eliminate what takes no bound; repeated parts of the problem are reduced once."""
     merge_alike(model)
     drop_dominated(model, budget.check)
-    contract(model, QUICK_OPERATIONS // 10, budget.memory_limit_bytes // 4, budget.check)
+    contract(model, QUICK_OPERATIONS // 10, budget.solver_memory_bytes // 4, budget.check)
 
 
 def cost_ceiling(tables: CostTables, known: float) -> float:

@@ -26,7 +26,7 @@ class SearchBudget:
 
     started_s: float
     deadline_s: float | None
-    memory_limit_bytes: int
+    solver_memory_bytes: int
     on_progress: Progress | None
     peak_bytes: int = 0
     sweeps: int = 0

@@ -85,7 +85,7 @@ def _placed_table() -> str:
 
 def _excess(plan: Plan, model: AlphaBetaCostModel) -> float:
     """Return by what part of the total cost the placed plan's messages are dearer than the model's."""
-    node = model.rooms[0]
+    node = model.fanouts[0]
     extra = 0.0
     for operator, layer in zip(plan.graph.operators, plan.layers, strict=True):
         row = np.array([[layer.splits[dim] for dim in operator.extents]], dtype=np.int32)

@@ -99,7 +99,7 @@ def naive_dependent_sets(neighbours: Neighbours, order: Sequence[int]) -> tuple[
 
 
 def find_best_strategy(
-    tables: CostTables, order: Sequence[int], *, memory_limit_bytes: int = DEFAULT_LIMIT_BYTES
+    tables: CostTables, order: Sequence[int], *, solver_memory_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> Solution:
     """Return a cheapest strategy by recurrence (4): R(i, φ_D(i)) for every i in order, then back-substitution (Fig. 4).
 
@@ -112,11 +112,11 @@ def find_best_strategy(
     verify_tables(tables)
     sets = dependent_sets(tables.neighbours, order)
     dependent = [tuple(sorted(d)) for d in sets.dependent]
-    return _dynamic_programming(tables, sets.order, dependent, sets.subsets, memory_limit_bytes, started_s)
+    return _dynamic_programming(tables, sets.order, dependent, sets.subsets, solver_memory_bytes, started_s)
 
 
 def naive_recurrence(
-    tables: CostTables, order: Sequence[int], *, memory_limit_bytes: int = DEFAULT_LIMIT_BYTES
+    tables: CostTables, order: Sequence[int], *, solver_memory_bytes: int = DEFAULT_LIMIT_BYTES
 ) -> Solution:
     """Return a cheapest strategy by recurrence (2), whose tables range over all neighbours of V≤i in V>i.
 
@@ -129,7 +129,7 @@ def naive_recurrence(
     verify_tables(tables)
     dependent = [tuple(sorted(d)) for d in naive_dependent_sets(tables.neighbours, order)]
     previous = [(i - 1,) if i else () for i in range(len(order))]
-    return _dynamic_programming(tables, order, dependent, previous, memory_limit_bytes, started_s)
+    return _dynamic_programming(tables, order, dependent, previous, solver_memory_bytes, started_s)
 
 
 def _dynamic_programming(
@@ -137,7 +137,7 @@ def _dynamic_programming(
     order: Sequence[int],
     dependent: Sequence[tuple[int, ...]],
     uses: Sequence[Sequence[int]],
-    memory_limit_bytes: int,
+    solver_memory_bytes: int,
     started_s: float,
 ) -> Solution:
     """Fill R(i, ·) = min over C of [H(i, ·) + Σ over j in uses[i] of R(j, ·)] for each position i, and go back.
@@ -162,10 +162,10 @@ def _dynamic_programming(
         operations += cells
         kept_bytes = cells // sizes[v] * (_VALUE_BYTES + _CHOICE_BYTES)
         peak_bytes = max(peak_bytes, held_bytes + cells * _VALUE_BYTES + kept_bytes)
-        if peak_bytes > memory_limit_bytes:
+        if peak_bytes > solver_memory_bytes:
             raise SolverError(
                 f"step {i + 1} of {len(order)} of the recurrence ranges over {cells:.3g} combinations of {len(axes)} "
-                f"layers and would hold {peak_bytes:.3g} bytes; the limit is {memory_limit_bytes}: "
+                f"layers and would hold {peak_bytes:.3g} bytes; the limit is {solver_memory_bytes}: "
                 "use another ordering, or the solver"
             )
         total = np.empty([sizes[x] for x in axes])

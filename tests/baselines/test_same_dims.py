@@ -11,7 +11,7 @@ from pase.analysis.baselines.rules import (
     same_dims,
     transformer_dims,
 )
-from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, Part
+from pase.graph import Access, Builder, Dim, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import attention, dense, embedding, layer_norm, softmax_loss
 from pase.planning.planner import problem_of
 from tests.networks import SMALL, small_graph
@@ -73,11 +73,11 @@ def _grouped(name: str, q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ..
         kind="attention",
         dims=tuple(Dim(dim, extent) for dim, extent in dims.items()),
         reads=(
-            Access(tensor="q", shape=q, axes=("b", "s", heads, "k")),
-            Access(tensor="k", shape=k, axes=("b", "t", "h1", "k")),
-            Access(tensor="v", shape=v, axes=("b", "t", "h1", "k")),
+            Access(tensor="q", shape=q, index_map=("b", "s", heads, "k")),
+            Access(tensor="k", shape=k, index_map=("b", "t", "h1", "k")),
+            Access(tensor="v", shape=v, index_map=("b", "t", "h1", "k")),
         ),
-        writes=(Access(tensor="y", shape=q, axes=("b", "s", heads, "k")),),
+        writes=(Access(tensor="y", shape=q, index_map=("b", "s", heads, "k")),),
     )
 
 
@@ -100,7 +100,7 @@ def test_a_piece_of_a_dim_is_the_same_as_the_dim() -> None:
     x = net.add(dense, "first", x, lead=("b", "s"), reduce=("d",), out=(("n", 48),))
     graph = net.build()
     pieces = tuple(
-        Access(tensor=f"y{i}", shape=(2, 8, 16), axes=("b", "s", Part(dim="n", offset=16 * i, extent=16)))
+        Access(tensor=f"y{i}", shape=(2, 8, 16), index_map=("b", "s", SliceOf(dim="n", offset=16 * i, extent=16)))
         for i in range(3)
     )
     first = graph["first"]
@@ -145,7 +145,12 @@ def test_equal_splits_of_the_same_dim_move_nothing(model: str) -> None:
         u, v = graph[edge.producer], graph[edge.consumer]
         written, read = u.writes[edge.output], v.reads[edge.input]
         for one, other in [(a, b) for a in u.extents for b in v.extents if classes[u.name, a] == classes[v.name, b]]:
-            if one not in written.axes or other not in read.axes or u.extents[one] % 2 or v.extents[other] % 2:
+            if (
+                one not in written.index_map
+                or other not in read.index_map
+                or u.extents[one] % 2
+                or v.extents[other] % 2
+            ):
                 continue
             row, col = (
                 problem.choice(graph.index[op.name], tuple(2 if d == dim else 1 for d in op.extents))
@@ -153,7 +158,7 @@ def test_equal_splits_of_the_same_dim_move_nothing(model: str) -> None:
             )
             assert row is not None
             assert col is not None
-            if written.axes.index(one) == read.axes.index(other):
+            if written.index_map.index(one) == read.index_map.index(other):
                 assert problem.tables.edge(number).cost(row, col) == 0, (edge, one, other)
                 num_seen += 1
     assert num_seen >= len(graph.edges)

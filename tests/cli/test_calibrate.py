@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from pase.calibration import CalibrationChoice, calibrate, child, measured, measured_machine
 from pase.calibration.samples import Samples
 from pase.cli import calibrate as command
-from pase.errors import CalibrationError, RuntimeFailure
+from pase.errors import CalibrationError, ProgramError
 from pase.machine import load_machine, machine_schema, parse_machine
 from pase.targets.mesh_tensorflow.runtime.options import GPU, DeviceChoice
 from tests.calibration.synthetic import synthetic
@@ -91,7 +91,7 @@ def test_what_cannot_be_measured_is_said_at_once(
 def test_failures_of_the_measuring_process_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(_source: str, _arguments: list[str]) -> Any:
         yield {"event": "text", "text": "hello"}
-        raise RuntimeFailure("2 GPUs are needed and TensorFlow found none")
+        raise ProgramError("2 GPUs are needed and TensorFlow found none")
 
     monkeypatch.setattr(measured, "program_events", failing)
     with pytest.raises(

@@ -217,7 +217,7 @@ def data_parallel_file(plan: Path) -> Path:
 def test_memory_binds(pase: Command, plan: Path) -> None:
     found = read_plan(plan)
     free = found.memory.total_bytes
-    options = SearchOptions(memory_per_device_bytes=free - 1)
+    options = SearchOptions(device_memory_bytes=free - 1)
     limited = search(found.graph, found.num_devices, machine=found.machine, options=options)
     path = plan.with_name("limited.json")
     write_plan(limited, path)

@@ -45,7 +45,7 @@ def test_a_limit_has_its_price(pase: Command, tmp_path: Path) -> None:
     finished = pase("search", "rnnlm", "-p", 8, "--optimizer", "adam", "--memory-per-device", f"{limit}B", "-o", path)
     plan = read_plan(path)
     assert plan.exact
-    assert plan.memory_limit_bytes_per_device == limit >= plan.memory.total_bytes
+    assert plan.device_memory_bytes == limit >= plan.memory.total_bytes
     dearer = plan.total_cost / free.total_cost - 1
     assert 0 < dearer < 0.5
     for line in (

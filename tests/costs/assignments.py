@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import maximum_bipartite_matching
 
-from pase.graph import Access, Axis, Part, Window
+from pase.graph import Access, DimIndex, SliceOf, Window
 
 Splits = dict[str, int]
 
@@ -30,18 +30,18 @@ class Side:
 
     def layouts(self, num_devices: int) -> list[Splits]:
         """Every way in which the iteration dims that the tensor has can be split."""
-        dims = [dim for axis in self.access.axes for dim in _dims(axis)]
+        dims = [dim for axis in self.access.index_map for dim in _dims(axis)]
         ways = [[k for k in range(1, num_devices + 1) if self.extents[dim] % k == 0] for dim in dims]
         return [dict(zip(dims, chosen, strict=True)) for chosen in product(*ways) if num_devices % prod(chosen) == 0]
 
 
-def _dims(axis: Axis) -> tuple[str, ...]:
+def _dims(axis: DimIndex) -> tuple[str, ...]:
     match axis:
         case None:
             return ()
         case str():
             return (axis,)
-        case Part():
+        case SliceOf():
             return (axis.dim,)
         case Window():
             return (axis.out,)
@@ -59,7 +59,7 @@ def _part_at(extent: int, ways: int) -> tuple[int, ...]:
 def holders(side: Side, splits: Splits) -> tuple[NDArray[np.int64], int]:
     """For each element of the tensor, in row-major order, the part that holds it; and how many parts there are."""
     numbers, num_parts = np.zeros(1, dtype=np.int64), 1
-    for length, axis in zip(side.access.shape, side.access.axes, strict=True):
+    for length, axis in zip(side.access.shape, side.access.index_map, strict=True):
         # (positions along an iteration dim, its extent, its split) of each factor of the tensor's dim
         factors = []
         match axis:
@@ -67,7 +67,7 @@ def holders(side: Side, splits: Splits) -> tuple[NDArray[np.int64], int]:
                 factors.append((range(length), length, 1))
             case str():
                 factors.append((range(length), length, splits[axis]))
-            case Part():
+            case SliceOf():
                 inside = range(axis.offset, axis.offset + axis.extent)
                 factors.append((inside, side.extents[axis.dim], splits[axis.dim]))
             case Window():
@@ -154,7 +154,7 @@ def pieces(most: int) -> Iterator[tuple[Side, Side]]:
     """Every pair of pieces of dims of up to so many elements: all pieces that are of one length."""
     for length in range(1, most + 1):
         sides = [
-            _side((length,), (Part(dim="c", offset=offset, extent=length),), {"c": extent})
+            _side((length,), (SliceOf(dim="c", offset=offset, extent=length),), {"c": extent})
             for extent in range(length, most + 1)
             for offset in range(extent - length + 1)
         ]
@@ -183,7 +183,7 @@ def _factors(rng: random.Random, size: int) -> tuple[int, ...]:
 
 
 def _random_side(rng: random.Random, shape: tuple[int, ...]) -> Side:
-    axes: list[Axis] = []
+    axes: list[DimIndex] = []
     extents: dict[str, int] = {}
     for length in shape:
         name = f"d{len(extents)}"
@@ -191,7 +191,7 @@ def _random_side(rng: random.Random, shape: tuple[int, ...]) -> Side:
         if kind == "piece":
             offset = rng.choice([0, 0, 1, length, rng.randrange(9)])
             extents[name] = offset + length + rng.choice([0, 0, 1, 2, length, rng.randrange(9)])
-            axes.append(Part(dim=name, offset=offset, extent=length))
+            axes.append(SliceOf(dim=name, offset=offset, extent=length))
         elif kind == "window":
             extents[name] = rng.choice([max(1, length // 2), max(1, length - 1), length, length + 1, 2 * length])
             extents[f"k{name}"] = 3
@@ -209,5 +209,5 @@ def _random_side(rng: random.Random, shape: tuple[int, ...]) -> Side:
     return _side(shape, tuple(axes), extents)
 
 
-def _side(shape: tuple[int, ...], axes: tuple[Axis, ...], extents: dict[str, int]) -> Side:
-    return Side(Access(tensor="x", shape=shape, axes=axes), extents)
+def _side(shape: tuple[int, ...], axes: tuple[DimIndex, ...], extents: dict[str, int]) -> Side:
+    return Side(Access(tensor="x", shape=shape, index_map=axes), extents)

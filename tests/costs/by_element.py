@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Points = Mapping[str, NDArray[np.int64]]
 """For each dim, the coordinate of every point."""
 
-WORD_BYTES = 4
+ITEMSIZES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,10 +111,10 @@ def sent_bytes(layer: Layer, splits: Mapping[str, int], *, is_fed: bool, trained
         if is_fed:
             needed = [_touched(layer, tensor, splits, own) for own in coordinates]
             lacking = max(len(need - have) for need, have in zip(needed, owned, strict=True))
-            total += WORD_BYTES * lacking * (1 + trained_inputs)
+            total += ITEMSIZES * lacking * (1 + trained_inputs)
     for inner in layer.inner:
         group = prod(splits[dim] for dim in inner.over)
-        size = WORD_BYTES * inner.count * prod(len(even_part(layer.extents[d], splits[d], 0)) for d in inner.per)
+        size = ITEMSIZES * inner.count * prod(len(even_part(layer.extents[d], splits[d], 0)) for d in inner.per)
         times = inner.forward + inner.backward * trained_inputs
         total += times * 2 * (group - 1) / group * size
     return total
@@ -125,7 +125,7 @@ def _reduced(sets: Sequence[frozenset[int]]) -> float:
     groups: dict[frozenset[int], int] = {}
     for elements in sets:
         groups[elements] = groups.get(elements, 0) + 1
-    return max(2 * (k - 1) / k * WORD_BYTES * len(elements) for elements, k in groups.items())
+    return max(2 * (k - 1) / k * ITEMSIZES * len(elements) for elements, k in groups.items())
 
 
 def _touched(layer: Layer, tensor: Tensor, splits: Mapping[str, int], own: Mapping[str, int]) -> frozenset[int]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pase.costs import AlphaBetaCostModel, build_problem, cost_model, traffic_of
-from pase.costs.alpha_beta import layer_members, level_members, level_rooms
+from pase.costs.alpha_beta import layer_members, level_fanouts, level_members
 from pase.errors import MachineError
 from pase.graph import Builder, Graph
 from pase.graph.operators import add_parameter, conv2d, dense, elementwise, embedding, softmax_loss
@@ -337,7 +337,7 @@ def test_numbers_that_are_no_powers_of_two() -> None:
     members = level_members(np.array([[6, 2], [3, 4]], dtype=np.int32), np.array([[2.0, 1.0]] * 2), (4, 3))
     assert members.prod(axis=0).tolist() == [[6, 2], [3, 4]]
     assert members[0].tolist() == [[2, 2], [1, 4]]
-    assert level_rooms([4, 8], 32) == (4, 2, 4)
+    assert level_fanouts([4, 8], 32) == (4, 2, 4)
 
 
 # -- two levels against one

@@ -38,13 +38,13 @@ def _all_reduce(size_bytes: float, group: int) -> float:
 
 def _lacked(operator: Operator, access: Access, split: Splits) -> int:
     """Over how many devices the tensor, or its gradient, is summed: dims that the access has not, unless it says."""
-    named = {axis for axis in access.axes if isinstance(axis, str)}
+    named = {axis for axis in access.index_map if isinstance(axis, str)}
     over = set(operator.extents) - named if access.partial_over is None else set(access.partial_over)
     return prod(split[dim] for dim in over)
 
 
 def _layout(access: Access, split: Splits) -> tuple[int, ...]:
-    return tuple(split[axis] for axis in access.axes if isinstance(axis, str))
+    return tuple(split[axis] for axis in access.index_map if isinstance(axis, str))
 
 
 def _moved(u: tuple[int, ...], v: tuple[int, ...], size: int) -> float:
@@ -72,7 +72,7 @@ def by_hand(graph: Graph, splits: Mapping[str, Splits]) -> float:
             (write,) = fed_by.writes
             above, below = _layout(write, splits[fed_by.name]), _layout(read, split)
             if fed_by.kind == "fan_out":
-                (over,) = set(fed_by.extents) - {axis for axis in write.axes if isinstance(axis, str)}
+                (over,) = set(fed_by.extents) - {axis for axis in write.index_map if isinstance(axis, str)}
                 if above == below and splits[fed_by.name][over] == _lacked(operator, read, split):
                     own = 0.0  # added on each device, and summed by the fan-out
             total += own + _moved(above, below, read.size)

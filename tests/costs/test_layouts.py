@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.graph import Access, Dim, Operator, Part, Window
+from pase.graph import Access, Dim, Operator, SliceOf, Window
 from pase.sharding.boxes import even_bounds
 from pase.sharding.halos import halo_size
 from pase.sharding.shards import (
@@ -45,7 +45,7 @@ def test_part_labels_are_those_of_the_whole_dim(data: st.DataObject) -> None:
     offset = data.draw(st.integers(0, whole - 1))
     extent = data.draw(st.integers(1, whole - offset))
     ways = data.draw(st.integers(1, whole))
-    axis = Part(dim="c", offset=offset, extent=extent)
+    axis = SliceOf(dim="c", offset=offset, extent=extent)
     (component,) = components((extent,), (axis,), {"c": whole})
     of = {position: number for number, part in enumerate(_parts(whole, ways)) for position in part}
     assert part_labels(component, ways).tolist() == [of[offset + i] for i in range(extent)]
@@ -61,7 +61,7 @@ def test_a_shard_is_the_largest_set_of_elements_that_any_part_indexes(data: st.D
     piece = data.draw(st.integers(1, c - offset))
     dims = {"b": b, "c": c, "g": g, "n": 4}
     access = Access(
-        tensor="x", shape=(2, b * g, piece), axes=(None, ("b", "g"), Part(dim="c", offset=offset, extent=piece))
+        tensor="x", shape=(2, b * g, piece), index_map=(None, ("b", "g"), SliceOf(dim="c", offset=offset, extent=piece))
     )
     split = {name: data.draw(st.integers(1, extent)) for name, extent in dims.items()}
     largest = 0
@@ -74,11 +74,11 @@ def test_a_shard_is_the_largest_set_of_elements_that_any_part_indexes(data: st.D
         ]
         largest = max(largest, len(held))
     row = np.array([list(split.values())], dtype=np.int32)
-    assert shard_size(access.shape, access.axes, splits_of(_operator(dims, access), row)).tolist() == [largest]
+    assert shard_size(access.shape, access.index_map, splits_of(_operator(dims, access), row)).tolist() == [largest]
 
 
 def test_a_scalar_is_whole_everywhere() -> None:
-    operator = _operator({"b": 4}, Access(tensor="x", shape=(4,), axes=("b",)))
+    operator = _operator({"b": 4}, Access(tensor="x", shape=(4,), index_map=("b",)))
     splits = splits_of(operator, np.array([[1], [4]], dtype=np.int32))
     assert shard_size((), (), splits).tolist() == [1, 1]
     assert split_columns((), splits).shape == (2, 0)
@@ -121,7 +121,7 @@ def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.
         ways.append(data.draw(st.integers(1, o)))
         kernel_ways.append(data.draw(st.integers(1, k)))
     channels, channel_ways = 6, data.draw(st.sampled_from((1, 2, 3)))
-    access = Access(tensor="x", shape=(channels, *inputs), axes=("c", *windows))
+    access = Access(tensor="x", shape=(channels, *inputs), index_map=("c", *windows))
     dims = {"c": channels, "h": outputs[0], "w": outputs[1], "r": kernels[0], "s": kernels[1]}
     worst = 0
     for i, j, r, s in product(*(range(k) for k in (*ways, *kernel_ways))):
@@ -150,6 +150,6 @@ def test_a_halo_is_what_the_worst_placed_device_needs_and_does_not_own(data: st.
 )
 def test_halos_by_hand(kernel: int, stride: int, extent: int, out: int, ways: int, halo: int) -> None:
     pad = (kernel - 1) // 2
-    access = Access(tensor="x", shape=(extent,), axes=(Window(out="h", kernel="r", stride=stride, pad=pad),))
+    access = Access(tensor="x", shape=(extent,), index_map=(Window(out="h", kernel="r", stride=stride, pad=pad),))
     operator = _operator({"h": out, "r": kernel}, access)
     assert halo_size(access, splits_of(operator, np.array([[ways, 1]], dtype=np.int32))).tolist() == [halo]

@@ -19,13 +19,13 @@ def _row(operator: Operator, split: dict[str, int]) -> np.ndarray[tuple[int, int
 
 
 def _flop(operator: Operator, **split: int) -> float:
-    traffic = layer_traffic(operator, _row(operator, split), READS, word_bytes=4)
+    traffic = layer_traffic(operator, _row(operator, split), READS, itemsize=4)
     return float(traffic.flop.item())
 
 
 def _bytes(*patterns: Pattern, **split: int) -> dict[str, float]:
     """Bytes of all messages by tensor, times included."""
-    traffic = layer_traffic(LSTM, _row(LSTM, split), READS, word_bytes=4)
+    traffic = layer_traffic(LSTM, _row(LSTM, split), READS, itemsize=4)
     found: dict[str, float] = {}
     for message in traffic.messages:
         if message.size_bytes.item() and (not patterns or message.pattern in patterns):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pase import load, search
 from pase.costs import edge_layouts, transfer_bytes
-from pase.graph import Access, Axis, Builder, Dim, Edge, Graph, Operator, Part
+from pase.graph import Access, Builder, Dim, DimIndex, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import concat, dense, pool1d, softmax_loss
 from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.overlap import Overlap, layout_overlap, shared_splits
@@ -32,8 +32,8 @@ from tests.costs.assignments import (
 from tests.moved import holdings, overlaps, sizes
 
 
-def _operator(name: str, dims: dict[str, int], shape: tuple[int, ...], axes: tuple[Axis, ...]) -> Operator:
-    access = Access(tensor="x", shape=shape, axes=axes)
+def _operator(name: str, dims: dict[str, int], shape: tuple[int, ...], axes: tuple[DimIndex, ...]) -> Operator:
+    access = Access(tensor="x", shape=shape, index_map=axes)
     return Operator(
         name=name, kind="test", dims=tuple(Dim(n, e) for n, e in dims.items()), reads=(access,), writes=(access,)
     )
@@ -44,7 +44,7 @@ def _volumes(
 ) -> Overlap:
     sides = []
     for operator, access, rows in ((u, u.writes[written], us), (v, v.reads[read], vs)):
-        parts = components(access.shape, access.axes, operator.extents)
+        parts = components(access.shape, access.index_map, operator.extents)
         sides += [parts, split_columns(parts, splits_of(operator, rows))]
     return layout_overlap(*sides)  # type: ignore[arg-type]
 
@@ -76,15 +76,15 @@ NESTED = {
     ),
     "concatenation": (
         _operator("u", {"b": 4, "c": 4}, (4, 4), ("b", "c")),
-        _operator("v", {"b": 4, "c": 8}, (4, 4), ("b", Part(dim="c", offset=4, extent=4))),
+        _operator("v", {"b": 4, "c": 8}, (4, 4), ("b", SliceOf(dim="c", offset=4, extent=4))),
     ),
     "slice, held by some": (
-        _operator("u", {"l": 2, "b": 4}, (1, 4), (Part(dim="l", offset=1, extent=1), "b")),
+        _operator("u", {"l": 2, "b": 4}, (1, 4), (SliceOf(dim="l", offset=1, extent=1), "b")),
         _operator("v", {"b": 4}, (1, 4), (None, "b")),
     ),
     "slices of both": (
-        _operator("u", {"l": 4, "b": 4}, (1, 4), (Part(dim="l", offset=1, extent=1), "b")),
-        _operator("v", {"l": 2, "b": 4}, (1, 4), (Part(dim="l", offset=0, extent=1), "b")),
+        _operator("u", {"l": 4, "b": 4}, (1, 4), (SliceOf(dim="l", offset=1, extent=1), "b")),
+        _operator("v", {"l": 2, "b": 4}, (1, 4), (SliceOf(dim="l", offset=0, extent=1), "b")),
     ),
 }
 
@@ -96,7 +96,7 @@ def _volumes_of_sides(u: Side, v: Side, p: int, *, has_gradient: bool) -> Overla
     columns = []
     for side in (u, v):
         rows = [[layout.get(dim, 1) for dim in side.extents] for layout in side.layouts(p)]
-        parts = components(side.access.shape, side.access.axes, side.extents)
+        parts = components(side.access.shape, side.access.index_map, side.extents)
         values = np.array(rows, dtype=np.int32).reshape(len(rows), len(side.extents))
         columns += [parts, split_columns(parts, Splits(values=values, extents=side.extents))]
     return layout_overlap(*columns, has_gradient=has_gradient)  # type: ignore[arg-type]
@@ -155,7 +155,9 @@ def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: 
     graph = load(name, arguments={"batch": 192} if p % 3 == 0 else {})
     rng = random.Random(p)
     # What is not split in the same places is rare, and most of it is at concatenations.
-    joined = [e for e in graph.edges if any(isinstance(axis, Part) for axis in graph[e.consumer].reads[e.input].axes)]
+    joined = [
+        e for e in graph.edges if any(isinstance(axis, SliceOf) for axis in graph[e.consumer].reads[e.input].index_map)
+    ]
     for edge in [*rng.sample(graph.edges, 8), *rng.sample(joined, min(16, len(joined)))]:
         u, v = graph[edge.producer], graph[edge.consumer]
         write, read = u.writes[edge.output], v.reads[edge.input]
@@ -269,7 +271,7 @@ def test_fully_connected_layers_that_alternate_move_nothing() -> None:
 
 def test_an_edge_by_hand() -> None:
     # x[16, 32] from b 4 to c 4 on 4 devices: each device needs 16 x 8 and holds 4 x 8 of it, both ways.
-    net = Builder("net", word_bytes=2)
+    net = Builder("net", itemsize=2)
     x = net.add(dense, "u", net.input((16, 8)), out=(("n", 32),))
     net.add(dense, "v", x, out=(("n", 8),))
     graph = net.build()
@@ -285,8 +287,8 @@ def test_an_edge_by_hand() -> None:
 def test_shared_cuts_lie_on_the_same_bounds(case: str) -> None:
     u, v = NESTED[case]
     us, vs = (enumerate_configurations(o, 8).splits for o in (u, v))
-    ups = components(u.writes[0].shape, u.writes[0].axes, u.extents)
-    vps = components(v.reads[0].shape, v.reads[0].axes, v.extents)
+    ups = components(u.writes[0].shape, u.writes[0].index_map, u.extents)
+    vps = components(v.reads[0].shape, v.reads[0].index_map, v.extents)
     num_shared = 0
     for a, b in product(split_columns(ups, splits_of(u, us)), split_columns(vps, splits_of(v, vs))):
         for shared in shared_splits(ups, a, vps, b):

@@ -99,15 +99,15 @@ def test_uses_with_dims_of_other_names_are_matched_in_order() -> None:
 
 def test_a_shared_weight_that_every_device_holds_whole_costs_nothing_between_equal_layers() -> None:
     """Positions that two layers of a T5 add to their scores: no iteration dim indexes either dim of the table."""
-    x = Access(tensor="x", shape=(B, D), axes=("b", "d"))
-    table = Access(tensor="positions", shape=(V, 3), axes=(None, None), role=Role.PARAMETER, shared="positions")
+    x = Access(tensor="x", shape=(B, D), index_map=("b", "d"))
+    table = Access(tensor="positions", shape=(V, 3), index_map=(None, None), role=Role.PARAMETER, shared="positions")
     layers = [
         Operator(
             name=name,
             kind="opaque",
             dims=(Dim("b", B), Dim("d", D)),
             reads=(x, table),
-            writes=(Access(tensor="y", shape=(B, D), axes=("b", "d")),),
+            writes=(Access(tensor="y", shape=(B, D), index_map=("b", "d")),),
         )
         for name in ("first", "second")
     ]

@@ -24,7 +24,7 @@ from pase.graph.operators.embedding import gather
 Found = dict[str, tuple[float, int, int]]
 
 
-def _traffic(operator: Operator, *, fed: bool = True, word_bytes: int = 4, **split: int) -> tuple[float, Found]:
+def _traffic(operator: Operator, *, fed: bool = True, itemsize: int = 4, **split: int) -> tuple[float, Found]:
     """Return (FLOP, {tensor: (bytes, group, times)}) under one configuration; dims that are not named are whole."""
     row = np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
     reads = tuple(
@@ -35,7 +35,7 @@ def _traffic(operator: Operator, *, fed: bool = True, word_bytes: int = 4, **spl
         )
         for access in operator.reads
     )
-    traffic = layer_traffic(operator, row, reads, word_bytes=word_bytes)
+    traffic = layer_traffic(operator, row, reads, itemsize=itemsize)
     names = [m.tensor for m in traffic.messages]
     assert len(set(names)) == len(names)
     return traffic.flop.item(), {
@@ -79,7 +79,7 @@ def test_fully_connected(split: dict[str, int], messages: Found) -> None:
 
 
 def test_words_of_another_size() -> None:
-    assert _traffic(FC, word_bytes=2, b=4)[1] == {"gradient of w": (2 * C * N, 4, 1)}
+    assert _traffic(FC, itemsize=2, b=4)[1] == {"gradient of w": (2 * C * N, 4, 1)}
 
 
 # -- convolution: y[b, n, h, w] = x[b, c, h + r, w + s] k[n, c, r, s]
@@ -210,7 +210,7 @@ def test_messages_say_how_they_travel() -> None:
     conv = conv2d("conv", (8, 4, 16, 16), out=6, kernel=3, padding=1)
     row = np.array([[2, 1, 2, 1, 2, 1, 1]], dtype=np.int32)
     reads = tuple(ReadTraits(has_gradient=True, is_fed=i == 0, is_owned=True) for i in range(3))
-    traffic = layer_traffic(conv, row, reads, word_bytes=4)
+    traffic = layer_traffic(conv, row, reads, itemsize=4)
     patterns = {message.tensor: message.pattern for message in traffic.messages}
     assert patterns["x"] is Pattern.HALO
     assert {p for name, p in patterns.items() if name != "x"} == {Pattern.ALL_REDUCE}

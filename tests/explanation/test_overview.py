@@ -73,7 +73,7 @@ def test_a_plan_that_says_that_it_is_the_cheapest_is_not_believed() -> None:
 
 def test_under_a_limit_on_memory() -> None:
     free = search(tiny_graph(), 4, machine=slow_machine())
-    limit = SearchOptions(memory_per_device_bytes=free.memory.total_bytes - 1)
+    limit = SearchOptions(device_memory_bytes=free.memory.total_bytes - 1)
     plan = search(tiny_graph(), 4, machine=slow_machine(), options=limit)
     found, full = overview(plan), explain(plan, options=WITHOUT_FLIPS)
     for brief, layer in zip(found.layers, full.layers, strict=True):

@@ -4,7 +4,7 @@ from math import prod
 
 import numpy as np
 
-from pase.graph import Access, Axis, Operator, Part, Role, Window
+from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.sharding.boxes import Box, Range
 from pase.sharding.edges import layer_mesh
@@ -21,13 +21,15 @@ def plan_boxes(plan: Plan, operator: Operator, access: Access) -> Boxes:
     return {
         device: tuple(
             _range(operator, axis, extent, splits, point)
-            for axis, extent in zip(access.axes, access.shape, strict=True)
+            for axis, extent in zip(access.index_map, access.shape, strict=True)
         )
         for device, point in zip(mesh.devices, mesh.coordinates, strict=True)
     }
 
 
-def _range(operator: Operator, axis: Axis, extent: int, splits: dict[str, int], point: dict[str, int]) -> Range | None:
+def _range(
+    operator: Operator, axis: DimIndex, extent: int, splits: dict[str, int], point: dict[str, int]
+) -> Range | None:
     match axis:
         case None:
             return 0, extent
@@ -35,7 +37,7 @@ def _range(operator: Operator, axis: Axis, extent: int, splits: dict[str, int], 
             return _share(extent, splits[axis], point.get(axis, 0))
         case Window():
             return _share(extent, splits[axis.out], point.get(axis.out, 0))
-        case Part():
+        case SliceOf():
             if splits[axis.dim] == 1 or extent == 1:
                 return 0, extent
             return _share(extent, splits[axis.dim], point[axis.dim]) if extent == operator.extents[axis.dim] else None

@@ -46,7 +46,7 @@ def run(graph: Graph, weights: Mapping[str, Array], data: Mapping[str, Array], c
 
 def _letters(operator: Operator, access: Access) -> str:
     names = list(operator.extents)
-    return "".join(chr(ord("a") + names.index(axis)) for axis in access.axes if isinstance(axis, str))
+    return "".join(chr(ord("a") + names.index(axis)) for axis in access.index_map if isinstance(axis, str))
 
 
 def _dense(operator: Operator, inputs: list[Array], parameters: dict[str, Array]) -> Array:
@@ -59,7 +59,7 @@ def _dense(operator: Operator, inputs: list[Array], parameters: dict[str, Array]
 def _windows(operator: Operator) -> tuple[list[int], list[int], list[tuple[int, int]], list[int]]:
     """Kernel, strides, padding before and after, dilation, of each dim of the input that windows read."""
     kernel, strides, padding, dilation = [], [], [], []
-    for axis, extent in zip(operator.reads[0].axes, operator.reads[0].shape, strict=True):
+    for axis, extent in zip(operator.reads[0].index_map, operator.reads[0].shape, strict=True):
         if isinstance(axis, Window):
             out, size = operator.extents[axis.out], operator.extents[axis.kernel]
             reach = (out - 1) * axis.stride + (size - 1) * axis.dilation + 1
@@ -110,7 +110,7 @@ def _elementwise(operator: Operator, inputs: list[Array], parameters: dict[str, 
 
 
 def _add_parameter(operator: Operator, inputs: list[Array], parameters: dict[str, Array]) -> Array:
-    axes = operator.parameters[0].axes
+    axes = operator.parameters[0].index_map
     shape = [extent if dim in axes else 1 for dim, extent in operator.extents.items()]
     return inputs[0] + parameters["p"].reshape(shape)
 

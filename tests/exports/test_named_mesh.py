@@ -231,8 +231,8 @@ def test_a_product_is_split_by_what_comes_after_a_dim_that_is_split_to_points() 
 def test_products_of_several_dims(splits: dict[str, int], parts: int, is_said: bool) -> None:
     def seen_flat(name: str, x: tuple[int, ...]) -> Operator:
         dims = (Dim("i", 2), Dim("u", 1), Dim("j", 3), Dim("k", 4))
-        read = Access(tensor="x", shape=x, axes=(("i", "u", "j", "k"),))
-        write = Access(tensor="y", shape=(2, 1, 3, 4), axes=("i", "u", "j", "k"))
+        read = Access(tensor="x", shape=x, index_map=(("i", "u", "j", "k"),))
+        write = Access(tensor="y", shape=(2, 1, 3, 4), index_map=("i", "u", "j", "k"))
         return Operator(name=name, kind="seen_flat", dims=dims, reads=(read,), writes=(write,))
 
     net = Builder("flat")

@@ -143,7 +143,7 @@ def _dense(operator: Operator, inputs: list[Any], parameters: Tensors, where: Al
 
 def _letters(operator: Operator, access: Access) -> str:
     names = list(operator.extents)
-    return "".join(chr(ord("a") + names.index(axis)) for axis in access.axes if isinstance(axis, str))
+    return "".join(chr(ord("a") + names.index(axis)) for axis in access.index_map if isinstance(axis, str))
 
 
 def _add(operator: Operator, inputs: list[Any], parameters: Tensors, where: Alone | Laid) -> torch.Tensor:

@@ -16,7 +16,7 @@ from onnx import helper
 
 from pase import Builder, emit, load, search
 from pase.common.documents import Field
-from pase.errors import EmitError, GraphError, ModelError, PlanError, RuntimeFailure, TablesError
+from pase.errors import EmitError, GraphError, ModelError, PlanError, ProgramError, TablesError
 from pase.graph import graph_document, graph_from_document
 from pase.graph.operators import dense, softmax_loss
 from pase.importers.onnx.native import Native, NativeError, native
@@ -109,7 +109,7 @@ def test_a_header_that_is_none_is_one_line(header: str, tmp_path: Path) -> None:
             path.mkdir()
             (path / "inputs.npy").write_bytes(data)
         with pytest.raises(
-            RuntimeFailure, match=r"cannot read data from .*expected an \.np[yz] file written by numpy"
+            ProgramError, match=r"cannot read data from .*expected an \.np[yz] file written by numpy"
         ) as found:
             read_arrays(path)
         assert len(str(found.value)) < 700
@@ -125,7 +125,7 @@ _PROBLEM = ("vertex_costs", "edges", "edge_table", "table_shape", "table_offsets
 def test_members_that_are_compressed_otherwise_are_refused_unread(method: int, tmp_path: Path) -> None:
     # Python unpacks these in one piece: few bytes can stand for all the memory that there is.
     path = _npz(tmp_path / "data.npz", "inputs", _npy("{}", bytes(1 << 24)), method)
-    with pytest.raises(RuntimeFailure, match="the array 'inputs' is compressed in another way than numpy's"):
+    with pytest.raises(ProgramError, match="the array 'inputs' is compressed in another way than numpy's"):
         read_arrays(path)
 
 
@@ -135,7 +135,7 @@ def test_damaged_members_are_one_line(tmp_path: Path) -> None:
     whole_file = path.read_bytes()
     for at in range(0, len(whole_file), 7):
         path.write_bytes(whole_file[:at] + bytes([whole_file[at] ^ 0x55]) + whole_file[at + 1 :])
-        with suppress(RuntimeFailure):
+        with suppress(ProgramError):
             found = read_arrays(path)
             np.testing.assert_array_equal(found.get("inputs", np.arange(1000.0)), np.arange(1000.0))
 
@@ -176,7 +176,7 @@ def test_millions_of_labels_are_checked_a_million_at_a_time(monkeypatch: pytest.
 def test_metrics_that_lie_deep_in_themselves_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text("[" * 200_000 + "\n", encoding="utf-8")
-    with pytest.raises(RuntimeFailure, match="line 1, is no line of metrics"):
+    with pytest.raises(ProgramError, match="line 1, is no line of metrics"):
         MetricsFile(path, num_steps=1, resume=True)
 
 

@@ -16,13 +16,13 @@ def _reader(shape: tuple[int, ...], dims: tuple[int, ...] | None = None, groups:
     for count in groups or (1,) * len(shape):
         axes.append(names[at] if count == 1 else tuple(names[at : at + count]))
         at += count
-    access = Access(tensor="x", shape=shape, axes=tuple(axes))
+    access = Access(tensor="x", shape=shape, index_map=tuple(axes))
     return Operator(
         name="reader",
         kind="test",
         dims=tuple(Dim(n, e) for n, e in zip(names, extents, strict=False)),
         reads=(access,),
-        writes=(Access(tensor="y", shape=shape, axes=tuple(axes)),),
+        writes=(Access(tensor="y", shape=shape, index_map=tuple(axes)),),
     )
 
 
@@ -62,8 +62,8 @@ def test_an_inner_part_of_a_dim_cannot_be_cut_between_examples() -> None:
         name="turned",
         kind="test",
         dims=(Dim("b", 8), Dim("s", 3)),
-        reads=(Access(tensor="x", shape=(8, 3), axes=("b", "s")),),
-        writes=(Access(tensor="y", shape=(3, 8), axes=("s", "b")),),
+        reads=(Access(tensor="x", shape=(8, 3), index_map=("b", "s")),),
+        writes=(Access(tensor="y", shape=(3, 8), index_map=("s", "b")),),
     )
     x = net.add(lambda *_: first, "turned", net.input((8, 3)))
     net.add(lambda _, shape: _reader(shape), "reader", net.reshape(x, (24,)))
@@ -77,7 +77,7 @@ def test_weights_carry_no_batch_even_of_its_size() -> None:
     net.add(dense, "fc", net.input((16, 16)), out=(("n", 16),))
     graph = net.build()
     assert dict(graph.batch["fc"].dims) == {"b": 16}
-    assert all(read.role is not Role.PARAMETER or "b" not in read.axes for read in graph["fc"].reads)
+    assert all(read.role is not Role.PARAMETER or "b" not in read.index_map for read in graph["fc"].reads)
 
 
 @pytest.mark.parametrize(

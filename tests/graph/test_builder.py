@@ -21,7 +21,7 @@ def test_layers_are_joined_in_the_order_in_which_they_are_written() -> None:
         Edge(producer="fc2", output=0, consumer="softmax", input=0),
     )
     assert graph.arguments == (("batch", 32),)
-    assert graph.word_bytes == 4
+    assert graph.itemsize == 4
     assert graph.neighbours == (frozenset({1}), frozenset({0, 2}), frozenset({1}))
 
 

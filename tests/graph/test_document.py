@@ -20,7 +20,7 @@ def _read(document: object) -> Graph:
 
 def _every_feature() -> Graph:
     """Return a graph with windows, parts, products of dims, every exchange, a pipeline and a shared weight."""
-    net = Builder("net", word_bytes=8)
+    net = Builder("net", itemsize=8)
     x = net.add(conv2d, "conv", net.input((2, 4, 8, 8)), out=4, kernel=3, stride=2, padding=1, groups=2)
     x = net.add(batch_norm, "norm", x, activation="relu")
     y = net.add(pool2d, "pool", x, kernel=3, stride=1, padding=1, reduction="mean", count_padding=True)

@@ -91,7 +91,7 @@ def test_names_of_dims_and_of_layers_are_new() -> None:
     (operator,) = [operator for operator in graph.operators if operator.is_fan_out]
     assert operator.name == "stem_fan_out_2"
     # The channels are a product of groups and channels of each.
-    assert operator.reads[0].axes == graph["stem"].writes[0].axes
+    assert operator.reads[0].index_map == graph["stem"].writes[0].index_map
     over = operator.partial_dims(operator.reads[0])
     assert over == ("g_2",)
     assert set(operator.extents) == {"b", "g", "n", "h", "w", "g_2"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pase.errors import GraphError
-from pase.graph import Access, Operator, Part, Window, verify_operator
+from pase.graph import Access, Operator, SliceOf, Window, verify_operator
 from pase.graph.access import access_dims
 from pase.graph.operators import (
     add_parameter,
@@ -49,7 +49,7 @@ def _num_parameters(operator: Operator) -> int:
 
 
 def _letters(access: Access) -> str:
-    return "".join(axis for axis in access.axes if isinstance(axis, str))
+    return "".join(axis for axis in access.index_map if isinstance(axis, str))
 
 
 def _check_partial_sums(operator: Operator, tensors: tuple[Access, Access, Access]) -> None:
@@ -75,7 +75,7 @@ def _check_partial_sums(operator: Operator, tensors: tuple[Access, Access, Acces
 
 
 def _slice(array: NDArray[np.float64], access: Access, dim: str, piece: slice) -> NDArray[np.float64]:
-    return array[tuple(piece if axis == dim else slice(None) for axis in access.axes)]
+    return array[tuple(piece if axis == dim else slice(None) for axis in access.index_map)]
 
 
 @given(
@@ -207,7 +207,7 @@ def _loop_convolution(
     batch, out, rows, cols = operator.writes[0].shape
     y, num_multiply_adds = np.zeros((batch, out, rows, cols)), 0
     in_each, out_each = x.shape[1] // groups, out // groups
-    row, col = operator.reads[0].axes[2:]
+    row, col = operator.reads[0].index_map[2:]
     assert isinstance(row, Window)
     assert isinstance(col, Window)
     for b, n, h, wd, c, r, s in product(*map(range, (batch, out, rows, cols, in_each, *w.shape[2:]))):
@@ -280,8 +280,8 @@ def test_concat_lays_its_inputs_end_to_end(extents: list[int], position: int) ->
     assert operator.writes[0].shape == np.concatenate([np.zeros(shape) for shape in shapes], axis=position).shape
     covered: list[int] = []
     for access in operator.reads:
-        part = access.axes[position]
-        assert isinstance(part, Part)
+        part = access.index_map[position]
+        assert isinstance(part, SliceOf)
         covered += range(part.offset, part.offset + part.extent)
     assert covered == list(range(sum(extents)))
     assert _forward_flop(operator) == 0
@@ -423,7 +423,7 @@ def test_padding_may_be_given_for_each_side() -> None:
     operator = conv2d("conv", IMAGE, out=6, kernel=3, padding=((1, 0), (2, 1)))
     assert operator.writes[0].shape == (2, 6, 8, 8)
     assert access_dims(operator.reads[0]) == {"b", "c", "h", "w"}
-    row, col = operator.reads[0].axes[2:]
+    row, col = operator.reads[0].index_map[2:]
     assert isinstance(row, Window)
     assert isinstance(col, Window)
     assert (row.pad, col.pad) == (1, 2)

@@ -15,10 +15,10 @@ from pase.graph import (
     Graph,
     Handoff,
     Operator,
-    Part,
     Pipeline,
     Relayout,
     Role,
+    SliceOf,
     Window,
     Work,
     verify,
@@ -28,7 +28,7 @@ from pase.graph.operators import dense
 
 
 def _access(shape: tuple[int, ...] = (4, 6), axes: Any = ("b", "n"), **options: Any) -> Access:
-    return Access(tensor="x", shape=shape, axes=axes, **options)
+    return Access(tensor="x", shape=shape, index_map=axes, **options)
 
 
 def _operator(name: str = "layer", num_inputs: int = 1, **options: Any) -> Operator:
@@ -59,9 +59,9 @@ def test_a_good_operator_passes() -> None:
             work=(Work(dims=("b", "n"), flop_per_point=2, inputs=(0,)),),
             unsplittable=("r",),
             exchanges=(
-                AllReduce(tensor="m", shape=(4,), axes=("b",), over=("n",), times=1),
+                AllReduce(tensor="m", shape=(4,), index_map=("b",), over=("n",), times=1),
                 Relayout(tensor="h", shape=(4, 6), written=("b", "n"), read=("b", None), times=1),
-                Handoff(tensor="s", shape=(4,), axes=("b",), across="n", times=1),
+                Handoff(tensor="s", shape=(4,), index_map=("b",), across="n", times=1),
             ),
             pipeline=Pipeline(stage="b", sequence="n"),
         )
@@ -84,11 +84,11 @@ def test_a_good_operator_passes() -> None:
         ({"pipeline": Pipeline(stage="b", sequence="q")}, "pipeline names dim 'q'"),
         ({"pipeline": Pipeline(stage="q", sequence="n")}, "pipeline names dim 'q'"),
         (
-            {"exchanges": (AllReduce(tensor="m", shape=(4,), axes=("b",), over=("q",), times=1),)},
+            {"exchanges": (AllReduce(tensor="m", shape=(4,), index_map=("b",), over=("q",), times=1),)},
             "exchange 'm' names dim 'q'",
         ),
         (
-            {"exchanges": (AllReduce(tensor="m", shape=(5,), axes=("b",), over=("n",), times=1),)},
+            {"exchanges": (AllReduce(tensor="m", shape=(5,), index_map=("b",), over=("n",), times=1),)},
             r"tensor 'm' of shape \(5,\): dim 0 has extent 5, but b = 4",
         ),
         (
@@ -96,7 +96,7 @@ def test_a_good_operator_passes() -> None:
             r"tensor 'h' of shape \(4,\): dim 0 has extent 4, but n = 6",
         ),
         (
-            {"exchanges": (Handoff(tensor="s", shape=(4, 6), axes=("b",), across="n", times=1),)},
+            {"exchanges": (Handoff(tensor="s", shape=(4, 6), index_map=("b",), across="n", times=1),)},
             "tensor 's' has 2 dims and 1 axes; expected one axis for each dim",
         ),
     ],
@@ -121,9 +121,9 @@ def test_a_bad_operator_is_refused(options: dict[str, Any], message: str) -> Non
         ((8,), (Window(out="n", kernel="r", dilation=0),), "its window has stride 1, dilation 0, pad 0"),
         ((8,), (Window(out="n", kernel="r", pad=-1),), "its window has stride 1, dilation 1, pad -1"),
         ((10,), (Window(out="n", kernel="r", stride=2),), "window 6 starts at 10, beyond its end"),
-        ((3,), (Part(dim="n", offset=4, extent=3),), r"the part \[4, 7\) is not within n = 6"),
-        ((3,), (Part(dim="n", offset=-1, extent=3),), r"the part \[-1, 2\) is not within n = 6"),
-        ((2,), (Part(dim="n", offset=0, extent=3),), "dim 0 has extent 2, but its part has 3"),
+        ((3,), (SliceOf(dim="n", offset=4, extent=3),), r"the part \[4, 7\) is not within n = 6"),
+        ((3,), (SliceOf(dim="n", offset=-1, extent=3),), r"the part \[-1, 2\) is not within n = 6"),
+        ((2,), (SliceOf(dim="n", offset=0, extent=3),), "dim 0 has extent 2, but its part has 3"),
     ],
 )
 def test_a_bad_access_is_refused(shape: tuple[int, ...], axes: Any, message: str) -> None:
@@ -141,7 +141,7 @@ def test_a_bad_access_is_refused(shape: tuple[int, ...], axes: Any, message: str
         ((8,), (Window(out="n", kernel="r"),)),
         ((11,), (Window(out="n", kernel="r", stride=2),)),
         ((10,), (Window(out="n", kernel="r", stride=2, pad=1),)),
-        ((2,), (Part(dim="n", offset=4, extent=2),)),
+        ((2,), (SliceOf(dim="n", offset=4, extent=2),)),
         ((), ()),
     ],
 )
@@ -181,7 +181,7 @@ def test_a_bad_operator_within_a_graph_is_refused() -> None:
     ],
 )
 def test_a_bad_edge_is_refused(edge: Edge, message: str) -> None:
-    weight = Access(tensor="w", shape=(4, 6), axes=("b", "n"), role=Role.PARAMETER)
+    weight = Access(tensor="w", shape=(4, 6), index_map=("b", "n"), role=Role.PARAMETER)
     second = _operator("b", reads=(_access(), weight, _access((4,), ("b",))))
     with pytest.raises(GraphError, match=message):
         verify(_graph((_operator("a"), second), (edge,)))

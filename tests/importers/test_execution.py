@@ -16,7 +16,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 keras = pytest.importorskip("keras")
 
 from pase.common.documents import Field  # noqa: E402
-from pase.errors import EmitError, ModelError, PlanError, RuntimeFailure  # noqa: E402
+from pase.errors import EmitError, ModelError, PlanError, ProgramError  # noqa: E402
 from pase.graph import graph_document, graph_from_document  # noqa: E402
 from pase.graph.body import Body  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
@@ -363,13 +363,13 @@ def test_missing_weights_and_inputs_are_named() -> None:
     plan = random_plan(import_model(model).graph, 1, 0)
     weights = read_weights(model)
     name = next(iter(weights))
-    with pytest.raises(RuntimeFailure, match=r"the weights have no array .*pase weights MODEL"):
+    with pytest.raises(ProgramError, match=r"the weights have no array .*pase weights MODEL"):
         run(plan, {key: array for key, array in weights.items() if key != name}, data)
-    with pytest.raises(RuntimeFailure, match=f"weight '{name}' has shape .*the weights are of another model"):
+    with pytest.raises(ProgramError, match=f"weight '{name}' has shape .*the weights are of another model"):
         run(plan, {**weights, name: random(3)}, data)
-    with pytest.raises(RuntimeFailure, match=r"the data have no array 'x'; the file holds other"):
+    with pytest.raises(ProgramError, match=r"the data have no array 'x'; the file holds other"):
         run(plan, weights, {"other": data["x"]})
-    with pytest.raises(RuntimeFailure, match=r"input 'x' has shape \[4, 3, 14\]; expected \[N, 3, 14, 14\]"):
+    with pytest.raises(ProgramError, match=r"input 'x' has shape \[4, 3, 14\]; expected \[N, 3, 14, 14\]"):
         run(plan, weights, {"x": data["x"][..., 0]})
 
 

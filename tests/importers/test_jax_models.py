@@ -175,7 +175,7 @@ def test_recurrent_layers_of_flax(cell: str, kind: str) -> None:
     graph = check(import_model((module, x)), variables, zoo.flop(module.apply, variables, x))
     assert [operator.attribute("cell", "") for operator in graph.operators] == [kind]
     # A split of its units splits every weight, also where each gate has its own.
-    assert all("e" in str(access.axes) for access in graph.operators[0].parameters)
+    assert all("e" in str(access.index_map) for access in graph.operators[0].parameters)
 
 
 def test_any_other_loop_over_steps_is_one_vertex_with_all_of_its_products() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pase import search
 from pase.costs import build_problem
 from pase.errors import ModelError
-from pase.graph import Access, Graph, Operator, Part, Role, verify
+from pase.graph import Access, Graph, Operator, Role, SliceOf, verify
 from pase.graph.operators.contract import contract
 from pase.graph.operators.pointwise import pointwise
 from pase.graph.operators.reduction import softmax
@@ -63,7 +63,7 @@ def _points(operator: Operator) -> Iterator[dict[str, int]]:
 def _position(access: Access, point: dict[str, int], extents: dict[str, int]) -> tuple[int, ...]:
     """Where in a tensor a point of the iteration space reads."""
     found = []
-    for axis in access.axes:
+    for axis in access.index_map:
         match axis:
             case None:
                 found.append(0)
@@ -144,7 +144,7 @@ def test_heads_gathered_from_a_transpose_refine_the_width() -> None:
     fine = fitted(operator, [heads, None])
     assert fine is not None
     assert fine.extents == {"b": 2, "s": 5, "n": 6, "c1": 3, "c2": 4}
-    assert fine.reads[1].axes == (("c1", "c2"), "n")
+    assert fine.reads[1].index_map == (("c1", "c2"), "n")
 
 
 def test_repeated_heads_are_read_by_their_group() -> None:
@@ -199,7 +199,7 @@ def test_pieces_of_a_projection_are_written_as_such() -> None:
     parts = [t.slice(y, 2, 4 * i, 4) for i in range(3)]
     graph = _graph(t, t.point("multiply", t.point("add", parts[0], parts[1]), parts[2]))
     first = graph.operators[0]
-    pieces = [axis for write in first.writes for axis in write.axes if isinstance(axis, Part)]
+    pieces = [axis for write in first.writes for axis in write.index_map if isinstance(axis, SliceOf)]
     assert [(piece.offset, piece.extent) for piece in pieces] == [(0, 4), (4, 4), (8, 4)]
     assert len(graph.operators) == 3
 
@@ -245,7 +245,7 @@ def test_a_weight_that_is_computed_of_others_is_held_whole() -> None:
     model = imported(t.trace(t.linear(x, t.point("multiply", v, g))), arguments={})
     graph = model.lowered.graph
     assert graph.num_parameters == 30
-    assert graph.operators[0].reads[1].axes == ("c", "n")
+    assert graph.operators[0].reads[1].index_map == ("c", "n")
     assert any("every device holds all of it" in text for _, text in model.lowered.approximations)
 
 
@@ -279,7 +279,7 @@ def test_a_bias_of_scores_lies_along_them() -> None:
     scores = t.point("add", t.einsum("bshk,bthk->bhst", q, k), t.weight("bias", 2, 4, 4))
     y = t.einsum("bhst,bthk->bshk", t.softmax(scores), v)
     (attention,) = [op for op in _graph(t, y).operators if op.kind == "attention"]
-    assert attention.parameters[0].axes == ("h", "s", "t")
+    assert attention.parameters[0].index_map == ("h", "s", "t")
 
 
 RECURRENT = [
@@ -364,7 +364,7 @@ def test_generic_operators_pass_what_passes() -> None:
     y = t.add(op, t.point("relu", x), t.point("tanh", other), w, shape=(4, 2))
     model = imported(t.trace(y), arguments={})
     vertex = model.lowered.graph.operators[-1]
-    assert [access.axes for access in vertex.reads] == [("p0", None), ("p0", None), (None, None)]
+    assert [access.index_map for access in vertex.reads] == [("p0", None), ("p0", None), (None, None)]
     assert vertex.parameters[0].size == 24
     assert model.lowered.graph.forward_flop(contractions_only=True) == pytest.approx(100)
     assert list(model.generic) == [(vertex.name, "Generic")]
@@ -429,9 +429,9 @@ def test_every_other_element_is_a_piece_of_a_finer_dim() -> None:
     # Beside NumPy: which element of x each point of the iteration space writes, and where.
     held, found = np.arange(512).reshape(2, 8, 8, 4), {}
     for point in _points(vertex):
-        at, parts = [], zip(vertex.writes[0].axes, vertex.writes[0].shape, strict=True)
+        at, parts = [], zip(vertex.writes[0].index_map, vertex.writes[0].shape, strict=True)
         for axis, extent in parts:
-            place = point[axis.dim] - axis.offset if isinstance(axis, Part) else point[str(axis)]
+            place = point[axis.dim] - axis.offset if isinstance(axis, SliceOf) else point[str(axis)]
             if not 0 <= place < extent:
                 break
             at.append(place)

@@ -167,7 +167,7 @@ def test_positions_looked_up_by_a_range_are_rows_of_their_table() -> None:
         graph = load((Language(positions), _tokens()))
         reads = [a for op in graph.operators for a in op.parameters]
         (read,) = (a for a in reads if a.shape == (positions, WIDTH) and a.tensor.startswith("e"))
-        assert read.axes == axes
+        assert read.index_map == axes
 
 
 def test_what_depends_on_an_input_beside_the_layers_is_no_constant() -> None:

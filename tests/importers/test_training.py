@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from pase.errors import ModelError, RuntimeFailure  # noqa: E402
+from pase.errors import ModelError, ProgramError  # noqa: E402
 from pase.graph import Graph  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
@@ -314,7 +314,5 @@ class Masked(nn.Module):  # type: ignore[misc]
 
 def test_constants_of_a_model_are_asked_for() -> None:
     plan = random_plan(graph_of(of(Masked, x=numbers(4, 4))), 1, 0)
-    with pytest.raises(
-        RuntimeFailure, match=r"constants of its model, such as .*; write them with: pase weights MODEL"
-    ):
+    with pytest.raises(ProgramError, match=r"constants of its model, such as .*; write them with: pase weights MODEL"):
         run_plan(plan, TrainingOptions(steps=1))

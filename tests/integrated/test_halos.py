@@ -9,7 +9,7 @@ from pase.studies.integrated.chain import Options, chain_of
 from pase.studies.integrated.equations import Grid, Network, Role, integrated, pure_domain
 
 WORDS = Network(latency_s=0.0, s_per_byte=1.0)
-COUNTED = Options(word_bytes=1)
+COUNTED = Options(itemsize=1)
 
 
 def _fetched(extent: int, kernel: int, workers: int) -> set[int]:
@@ -67,6 +67,6 @@ def test_halos_stay_on_one_row_unless_told_otherwise() -> None:
     chain = chain_of(net.build())
     terms = integrated(chain, {"conv": Role.DOMAIN}, 4, Grid(1, 4), WORDS, COUNTED)
     assert terms.halo_forward == 1 * 8 * 2
-    without = integrated(chain, {"conv": Role.DOMAIN}, 4, Grid(1, 4), WORDS, Options(word_bytes=1, halo_at_one=False))
+    without = integrated(chain, {"conv": Role.DOMAIN}, 4, Grid(1, 4), WORDS, Options(itemsize=1, halo_at_one=False))
     assert (without.halo_forward, without.halo_backward) == (0, 0)
     assert without.weight_gradient_all_reduce == terms.weight_gradient_all_reduce

@@ -15,7 +15,7 @@ WIDTHS = (24, 48, 24, 72)  # each a multiple of every number of rows, of columns
 BATCH = 24
 WORDS = Network(latency_s=0.0, s_per_byte=1.0)
 """A network on which a byte takes a second and a message nothing."""
-COUNTED = Options(word_bytes=1)
+COUNTED = Options(itemsize=1)
 
 
 def _weights() -> list[np.ndarray]:

@@ -176,13 +176,13 @@ def test_the_cost_model_fetches_what_the_worst_placed_worker_reads(
     if kernel.reach > extent + sum(kernel.padding) or num_workers > num_outputs:
         return
     window = Window(out="h", kernel="r", stride=kernel.stride, dilation=kernel.dilation, pad=kernel.padding[0])
-    access = Access(tensor="x", shape=(extent,), axes=(window,))
+    access = Access(tensor="x", shape=(extent,), index_map=(window,))
     operator = Operator(
         name="pool",
         kind="pool",
         dims=(Dim("h", num_outputs), Dim("r", kernel.extent)),
         reads=(access,),
-        writes=(Access(tensor="y", shape=(num_outputs,), axes=("h",)),),
+        writes=(Access(tensor="y", shape=(num_outputs,), index_map=("h",)),),
     )
     splits = splits_of(operator, np.array([[num_workers, 1]], dtype=np.int32))
     parts = zip(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.errors import PrimitiveError, RuntimeFailure
+from pase.errors import PrimitiveError, ProgramError
 from pase.sharding.boxes import blocks, copies
 from pase.sharding.layouts import PlainDim, TensorDim, layout_of
 from pase.targets.mesh_tensorflow.primitives.data_movement import to_parts, to_tensor
@@ -62,5 +62,5 @@ def test_what_does_not_fit_is_refused() -> None:
         y = lab.put(mesh, blocks([5], [2]), randoms(blocks([5], [2]), np.float64, 0))
         with pytest.raises(PrimitiveError, match=r"to_tensor: the partition is of a tensor of shape \[5\], not \[6\]"):
             to_tensor(y, mesh, [mtf.Dimension("b", 6)])
-        with pytest.raises(RuntimeFailure, match=r"layer 'set2' splits b = 5 in 2 parts, which do not divide it"):
+        with pytest.raises(ProgramError, match=r"layer 'set2' splits b = 5 in 2 parts, which do not divide it"):
             to_tensor(y, lab.workers([0, 1], [("b", 2)]), [dim])

@@ -99,11 +99,11 @@ def test_tensors_lie_as_their_layouts_say(name: str, seed: int) -> None:
         order = found["device_orders"][layer["devices"]]
         for access, tensor in zip((*operator.reads, *operator.writes), layer["tensors"], strict=True):
             assert [dim["extent"] for dim in tensor["dims"]] == list(access.shape)
-            if any(axis is None or not isinstance(axis, str | Window) for axis in access.axes):
+            if any(axis is None or not isinstance(axis, str | Window) for axis in access.index_map):
                 continue
             layout = layout_of(mesh, tensor_dims(operator, access), layer=of.name)
             box_of = dict(zip(layout.devices, layout.boxes, strict=True))
-            kernels = {axis.kernel for axis in access.axes if isinstance(axis, Window)}
+            kernels = {axis.kernel for axis in access.index_map if isinstance(axis, Window)}
             if any(of.splits[kernel] > 1 for kernel in kernels):
                 continue  # a part of a kernel reads a window of its own, which the drawing leaves out
             part_of = _parts(layer, tensor, order)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
@@ -232,7 +232,7 @@ def test_test_data_that_do_not_fit_are_refused_before_the_first_step(tmp_path: P
     given = options(2, data_path=path, test_data_path=test)
     plan = make_plan(small("mlp"), 1, {})
     message = r"^array 'inputs' of the test data has shape \[10, 12\]; expected \[N, 12\] with N at least 24, the batch"
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         train(builder_of(emit(plan)), given, num_devices=1, report=events.append)
     assert events == []
 
@@ -252,7 +252,7 @@ def test_the_reference_counts_as_numpy_does(tmp_path: Path) -> None:
 def test_a_loss_on_test_data_that_is_not_finite_ends_the_training() -> None:
     batches = Batches([DataInput(name="x", shape=(2, 3))], seed=0)
     losses = Evaluation(loss=float("nan"), accuracy=0.5)
-    with pytest.raises(RuntimeFailure, match=r"^after step 7 the loss on the test data is nan; use a smaller learning"):
+    with pytest.raises(ProgramError, match=r"^after step 7 the loss on the test data is nan; use a smaller learning"):
         evaluated(batches, lambda _: losses, step=7)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
@@ -80,13 +80,13 @@ def test_every_flipped_byte_and_every_cut_is_found_out(tmp_path: Path) -> None:
     good = path.read_bytes()
     for position in (*range(80), *range(80, len(good), 7)):
         path.write_bytes(good[:position] + bytes([good[position] ^ 0x10]) + good[position + 1 :])
-        with pytest.raises(RuntimeFailure, match=r"checkpoint .*step-0000000007.ckpt is damaged: "):
+        with pytest.raises(ProgramError, match=r"checkpoint .*step-0000000007.ckpt is damaged: "):
             read_checkpoint(path)
         path.write_bytes(good[:position])
-        with pytest.raises(RuntimeFailure, match=r"checkpoint .*step-0000000007.ckpt is damaged: "):
+        with pytest.raises(ProgramError, match=r"checkpoint .*step-0000000007.ckpt is damaged: "):
             read_checkpoint(path)
     path.write_bytes(good + b"\0")
-    with pytest.raises(RuntimeFailure, match=rf"it has {len(good) + 1} bytes; expected {len(good)}"):
+    with pytest.raises(ProgramError, match=rf"it has {len(good) + 1} bytes; expected {len(good)}"):
         read_checkpoint(path)
 
 
@@ -103,27 +103,27 @@ def test_the_array_that_is_damaged_is_named(tmp_path: Path) -> None:
         flipped = bytearray(good)
         flipped[-end] ^= 1
         path.write_bytes(flipped)
-        with pytest.raises(RuntimeFailure, match=rf"damaged: {name} does not have the checksum"):
+        with pytest.raises(ProgramError, match=rf"damaged: {name} does not have the checksum"):
             read_checkpoint(path)
         path.write_bytes(good[:-end])
-        with pytest.raises(RuntimeFailure, match=rf"damaged: it is cut off in {name}: {len(good) - end} of "):
+        with pytest.raises(ProgramError, match=rf"damaged: it is cut off in {name}: {len(good) - end} of "):
             read_checkpoint(path)
 
 
 def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
     path = tmp_path / "step-0000000001.ckpt"
-    with pytest.raises(RuntimeFailure, match=r"cannot read checkpoint .*No such file"):
+    with pytest.raises(ProgramError, match=r"cannot read checkpoint .*No such file"):
         read_checkpoint(path)
     for content in (b"", b"\x80\x04K\x01.", b"PK\x03\x04" + b"\0" * 99):
         path.write_bytes(content)
-        with pytest.raises(RuntimeFailure, match=r"is damaged: it does not begin with .*, or is no checkpoint at all"):
+        with pytest.raises(ProgramError, match=r"is damaged: it does not begin with .*, or is no checkpoint at all"):
             read_checkpoint(path)
 
 
 def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
     checkpoint = made_up()
     checkpoint.slots["fc/w"]["velocity"][1, 1] = np.inf
-    with pytest.raises(RuntimeFailure, match=r"step 7: velocity of weight 'fc/w' is not finite; no checkpoint was"):
+    with pytest.raises(ProgramError, match=r"step 7: velocity of weight 'fc/w' is not finite; no checkpoint was"):
         write_checkpoint(tmp_path, checkpoint)
     assert contents(tmp_path) == {}
 
@@ -136,7 +136,7 @@ def test_a_save_that_fails_leaves_the_older_ones(tmp_path: Path, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pase.targets.mesh_tensorflow.runtime.checkpoint.os.fsync", full)
-    with pytest.raises(RuntimeFailure, match=r"cannot write checkpoint .*step-0000000004.ckpt: .*No space left"):
+    with pytest.raises(ProgramError, match=r"cannot write checkpoint .*step-0000000004.ckpt: .*No space left"):
         write_checkpoint(tmp_path, made_up(4))
     assert contents(tmp_path) == before
 
@@ -150,11 +150,11 @@ def test_where_the_newest_is_damaged_an_older_one_is_offered(tmp_path: Path) -> 
     for path in paths[1:]:
         path.write_bytes(path.read_bytes()[:-3])
     before = contents(tmp_path)
-    with pytest.raises(RuntimeFailure, match=r"6.ckpt is damaged: .* in weight 'b'.*that of step 2 .*--resume .*0002"):
+    with pytest.raises(ProgramError, match=r"6.ckpt is damaged: .* in weight 'b'.*that of step 2 .*--resume .*0002"):
         newest_checkpoint(tmp_path)
     assert contents(tmp_path) == before
     paths[0].write_bytes(b"")
-    with pytest.raises(RuntimeFailure, match=r"0006.ckpt is damaged: .*; there is no complete one in "):
+    with pytest.raises(ProgramError, match=r"0006.ckpt is damaged: .*; there is no complete one in "):
         newest_checkpoint(tmp_path)
 
 
@@ -250,7 +250,7 @@ def test_a_checkpoint_of_another_training_is_refused(
     options: dict[str, Any] = {"checkpointing": Checkpointing(folder=folder, resume=resume)}
     options |= {key: change[key] for key in ("optimiser", "dtype", "seed") if key in change}
     plan: Callable[[], Plan] = change.get("plan", one_device)
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         run(plan(), change.get("steps", 4), data if "data" in change else None, **options)
     assert contents(folder) == before
 
@@ -258,7 +258,7 @@ def test_a_checkpoint_of_another_training_is_refused(
 def test_a_loss_that_is_not_finite_leaves_the_checkpoint(tmp_path: Path, data: Path) -> None:
     folder = tmp_path / "kept"
     steep = Schedule(peak=1e200)
-    with pytest.raises(RuntimeFailure) as caught:
+    with pytest.raises(ProgramError) as caught:
         run(
             one_device(),
             9,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.cluster import (
     VARIABLE,
     Cluster,
@@ -46,13 +46,13 @@ def test_without_the_variable_there_is_no_cluster() -> None:
 )
 def test_an_environment_that_is_wrong_says_where(changed: dict[str, Any], message: str) -> None:
     text = json.dumps({**json.loads(TWO.to_json()), **changed})
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         cluster_of({VARIABLE: text})
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[" * 100_000])
 def test_an_environment_that_is_no_json_is_an_error(text: str) -> None:
-    with pytest.raises(RuntimeFailure, match=r"PASE_CLUSTER is no JSON .*; start the program with pase launch"):
+    with pytest.raises(ProgramError, match=r"PASE_CLUSTER is no JSON .*; start the program with pase launch"):
         cluster_of({VARIABLE: text})
 
 
@@ -66,7 +66,7 @@ def test_an_address_is_a_host_and_a_port(address: str, expected: tuple[str, int]
 
 @pytest.mark.parametrize("address", ["", "node1", "node1:", ":4000", "node1:0", "node1:65536", "no de:1", "::1:4000"])
 def test_what_is_no_address_is_an_error(address: str) -> None:
-    with pytest.raises(RuntimeFailure, match="is no address of a process; expected HOST:PORT"):
+    with pytest.raises(ProgramError, match="is no address of a process; expected HOST:PORT"):
         split_address(address)
 
 
@@ -87,12 +87,12 @@ def test_a_list_of_hosts_is_a_file_or_stands_on_the_command_line(tmp_path: Path)
 def test_a_list_of_hosts_that_is_wrong_says_where(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "hosts.txt"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         read_hosts(str(path))
 
 
 def test_a_list_of_hosts_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeFailure, match=r"cannot read host list .*nowhere"):
+    with pytest.raises(ProgramError, match=r"cannot read host list .*nowhere"):
         read_hosts(str(tmp_path / "nowhere"))
 
 

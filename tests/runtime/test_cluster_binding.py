@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.cluster import keep_to, packet_filter
 from tests.runtime.addresses import connects, own_address
 
@@ -87,7 +87,7 @@ def test_a_server_is_kept_to_an_address_or_not_started(listener: socket.socket) 
     own, port = own_address(), listener.getsockname()[1]
     try:
         keep_to("192.0.2.77", port)
-    except RuntimeFailure as error:
+    except ProgramError as error:
         assert "needs the capability CAP_NET_ADMIN" in str(error)  # noqa: PT017 either is right
         return
     assert connects("127.0.0.1", port)
@@ -103,7 +103,7 @@ def test_a_server_for_everybody_is_left_alone(listener: socket.socket) -> None:
 
 @linux
 def test_a_server_that_does_not_listen_is_an_error() -> None:
-    with pytest.raises(RuntimeFailure, match="does not listen on port 1; choose another one"):
+    with pytest.raises(ProgramError, match="does not listen on port 1; choose another one"):
         keep_to("127.0.0.1", 1)
 
 
@@ -114,6 +114,6 @@ def test_somebody_who_came_before_is_refused(listener: socket.socket) -> None:
         pytest.skip("this machine has no address but loopback")
     with (
         socket.create_connection((own, port), timeout=1),
-        pytest.raises(RuntimeFailure, match=f"somebody connected to port {port} at {own} before"),
+        pytest.raises(ProgramError, match=f"somebody connected to port {port} at {own} before"),
     ):
         keep_to("127.0.0.1", port)

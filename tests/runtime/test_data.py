@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.graph import Builder
 from pase.graph.operators import dense, elementwise, softmax_loss
 from pase.targets.mesh_tensorflow.runtime.data import (
@@ -75,7 +75,7 @@ GOOD = {"inputs": np.zeros((4, 3)), "labels": np.zeros(4, int)}
 )
 def test_data_that_do_not_fit_are_refused(changes: dict[str, np.ndarray | None], message: str) -> None:
     arrays = {name: array for name, array in {**GOOD, **changes}.items() if array is not None}
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         Batches(INPUTS, seed=0, arrays=arrays)
 
 
@@ -92,13 +92,13 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     for name, content in bad.items():
         if content is not None:
             (tmp_path / name).write_bytes(content)
-        with pytest.raises(RuntimeFailure, match=rf"cannot read data from .*{name}"):
+        with pytest.raises(ProgramError, match=rf"cannot read data from .*{name}"):
             read_arrays(tmp_path / name)
     np.save(tmp_path / "single.npy", GOOD["inputs"])
-    with pytest.raises(RuntimeFailure, match=r"holds a single array; expected an .npz file"):
+    with pytest.raises(ProgramError, match=r"holds a single array; expected an .npz file"):
         read_arrays(tmp_path / "single.npy")
     np.savez(tmp_path / "objects.npz", inputs=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(RuntimeFailure, match=r"cannot read data from .*objects.npz"):
+    with pytest.raises(ProgramError, match=r"cannot read data from .*objects.npz"):
         read_arrays(tmp_path / "objects.npz")
 
 
@@ -128,12 +128,12 @@ def test_a_wrong_number_far_into_an_array_is_found(tmp_path: Path) -> None:
     inputs[1000, 2] = np.inf
     np.save(tmp_path / "inputs.npy", inputs)
     np.save(tmp_path / "labels.npy", np.zeros(1001, int))
-    with pytest.raises(RuntimeFailure, match=r"'inputs' of the data holds values that are not finite"):
+    with pytest.raises(ProgramError, match=r"'inputs' of the data holds values that are not finite"):
         Batches(INPUTS, seed=0, arrays=read_arrays(tmp_path))
 
 
 def test_directories_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeFailure, match=r"holds no .npy files; expected one for each input, such as inputs.npy"):
+    with pytest.raises(ProgramError, match=r"holds no .npy files; expected one for each input, such as inputs.npy"):
         read_arrays(tmp_path)
     bad: dict[str, bytes | None] = {"text": b"no array at all", "empty": b"", "objects": None}
     for name, content in bad.items():
@@ -143,7 +143,7 @@ def test_directories_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
             np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
         else:
             path.write_bytes(content)
-        with pytest.raises(RuntimeFailure, match=rf"cannot read data from .*{name}.npy: "):
+        with pytest.raises(ProgramError, match=rf"cannot read data from .*{name}.npy: "):
             read_arrays(path.parent)
 
 
@@ -169,7 +169,7 @@ def test_a_generator_goes_on_where_it_was(function: Any, start: int) -> None:
             assert batch["inputs"].tolist() == [[step] * 3] * 2
         assert batch["labels"].dtype == np.int32
         assert set(batch) == {"inputs", "labels"}
-    with pytest.raises(RuntimeFailure, match=r"tests:f ended before the batch of step 7; train fewer steps"):
+    with pytest.raises(ProgramError, match=r"tests:f ended before the batch of step 7; train fewer steps"):
         batches.batch(6)
 
 
@@ -188,7 +188,7 @@ def test_a_generator_goes_on_where_it_was(function: Any, start: int) -> None:
     ],
 )
 def test_what_a_generator_yields_is_checked_at_once(yielded: Any, message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         GeneratedBatches(INPUTS, lambda: iter([yielded]), name="m:f")
 
 
@@ -199,9 +199,9 @@ def test_a_generator_that_raises_is_told() -> None:
 
     batches = GeneratedBatches(INPUTS, broken, name="m:f")
     batches.batch(0)
-    with pytest.raises(RuntimeFailure, match=r"data generator m:f raised KeyError: 'x'"):
+    with pytest.raises(ProgramError, match=r"data generator m:f raised KeyError: 'x'"):
         batches.batch(1)
-    with pytest.raises(RuntimeFailure, match=r"data generator m:f raised TypeError: "):
+    with pytest.raises(ProgramError, match=r"data generator m:f raised TypeError: "):
         GeneratedBatches(INPUTS, lambda: 3, name="m:f")
 
 
@@ -218,5 +218,5 @@ def test_functions_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("my_batches:g", r"module my_batches has no function 'g'"),
         ("my_batches:number", r"module my_batches has no function 'number'"),
     ):
-        with pytest.raises(RuntimeFailure, match=message):
+        with pytest.raises(ProgramError, match=message):
             load_function(name)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import (
@@ -77,7 +77,7 @@ def test_enough_gpus_are_not_divided() -> None:
     ],
 )
 def test_too_few_gpus_are_an_error(physical: tuple[int, ...], message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         gpus(4, physical)
 
 
@@ -89,7 +89,7 @@ def test_too_few_gpus_are_an_error(physical: tuple[int, ...], message: str) -> N
     ],
 )
 def test_a_choice_that_makes_no_sense_is_an_error(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         DeviceChoice(**values)
 
 
@@ -131,7 +131,7 @@ def test_the_place_in_a_name(name: str, expected: tuple[int, str, int] | None) -
 
 def test_devices_that_cannot_be_shared_out_are_an_error() -> None:
     assert share(12, 4) == 3
-    with pytest.raises(RuntimeFailure, match=r"12 devices cannot .* among 5 processes; use 1, 2, 3, 4, 6, 12$"):
+    with pytest.raises(ProgramError, match=r"12 devices cannot .* among 5 processes; use 1, 2, 3, 4, 6, 12$"):
         share(12, 5)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pase.costs import ReadTraits, layer_traffic
-from pase.errors import EmitError, GraphError, RuntimeFailure
+from pase.errors import EmitError, GraphError, ProgramError
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
@@ -205,7 +205,7 @@ def test_nothing_moves_in_the_layer() -> None:
 def test_its_costs_are_its_points() -> None:
     operator = dropout("drop", (8, 6), dims=("b", "n"), rate=0.5)
     rows = np.array([[1, 1], [4, 1], [2, 3]], dtype=np.int32)
-    traffic = layer_traffic(operator, rows, (ReadTraits(has_gradient=True, is_fed=True, is_owned=True),), word_bytes=4)
+    traffic = layer_traffic(operator, rows, (ReadTraits(has_gradient=True, is_fed=True, is_owned=True),), itemsize=4)
     assert not traffic.messages
     np.testing.assert_array_equal(traffic.flop, 2 * prod((8, 6)) / np.array([1, 4, 6]))
 
@@ -264,6 +264,6 @@ def test_an_edited_rate_is_refused() -> None:
     with tf.Graph().as_default():
         program = Program(num_devices=1)
         x = builder_of(emit(make_plan(dropping(), 1, {})).replace("rate=0.4", "rate=2"))
-        with pytest.raises(RuntimeFailure, match=r"layer 'drop1' drops a fraction of 2; give a rate from 0 to below 1"):
+        with pytest.raises(ProgramError, match=r"layer 'drop1' drops a fraction of 2; give a rate from 0 to below 1"):
             x(program)
     assert callable(dropout_layer)

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pase.errors import EmitError, RuntimeFailure
+from pase.errors import EmitError, ProgramError
 from pase.graph import Builder
 from pase.graph.operators import softmax_loss
 from pase.planning.plan import Plan
@@ -58,7 +58,7 @@ def test_data_of_files_are_used_by_both(plan: Plan, tmp_path: Path) -> None:
 
 def test_a_program_that_fails_says_why(plan: Plan, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", labels=np.zeros(48, int))
-    with pytest.raises(RuntimeFailure, match=r"^the data have no array 'inputs'; the file holds labels"):
+    with pytest.raises(ProgramError, match=r"^the data have no array 'inputs'; the file holds labels"):
         run_plan(plan, options(2, data_path=tmp_path / "data.npz"))
 
 
@@ -66,15 +66,15 @@ def test_a_program_that_breaks_shows_its_last_lines(plan: Plan, monkeypatch: pyt
     monkeypatch.setattr(
         "pase.targets.mesh_tensorflow.emitter.emit", lambda _: "print('no JSON')\nraise KeyError('broken')"
     )
-    with pytest.raises(RuntimeFailure, match=r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"):
+    with pytest.raises(ProgramError, match=r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"):
         run_plan(plan, options(1))
     monkeypatch.setattr(
         "pase.targets.mesh_tensorflow.emitter.emit", lambda _: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     )
-    with pytest.raises(RuntimeFailure, match=r"was ended by signal 9 \(perhaps for want of memory"):
+    with pytest.raises(ProgramError, match=r"was ended by signal 9 \(perhaps for want of memory"):
         run_plan(plan, options(1))
     monkeypatch.setattr("pase.targets.mesh_tensorflow.emitter.emit", lambda _: "")
-    with pytest.raises(RuntimeFailure, match=r"ended after 0 of 1 steps"):
+    with pytest.raises(ProgramError, match=r"ended after 0 of 1 steps"):
         run_plan(plan, options(1))
 
 

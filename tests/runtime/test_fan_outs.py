@@ -71,7 +71,7 @@ def followed(
     consumer, own = graph[edge.consumer], splits[edge.consumer]
     read, (over,) = consumer.reads[edge.input], operator.partial_dims(operator.reads[0])
     found = dict.fromkeys(operator.extents, 1)
-    for axis, other in zip(operator.reads[0].axes, read.axes, strict=False):
+    for axis, other in zip(operator.reads[0].index_map, read.index_map, strict=False):
         name = getattr(other, "out", other)  # of a window
         if isinstance(axis, str) and isinstance(name, str) and operator.extents[axis] % own[name] == 0:
             found[axis] = own[name]

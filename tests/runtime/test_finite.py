@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
@@ -46,7 +46,7 @@ def changed(training: Training, weight: str, value: float, where: tuple[int, int
 
 def failing(training: Training, batch: dict[str, Any], message: str) -> None:
     before = training.state()
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         training.step(batch)
     after = training.state()
     assert after.num_steps == before.num_steps
@@ -108,7 +108,7 @@ def test_the_padding_of_a_maximum_is_no_failure(program: Program) -> None:
     filters_now = state.weights["filters"].copy()
     filters_now[0, 0, 0, 0] = np.inf
     training.restore(TrainingState(num_steps=1, weights={"filters": filters_now}, slots={}))
-    with pytest.raises(RuntimeFailure, match=r"^step 2: .* are in weight 'filters' of layer 'conv'"):
+    with pytest.raises(ProgramError, match=r"^step 2: .* are in weight 'filters' of layer 'conv'"):
         training.step(batch)
     training.close()
 
@@ -116,6 +116,6 @@ def test_the_padding_of_a_maximum_is_no_failure(program: Program) -> None:
 def test_another_optimisers_state_is_refused(program: Program) -> None:
     training = two_layers(program)
     state = training.state()
-    with pytest.raises(RuntimeFailure, match=r"lacks 'velocity' of weight 'fc1/w'; it is of another optimiser"):
+    with pytest.raises(ProgramError, match=r"lacks 'velocity' of weight 'fc1/w'; it is of another optimiser"):
         training.restore(TrainingState(num_steps=0, weights=state.weights, slots={}))
     training.close()

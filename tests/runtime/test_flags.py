@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.optimisers import Adafactor, AdamW, make_rule
 from pase.targets.mesh_tensorflow.runtime.options import (
     GROUPS,
@@ -54,7 +54,7 @@ def test_without_flags_the_defaults_hold() -> None:
 
 
 def test_an_option_without_a_flag_is_not_lost_in_silence() -> None:
-    with pytest.raises(RuntimeFailure, match=r"^clip of optimiser adafactor is 2; programs have no flag for it, leave"):
+    with pytest.raises(ProgramError, match=r"^clip of optimiser adafactor is 2; programs have no flag for it, leave"):
         command_line(TrainingOptions(steps=1, rule=Adafactor(clip=2.0)))
 
 
@@ -77,5 +77,5 @@ def test_an_option_without_a_flag_is_not_lost_in_silence() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         training_options({"steps": 5, **DEFAULTS, **given})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.graph.body import POINTWISE
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
 from pase.targets.mesh_tensorflow.runtime.layers.forward import (
@@ -123,9 +123,7 @@ def test_outputs_without_the_batch_are_of_one_batch() -> None:
         x = reshard(program.floats("x", [4, 6]), program.mesh("layer", []), [b, n])
         return {"turned": (arrange(x, [n, b]), (6, 4))}
 
-    with pytest.raises(
-        RuntimeFailure, match=r"output 'turned' has shape \[6, 4\], .* give exactly 4 examples, found 5"
-    ):
+    with pytest.raises(ProgramError, match=r"output 'turned' has shape \[6, 4\], .* give exactly 4 examples, found 5"):
         compute(build, {}, {"x": np.ones((5, 6))}, num_devices=1)
 
 
@@ -139,5 +137,5 @@ def test_outputs_without_the_batch_are_of_one_batch() -> None:
     ],
 )
 def test_errors(build: Any, message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         outputs(build, numbers())

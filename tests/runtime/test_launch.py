@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, split_address
@@ -325,7 +325,7 @@ def test_any_failure_of_the_chief_is_a_failure(status: int, tmp_path: Path) -> N
 
 
 def test_a_program_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(RuntimeFailure, match=r"there is no program nothing.py; give the file that pase emit wrote"):
+    with pytest.raises(ProgramError, match=r"there is no program nothing.py; give the file that pase emit wrote"):
         launch_here(["nothing.py"], num_processes=2)
-    with pytest.raises(RuntimeFailure, match="0 processes were asked for; expected 1 or more"):
+    with pytest.raises(ProgramError, match="0 processes were asked for; expected 1 or more"):
         launch_here(["nothing.py"], num_processes=0)

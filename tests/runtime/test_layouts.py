@@ -1,6 +1,6 @@
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh, PlainDim, WindowDim, device_mesh, layout_of, shifted
 
 
@@ -47,12 +47,12 @@ def test_a_split_kernel_moves_the_window_and_counts_as_a_part() -> None:
     ],
 )
 def test_what_is_no_mesh_is_refused(axes: list[tuple[str, int]], devices: list[int] | None, message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         device_mesh("fc1", axes, 4, devices)
 
 
 def test_a_split_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(RuntimeFailure, match=r"layer 'fc1' splits b = 6 in 4 parts, which do not divide it"):
+    with pytest.raises(ProgramError, match=r"layer 'fc1' splits b = 6 in 4 parts, which do not divide it"):
         layout_of(device_mesh("fc1", [("b", 4)], 4), [PlainDim("b", 6)], layer="fc1")
 
 

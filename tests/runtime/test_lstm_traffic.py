@@ -16,7 +16,7 @@ from tests.runtime.test_measure_plans import run
 B, S, UNITS, LAYERS = 6, 4, 12, 2
 """Of the network `lstms`."""
 
-WORD_BYTES = 4
+ITEMSIZES = 4
 
 
 @cache
@@ -77,7 +77,7 @@ def tensors(**splits: int) -> dict[str, int]:
 
 def test_a_wavefront_written_out() -> None:
     """Two groups of one layer, two parts of two steps: what goes on across each of the two boundaries."""
-    hidden, state = B * S * UNITS * WORD_BYTES, B * UNITS * WORD_BYTES
+    hidden, state = B * S * UNITS * ITEMSIZES, B * UNITS * ITEMSIZES
     assert tensors(l=2, s=2) == {
         # To the second layer, and back.
         "hidden": hidden,
@@ -95,11 +95,11 @@ def test_units_written_out() -> None:
     """d = 2 and e = 3: device (d, e) has units 4e to 4e + 4 of a state and reads units 6d to 6d + 6 of it."""
     written = [set(range(4 * e, 4 * e + 4)) for e in range(3)]
     read = [set(range(6 * d, 6 * d + 6)) for d in range(2)]
-    times = LAYERS * S * B * WORD_BYTES
+    times = LAYERS * S * B * ITEMSIZES
     assert tensors(d=2, e=3) == {
         "gates": 2 * (2 - 1) * 4 * UNITS * times,
         "hidden": times * sum(len(read[d] - written[e]) for d, e in np.ndindex(2, 3)),
         # Added up along e, then brought back.
         "hidden_gradient": times * (2 * (3 - 1) * UNITS + sum(len(written[e] - read[d]) for d, e in np.ndindex(2, 3))),
-        "gradient of x": 2 * (3 - 1) * S * B * UNITS * WORD_BYTES,
+        "gradient of x": 2 * (3 - 1) * S * B * UNITS * ITEMSIZES,
     }

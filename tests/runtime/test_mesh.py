@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, MeshImplementation
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
@@ -54,5 +54,5 @@ def test_all_reduce(sizes: list[int], data: st.DataObject, shape: tuple[int, ...
 def test_devices_must_differ() -> None:
     shape = mtf.Shape([mtf.Dimension("b", 2)])
     layout = mtf.LayoutRules([("b", "b")])
-    with pytest.raises(RuntimeFailure, match=r"layer 'fc': a mesh of 2 positions needs as many different devices"):
+    with pytest.raises(ProgramError, match=r"layer 'fc': a mesh of 2 positions needs as many different devices"):
         MeshImplementation(shape, layout, ["/device:CPU:1", "/device:CPU:1"], "fc", Traffic())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile, ProgressLine
 
 
@@ -37,7 +37,7 @@ def test_going_on_keeps_of_each_worker_what_it_had_done(tmp_path: Path) -> None:
         assert lines(path) == done
     for content in ('{"step": 1, "worker": 2}\n', '{"step": 1, "worker": []}\n'):
         path.write_text(content, encoding="utf-8")
-        with pytest.raises(RuntimeFailure, match=r"m.jsonl, line 1, is no line of metrics of this training"):
+        with pytest.raises(ProgramError, match=r"m.jsonl, line 1, is no line of metrics of this training"):
             MetricsFile(path, num_steps={0: 2, 1: 1, None: 1}, resume=True)
         assert path.read_text(encoding="utf-8") == content
 
@@ -51,16 +51,16 @@ def test_another_trainings_file_is_left_alone(tmp_path: Path) -> None:
         ('{"step": "1"}\n', True, r"m.jsonl, line 1, is no line of metrics"),
     ):
         path.write_text(content, encoding="utf-8")
-        with pytest.raises(RuntimeFailure, match=message):
+        with pytest.raises(ProgramError, match=message):
             MetricsFile(path, num_steps=5, resume=resume)
         assert path.read_text(encoding="utf-8") == content
 
 
 def test_a_file_that_cannot_be_written_is_one_clear_line(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeFailure, match=r"cannot write metrics to .*no/m.jsonl: "):
+    with pytest.raises(ProgramError, match=r"cannot write metrics to .*no/m.jsonl: "):
         MetricsFile(tmp_path / "no" / "m.jsonl", num_steps=0, resume=False)
     (tmp_path / "m.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(RuntimeFailure, match=r"cannot write metrics to .*m.jsonl: "):
+    with pytest.raises(ProgramError, match=r"cannot write metrics to .*m.jsonl: "):
         MetricsFile(tmp_path / "m.jsonl", num_steps=0, resume=True)
 
 

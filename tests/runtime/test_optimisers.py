@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.initial import initial_value
 from pase.targets.mesh_tensorflow.runtime.layers import dims, reshard
@@ -322,5 +322,5 @@ def test_rules_have_names_and_options() -> None:
     ],
 )
 def test_options_that_do_not_fit_are_refused(name: str, options: dict[str, float], message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         make_rule(name, options)

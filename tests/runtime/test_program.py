@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.initial import initial_value
 from pase.targets.mesh_tensorflow.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
@@ -48,13 +48,13 @@ def dense_loss(program: Program, axes: list[tuple[str, int]], devices: list[int]
 def test_meshes_that_do_not_fit_are_refused(
     program: Program, axes: list[tuple[str, int]], devices: list[int] | None, message: str
 ) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         start(program, dense_loss(program, axes, devices))
 
 
 def test_a_weight_that_its_axis_does_not_divide_is_refused(program: Program) -> None:
     (c,) = dims(c=6)
-    with pytest.raises(RuntimeFailure, match=r"layer 'fc' splits c = 6 in 4 parts"):
+    with pytest.raises(ProgramError, match=r"layer 'fc' splits c = 6 in 4 parts"):
         program.weight(program.mesh("fc", [("c", 4)]), "fc/w", [c])
 
 
@@ -63,29 +63,29 @@ def test_operations_on_two_meshes_are_refused(program: Program) -> None:
     (b,) = dims(b=8)
     x, y = program.weight(first, "x", [b], 1.0), program.weight(second, "y", [b], 1.0)
     loss = mtf.reduce_sum(x + y)
-    with pytest.raises(RuntimeFailure, match=r"reads tensors of two meshes, those of layers 'a' and 'b'; reshard one"):
+    with pytest.raises(ProgramError, match=r"reads tensors of two meshes, those of layers 'a' and 'b'; reshard one"):
         start(program, loss)
-    with pytest.raises(RuntimeFailure, match=r"'sum' reads tensors of two meshes, those of layers 'a' and 'b'"):
+    with pytest.raises(ProgramError, match=r"'sum' reads tensors of two meshes, those of layers 'a' and 'b'"):
         Shardwise(tf.add, [x, y], shape=[b], name="sum")
 
 
 def test_a_dim_with_two_extents_is_refused(program: Program) -> None:
     mesh = program.mesh("fc", [])
     x, w = (program.weight(mesh, name, dims(c=c, **more), 1.0) for name, c, more in (("x", 4, {}), ("w", 8, {"n": 3})))
-    with pytest.raises(RuntimeFailure, match=r"of layer 'fc' has dim c with extents 4 and 8; give it one"):
+    with pytest.raises(ProgramError, match=r"of layer 'fc' has dim c with extents 4 and 8; give it one"):
         start(program, mtf.reduce_sum(mtf.einsum([x, w], dims(n=3))))
 
 
 def test_a_name_that_is_used_twice_is_refused(program: Program) -> None:
     program.floats("inputs", [8, 6])
-    with pytest.raises(RuntimeFailure, match=r"two inputs of the program are named 'inputs'"):
+    with pytest.raises(ProgramError, match=r"two inputs of the program are named 'inputs'"):
         program.floats("inputs", [8, 6])
 
 
 def test_a_shared_weight_of_two_sizes_is_refused(program: Program) -> None:
     program.weight(program.mesh("a", []), "table", dims(v=4, d=2))
     with pytest.raises(
-        RuntimeFailure, match=r"layers 'a' and 'b' share weight 'table' with shapes \[4, 2\] and \[4, 3\]"
+        ProgramError, match=r"layers 'a' and 'b' share weight 'table' with shapes \[4, 2\] and \[4, 3\]"
     ):
         program.weight(program.mesh("b", []), "table", dims(v=4, d=3))
 
@@ -96,14 +96,14 @@ def test_windows_that_cannot_be_split_or_do_not_belong_are_refused(program: Prog
     mesh = program.mesh("pool", [("r", 1), ("n", 4)])
     rows, columns = window(h, r, of=6), window(w, s, of=6)
     x = reshard(images, mesh, [b, c, rows, columns])
-    with pytest.raises(RuntimeFailure, match=r"filters .* do not produce other; give the same dims to both"):
+    with pytest.raises(ProgramError, match=r"filters .* do not produce other; give the same dims to both"):
         conv2d(x, program.weight(mesh, "w", [n, c, r, s]), rows, columns, [b, other, h, w])
     with tf.Graph().as_default():
         split = Program(num_devices=3)
         mesh = split.mesh("pool", [("r", 3)])
         x = reshard(split.floats("inputs", [2, 4, 6, 6]), mesh, [b, c, rows, columns])
         with pytest.raises(
-            RuntimeFailure, match=r"layer 'pool' pools windows of r, which cannot be split; take r out of the mesh"
+            ProgramError, match=r"layer 'pool' pools windows of r, which cannot be split; take r out of the mesh"
         ):
             max_pool2d(x, rows, columns, [b, c, h, w])
 
@@ -152,14 +152,14 @@ def test_weights_are_whole_and_those_that_were_drawn(program: Program) -> None:
 def test_a_loss_that_is_not_finite_ends_the_training(program: Program) -> None:
     training = start(program, dense_loss(program, [("b", 2), ("n", 2)]))
     batch = {"inputs": np.full((8, 6), np.inf), "labels": np.zeros(8, np.int32)}
-    with pytest.raises(RuntimeFailure, match=r"the loss is nan; use a smaller learning rate"):
+    with pytest.raises(ProgramError, match=r"the loss is nan; use a smaller learning rate"):
         training.step(batch)
     training.close()
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(0, 0.1), (3, 0.0), (3, -1.0)])
 def test_steps_and_rates_that_train_nothing_are_refused(steps: int, rate: float) -> None:
-    with pytest.raises(RuntimeFailure, match=r"steps is 0; expected 1|the learning rate is -?[01]; it must be above 0"):
+    with pytest.raises(ProgramError, match=r"steps is 0; expected 1|the learning rate is -?[01]; it must be above 0"):
         TrainingOptions(steps=steps, schedule=Schedule(peak=rate))
 
 

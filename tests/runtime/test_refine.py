@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
 from pase.sharding.reshard import reshard_steps
 from tests.runtime.geometry import Array, distinct_dot, held, moved, numbered, transfers
@@ -69,5 +69,5 @@ def test_scalars_are_seen_with_any_number_of_dims() -> None:
 def test_other_sizes_are_refused() -> None:
     source = layout_of(device_mesh("a", [], 2), [PlainDim("b", 6)])
     target = layout_of(device_mesh("b", [], 2), [PlainDim("b", 4)])
-    with pytest.raises(RuntimeFailure, match=r"a tensor of shape \[6\] cannot be read as \[4\]"):
+    with pytest.raises(ProgramError, match=r"a tensor of shape \[6\] cannot be read as \[4\]"):
         reshard_steps(source, target)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
 from pase.sharding.reshard import moved_points, reshard_steps
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
@@ -268,9 +268,9 @@ def test_what_does_not_fit_is_refused() -> None:
         x = program.floats("inputs", [6, 4])
         mesh = program.mesh("fc1", [("b", 4)])
         b, c, d = dims(b=6, c=4, d=5)
-        with pytest.raises(RuntimeFailure, match=r"layer 'fc1' splits b = 6 in 4 parts"):
+        with pytest.raises(ProgramError, match=r"layer 'fc1' splits b = 6 in 4 parts"):
             reshard(x, mesh, [b, c])
-        with pytest.raises(RuntimeFailure, match=r"shape \[6, 4\] cannot be read as \[6, 5\]"):
+        with pytest.raises(ProgramError, match=r"shape \[6, 4\] cannot be read as \[6, 5\]"):
             reshard(x, program.mesh("fc2", []), [b, d])
-        with pytest.raises(RuntimeFailure, match=r"joins 4 \+ 4 points along d = 5"):
+        with pytest.raises(ProgramError, match=r"joins 4 \+ 4 points along d = 5"):
             concat([x, x], program.mesh("join", []), [b, d], along=d)

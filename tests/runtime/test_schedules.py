@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.options import SCHEDULES, Schedule
 
 
@@ -63,7 +63,7 @@ def test_the_cosine_is_that_of_keras() -> None:
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuntimeFailure, match=message):
+    with pytest.raises(ProgramError, match=message):
         Schedule(**{"peak": 0.8, **options})
 
 

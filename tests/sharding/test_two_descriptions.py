@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pase.graph import Access, Operator, Part, Window
+from pase.graph import Access, Operator, SliceOf, Window
 from pase.sharding.boxes import extents, num_points
 from pase.sharding.edges import edge_sides, edge_steps, layer_mesh
 from pase.sharding.layouts import Layout, layout_of, shard_points, tensor_dims
@@ -16,7 +16,7 @@ from tests.runtime.plans import random_plan
 
 def _is_whole(access: Access) -> bool:
     """Whether programs lay the tensor out on its own: no piece of a dim but single points."""
-    return not any(isinstance(axis, Part) and axis.extent > 1 for axis in access.axes)
+    return not any(isinstance(axis, SliceOf) and axis.extent > 1 for axis in access.index_map)
 
 
 def _row(operator: Operator, split: dict[str, int]) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
@@ -35,11 +35,11 @@ def test_shards_are_as_large_as_the_largest_box(name: str, num_devices: int, see
             if not _is_whole(access):
                 continue
             boxes = layout_of(mesh, tensor_dims(operator, access)).boxes
-            held = held_extents(operator, access.shape, access.axes, splits.of)
+            held = held_extents(operator, access.shape, access.index_map, splits.of)
             assert {extents(box) for box in boxes} == {tuple(int(np.max(part)) for _, part in held)}
-            assert shard_points(operator, access.shape, access.axes, mesh) == num_points(boxes[0])
-            if not any(isinstance(axis, Window | Part) for axis in access.axes):
-                assert shard_size(access.shape, access.axes, splits).tolist() == [num_points(boxes[0])]
+            assert shard_points(operator, access.shape, access.index_map, mesh) == num_points(boxes[0])
+            if not any(isinstance(axis, Window | SliceOf) for axis in access.index_map):
+                assert shard_size(access.shape, access.index_map, splits).tolist() == [num_points(boxes[0])]
             checked += 1
     assert checked > 3
 
@@ -51,13 +51,13 @@ def test_no_placement_fetches_less_than_the_overlap_says(name: str, num_devices:
     checked = 0
     for edge in plan.graph.edges:
         (producer, held), (consumer, wanted) = edge_sides(plan.graph, edge)
-        plain = all(isinstance(axis, str | tuple | None) for access in (held, wanted) for axis in access.axes)
+        plain = all(isinstance(axis, str | tuple | None) for access in (held, wanted) for axis in access.index_map)
         steps = edge_steps(plan, edge)
         if not plain or len(steps) > 1:
             continue
         sides = []
         for operator, access in ((producer, held), (consumer, wanted)):
-            parts = components(access.shape, access.axes, operator.extents)
+            parts = components(access.shape, access.index_map, operator.extents)
             row = _row(operator, dict(plan[operator.name].splits))
             sides += [parts, split_columns(parts, splits_of(operator, row))]
         overlap = layout_overlap(*sides, has_gradient=False)  # type: ignore[arg-type]

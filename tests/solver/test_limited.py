@@ -261,15 +261,15 @@ def test_a_search_that_is_interrupted_returns_what_fits(after, monkeypatch):
     assert found.solution.lower_bound <= best.solution.cost <= found.solution.cost
 
 
-@pytest.mark.parametrize("memory_limit_bytes", [1, 2000])
-def test_little_memory_for_tables_leads_to_the_same_optimum(memory_limit_bytes):
+@pytest.mark.parametrize("solver_memory_bytes", [1, 2000])
+def test_little_memory_for_tables_leads_to_the_same_optimum(solver_memory_bytes):
     for seed in range(2):
         rng = np.random.default_rng(seed)
         tables = random_tables(rng, 8, [*cycle(8), (0, 4)], largest_domain=4, smallest_domain=4)
         weights = weigh(tables, rng, largest=100)
         limit = float(int(sum(w.min() for w in weights) * 1.5 + 50))
         problem = ConstrainedProblem(tables=tables, resource_usage=weights, limit=limit)
-        small, large = solve_limited(problem, memory_limit_bytes=memory_limit_bytes), solve_limited(problem)
+        small, large = solve_limited(problem, solver_memory_bytes=solver_memory_bytes), solve_limited(problem)
         assert small.solution.exact
         assert small.solution.cost == pytest.approx(large.solution.cost, rel=1e-9)
 

@@ -56,7 +56,7 @@ def test_a_table_that_does_not_fit_is_refused_before_it_is_made():
     ):
         find_best_strategy(tables, range(12))
     with pytest.raises(SolverError, match="the limit is 1000"):
-        naive_recurrence(star(5), range(6), memory_limit_bytes=1000)
+        naive_recurrence(star(5), range(6), solver_memory_bytes=1000)
 
 
 def test_an_order_has_every_vertex_once():

@@ -244,7 +244,7 @@ def test_a_product_of_partitions_tells_apart_what_either_does(seed, num_classes)
 
 
 def budget_and_outcome(tables: CostTables) -> tuple[SearchBudget, Outcome]:
-    budget = SearchBudget(started_s=0.0, deadline_s=None, memory_limit_bytes=1 << 30, on_progress=None)
+    budget = SearchBudget(started_s=0.0, deadline_s=None, solver_memory_bytes=1 << 30, on_progress=None)
     return budget, Outcome(tables=tables, ordering="given")
 
 

@@ -226,7 +226,7 @@ def test_a_small_memory_limit_is_kept_by_splitting(bounded_first):
     reference = find_best_strategy(tables, range(7))
     free = solve(tables)
     assert free.statistics.nodes == 0
-    tight = solve(tables, memory_limit_bytes=4000)
+    tight = solve(tables, solver_memory_bytes=4000)
     assert tight.statistics.nodes > 0
     assert tight.exact
     assert tight.cost == pytest.approx(reference.cost, rel=1e-9) == free.cost
@@ -278,7 +278,7 @@ def test_an_interrupt_returns_the_best_so_far(calls, branching, monkeypatch):
 def test_limits_that_make_no_sense():
     tables = random_tables(np.random.default_rng(0), 2, [(0, 1)])
     with pytest.raises(SolverError, match="memory limit is 0 bytes"):
-        solve(tables, memory_limit_bytes=0)
+        solve(tables, solver_memory_bytes=0)
     with pytest.raises(SolverError, match="time limit is -1 s"):
         solve(tables, time_limit_s=-1)
     with pytest.raises(SolverError, match="time limit is nan s"):

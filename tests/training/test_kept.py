@@ -13,7 +13,7 @@ from pase.easgd.checkpoints import Origin, changed_options, check_fits, to_check
 from pase.easgd.equations import Array, MasterState, WorkerState
 from pase.easgd.job import Job, JobRequest, Snapshot, WorkerProgress, make_job
 from pase.easgd.messages import Packing
-from pase.errors import RuntimeFailure, TrainingError
+from pase.errors import ProgramError, TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, list_checkpoints, read_checkpoint
 
 PACKING = Packing(names=("a/w", "a/bias", "b/w"), shapes=((2, 3), (3,), (4,)), dtype="float64")
@@ -107,7 +107,7 @@ def test_a_checkpoint_holds_the_arrays_of_the_network(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_training_is_refused(other: Mapping[str, Any], message: str, tmp_path: Path) -> None:
     checkpointing = written(tmp_path, job(), snapshot(job()))
     origin = replace(ORIGIN, **{name: other[name] for name in ("packing", "data") if name in other})
-    with pytest.raises((TrainingError, RuntimeFailure), match=message):
+    with pytest.raises((TrainingError, ProgramError), match=message):
         check_fits(found(checkpointing), checkpointing, other.get("job", job()), origin, seed=other.get("seed"))
 
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_without_workers_is_refused(tmp_path: Path) -> None:
 def test_what_is_not_finite_is_not_kept(value: float, tmp_path: Path) -> None:
     before = snapshot(job())
     before.workers[1].state.weights[2] = value
-    with pytest.raises(RuntimeFailure, match="step 6: worker 1 of weight 'a/w' is not finite; no checkpoint was"):
+    with pytest.raises(ProgramError, match="step 6: worker 1 of weight 'a/w' is not finite; no checkpoint was"):
         written(tmp_path, job(), before)
     assert list_checkpoints(tmp_path) == []
 

@@ -7,7 +7,7 @@ import pytest
 
 from pase.easgd.job import DataSplit
 from pase.easgd.network import Sampler, batches_of_workers, part_of, worker_seed
-from pase.errors import RuntimeFailure, TrainingError
+from pase.errors import ProgramError, TrainingError
 from pase.targets.mesh_tensorflow.runtime.data import DataInput
 
 INPUTS = (DataInput(name="inputs", shape=(4, 2)), DataInput(name="labels", shape=(4,), below=1000))
@@ -86,7 +86,7 @@ def test_seeds_of_workers_differ_and_the_first_has_the_seed_itself() -> None:
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(TrainingError, match=r"have 5 examples for 6 workers; .* use fewer workers"):
         sampler(0, num_workers=6, num_rows=5)
-    with pytest.raises(RuntimeFailure, match="no array 'labels'"):
+    with pytest.raises(ProgramError, match="no array 'labels'"):
         batches_of_workers({"inputs": rows()["inputs"]}, INPUTS, workers=(0,), num_workers=2, seed=0)
 
 

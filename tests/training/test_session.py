@@ -13,7 +13,7 @@ from pase.easgd.actors import Part
 from pase.easgd.job import JobRequest, TrainingRequest, make_job
 from pase.easgd.ranks import Outcome
 from pase.easgd.session import prepare, train
-from pase.errors import DatasetError, RuntimeFailure, TrainingError
+from pase.errors import DatasetError, ProgramError, TrainingError
 from pase.planning.plan_file import write_plan
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, read_checkpoint
 from tests.networks import tiny_plan
@@ -85,7 +85,7 @@ def test_a_training_that_ended_is_gone_on_with(tmp_path: Path) -> None:
     outcome, _ = trained(request())
     kept = Checkpointing(folder=tmp_path / "kept")
     trained(request(JobRequest(num_workers=2, num_steps=4, learning_rate=0.1), checkpointing=kept))
-    with pytest.raises(RuntimeFailure, match="kept holds checkpoints up to step 4; go on with --resume"):
+    with pytest.raises(ProgramError, match="kept holds checkpoints up to step 4; go on with --resume"):
         train(request(checkpointing=kept))
     resumed, _ = trained(request(checkpointing=replace(kept, resume="newest")))
     assert resumed.centre.tobytes() == outcome.centre.tobytes()
@@ -214,7 +214,7 @@ def test_metrics_go_on_where_the_training_does(tmp_path: Path) -> None:
     names = [(line["event"], line["step"], line.get("worker")) for line in after]
     assert len(names) == len(set(names))
     assert set(names) == {(line["event"], line["step"], line.get("worker")) for line in before}
-    with pytest.raises(RuntimeFailure, match="holds the metrics of another training; name another file"):
+    with pytest.raises(ProgramError, match="holds the metrics of another training; name another file"):
         train(request(metrics_path=path))
 
 

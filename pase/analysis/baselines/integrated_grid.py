@@ -116,7 +116,7 @@ def _out_channels(operator: Operator) -> tuple[str, ...]:
 
 def _rows(operator: Operator) -> tuple[str, ...]:
     """Return the first dim along which a convolution's windows slide."""
-    windows = (axis for access in operator.reads for axis in access.axes if isinstance(axis, Window))
+    windows = (axis for access in operator.reads for axis in access.index_map if isinstance(axis, Window))
     return (next(windows).out,)
 
 
@@ -124,7 +124,7 @@ _SHARED = {Role.MODEL: _out_channels, Role.DOMAIN: _rows}
 
 
 def _dims(access: Access) -> list[str]:
-    return [dim for axis in access.axes for dim in axis_dims(axis)]
+    return [dim for axis in access.index_map for dim in axis_dims(axis)]
 
 
 def _followed(graph: Graph, operator: Operator, done: Mapping[str, Splits], pc: int) -> Splits:
@@ -140,7 +140,7 @@ def _followed(graph: Graph, operator: Operator, done: Mapping[str, Splits], pc: 
         written = graph[edge.producer].writes[edge.output]
         above = done[edge.producer]
         for extents, here, there in zip(
-            zip(access.shape, written.shape, strict=False), access.axes, written.axes, strict=False
+            zip(access.shape, written.shape, strict=False), access.index_map, written.index_map, strict=False
         ):
             if extents[0] != extents[1]:
                 break  # a reshape: what comes after it are other dims

@@ -60,14 +60,14 @@ def _pairs(graph: Graph) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
 
 def _of_one_weight(owned: Access, used: Access) -> Iterator[tuple[str, str]]:
     """Yield the dims of a weight's two users that are the same; the one may read it transposed, dims named alike."""
-    axes = owned.axes if set(owned.axes) == set(used.axes) else used.axes
-    for one, other in zip(owned.axes, axes, strict=False):
+    axes = owned.index_map if set(owned.index_map) == set(used.index_map) else used.index_map
+    for one, other in zip(owned.index_map, axes, strict=False):
         if isinstance(one, str) and isinstance(other, str):
             yield one, other
 
 
 def _components(operator: Operator, access: Access) -> list[Component]:
-    return [part for part in components(access.shape, access.axes, operator.extents) if part.length > 1]
+    return [part for part in components(access.shape, access.index_map, operator.extents) if part.length > 1]
 
 
 def _aligned(written: Sequence[Component], read: Sequence[Component]) -> Iterator[tuple[str, str]]:
@@ -124,7 +124,7 @@ def dense_product(operator: Operator) -> Product | None:
 def is_convolution(operator: Operator) -> bool:
     """Return whether a layer multiplies what lies under sliding windows with trained weights."""
     accesses = (*operator.reads, *operator.writes)
-    return any(isinstance(axis, Window) for access in accesses for axis in access.axes) and any(
+    return any(isinstance(axis, Window) for access in accesses for axis in access.index_map) and any(
         work.contraction and any(operator.reads[i].role is Role.PARAMETER for i in work.reads) for work in operator.work
     )
 

@@ -128,7 +128,7 @@ class ConstrainedSearch:
 
 def constrained_search(plan: Plan, problem: Problem, time_limit_s: float | None = None) -> ConstrainedSearch:
     """Return how to search for what is compared with a plan."""
-    limit = plan.memory_limit_bytes_per_device
+    limit = plan.device_memory_bytes
     if limit is None:
         return ConstrainedSearch(time_limit_s=time_limit_s)
     memory = memory_tables(problem, optimiser=plan.optimiser)

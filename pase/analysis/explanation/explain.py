@@ -103,7 +103,7 @@ class Work:
             free=self.free,
         )
         self.parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices))
-        self._contrasts = Reasons(plan, problem, choice, self.parts)
+        self._reasons = Reasons(plan, problem, choice, self.parts)
 
     def layer(self, vertex: int, below: Side, above: Side) -> LayerExplanation:
         """Return what is said of one layer."""
@@ -133,8 +133,8 @@ class Work:
             memory=memory,
             below=self._flip(below, vertex, best),
             above=self._flip(above, vertex, best),
-            reason=self._contrasts.sentence(vertex, kept, runner_up, other)
-            + (memory_reason(self._contrasts.text(memory.splits), memory, self.plan_cost) if memory else ""),
+            reason=self._reasons.sentence(vertex, kept, runner_up, other)
+            + (memory_reason(self._reasons.text(memory.splits), memory, self.plan_cost) if memory else ""),
         )
 
     def _runner_up(self, vertex: int, kept: Alternative, other: Alternative) -> RunnerUp:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pase.costs import Problem
 from pase.errors import PaseError
-from pase.graph import Access, Axis, Dim, Graph, Operator, Part, Relayout, Role, Window
+from pase.graph import Access, Dim, DimIndex, Graph, Operator, Relayout, Role, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.planning.planner import SearchOptions, problem_of, search
 from pase.sharding.configurations import divisors
@@ -83,10 +83,10 @@ def _candidates(graph: Graph, num_devices: int) -> Iterator[tuple[int, int]]:
 
 def _fixed_dims(operator: Operator) -> Iterator[str]:
     for access in (*operator.reads, *operator.writes):
-        for axis in access.axes:
+        for axis in access.index_map:
             if isinstance(axis, Window):
                 yield from (axis.out, axis.kernel)
-            elif isinstance(axis, Part):
+            elif isinstance(axis, SliceOf):
                 yield axis.dim
 
 
@@ -100,11 +100,11 @@ def _padded_operator(operator: Operator, extent: int, padded: int) -> Operator:
         return operator
     extents = {name: padded if size == extent else size for name, size in operator.extents.items()}
 
-    def shape(before: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    def shape(before: tuple[int, ...], axes: tuple[DimIndex, ...]) -> tuple[int, ...]:
         return tuple(_length(size, axis, extents) for size, axis in zip(before, axes, strict=True))
 
     def access(before: Access) -> Access:
-        return replace(before, shape=shape(before.shape, before.axes))
+        return replace(before, shape=shape(before.shape, before.index_map))
 
     return replace(
         operator,
@@ -112,14 +112,14 @@ def _padded_operator(operator: Operator, extent: int, padded: int) -> Operator:
         reads=tuple(map(access, operator.reads)),
         writes=tuple(map(access, operator.writes)),
         exchanges=tuple(
-            replace(x, shape=shape(x.shape, x.written if isinstance(x, Relayout) else x.axes))
+            replace(x, shape=shape(x.shape, x.written if isinstance(x, Relayout) else x.index_map))
             for x in operator.exchanges
         ),
-        intermediates=tuple(replace(x, shape=shape(x.shape, x.axes)) for x in operator.intermediates),
+        intermediates=tuple(replace(x, shape=shape(x.shape, x.index_map)) for x in operator.intermediates),
     )
 
 
-def _length(size: int, axis: Axis, extents: Mapping[str, int]) -> int:
+def _length(size: int, axis: DimIndex, extents: Mapping[str, int]) -> int:
     match axis:
         case str():
             return extents[axis]
@@ -169,7 +169,7 @@ def held_by_opaque_layers(plan: Plan, *, time_limit_s: float | None = None) -> H
 def _keeps_whole(operator: Operator) -> bool:
     """Return whether a layer has a dim that it cannot split, or reads one whole."""
     is_held = any(operator.extents[dim] > 1 for dim in operator.unsplittable)
-    reads = (zip(read.axes, read.shape, strict=True) for read in operator.reads if read.role is not Role.PARAMETER)
+    reads = (zip(read.index_map, read.shape, strict=True) for read in operator.reads if read.role is not Role.PARAMETER)
     return is_held or any(axis is None and extent > 1 for axes in reads for axis, extent in axes)
 
 

@@ -254,12 +254,12 @@ def sensitivity(
     for number, (figure, factor) in enumerate(every):
         other = figure.scaled(factor)
         tables = problem_of(plan.graph, plan.num_devices, other.machine, plan.cost_model).tables
-        limit = other.memory_limit_bytes_per_device
+        limit = other.device_memory_bytes
         there = search
         if search.limited is not None and limit is not None:
             there = replace(search, limited=replace(search.limited, limit=float(limit)))
         is_used = (
-            limit != plan.memory_limit_bytes_per_device
+            limit != plan.device_memory_bytes
             or not _are_same(problem.tables, tables)
             or _seconds(other.machine, plan.cost_unit) != _seconds(plan.machine, plan.cost_unit)
         )
@@ -286,7 +286,7 @@ def sensitivity(
 
 def figures(plan: Plan) -> Iterator[Figure]:
     """Yield the figures of a plan's machine that a cost may depend on: those of levels that the devices use."""
-    machine, device, limit = plan.machine, plan.machine.device, plan.memory_limit_bytes_per_device
+    machine, device, limit = plan.machine, plan.machine.device, plan.device_memory_bytes
 
     def of_device(factor: float, name: str) -> Plan:
         memory = device.memory_bandwidth_bytes_per_s
@@ -310,7 +310,7 @@ def figures(plan: Plan) -> Iterator[Figure]:
     if limit is not None:
         yield Figure(
             name="device memory limit",
-            scaled=lambda factor: replace(plan, memory_limit_bytes_per_device=int(limit * factor)),
+            scaled=lambda factor: replace(plan, device_memory_bytes=int(limit * factor)),
         )
 
 

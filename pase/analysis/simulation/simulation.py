@@ -356,7 +356,7 @@ def simulate(
     machine: a `Machine`, the name of a preset or a machine file; by default the plan's own. collectives: a name in
     `COLLECTIVES`. overlaps: whether gradients of weights are summed while the backward pass goes on. Raises
     SimulationError for an unknown name, MachineError where the plan's devices do not fill the machine's groups,
-    RuntimeFailure or EmitError where a layer's splits fit no mesh.
+    ProgramError or EmitError where a layer's splits fit no mesh.
     """
     if collectives not in COLLECTIVES:
         raise SimulationError(unknown_name("way of collectives", collectives, COLLECTIVES))

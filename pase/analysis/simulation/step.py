@@ -62,7 +62,7 @@ def layer_work(plan: Plan, machine: Machine) -> dict[str, LayerWork]:
         gradients = plan.graph.read_gradients(operator)
         splits = np.array([[plan[operator.name].splits[dim] for dim in operator.extents]], dtype=np.int32)
         traits = tuple(ReadTraits(has_gradient=has, is_fed=False, is_owned=True) for has in gradients)
-        work = layer_traffic(operator, splits, traits, word_bytes=plan.graph.word_bytes)
+        work = layer_traffic(operator, splits, traits, itemsize=plan.graph.itemsize)
         found[operator.name] = LayerWork(
             forward_s=float(model.work(work.forward)[0]),
             backward_s=float(model.work(work.backward)[0]) if any(gradients) else None,
@@ -76,8 +76,8 @@ def _update_s(plan: Plan, operator: Operator, machine: Machine, owned: set[str])
     mesh = layer_mesh(plan, operator.name)
     own = [access for access in operator.parameters if not access.shared or access.shared not in owned]
     owned.update(access.shared for access in own if access.shared)
-    points = sum(shard_points(operator, access.shape, access.axes, mesh) for access in own)
-    touched_bytes = _UPDATE_WORDS * points * plan.graph.word_bytes
+    points = sum(shard_points(operator, access.shape, access.index_map, mesh) for access in own)
+    touched_bytes = _UPDATE_WORDS * points * plan.graph.itemsize
     bandwidth = machine.device.memory_bandwidth_bytes_per_s or float("inf")
     return max(_UPDATE_FLOP * points / machine.peak_flop_per_s(), touched_bytes / bandwidth) if own else None
 
@@ -342,26 +342,26 @@ class _Builder:
 
     def _move(self, front: Front, operator: Operator, movements: Iterable[Summed | Sent]) -> None:
         """Add what moves within a layer, one after the other."""
-        word_bytes = self._graph.word_bytes
+        itemsize = self._graph.itemsize
         for found in movements:
             label = Label(producer=operator.name, consumer=operator.name, tensor=found.tensor, phase=found.phase)
             match found:
                 case Sent():
-                    self._network.send(label, found.pairs.items(), word_bytes, found.times, front)
+                    self._network.send(label, found.pairs.items(), itemsize, found.times, front)
                 case Summed():
                     for group in sum_groups(layer_mesh(self._plan, operator.name), found.over):
-                        self._way(self._network, label, group, found.points, word_bytes, found.times, front)
+                        self._way(self._network, label, group, found.points, itemsize, found.times, front)
 
     def _carry(self, front: Front, steps: Iterable[ReshardStep], moved: Edge | SharedWeight, phase: Phase) -> None:
         """Add what moves from layer to layer, step by step: along an edge, or of a weight that both use."""
         if isinstance(moved, Edge):
             read = self._graph[moved.consumer].reads[moved.input]
             label = Label(producer=moved.producer, consumer=moved.consumer, tensor=read.tensor, phase=phase)
-            point_bytes = self._graph.word_bytes if read.is_differentiable else INDEX_BYTES
+            point_bytes = self._graph.itemsize if read.is_differentiable else INDEX_BYTES
         else:
             tensor = self._graph[moved.user].reads[moved.user_read].shared
             label = Label(producer=moved.owner, consumer=moved.user, tensor=tensor, phase=phase)
-            point_bytes = self._graph.word_bytes
+            point_bytes = self._graph.itemsize
         for step in steps:
             # Repeated layers move alike: each distinct movement is looked at once.
             if step not in self._moved:

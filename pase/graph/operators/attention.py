@@ -33,7 +33,7 @@ def attention(
     statistic = AllReduce(
         tensor="softmax",
         shape=(batch, heads, queries),
-        axes=("b", "h", "s"),
+        index_map=("b", "h", "s"),
         over=("t",),
         times=3,
         backward_times=1,
@@ -42,7 +42,7 @@ def attention(
     scores = AllReduce(
         tensor="scores",
         shape=(batch, heads, queries, keys),
-        axes=over_scores,
+        index_map=over_scores,
         over=("k",),
         times=2,
         backward_times=1,
@@ -53,11 +53,11 @@ def attention(
         kind="attention",
         dims=(Dim("b", batch), Dim("h", heads), Dim("s", queries), Dim("t", keys), Dim("k", size)),
         reads=(
-            Access(tensor="q", shape=q, axes=("b", "s", "h", "k")),
-            Access(tensor="k", shape=k, axes=("b", "t", "h", "k")),
-            Access(tensor="v", shape=v, axes=("b", "t", "h", "k")),
+            Access(tensor="q", shape=q, index_map=("b", "s", "h", "k")),
+            Access(tensor="k", shape=k, index_map=("b", "t", "h", "k")),
+            Access(tensor="v", shape=v, index_map=("b", "t", "h", "k")),
         ),
-        writes=(Access(tensor="y", shape=q, axes=("b", "s", "h", "k")),),
+        writes=(Access(tensor="y", shape=q, index_map=("b", "s", "h", "k")),),
         work=(
             # Scores (q, k) and values (scores, v): two products of two operands each.
             Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=(0, 1), contraction=True),
@@ -66,10 +66,10 @@ def attention(
         ),
         exchanges=(statistic, scores),
         intermediates=(
-            Intermediate(tensor="log_sums", shape=statistic.shape, axes=statistic.axes, kept=1)
+            Intermediate(tensor="log_sums", shape=statistic.shape, index_map=statistic.index_map, kept=1)
             if is_fused
             # Backward, its gradient, and that of the scores as it is and as a product takes it.
-            else Intermediate(tensor="softmax", shape=scores.shape, axes=over_scores, kept=1, working=3),
+            else Intermediate(tensor="softmax", shape=scores.shape, index_map=over_scores, kept=1, working=3),
         ),
         attributes=(("causal", causal),),
     )

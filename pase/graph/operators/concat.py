@@ -1,7 +1,7 @@
 """`concat`: tensors laid end to end along one dim."""
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Dim, Part
+from pase.graph.access import Access, Dim, DimIndex, SliceOf
 from pase.graph.operator import Operator
 
 
@@ -26,14 +26,14 @@ def concat(
             Access(
                 tensor=f"x{i}",
                 shape=shape,
-                axes=_replace(dims, position, Part(dim=along, offset=offset, extent=shape[position])),
+                index_map=_replace(dims, position, SliceOf(dim=along, offset=offset, extent=shape[position])),
             )
             for i, (shape, offset) in enumerate(zip(inputs, offsets, strict=True))
         ),
-        writes=(Access(tensor="y", shape=output, axes=dims),),
+        writes=(Access(tensor="y", shape=output, index_map=dims),),
         attributes=(("along", along),),
     )
 
 
-def _replace(dims: tuple[str, ...], position: int, axis: Axis) -> tuple[Axis, ...]:
+def _replace(dims: tuple[str, ...], position: int, axis: DimIndex) -> tuple[DimIndex, ...]:
     return (*dims[:position], axis, *dims[position + 1 :])

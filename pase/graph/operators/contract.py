@@ -39,7 +39,7 @@ def contract(
         Access(
             tensor="w" if parameter == i else "xy"[i],
             shape=shape,
-            axes=names,
+            index_map=names,
             role=Role.PARAMETER if parameter == i else Role.ACTIVATION,
         )
         for i, (shape, names) in enumerate(zip((x, y), axes, strict=True))
@@ -49,6 +49,6 @@ def contract(
         kind=kind,
         dims=tuple(Dim(dim, extents[dim]) for dim in order),
         reads=reads,
-        writes=(Access(tensor="z", shape=tuple(extents[dim] for dim in out), axes=out),),
+        writes=(Access(tensor="z", shape=tuple(extents[dim] for dim in out), index_map=out),),
         work=(Work(dims=order, flop_per_point=2 * share if share < 1 else 2, inputs=(0, 1), contraction=True),),
     )

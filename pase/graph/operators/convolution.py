@@ -1,7 +1,7 @@
 """`conv1d`, `conv2d`, `conv3d`: convolutions of lines, images and volumes, with groups, bias and activation."""
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Dim, Role
+from pase.graph.access import Access, Dim, DimIndex, Role
 from pase.graph.operator import Operator, Work
 from pase.graph.operators.activations import check_activation, epilogue
 from pase.graph.operators.windows import Each, Padding, sliding
@@ -95,14 +95,14 @@ def _convolution(
     group = (Dim("g", groups),) if groups > 1 else ()
     channel = Dim("c", channels // groups)
     dims = (Dim("b", batch), *group, Dim("n", out // groups), *windows.positions, channel, *windows.kernels)
-    out_channels: Axis = ("g", "n") if group else "n"
-    in_channels: Axis = ("g", "c") if group else "c"
+    out_channels: DimIndex = ("g", "n") if group else "n"
+    in_channels: DimIndex = ("g", "c") if group else "c"
     reads = [
-        Access(tensor="x", shape=x, axes=("b", in_channels, *windows.axes)),
+        Access(tensor="x", shape=x, index_map=("b", in_channels, *windows.axes)),
         Access(
             tensor="w",
             shape=(out, channels // groups, *windows.kernel_shape),
-            axes=(out_channels, "c", *windows.kernel_names),
+            index_map=(out_channels, "c", *windows.kernel_names),
             role=Role.PARAMETER,
         ),
     ]
@@ -114,7 +114,7 @@ def _convolution(
             Access(
                 tensor="bias",
                 shape=(out,),
-                axes=(out_channels,),
+                index_map=(out_channels,),
                 role=Role.PARAMETER,
                 partial_over=("b", *windows.position_names),
             )
@@ -124,7 +124,7 @@ def _convolution(
     y = Access(
         tensor="y",
         shape=(batch, out, *windows.num_positions),
-        axes=("b", out_channels, *windows.position_names),
+        index_map=("b", out_channels, *windows.position_names),
     )
     return Operator(
         name=name,

@@ -33,11 +33,11 @@ def dense(
     weight = Access(
         tensor="w",
         shape=x[len(lead) :] + out_shape,
-        axes=(*reduce, *out_names),
+        index_map=(*reduce, *out_names),
         role=Role.PARAMETER,
         shared=shared,
     )
-    reads = [Access(tensor="x", shape=x, axes=(*lead, *reduce)), weight]
+    reads = [Access(tensor="x", shape=x, index_map=(*lead, *reduce)), weight]
     work = [
         Work(
             dims=tuple(d.name for d in (*lead_dims, *out_dims, *reduce_dims)),
@@ -49,7 +49,7 @@ def dense(
     if bias:
         # Added after the sum over `reduce`: its gradient is not a partial sum of a split there.
         reads.append(
-            Access(tensor="bias", shape=out_shape, axes=out_names, role=Role.PARAMETER, partial_over=tuple(lead))
+            Access(tensor="bias", shape=out_shape, index_map=out_names, role=Role.PARAMETER, partial_over=tuple(lead))
         )
     work += epilogue((*lead, *out_names), has_bias=bias, activation=activation, num_reads=len(reads))
     return Operator(
@@ -57,7 +57,7 @@ def dense(
         kind="dense",
         dims=(*lead_dims, *out_dims, *reduce_dims),
         reads=tuple(reads),
-        writes=(Access(tensor="y", shape=x[: len(lead)] + out_shape, axes=(*lead, *out_names)),),
+        writes=(Access(tensor="y", shape=x[: len(lead)] + out_shape, index_map=(*lead, *out_names)),),
         work=tuple(work),
         attributes=(("activation", check_activation(name, activation)),),
     )

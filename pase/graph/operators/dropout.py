@@ -20,11 +20,11 @@ def dropout(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], rate: float
         name=name,
         kind="dropout",
         dims=tuple(Dim(n, e) for n, e in zip(dims, x, strict=True)),
-        reads=(Access(tensor="x", shape=x, axes=dims),),
-        writes=(Access(tensor="y", shape=x, axes=dims),),
+        reads=(Access(tensor="x", shape=x, index_map=dims),),
+        writes=(Access(tensor="y", shape=x, index_map=dims),),
         # The product with the mask; what makes the mask is whole numbers.
         work=(Work(dims=dims, flop_per_point=1, inputs=(0,)),),
         # The mask is drawn again backward, from whole numbers of 64 bits.
-        intermediates=(Intermediate(tensor="drawn", shape=x, axes=dims, working=6),),
+        intermediates=(Intermediate(tensor="drawn", shape=x, index_map=dims, working=6),),
         attributes=(("rate", float(rate)),),
     )

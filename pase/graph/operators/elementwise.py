@@ -35,8 +35,8 @@ def elementwise(
         name=name,
         kind="elementwise",
         dims=tuple(Dim(n, e) for n, e in zip(dims, shape, strict=True)),
-        reads=tuple(Access(tensor=f"x{i}", shape=shape, axes=dims) for i in range(len(inputs))),
-        writes=(Access(tensor="y", shape=shape, axes=dims),),
+        reads=tuple(Access(tensor=f"x{i}", shape=shape, index_map=dims) for i in range(len(inputs))),
+        writes=(Access(tensor="y", shape=shape, index_map=dims),),
         work=(work, *epilogue(dims, has_bias=False, activation=activation, num_reads=len(inputs))),
         attributes=(("function", function), ("activation", check_activation(name, activation))),
     )
@@ -50,12 +50,12 @@ def add_parameter(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over:
             f"of which {', '.join(over)} have a parameter"
         )
     extents = dict(zip(dims, x, strict=True))
-    parameter = Access(tensor="p", shape=tuple(extents[n] for n in over), axes=over, role=Role.PARAMETER)
+    parameter = Access(tensor="p", shape=tuple(extents[n] for n in over), index_map=over, role=Role.PARAMETER)
     return Operator(
         name=name,
         kind="add_parameter",
         dims=tuple(Dim(n, e) for n, e in extents.items()),
-        reads=(Access(tensor="x", shape=x, axes=dims), parameter),
-        writes=(Access(tensor="y", shape=x, axes=dims),),
+        reads=(Access(tensor="x", shape=x, index_map=dims), parameter),
+        writes=(Access(tensor="y", shape=x, index_map=dims),),
         work=(Work(dims=dims, flop_per_point=1),),
     )

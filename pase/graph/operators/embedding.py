@@ -1,7 +1,7 @@
 """`embedding`: rows of a table looked up by index; `gather`: one element of each row."""
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Dim, Role
+from pase.graph.access import Access, Dim, DimIndex, Role
 from pase.graph.operator import Operator, Work
 
 
@@ -22,10 +22,10 @@ def embedding(
         kind="embedding",
         dims=(*lead, Dim("d", size), Dim("v", vocabulary)),
         reads=(
-            Access(tensor="x", shape=x, axes=dims, role=Role.INDEX),
-            Access(tensor="table", shape=(vocabulary, size), axes=("v", "d"), role=Role.PARAMETER, shared=shared),
+            Access(tensor="x", shape=x, index_map=dims, role=Role.INDEX),
+            Access(tensor="table", shape=(vocabulary, size), index_map=("v", "d"), role=Role.PARAMETER, shared=shared),
         ),
-        writes=(Access(tensor="y", shape=(*x, size), axes=(*dims, "d")),),
+        writes=(Access(tensor="y", shape=(*x, size), index_map=(*dims, "d")),),
         work=(Work(dims=(*dims, "d"), flop_per_point=1, inputs=(1,)),),
     )
 
@@ -40,7 +40,7 @@ def gather(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], along: str, 
         raise GraphError(f"layer {name!r} reads shape {x} with dims {', '.join(dims)}; expected {along} to be of these")
     taken = next(letter for letter in ("k", "k1", "k2") if letter not in dims) if count > 1 else None
     extents = dict(zip(dims, x, strict=True))
-    axes: tuple[Axis, ...] = tuple(taken if dim == along else dim for dim in dims)
+    axes: tuple[DimIndex, ...] = tuple(taken if dim == along else dim for dim in dims)
     shape = tuple(count if dim == along else extent for dim, extent in extents.items())
     points = (*(dim for dim in dims if dim != along), *([taken] if taken else []))
     return Operator(
@@ -48,10 +48,10 @@ def gather(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], along: str, 
         kind="gather",
         dims=(*(Dim(n, e) for n, e in extents.items()), *([Dim(taken, count)] if taken else [])),
         reads=(
-            Access(tensor="x", shape=x, axes=dims),
-            Access(tensor="places", shape=shape, axes=axes, role=Role.INDEX),
+            Access(tensor="x", shape=x, index_map=dims),
+            Access(tensor="places", shape=shape, index_map=axes, role=Role.INDEX),
         ),
-        writes=(Access(tensor="y", shape=shape, axes=axes),),
+        writes=(Access(tensor="y", shape=shape, index_map=axes),),
         work=(Work(dims=points, flop_per_point=1, inputs=(0,)),),
         attributes=(("along", along),),
     )

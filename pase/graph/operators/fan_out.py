@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from math import lcm, prod
 
-from pase.graph.access import Access, Axis, Dim, access_dims, split_dim
+from pase.graph.access import Access, Dim, DimIndex, access_dims, split_dim
 from pase.graph.body import Body, Step
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import FAN_OUT, Operator
@@ -18,7 +18,7 @@ _PARTS = "g"
 
 
 def fan_out(
-    name: str, x: tuple[int, ...], *, axes: tuple[Axis, ...], extents: Mapping[str, int], parts: int
+    name: str, x: tuple[int, ...], *, axes: tuple[DimIndex, ...], extents: Mapping[str, int], parts: int
 ) -> Operator:
     """Return ``y = x``, the gradient of which is a sum over `parts` devices or a divisor of that.
 
@@ -26,13 +26,13 @@ def fan_out(
     has another name where the tensor has a dim of that one.
     """
     over = _unused(_PARTS, extents)
-    read = Access(tensor="x", shape=x, axes=axes, partial_over=(over,))
+    read = Access(tensor="x", shape=x, index_map=axes, partial_over=(over,))
     return Operator(
         name=name,
         kind=FAN_OUT,
         dims=(*(Dim(dim, extent) for dim, extent in extents.items()), Dim(over, parts)),
         reads=(read,),
-        writes=(Access(tensor="y", shape=x, axes=axes, partial_over=()),),
+        writes=(Access(tensor="y", shape=x, index_map=axes, partial_over=()),),
         body=Body(steps=(Step(result="y1", function="copy", operands=("x",)),)),
     )
 
@@ -84,8 +84,8 @@ def _behind(producer: Operator, output: int, parts: int, names: Iterable[str]) -
     """Return the fan-out of a tensor, its dims named like its producer's."""
     write = producer.writes[output]
     extents: dict[str, int] = {}
-    axes: list[Axis] = []
-    for axis, extent in zip(write.axes, write.shape, strict=True):
+    axes: list[DimIndex] = []
+    for axis, extent in zip(write.index_map, write.shape, strict=True):
         match axis:
             case tuple():
                 extents |= {dim: producer.extents[dim] for dim in axis}

@@ -46,7 +46,7 @@ def _normalisation(
     moments = AllReduce(
         tensor="moments",
         shape=(2, *(extents[n] for n in kept)),
-        axes=(None, *kept),
+        index_map=(None, *kept),
         over=over,
         times=1 + backward_times,
         backward_times=backward_times,
@@ -58,11 +58,11 @@ def _normalisation(
         kind=kind,
         dims=tuple(Dim(n, e) for n, e in extents.items()),
         reads=(
-            Access(tensor="x", shape=x, axes=names),
-            Access(tensor="scale", shape=scale_shape, axes=scale, role=Role.PARAMETER),
-            Access(tensor="shift", shape=scale_shape, axes=scale, role=Role.PARAMETER),
+            Access(tensor="x", shape=x, index_map=names),
+            Access(tensor="scale", shape=scale_shape, index_map=scale, role=Role.PARAMETER),
+            Access(tensor="shift", shape=scale_shape, index_map=scale, role=Role.PARAMETER),
         ),
-        writes=(Access(tensor="y", shape=x, axes=names),),
+        writes=(Access(tensor="y", shape=x, index_map=names),),
         work=(
             *normalising(names, flop_per_point=_FLOP_PER_POINT, scale=1, has_shift=True),
             *epilogue(names, has_bias=False, activation=activation, num_reads=3),
@@ -70,9 +70,9 @@ def _normalisation(
         exchanges=(moments,),
         intermediates=(
             Intermediate(
-                tensor="moments", shape=(2, *(extents[n] for n in kept)), axes=(None, *kept), kept=1, working=1
+                tensor="moments", shape=(2, *(extents[n] for n in kept)), index_map=(None, *kept), kept=1, working=1
             ),
-            Intermediate(tensor="normalised", shape=x, axes=names, working=2),
+            Intermediate(tensor="normalised", shape=x, index_map=names, working=2),
         ),
         attributes=(("activation", check_activation(name, activation)),),
     )

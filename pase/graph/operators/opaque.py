@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Dim, Role
+from pase.graph.access import Access, Dim, DimIndex, Role
 from pase.graph.operator import Operator, Work
 
 
@@ -30,7 +30,7 @@ def opaque(
     dims = [Dim(passed[place], inputs[0][place]) for place, _ in passes]
     writes = []
     for number, shape in enumerate(outputs):
-        axes: list[Axis] = []
+        axes: list[DimIndex] = []
         for dim, extent in enumerate(shape):
             source = next((place for place, target in passes if target == dim), None)
             if source is not None and inputs[0][source] == extent:
@@ -39,17 +39,17 @@ def opaque(
             own = f"y{number}_{dim}"
             dims.append(Dim(own, extent))
             axes.append(own)
-        writes.append(Access(tensor=f"y{number}", shape=shape, axes=tuple(axes), partial_over=()))
+        writes.append(Access(tensor=f"y{number}", shape=shape, index_map=tuple(axes), partial_over=()))
     reads = []
     for number, shape in enumerate(inputs):
         is_weight = number >= len(inputs) - num_weights
-        along: tuple[Axis, ...] = tuple(
+        along: tuple[DimIndex, ...] = tuple(
             passed.get(dim) if not is_weight and dim < len(inputs[0]) and inputs[0][dim] == extent else None
             for dim, extent in enumerate(shape)
         )
         role = Role.PARAMETER if is_weight else Role.ACTIVATION
-        reads.append(Access(tensor=f"x{number}", shape=shape, axes=along, role=role))
-    points = tuple(axis for axis in writes[0].axes if isinstance(axis, str))
+        reads.append(Access(tensor=f"x{number}", shape=shape, index_map=along, role=role))
+    points = tuple(axis for axis in writes[0].index_map if isinstance(axis, str))
     size = max(1, writes[0].size)
     every, weights = tuple(range(len(inputs))), tuple(range(len(inputs) - num_weights, len(inputs)))
     work = [Work(dims=points, flop_per_point=flop / size, inputs=(every,))] if flop else []
@@ -84,8 +84,8 @@ def reorder(name: str, factors: Sequence[int], *, read: Sequence[int], written: 
         name=name,
         kind="reorder",
         dims=tuple(Dim(n, e) for n, e in zip(names, factors, strict=True)) or (Dim("f0", 1),),
-        reads=(Access(tensor="x", shape=tuple(factors[i] for i in read), axes=tuple(names[i] for i in read)),),
-        writes=(Access(tensor="y", shape=shape, axes=axes),),
+        reads=(Access(tensor="x", shape=tuple(factors[i] for i in read), index_map=tuple(names[i] for i in read)),),
+        writes=(Access(tensor="y", shape=shape, index_map=axes),),
     )
 
 

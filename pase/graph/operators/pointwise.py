@@ -25,13 +25,13 @@ def pointwise(
         if len(shape) > len(out) or any(extent not in (1, full) for extent, (_, full) in zip(shape, last, strict=True)):
             raise GraphError(f"layer {name!r} reads shape {shape}, which cannot be broadcast to {out}")
         axes = tuple(None if extent < full else dim for extent, (dim, full) in zip(shape, last, strict=True))
-        reads.append(Access(tensor=f"x{i}", shape=shape, axes=axes))
+        reads.append(Access(tensor=f"x{i}", shape=shape, index_map=axes))
     return Operator(
         name=name,
         kind="pointwise",
         dims=tuple(Dim(n, e) for n, e in zip(dims, out, strict=True)),
         reads=tuple(reads),
-        writes=(Access(tensor="y", shape=out, axes=dims),),
+        writes=(Access(tensor="y", shape=out, index_map=dims),),
         work=function_work(dims, tuple(function.split(",")), flop_per_point, len(reads)),
         unsplittable=mixes,
         attributes=(("function", function),),

@@ -75,12 +75,12 @@ def _pooling(
         name=name,
         kind=f"pool{rank}d",
         dims=dims,
-        reads=(Access(tensor="x", shape=x, axes=("b", "c", *windows.axes)),),
+        reads=(Access(tensor="x", shape=x, index_map=("b", "c", *windows.axes)),),
         writes=(
             Access(
                 tensor="y",
                 shape=(batch, channels, *windows.num_positions),
-                axes=("b", "c", *windows.position_names),
+                index_map=("b", "c", *windows.position_names),
             ),
         ),
         work=(Work(dims=tuple(dim.name for dim in dims), flop_per_point=1, inputs=(0,)),),
@@ -96,7 +96,7 @@ def global_pool(name: str, x: tuple[int, ...]) -> Operator:
         name=name,
         kind="global_pool",
         dims=tuple(Dim(n, e) for n, e in zip(names, x, strict=True)),
-        reads=(Access(tensor="x", shape=x, axes=names),),
-        writes=(Access(tensor="y", shape=x[:2], axes=names[:2]),),
+        reads=(Access(tensor="x", shape=x, index_map=names),),
+        writes=(Access(tensor="y", shape=x[:2], index_map=names[:2]),),
         work=(Work(dims=names, flop_per_point=1, inputs=(0,)),),
     )

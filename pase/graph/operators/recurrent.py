@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Dim, Role
+from pase.graph.access import Access, Dim, DimIndex, Role
 from pase.graph.operator import Intermediate, Operator, Relayout, Work
 
 _CELL_FLOP_PER_GATE = 3
@@ -40,20 +40,22 @@ def recurrent(
     dims = ("b", "s", "r", "g", "e")
     points = prod(extents[dim] for dim in dims)
     hidden = (layers, *x[:2], directions, units)
-    written: tuple[Axis, ...] = (None, *lead, "r", "e")
-    read: tuple[Axis, ...] = (None, *lead, "r", None)
-    reads = [Access(tensor="x", shape=x, axes=(*lead, None))]
+    written: tuple[DimIndex, ...] = (None, *lead, "r", "e")
+    read: tuple[DimIndex, ...] = (None, *lead, "r", None)
+    reads = [Access(tensor="x", shape=x, index_map=(*lead, None))]
     reads += [
         Access(
             tensor=f"w{i}",
             shape=shape,
-            axes=_weight_axes(shape, gates, units),
+            index_map=_weight_axes(shape, gates, units),
             role=Role.PARAMETER,
             partial_over=("b", "s"),
         )
         for i, shape in enumerate(weights)
     ]
-    reads += [Access(tensor=f"h{i}", shape=shape, axes=_state_axes(shape, extents)) for i, shape in enumerate(states)]
+    reads += [
+        Access(tensor=f"h{i}", shape=shape, index_map=_state_axes(shape, extents)) for i, shape in enumerate(states)
+    ]
     every, trained = tuple(range(len(reads))), tuple(range(1, 1 + len(weights)))
     first = 2.0 * x[2]
     return Operator(
@@ -62,7 +64,7 @@ def recurrent(
         dims=tuple(Dim(dim, extents[dim]) for dim in dims),
         reads=tuple(reads),
         writes=tuple(
-            Access(tensor=f"y{i}", shape=shape, axes=_output_axes(shape, x, lead, extents), partial_over=())
+            Access(tensor=f"y{i}", shape=shape, index_map=_output_axes(shape, x, lead, extents), partial_over=())
             for i, shape in enumerate(outputs)
         ),
         work=(
@@ -85,13 +87,13 @@ def recurrent(
             ),
         ),
         # Of every step: its gates, its cell and its hidden state.
-        intermediates=(Intermediate(tensor="states", shape=hidden, axes=written, kept=gates + 2, working=gates),),
+        intermediates=(Intermediate(tensor="states", shape=hidden, index_map=written, kept=gates + 2, working=gates),),
         unsplittable=("s", "r", "g"),
         attributes=(("cell", cell), ("layers", layers), ("units", units), ("directions", directions)),
     )
 
 
-def _weight_axes(shape: tuple[int, ...], gates: int, units: int) -> tuple[Axis, ...]:
+def _weight_axes(shape: tuple[int, ...], gates: int, units: int) -> tuple[DimIndex, ...]:
     place = next((i for i, extent in enumerate(shape) if extent == gates * units), None)
     if place is None and shape[-1:] == (units,):
         # A weight for each gate.
@@ -99,9 +101,9 @@ def _weight_axes(shape: tuple[int, ...], gates: int, units: int) -> tuple[Axis, 
     return tuple(("g", "e") if i == place else None for i in range(len(shape)))
 
 
-def _state_axes(shape: tuple[int, ...], extents: dict[str, int]) -> tuple[Axis, ...]:
+def _state_axes(shape: tuple[int, ...], extents: dict[str, int]) -> tuple[DimIndex, ...]:
     """Return the axes of [b, e] or [layers · directions, b, e]."""
-    last: tuple[Axis, ...] = tuple(
+    last: tuple[DimIndex, ...] = tuple(
         dim if extent == extents[dim] else None for dim, extent in zip("be", shape[-2:], strict=False)
     )
     return (*(None for _ in shape[:-2]), *last)
@@ -109,7 +111,7 @@ def _state_axes(shape: tuple[int, ...], extents: dict[str, int]) -> tuple[Axis, 
 
 def _output_axes(
     shape: tuple[int, ...], x: tuple[int, ...], lead: tuple[str, str], extents: dict[str, int]
-) -> tuple[Axis, ...]:
+) -> tuple[DimIndex, ...]:
     """Return the axes of the sequence [b, s, r · e], of its last step [b, r · e], or of states."""
     is_wide = shape[-1:] == (extents["r"] * extents["e"],)
     if shape[:2] == x[:2] and len(shape) == 3 and is_wide:

@@ -22,15 +22,15 @@ def softmax_loss(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b",
         kind="softmax_loss",
         dims=tuple(Dim(n, e) for n, e in zip(dims, x, strict=True)),
         reads=(
-            Access(tensor="x", shape=x, axes=dims),
-            Access(tensor="labels", shape=x[:-1], axes=points, role=Role.INDEX),
+            Access(tensor="x", shape=x, index_map=dims),
+            Access(tensor="labels", shape=x[:-1], index_map=points, role=Role.INDEX),
         ),
-        writes=(Access(tensor="y", shape=x, axes=dims),),
+        writes=(Access(tensor="y", shape=x, index_map=dims),),
         work=(Work(dims=dims, flop_per_point=_FLOP_PER_POINT, inputs=(0,)),),
         intermediates=(
-            Intermediate(tensor="log_sums", shape=x[:-1], axes=points, kept=1, working=3),
+            Intermediate(tensor="log_sums", shape=x[:-1], index_map=points, kept=1, working=3),
             # The powers, forward; the softmax and the labels, one of their classes each, backward.
-            Intermediate(tensor="softmax", shape=x, axes=dims, working=2),
+            Intermediate(tensor="softmax", shape=x, index_map=dims, working=2),
         ),
-        exchanges=(AllReduce(tensor="extremes", shape=x[:-1], axes=points, over=(classes,), times=3),),
+        exchanges=(AllReduce(tensor="extremes", shape=x[:-1], index_map=points, over=(classes,), times=3),),
     )

@@ -3,7 +3,7 @@
 from math import prod
 
 from pase.errors import GraphError
-from pase.graph.access import Access, Axis, Dim, Role
+from pase.graph.access import Access, Dim, DimIndex, Role
 from pase.graph.operator import Operator, Work
 
 
@@ -23,24 +23,24 @@ def transposed_convolution(
     written = tuple(f"o{i}" for i in range(len(x) - 2))
     extents = {"b": x[0], **dict.fromkeys(group, groups), "n": w[1], "c": x[1] // groups}
     extents |= dict(zip((*read, *written), (*x[2:], *out[2:]), strict=True))
-    inner: Axis = (*group, "c") if group else "c"
-    outer: Axis = (*group, "n") if group else "n"
+    inner: DimIndex = (*group, "c") if group else "c"
+    outer: DimIndex = (*group, "n") if group else "n"
     points = ("b", *group, "n", "c", *read)
     reads = [
-        Access(tensor="x", shape=x, axes=("b", inner, *read)),
-        Access(tensor="w", shape=w, axes=(inner, "n", *(None for _ in w[2:])), role=Role.PARAMETER),
+        Access(tensor="x", shape=x, index_map=("b", inner, *read)),
+        Access(tensor="w", shape=w, index_map=(inner, "n", *(None for _ in w[2:])), role=Role.PARAMETER),
     ]
     work = [Work(dims=points, flop_per_point=2.0 * prod(w[2:]), inputs=(0, 1), contraction=True)]
     if bias:
         shape = (w[1] * groups,)
-        reads.append(Access(tensor="bias", shape=shape, axes=(outer,), role=Role.PARAMETER, partial_over=("b",)))
+        reads.append(Access(tensor="bias", shape=shape, index_map=(outer,), role=Role.PARAMETER, partial_over=("b",)))
         work.append(Work(dims=("b", *group, "n", *written), flop_per_point=1))
     return Operator(
         name=name,
         kind="transposed_convolution",
         dims=tuple(Dim(dim, extent) for dim, extent in extents.items()),
         reads=tuple(reads),
-        writes=(Access(tensor="y", shape=out, axes=("b", outer, *written)),),
+        writes=(Access(tensor="y", shape=out, index_map=("b", outer, *written)),),
         work=tuple(work),
         unsplittable=(*read, *written),
         attributes=(("groups", groups),),

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from pase.graph import Graph, Operator, Part, Role, Window
+from pase.graph import Graph, Operator, Role, SliceOf, Window
 from pase.graph.body import Body, ModelInput, ModelOutput, Option, is_before_layout
 from pase.importers.execution.sheet import (
     Atom,
     Axes,
     Axis,
-    Known,
+    BodyBuilder,
     NoBodyError,
-    Sheet,
+    TensorRef,
     atoms_of,
     behind,
     flat,
@@ -77,7 +77,7 @@ def with_bodies(traces: Sequence[Trace], lowered: Lowered) -> Execution:
     operators: list[Operator] = []
     constants: dict[tuple[str, str], Use] = {}
     for operator in lowered.graph.operators:
-        sheet = Sheet(taken={access.tensor for access in operator.reads} | set(operator.extents))
+        sheet = BodyBuilder(taken={access.tensor for access in operator.reads} | set(operator.extents))
         try:
             body = _body(source, lowered, operator, sheet)
         except NoBodyError as error:
@@ -102,7 +102,7 @@ def _model_inputs(source: Source, lowered: Lowered, operator: Operator) -> Itera
             yield ModelInput(read=i, name=name, shape=shape)
 
 
-def _body(source: Source, lowered: Lowered, operator: Operator, sheet: Sheet) -> Body:
+def _body(source: Source, lowered: Lowered, operator: Operator, sheet: BodyBuilder) -> Body:
     name = lowered.nodes.get(operator.name)
     if name is None:
         function = "piece" if operator.kind in ("piece", "opaque") else "copy"
@@ -114,7 +114,7 @@ def _body(source: Source, lowered: Lowered, operator: Operator, sheet: Sheet) ->
     return Body(steps=tuple(sheet.steps), constants=tuple(sheet.constants), outputs=outputs)
 
 
-def _returned(source: Source, node: Node, value: Known) -> Iterator[ModelOutput]:
+def _returned(source: Source, node: Node, value: TensorRef) -> Iterator[ModelOutput]:
     """Yield the outputs of the model that a node's first output is, seen as they are returned."""
     for name, use, shape in source.outputs(node):
         known = seen(value, use)
@@ -125,17 +125,17 @@ def _returned(source: Source, node: Node, value: Known) -> Iterator[ModelOutput]
 class _Vertex:
     """One vertex while its body is written."""
 
-    def __init__(self, source: Source, lowered: Lowered, operator: Operator, node: Node, sheet: Sheet) -> None:
+    def __init__(self, source: Source, lowered: Lowered, operator: Operator, node: Node, sheet: BodyBuilder) -> None:
         self._source = source
         self._operator = operator
         self._node = node
         self._sheet = sheet
         self._reads = lowered.reads[operator.name]
-        self._known: dict[str, Known] = {}
+        self._known: dict[str, TensorRef] = {}
         # What stands before the passes for what the node reads: the values that its producers hold in the end.
         self._entries = {source.held(use.value): use.value for use in node.inputs if source.is_computed(use.value)}
 
-    def computed(self) -> Known:
+    def computed(self) -> TensorRef:
         """Write the steps; return what the vertex writes."""
         inside = self._source.between(self._source.held(self._node.outputs[0].name), set(self._entries))
         if not inside:
@@ -148,7 +148,7 @@ class _Vertex:
             self._known[node.outputs[0].name] = self._step(node)
         return self._known[inside[-1].outputs[0].name]
 
-    def _step(self, node: Node) -> Known:
+    def _step(self, node: Node) -> TensorRef:
         kind: type[Op] = type(node.op)
         if kind in COMPUTE:
             inputs = [self._input(node, i) for i in range(self._source.num_inputs(node))]
@@ -162,7 +162,7 @@ class _Vertex:
         assert kind is Recurrent, f"{kind} is not computed"
         raise NoBodyError("a recurrent layer of an imported model cannot be written yet")
 
-    def _laid(self, node: Node) -> Known:
+    def _laid(self, node: Node) -> TensorRef:
         """A step of the operator's own kind, on its reads as they are laid out."""
         tensors = _TENSORS[LAID[type(node.op)]]
         known = {access.tensor for access in self._operator.reads}
@@ -196,7 +196,7 @@ class _Vertex:
 
     def _is_padded(self) -> bool:
         for access in self._operator.reads:
-            for axis, extent in zip(access.axes, access.shape, strict=True):
+            for axis, extent in zip(access.index_map, access.shape, strict=True):
                 if isinstance(axis, Window):
                     outs, kernel = self._operator.extents[axis.out], self._operator.extents[axis.kernel]
                     last = (outs - 1) * axis.stride + (kernel - 1) * axis.dilation - axis.pad
@@ -204,7 +204,7 @@ class _Vertex:
                         return True
         return False
 
-    def _moved(self, node: Node) -> Known:
+    def _moved(self, node: Node) -> TensorRef:
         """What moves data alone, straight from what is read."""
         if any(use.value in self._known for use in node.inputs):
             raise NoBodyError("data are moved within it")
@@ -216,39 +216,39 @@ class _Vertex:
         tensors = [access.tensor for access in self._operator.reads]
         return self._result(node, self._sheet.step(MOVED[type(node.op)], tensors, **options))
 
-    def _result(self, node: Node, name: str) -> Known:
+    def _result(self, node: Node, name: str) -> TensorRef:
         """What a step gives that has the dims of the operator's first output."""
         write = self._operator.writes[0]
         shape = node.outputs[0].shape
-        if any(isinstance(axis, Part) for axis in write.axes):
+        if any(isinstance(axis, SliceOf) for axis in write.index_map):
             # A piece is a dim of its own.
             axes: Axes | None = tuple(
-                () if extent == 1 else (Atom(axis.dim if isinstance(axis, Part) else str(axis), extent),)
-                for axis, extent in zip(write.axes, write.shape, strict=True)
+                () if extent == 1 else (Atom(axis.dim if isinstance(axis, SliceOf) else str(axis), extent),)
+                for axis, extent in zip(write.index_map, write.shape, strict=True)
             )
         else:
             atoms = atoms_of(self._operator, write)
             axes = None if atoms is None else grouped(atoms, shape)
         if axes is None:
             raise NoBodyError("what it writes is not told by its iteration space")
-        return Known(operand=name, shape=shape, axes=axes)
+        return TensorRef(operand=name, shape=shape, axes=axes)
 
-    def _input(self, node: Node, position: int) -> Known:
+    def _input(self, node: Node, position: int) -> TensorRef:
         use = node.inputs[position]
         if use.value in self._known:
             return seen(self._known[use.value], use)
         if use.value in self._entries:
             return self._entry(use)
         known = self._source.constant(node, position) or self._weight(use)
-        known = known or Known(operand="", shape=self._source.shape(use), source=use)
+        known = known or TensorRef(operand="", shape=self._source.shape(use), source=use)
         if known.source is not None and self._source.is_of_input(known.source.value):
             number = self._source.number(known.source.value)
             if number is not None:
-                return Known(operand=number, shape=(1,), axes=((),))
+                return TensorRef(operand=number, shape=(1,), axes=((),))
             raise NoBodyError("it is computed with what depends on an input of the model that no layer reads")
         return replace(known, is_truth=self._source.is_truth(use.value))
 
-    def _entry(self, use: Use) -> Known:
+    def _entry(self, use: Use) -> TensorRef:
         """A tensor that an earlier vertex makes."""
         name = self._entries[use.value]
         last = self._source.final_use(self._node, name)
@@ -267,7 +267,7 @@ class _Vertex:
             atoms = flat(axes)
         return self._viewed(read, atoms, use)
 
-    def _as_it_is_read(self, read: int, view: View) -> Known:
+    def _as_it_is_read(self, read: int, view: View) -> TensorRef:
         """A tensor that is read in the very shape of the operator's access, or of its producer's dims."""
         atoms = atoms_of(self._operator, self._operator.reads[read])
         if atoms is None:
@@ -276,9 +276,9 @@ class _Vertex:
         axes = grouped(atoms, view.shape) if in_order else through(view, atoms)
         if axes is None:
             raise NoBodyError("a view cuts a dim")
-        return Known(operand=self._operator.reads[read].tensor, shape=view.shape, axes=axes)
+        return TensorRef(operand=self._operator.reads[read].tensor, shape=view.shape, axes=axes)
 
-    def _weight(self, use: Use) -> Known | None:
+    def _weight(self, use: Use) -> TensorRef | None:
         """A weight that the vertex reads; None where it is not told how it lies over the iteration space."""
         read = self._read(use.value, use.piece, use.view)
         if read is None:
@@ -290,12 +290,12 @@ class _Vertex:
         except NoBodyError:
             return None
 
-    def _viewed(self, read: int, atoms: Axis, use: Use) -> Known:
+    def _viewed(self, read: int, atoms: Axis, use: Use) -> TensorRef:
         shape = self._source.shape(replace(use, view=None))
         axes = through(use.view, atoms) if use.view is not None else grouped(atoms, shape)
         if axes is None:
             raise NoBodyError("a view cuts a dim")
-        return Known(operand=self._operator.reads[read].tensor, shape=self._source.shape(use), axes=axes)
+        return TensorRef(operand=self._operator.reads[read].tensor, shape=self._source.shape(use), axes=axes)
 
     def _read(self, value: str, piece: object, view: View | None) -> int | None:
         found = [i for i, read in enumerate(self._reads) if read.use.value == value and read.use.piece == piece]

@@ -1,10 +1,10 @@
-"""`Sheet`: the steps of a body while they are written, and the iteration dims that make up each tensor's dims."""
+"""`BodyBuilder`: the steps of a body while they are written, and the iteration dims that make up each tensor's dims."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from pase.graph import Access, Operator, Part, Window
+from pase.graph import Access, Operator, SliceOf, Window
 from pase.graph.body import Constant, Operand, Option, Step
 from pase.importers.ir import Use, View
 
@@ -29,7 +29,7 @@ def atoms_of(operator: Operator, access: Access) -> Axis | None:
     A window is one atom, of the name of its outputs with a mark.
     """
     found: list[Atom] = []
-    for axis, extent in zip(access.axes, access.shape, strict=True):
+    for axis, extent in zip(access.index_map, access.shape, strict=True):
         match axis:
             case str():
                 found.append(Atom(axis, extent))
@@ -37,7 +37,7 @@ def atoms_of(operator: Operator, access: Access) -> Axis | None:
                 found += [Atom(name, operator.extents[name]) for name in axis]
             case Window():
                 found.append(Atom(f"{axis.out}~", extent))
-            case Part():
+            case SliceOf():
                 return None
             case None:
                 if extent > 1:
@@ -130,7 +130,7 @@ class NoBodyError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class TensorRef:
     """A tensor, or a number: by what operand it is read, and the atoms of each of its dims.
 
     source: of a constant, what it is of the source; its dims are not known before it meets a tensor. is_truth: it holds
@@ -145,7 +145,7 @@ class Known:
 
 
 @dataclass(slots=True)
-class Sheet:
+class BodyBuilder:
     """steps, constants: so far. sources: of the constants, what they are of the source."""
 
     taken: set[str]
@@ -162,7 +162,7 @@ class Sheet:
         )
         return name
 
-    def constant(self, known: Known, axes: Axes) -> Known:
+    def constant(self, known: TensorRef, axes: Axes) -> TensorRef:
         """Return a constant with its dims, those of axes that it is broadcast to (its last ones)."""
         assert known.source is not None
         aligned = broadcast_axes(axes, known.shape)
@@ -194,7 +194,7 @@ def broadcast_axes(axes: Axes, shape: Sequence[int]) -> Axes:
     return tuple(() if extent == 1 else axis for axis, extent in zip(last, shape, strict=True))
 
 
-def result_axes(knowns: Sequence[Known], shape: Sequence[int]) -> Axes:
+def result_axes(knowns: Sequence[TensorRef], shape: Sequence[int]) -> Axes:
     """Return the axes of what point functions of these tensors, broadcast to a shape, give."""
     found: list[Axis] = [() if extent == 1 else (Atom("", extent),) for extent in shape]
     for known in knowns:
@@ -210,7 +210,7 @@ def result_axes(knowns: Sequence[Known], shape: Sequence[int]) -> Axes:
     return tuple(found)
 
 
-def seen(known: Known, use: Use) -> Known:
+def seen(known: TensorRef, use: Use) -> TensorRef:
     """Return a tensor as a use of it reads it."""
     if use.piece is not None or use.seen_as is not None:
         raise NoBodyError("a piece is read within the layer")
@@ -225,7 +225,7 @@ def seen(known: Known, use: Use) -> Known:
     return replace(known, shape=use.view.shape, axes=axes)
 
 
-def as_shape(known: Known, shape: Sequence[int]) -> Known:
+def as_shape(known: TensorRef, shape: Sequence[int]) -> TensorRef:
     """Return a tensor in another shape of the same elements."""
     assert known.axes is not None
     axes = grouped(flat(known.axes), shape)

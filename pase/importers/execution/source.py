@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
-from pase.importers.execution.sheet import Known, NoBodyError
+from pase.importers.execution.sheet import NoBodyError, TensorRef
 from pase.importers.ir import Broadcast, Identity, Node, Pointwise, Reduce, Reshape, Slice, Trace, Transpose, Use, View
 from pase.importers.passes import PASSES
 from pase.importers.passes.constants import Depends, dependencies
@@ -173,7 +173,7 @@ class Source:
         own = self._before.get(node.name)
         return len(node.inputs) if own is None else min(len(own.inputs), len(node.inputs))
 
-    def constant(self, node: Node, position: int) -> Known | None:
+    def constant(self, node: Node, position: int) -> TensorRef | None:
         """Return what depends on no input of the model and is no weight as it is; a number where it is one."""
         use = node.inputs[position]
         own = self._before.get(node.name)
@@ -185,10 +185,10 @@ class Source:
             if self._is_view_of_weight(before.value):
                 return None
             # Computed of weights: what it comes to is kept beside them.
-            return Known(operand="", shape=self.before.shape(before), source=before)
+            return TensorRef(operand="", shape=self.before.shape(before), source=before)
         if leaf.number is not None:
-            return Known(operand=leaf.number, shape=(1,), axes=((),))
-        return Known(operand="", shape=self.shape(use), source=use)
+            return TensorRef(operand=leaf.number, shape=(1,), axes=((),))
+        return TensorRef(operand="", shape=self.shape(use), source=use)
 
     def _is_view_of_weight(self, value: str) -> bool:
         while value in self.before.producer:

@@ -9,9 +9,9 @@ from pase.graph.body import POINTWISE, REDUCTIONS, Operand
 from pase.importers.execution.sheet import (
     Axes,
     Axis,
-    Known,
+    BodyBuilder,
     NoBodyError,
-    Sheet,
+    TensorRef,
     broadcast_axes,
     flat,
     merged,
@@ -20,7 +20,7 @@ from pase.importers.execution.sheet import (
 )
 from pase.importers.ir import Attention, Contract, Node, Normalise, Op, Pointwise, Reduce, Softmax
 
-Compute = Callable[[Sheet, Node, Sequence[Known]], Known]
+Compute = Callable[[BodyBuilder, Node, Sequence[TensorRef]], TensorRef]
 """Writes the steps of a node, given its inputs; returns its first output."""
 
 _SAME: Mapping[str, str] = MappingProxyType(
@@ -46,7 +46,7 @@ _SAME: Mapping[str, str] = MappingProxyType(
 """Other names of functions."""
 
 
-def pointwise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+def pointwise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A function of points; further ones are of its result alone."""
     op = node.op
     assert isinstance(op, Pointwise)
@@ -63,7 +63,7 @@ def pointwise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
     name = sheet.step(_function(first), _operands(first, operands, op.numbers))
     for function in others:
         name = sheet.step(_function(function), _operands(function, [name], ()))
-    return Known(operand=name, shape=shape, axes=axes)
+    return TensorRef(operand=name, shape=shape, axes=axes)
 
 
 def _function(function: str) -> str:
@@ -81,7 +81,7 @@ def _operands(function: str, operands: Sequence[Operand], numbers: Sequence[floa
     return found
 
 
-def reduce(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+def reduce(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A mean, a sum, a maximum or a minimum."""
     op = node.op
     assert isinstance(op, Reduce)
@@ -91,10 +91,10 @@ def reduce(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
     # PyTorch's variance is of one point less, unless it is asked for.
     name = _reduced(sheet, op.function, x.operand, over, is_exact=not node.origin.operator.startswith("aten."))
     kept = tuple(() if i in op.over else axis for i, axis in enumerate(x.axes) if op.keeps_dims or i not in op.over)
-    return Known(operand=name, shape=node.outputs[0].shape, axes=kept)
+    return TensorRef(operand=name, shape=node.outputs[0].shape, axes=kept)
 
 
-def _reduced(sheet: Sheet, function: str, x: Operand, over: Sequence[Axis], *, is_exact: bool = True) -> str:
+def _reduced(sheet: BodyBuilder, function: str, x: Operand, over: Sequence[Axis], *, is_exact: bool = True) -> str:
     if any(not atom.name for axis in over for atom in axis):
         raise NoBodyError("a dim that is reduced is not told")
     dims = names(flat(tuple(over)))
@@ -108,17 +108,17 @@ def _reduced(sheet: Sheet, function: str, x: Operand, over: Sequence[Axis], *, i
     return sheet.step(function, [x], dims)
 
 
-def softmax(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+def softmax(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A softmax or its logarithm."""
     op = node.op
     assert isinstance(op, Softmax)
     x = _tensor(inputs[0])
     assert x.axes is not None
     name = sheet.step("log_softmax" if op.is_log else "softmax", [x.operand], _named(x.axes[op.dim]))
-    return Known(operand=name, shape=x.shape, axes=x.axes)
+    return TensorRef(operand=name, shape=x.shape, axes=x.axes)
 
 
-def normalise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A normalisation, by kept statistics where it has them, by those of its input otherwise."""
     op = node.op
     assert isinstance(op, Normalise)
@@ -144,26 +144,26 @@ def normalise(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
         name = sheet.step("multiply", [name, weights[0]])
     if op.has_shift:
         name = sheet.step("add", [name, weights[-1]])
-    return Known(operand=name, shape=x.shape, axes=x.axes)
+    return TensorRef(operand=name, shape=x.shape, axes=x.axes)
 
 
-def _scaled(sheet: Sheet, x: str, over: Sequence[Axis], epsilon: float) -> str:
+def _scaled(sheet: BodyBuilder, x: str, over: Sequence[Axis], epsilon: float) -> str:
     """Return a tensor by the root of the mean of its squares."""
     spread = _reduced(sheet, "mean", sheet.step("square", [x]), over)
     return sheet.step("multiply", [x, sheet.step("rsqrt", [sheet.step("add", [spread, epsilon])])])
 
 
-def _along(sheet: Sheet, known: Known, channels: Axes) -> Operand:
+def _along(sheet: BodyBuilder, known: TensorRef, channels: Axes) -> Operand:
     """Return a weight or a statistic of the channels."""
     if known.source is None:
         return known.operand
     squeezed = tuple(extent for extent in known.shape if extent > 1)
     return sheet.constant(
-        Known(operand="", shape=squeezed, source=known.source), tuple(a for a in channels if a)
+        TensorRef(operand="", shape=squeezed, source=known.source), tuple(a for a in channels if a)
     ).operand
 
 
-def contract(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+def contract(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A product, and the bias that is added to it."""
     op = node.op
     assert isinstance(op, Contract)
@@ -173,11 +173,11 @@ def contract(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
         assert made.axes is not None
         bias = inputs[2]
         bias = sheet.constant(bias, made.axes) if bias.source is not None else bias
-        made = Known(operand=sheet.step("add", [made.operand, bias.operand]), shape=made.shape, axes=made.axes)
+        made = TensorRef(operand=sheet.step("add", [made.operand, bias.operand]), shape=made.shape, axes=made.axes)
     return made
 
 
-def _product(sheet: Sheet, operands: Sequence[Known], letters: Sequence[str], output: str) -> Known:
+def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequence[str], output: str) -> TensorRef:
     found: dict[str, Axis] = {}
     for known, own in zip(operands, letters, strict=True):
         assert known.axes is not None
@@ -195,10 +195,10 @@ def _product(sheet: Sheet, operands: Sequence[Known], letters: Sequence[str], ou
         raise NoBodyError("a product reads one dim twice")
     shape = tuple(prod(atom.extent for atom in axis) for axis in axes)
     name = sheet.step("einsum", [known.operand for known in operands], names(flat(axes)))
-    return Known(operand=name, shape=shape, axes=axes)
+    return TensorRef(operand=name, shape=shape, axes=axes)
 
 
-def attention(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
+def attention(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """softmax(q · kᵀ · scale + masks) · v; fewer heads of keys and values are each read by several of the queries."""
     op = node.op
     assert isinstance(op, Attention)
@@ -222,7 +222,7 @@ def attention(sheet: Sheet, node: Node, inputs: Sequence[Known]) -> Known:
             raise NoBodyError("queries and keys of a causal attention are more than one dim each")
         name = sheet.step("causal", [name], (*queries, *keys))
     name = sheet.step("softmax", [name], _named(scores.axes[3]))
-    weights = Known(operand=name, shape=scores.shape, axes=scores.axes)
+    weights = TensorRef(operand=name, shape=scores.shape, axes=scores.axes)
     return _product(sheet, (weights, v), ("bhst", "bhte"), "bhse")
 
 
@@ -230,7 +230,7 @@ _MASKED = -1e30
 """A score that a softmax makes nothing of."""
 
 
-def _with_heads(known: Known, heads: Axis) -> Known:
+def _with_heads(known: TensorRef, heads: Axis) -> TensorRef:
     """Return keys or values with as many heads as the queries have."""
     assert known.axes is not None
     own = known.axes[1]
@@ -240,10 +240,10 @@ def _with_heads(known: Known, heads: Axis) -> Known:
     if names(heads)[: len(names(own))] != names(own):
         raise NoBodyError("the heads of queries and keys do not lie over each other")
     axes = (known.axes[0], heads, *known.axes[2:])
-    return Known(operand=known.operand, shape=(known.shape[0], whole, *known.shape[2:]), axes=axes)
+    return TensorRef(operand=known.operand, shape=(known.shape[0], whole, *known.shape[2:]), axes=axes)
 
 
-def _tensor(known: Known) -> Known:
+def _tensor(known: TensorRef) -> TensorRef:
     if known.axes is None:
         raise NoBodyError("a constant takes the place of a tensor")
     return known

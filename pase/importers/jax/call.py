@@ -1,4 +1,4 @@
-"""`Call`: a primitive as a program calls it; `Writer`: nodes of a program, and what is known of its values."""
+"""`JaxCall`: a primitive as a program calls it; `Writer`: nodes of a program, and what is known of its values."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,14 +60,14 @@ class Writer:
 
     def call(
         self, equation: Any, inputs: Sequence[Value], outer: tuple[str, ...], results: Sequence[Value] | None = None
-    ) -> "Call":
+    ) -> "JaxCall":
         """Return an equation as a call; results: what it gives, where that is not what the equation says."""
         name = equation.primitive.name
         if results is None:
             results = [self.value(name, shape_of(v.aval, name), dtype_name(v.aval.dtype)) for v in equation.outvars]
-        return Call(equation=equation, inputs=tuple(inputs), outputs=tuple(results), outer=outer, writer=self)
+        return JaxCall(equation=equation, inputs=tuple(inputs), outputs=tuple(results), outer=outer, writer=self)
 
-    def node(self, call: "Call", op: Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
+    def node(self, call: "JaxCall", op: Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         """Add a node of a call."""
         weight = next((self.weights[value.name] for value in inputs if value.name in self.weights), "")
         if len(inputs) == 1 and weight:
@@ -85,7 +85,7 @@ class Writer:
         )
         self.makers.update((value.name, op) for value in outputs)
 
-    def learn(self, call: "Call") -> None:
+    def learn(self, call: "JaxCall") -> None:
         """Remember the whole numbers that a primitive computes of known ones."""
         arrays = [self.known.get(value.name) for value in call.inputs]
         if call.name == "concatenate" and not call.result.is_float:
@@ -97,7 +97,7 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(StepBuilder):
+class JaxCall(StepBuilder):
     """An equation with what it reads and returns. outer: scopes of the equations that it is within."""
 
     equation: Any
@@ -162,7 +162,7 @@ class Call(StepBuilder):
         return self.writer.value(f"{self.name}:{name or 'part'}", shape, dtype or self.result.dtype)
 
 
-Translation = Callable[[Call], object]
+Translation = Callable[[JaxCall], object]
 """Writes the nodes of a primitive."""
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pase.importers.ir import Identity, Pointwise, Pool, Reduce
-from pase.importers.jax.call import Call, Translation
+from pase.importers.jax.call import JaxCall, Translation
 
 _ALIKE = (
     "abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clz complex conj cos cosh "
@@ -40,7 +40,7 @@ REDUCTIONS = {
 }
 
 
-def pointwise(call: Call, function: str = "") -> None:
+def pointwise(call: JaxCall, function: str = "") -> None:
     """Write a function of all inputs, point by point; of one input and a number where the others are numbers."""
     function = function or FUNCTIONS[call.name]
     if call.name == "integer_pow":
@@ -57,7 +57,7 @@ def pointwise(call: Call, function: str = "") -> None:
     call.give(op, *tensors)
 
 
-def maximum(call: Call) -> None:
+def maximum(call: JaxCall) -> None:
     """Write the larger of two; of one and zero it is a rectifier."""
     others = [value for i, value in enumerate(call.inputs) if call.number(i) != 0.0 or value.shape]
     if len(others) == 1:
@@ -66,7 +66,7 @@ def maximum(call: Call) -> None:
         pointwise(call)
 
 
-def select(call: Call) -> None:
+def select(call: JaxCall) -> None:
     """Write the second or the third of two where a condition holds or does not; JAX has them the other way round."""
     if len(call.inputs) == 3 and call.x.dtype == "bool":
         which, otherwise, chosen = call.inputs
@@ -74,7 +74,7 @@ def select(call: Call) -> None:
     pointwise(call, "where")
 
 
-def clamp(call: Call) -> None:
+def clamp(call: JaxCall) -> None:
     """Write the input between two bounds."""
     low, x, high = call.inputs
     bounds = call.number(0), call.number(2)
@@ -84,7 +84,7 @@ def clamp(call: Call) -> None:
         call.point("clip", x, numbers=bounds, out=call.result)
 
 
-def divide(call: Call) -> None:
+def divide(call: JaxCall) -> None:
     """Write a quotient; that of sums over windows by how many elements they have is part of the pooling."""
     x, divisor = call.inputs
     # A sum over windows of ones is how many elements each of them has.
@@ -95,24 +95,24 @@ def divide(call: Call) -> None:
         pointwise(call, "divide")
 
 
-def cast(call: Call) -> None:
+def cast(call: JaxCall) -> None:
     """Write the input in another type: as it is where both can have a gradient, or neither."""
     is_same = call.x.shape == call.result.shape and call.x.is_float == call.result.is_float
     call.give(Identity() if is_same else Pointwise(functions=("cast",)), call.x)
 
 
-def same(call: Call) -> None:
+def same(call: JaxCall) -> None:
     """Write every input as it is."""
     for value, result in zip(call.inputs, call.results, strict=False):
         call.add(Identity(), value, out=result)
 
 
-def reduction(call: Call) -> None:
+def reduction(call: JaxCall) -> None:
     """Write a reduction over some dims."""
     call.give(Reduce(function=REDUCTIONS[call.name], over=call.numbers("axes")), call.x)
 
 
-def reduction_by(call: Call) -> None:
+def reduction_by(call: JaxCall) -> None:
     """Write a reduction by a function of the user's."""
     if len(call.results) == 1:
         call.give(Reduce(function="any", over=call.numbers("dimensions")), call.x)
@@ -120,7 +120,7 @@ def reduction_by(call: Call) -> None:
         call.opaque(passes=())
 
 
-def along(call: Call) -> None:
+def along(call: JaxCall) -> None:
     """Write what works along the dim that a parameter names: a running sum, a sort, the largest elements."""
     call.opaque(over=[int(call.params.get("dimension", call.params.get("axis", -1)))])
 

@@ -5,16 +5,16 @@ from math import prod
 from typing import Any
 
 from pase.importers.ir import Broadcast, Generic, Lookup, Pad, Reshape, Value
-from pase.importers.jax.call import Call, Translation, whole
+from pase.importers.jax.call import JaxCall, Translation, whole
 
 
-def broadcast(call: Call) -> None:
+def broadcast(call: JaxCall) -> None:
     """Write a tensor repeated to a shape; one that is repeated nowhere is a reshape."""
     is_same = prod(call.x.shape) == prod(call.result.shape)
     call.give(Reshape() if is_same else Broadcast(places=call.numbers("broadcast_dimensions")), call.x)
 
 
-def dynamic_slice(call: Call) -> None:
+def dynamic_slice(call: JaxCall) -> None:
     """Write a box of a tensor; one that begins where the data says can be split along the dims that it has whole."""
     x, out = call.x.shape, call.result.shape
     starts = [(0,) if x[i] == out[i] else call.integers(1 + i) for i in range(len(x))]
@@ -31,7 +31,7 @@ def _alike(x: Value, y: Value) -> list[tuple[int, int]]:
     return [(i, i) for i, (old, new) in enumerate(zip(x.shape, y.shape, strict=True)) if old == new]
 
 
-def tile(call: Call) -> None:
+def tile(call: JaxCall) -> None:
     """Write a tensor laid end to end with itself: each dim is repeated as a whole."""
     repeats = call.numbers("reps")
     if len(repeats) != len(call.x.shape):
@@ -40,7 +40,7 @@ def tile(call: Call) -> None:
         call.repeat(call.x, repeats, out=call.result)
 
 
-def pad(call: Call) -> None:
+def pad(call: JaxCall) -> None:
     """Write a tensor with values around it, or, where all that is asked for is negative, a box of it.
 
     Where it is asked for values between the elements, it can be split along the dims that stay as they are.
@@ -55,13 +55,13 @@ def pad(call: Call) -> None:
         call.opaque(passes=[(i, i) for i, one in enumerate(config) if one == (0, 0, 0)])
 
 
-def concatenate(call: Call) -> None:
+def concatenate(call: JaxCall) -> None:
     """Write tensors end to end; those without elements are left out."""
     full = [value for value in call.inputs if 0 not in value.shape]
     call.concat(full or call.inputs[:1], int(call.params["dimension"]), out=call.result)
 
 
-def positions(call: Call) -> None:
+def positions(call: JaxCall) -> None:
     """Write numbers that no input tells."""
     call.give(Generic(is_index=not call.result.is_float), *call.inputs)
 
@@ -69,7 +69,7 @@ def positions(call: Call) -> None:
 # -- look-ups
 
 
-def gather(call: Call) -> None:
+def gather(call: JaxCall) -> None:
     """Write rows of a table by whole numbers along one dim; a piece where the numbers are known and run up by one.
 
     Of any other, the dims that are read whole pass through.
@@ -91,7 +91,7 @@ def gather(call: Call) -> None:
         call.opaque(passes=sorted([*passes, *((int(dim), others[int(place)]) for dim, place in batch)]))
 
 
-def scatter(call: Call) -> None:
+def scatter(call: JaxCall) -> None:
     """Write a tensor with some of its elements replaced or added to: dims that the updates have whole pass through."""
     x, _, updates = call.inputs[:3]
     spec = call.params["dimension_numbers"]
@@ -101,14 +101,14 @@ def scatter(call: Call) -> None:
     call.opaque(passes=[(i, i) for i, place in kept if updates.shape[place] == x.shape[i] and i not in moved])
 
 
-def _is_row(call: Call, spec: Any, axes: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+def _is_row(call: JaxCall, spec: Any, axes: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
     """Whether each index reads one element along an axis and everything along the others."""
     if len(axes) != 1 or spec.operand_batching_dims or tuple(spec.collapsed_slice_dims) != axes:
         return False
     return all(size == (1 if i in axes else call.x.shape[i]) for i, size in enumerate(sizes))
 
 
-def _piece(call: Call, spec: Any, axis: int) -> bool:
+def _piece(call: JaxCall, spec: Any, axis: int) -> bool:
     """Write the piece that known indices read; False where they are not known, or are none."""
     table, indices = call.inputs[:2]
     found = call.integers(1)
@@ -127,7 +127,7 @@ def _piece(call: Call, spec: Any, axis: int) -> bool:
     return True
 
 
-def _rows(call: Call, spec: Any, axis: int) -> None:
+def _rows(call: JaxCall, spec: Any, axis: int) -> None:
     table, indices = call.inputs[:2]
     count = len(indices.shape) - 1
     rows = call.transpose(table, (axis, *(i for i in range(len(table.shape)) if i != axis)))
@@ -138,7 +138,7 @@ def _rows(call: Call, spec: Any, axis: int) -> None:
     call.transpose(found, order, out=call.result)
 
 
-def _of_rows(call: Call, spec: Any, axes: tuple[int, ...]) -> bool:
+def _of_rows(call: JaxCall, spec: Any, axes: tuple[int, ...]) -> bool:
     """Write elements along one axis, at places that the other dims have each its own; False where it is none of that.
 
     `jnp.take_along_axis` is that, and so are cross-entropies with the numbers of classes.
@@ -160,7 +160,7 @@ def _of_rows(call: Call, spec: Any, axes: tuple[int, ...]) -> bool:
     return True
 
 
-def _of_every_row(call: Call, spec: Any, axes: tuple[int, ...]) -> bool:
+def _of_every_row(call: JaxCall, spec: Any, axes: tuple[int, ...]) -> bool:
     """Write an element of each row of a table, ``x[arange(n), places]``; False where it is none of that."""
     table, indices = call.inputs[:2]
     joined = call.writer.joined.get(indices.name, ())

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from pase.importers.ir import Contract, Convolve, Pool
 from pase.importers.ir.steps import letters
-from pase.importers.jax.call import Call, Translation, whole
+from pase.importers.jax.call import JaxCall, Translation, whole
 
 
-def dot_general(call: Call) -> None:
+def dot_general(call: JaxCall) -> None:
     """Write a sum of products: the batch dims come first in the result, then those of the left, then the right."""
     x, y = call.inputs[:2]
     (over_x, over_y), (batch_x, batch_y) = call.params["dimension_numbers"]
@@ -34,7 +34,7 @@ def dot_general(call: Call) -> None:
         call.give(op, *reads)
 
 
-def _spare(call: Call, names: Sequence[Mapping[int, str]], free: Sequence[str]) -> str:
+def _spare(call: JaxCall, names: Sequence[Mapping[int, str]], free: Sequence[str]) -> str:
     """Return the letters of dims of one element that an operand has besides others of its own.
 
     Attention of grouped heads, where each group has one: the product is that of plain heads.
@@ -47,7 +47,7 @@ def _spare(call: Call, names: Sequence[Mapping[int, str]], free: Sequence[str]) 
     return found
 
 
-def convolution(call: Call) -> None:
+def convolution(call: JaxCall) -> None:
     """Write a convolution in the layout of its input; one whose input is dilated is the gradient of another.
 
     Of groups of the batch, of a dilated input with groups, and where both are dilated, only the shapes are known.
@@ -88,7 +88,7 @@ def convolution(call: Call) -> None:
         call.transpose(own, [source[i] for i in range(len(lhs))], out=call.result)
 
 
-def ragged_dot(call: Call) -> None:
+def ragged_dot(call: JaxCall) -> None:
     """Write a product of rows, each with one of several matrices: as many FLOP as with a single one."""
     x, w = call.inputs[:2]
     if len(x.shape) != 2 or len(w.shape) != 3 or call.result.shape != (x.shape[0], w.shape[2]):
@@ -101,7 +101,7 @@ _POOLS = {"reduce_window_sum": "mean", "reduce_window_max": "max", "reduce_windo
 """A sum over windows touches what their mean does; the division after it is part of the pooling."""
 
 
-def pooling(call: Call) -> None:
+def pooling(call: JaxCall) -> None:
     """Write a maximum, minimum or sum over windows; over an input that is dilated only the shapes are known."""
     shape = call.x.shape
     kernel, stride, dilation = (call.numbers(key) for key in ("window_dimensions", "window_strides", "window_dilation"))
@@ -132,7 +132,7 @@ def pooling(call: Call) -> None:
         call.reshape(call.add(op, seen, shape=[call.result.shape[i] for i in kept]), out=call.result)
 
 
-def _matrices(call: Call) -> None:
+def _matrices(call: JaxCall) -> None:
     """Write a decomposition or a solution of matrices: it can be split along the dims before the last two."""
     call.opaque(over=(-2, -1))
 

@@ -12,7 +12,7 @@ from pase.errors import ModelError
 from pase.importers.ir import Generic, Leaf, Recurrent, Trace, Value
 from pase.importers.ir.count import recurrent_flop
 from pase.importers.ir.steps import floats_first
-from pase.importers.jax.call import Call, Translation, Writer
+from pase.importers.jax.call import JaxCall, Translation, Writer
 from pase.importers.jax.elementwise import ELEMENTWISE
 from pase.importers.jax.movement import MOVEMENT
 from pase.importers.jax.patterns import recognise
@@ -91,7 +91,7 @@ class _Walk(Writer):
             raise ModelError(f"operator {name}{_REFUSED[name].format(where(equation))}")
         call = self.call(equation, inputs, outer)
         self.learn(call)
-        TRANSLATIONS.get(name, Call.opaque)(call)
+        TRANSLATIONS.get(name, JaxCall.opaque)(call)
         return call.results
 
     def _inline(self, inner: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
@@ -142,7 +142,9 @@ class _Walk(Writer):
             _write_loop(call, constants, carry, stacked, flop)
         return call.results
 
-    def _written_out(self, call: Call, constants: list[Value], carry: list[Value], stacked: list[Value]) -> list[Value]:
+    def _written_out(
+        self, call: JaxCall, constants: list[Value], carry: list[Value], stacked: list[Value]
+    ) -> list[Value]:
         """Add the nodes of every turn; return the last states, and the rows that turns gave put together."""
         params = call.params
         num_carry, turns = len(carry), range(int(params["length"]))
@@ -164,7 +166,7 @@ class _Walk(Writer):
                 call.concat(parts[::-1] if params["reverse"] else parts, 0, out=call.results[i])
         return [*carry, *call.results[num_carry:]]
 
-    def _row(self, call: Call, value: Value, turn: int) -> Value:
+    def _row(self, call: JaxCall, value: Value, turn: int) -> Value:
         """Return the slice of a stacked value that a turn reads."""
         row = call.reshape(call.cut(value, 0, turn), value.shape[1:])
         weight = self.weights.get(value.name)
@@ -176,7 +178,7 @@ class _Walk(Writer):
         return row
 
 
-def _write_loop(call: Call, constants: list[Value], carry: list[Value], stacked: list[Value], flop: float) -> None:
+def _write_loop(call: JaxCall, constants: list[Value], carry: list[Value], stacked: list[Value], flop: float) -> None:
     """Write one vertex for all turns. It can be split along the batch where states and steps have one they share."""
     num_carry, length = len(carry), int(call.params["length"])
     wanted = _read(call.equation)

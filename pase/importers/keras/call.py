@@ -1,4 +1,4 @@
-"""`Call`: a layer or an operation of Keras as it is applied to tensors, and what its translation writes."""
+"""`KerasCall`: a layer or an operation of Keras as it is applied to tensors, and what its translation writes."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from pase.importers.ir import Identity, Leaf, Node, Op, Origin, Pointwise, Softm
 from pase.importers.ir.steps import StepBuilder, floats_first
 
 Shape = tuple[int, ...]
-Translation = Callable[["Call"], object]
+Translation = Callable[["KerasCall"], object]
 
 
 class UntranslatableError(Exception):
@@ -91,7 +91,7 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(StepBuilder):
+class KerasCall(StepBuilder):
     """An operation with what it is applied to.
 
     Attributes:
@@ -170,7 +170,7 @@ class Call(StepBuilder):
         name = self.writer.name(f"{self.scope}:{name or 'part'}")
         return Value(name=name, shape=tuple(shape), dtype=dtype or self.result.dtype)
 
-    def part(self, name: str) -> "Call":
+    def part(self, name: str) -> "KerasCall":
         """Return the call, whose next step is a part with a name of its own."""
         return replace(self, scope=f"{self.scope}/{name}")
 
@@ -236,7 +236,7 @@ def is_keras(thing: Any) -> bool:
     return str(getattr(owner, "__module__", "")).partition(".")[0] == "keras"
 
 
-def unknown(call: Call) -> None:
+def unknown(call: KerasCall) -> None:
     """Write an operation of which only the shapes are known, with the weights that it has."""
     inputs = (*floats_first(call.tensors), *call.parameters(*trained_of(call.operation)))
     leading = {value.shape[:1] for value in (*inputs[:1], *call.results)}

@@ -5,10 +5,10 @@ from math import prod
 from typing import Any
 
 from pase.importers.ir import Gather, Identity, Normalise, Pointwise, Reduce, Reshape, Softmax, Value
-from pase.importers.keras.call import Call, Translation, UntranslatableError, of_all_ranks
+from pase.importers.keras.call import KerasCall, Translation, UntranslatableError, of_all_ranks
 
 
-def _identity(call: Call) -> None:
+def _identity(call: KerasCall) -> None:
     """Write the tensor as it is; what changes its shape in training alone is not known."""
     if call.x.shape != call.result.shape:
         raise UntranslatableError
@@ -18,12 +18,12 @@ def _identity(call: Call) -> None:
 # -- layers that work point by point
 
 
-def prelu(call: Call) -> None:
+def prelu(call: KerasCall) -> None:
     """Write a leaky ReLU whose slopes are trained."""
     call.give(Pointwise(functions=("prelu",)), call.x, *call.parameters(call.operation.alpha))
 
 
-def softmax_layer(call: Call) -> None:
+def softmax_layer(call: KerasCall) -> None:
     """Write a softmax over one dim, or over several that lie side by side and are one for it."""
     axes, shape = call.axes(), call.x.shape
     first, last = axes[0], axes[-1] + 1
@@ -36,7 +36,7 @@ def softmax_layer(call: Call) -> None:
         call.give(Reshape(), call.add(Softmax(dim=first), flat, shape=flat.shape))
 
 
-def relu(call: Call) -> None:
+def relu(call: KerasCall) -> None:
     """Write max(x, 0), perhaps with a largest value, or with a slope below 0."""
     layer = call.operation
     slope, top, least = float(layer.negative_slope or 0), layer.max_value, float(layer.threshold or 0)
@@ -50,7 +50,7 @@ def relu(call: Call) -> None:
         call.pointwise("relu")
 
 
-def rescaling(call: Call) -> None:
+def rescaling(call: KerasCall) -> None:
     """Write x · scale + offset."""
     scale, offset = call.operation.scale, call.operation.offset
     if isinstance(scale, int | float) and isinstance(offset, int | float):
@@ -60,7 +60,7 @@ def rescaling(call: Call) -> None:
         call.pointwise("multiply", "add")
 
 
-def normalization(call: Call) -> None:
+def normalization(call: KerasCall) -> None:
     """Write (x - mean) / deviation, of statistics that are given or that were counted before training."""
     x = call.x
     kept = [axis % len(x.shape) for axis in getattr(call.operation, "_keep_axis", ())]
@@ -72,7 +72,7 @@ def normalization(call: Call) -> None:
     call.give(Pointwise(functions=("divide",)), centred, deviation)
 
 
-def merge(call: Call) -> None:
+def merge(call: KerasCall) -> None:
     """Write a function of all tensors; those of fewer dims get dims of one element after the batch."""
     functions, tensors = _MERGES[call.kind], call.tensors
     if len(tensors) == 1:
@@ -98,7 +98,7 @@ _MERGES = {
 # -- normalisations
 
 
-def batch_normalisation(call: Call) -> None:
+def batch_normalisation(call: KerasCall) -> None:
     """Write batch normalisation; the moving statistics are no parameters."""
     layer, channels = call.operation, call.axes()
     over = [i for i in range(len(call.x.shape)) if i not in channels]
@@ -106,12 +106,12 @@ def batch_normalisation(call: Call) -> None:
     _normalise(call, "batch", over, channels, statistics)
 
 
-def layer_normalisation(call: Call) -> None:
+def layer_normalisation(call: KerasCall) -> None:
     """Write layer normalisation, or by the root of the mean square."""
     _normalise(call, "rms" if getattr(call.operation, "rms_scaling", False) else "layer", call.axes(), call.axes())
 
 
-def group_normalisation(call: Call) -> None:
+def group_normalisation(call: KerasCall) -> None:
     """Write normalisation over groups of channels; one for each channel is instance normalisation."""
     groups, (channel,) = call.operation.groups, call.axes()
     spatial = [i for i in range(1, len(call.x.shape)) if i != channel]
@@ -122,7 +122,7 @@ def group_normalisation(call: Call) -> None:
 
 
 def _normalise(
-    call: Call,
+    call: KerasCall,
     kind: Any,
     over: Sequence[int],
     channels: Sequence[int],
@@ -146,14 +146,14 @@ def _normalise(
     call.give(op, call.x, *scale, *shift, *statistics)
 
 
-def rms_normalisation(call: Call) -> None:
+def rms_normalisation(call: KerasCall) -> None:
     """Write normalisation by the root of the mean square."""
     over, epsilon = call.axes(), float(call.operation.epsilon or 1e-6)
     op = Normalise(kind="rms", over=over, channels=over, has_shift=False, epsilon=epsilon)
     call.give(op, call.x, *call.parameters(call.operation.scale))
 
 
-def normalisation_operation(call: Call) -> None:
+def normalisation_operation(call: KerasCall) -> None:
     """Write a normalisation without weights of its own: the tensor, then scale and shift where there are any."""
     over, affine = call.axes(), call.tensors[1:3]
     is_layer = call.kind == "LayerNorm" and not getattr(call.operation, "rms_scaling", False)
@@ -206,7 +206,7 @@ ELEMENTWISE_LAYERS: dict[str, Translation] = {
 # -- operations
 
 
-def pointwise(call: Call) -> None:
+def pointwise(call: KerasCall) -> None:
     """Write a function of all tensors, and perhaps of one number."""
     name = FUNCTIONS[call.kind]
     owner, given = call.operation, (*call.arguments, *call.keywords.values())
@@ -236,13 +236,13 @@ _ATTRIBUTES = {
 _OF_OPERATIONS = {"HardSigmoid": (1 / 6, 0.5), "HardTanh": (-1.0, 1.0)}
 
 
-def reduce(call: Call) -> None:
+def reduce(call: KerasCall) -> None:
     """Write a reduction over some dims, or all."""
     keeps = bool(getattr(call.operation, "keepdims", False))
     call.give(Reduce(function=REDUCTIONS[call.kind], over=call.axes(), keeps_dims=keeps), call.x)
 
 
-def glu(call: Call) -> None:
+def glu(call: KerasCall) -> None:
     """Write the first half of a dim, times the sigmoid of the second."""
     dim = call.axis()
     size = call.result.shape[dim]
@@ -250,7 +250,7 @@ def glu(call: Call) -> None:
     call.give(Pointwise(functions=("sigmoid", "multiply"), flop_per_point=2), gate, value)
 
 
-def along(call: Call) -> None:
+def along(call: KerasCall) -> None:
     """Write an operator that works along its last dim, or along one that it names, and on each row alone."""
     axis = getattr(call.operation, "axis", None)
     call.opaque(over=[-1] if axis is None else call.axes())
@@ -262,7 +262,7 @@ _CLIPPED = (1e-7, 1.0 - 1e-7)
 """What Keras keeps probabilities between before it takes their logarithm."""
 
 
-def sparse_cross_entropy(call: Call) -> None:
+def sparse_cross_entropy(call: KerasCall) -> None:
     """Write the negative logarithm of the target's probability."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     axis = call.axis(len(x.shape))
@@ -272,7 +272,7 @@ def sparse_cross_entropy(call: Call) -> None:
     call.give(Pointwise(functions=("negate",)), call.reshape(found, call.result.shape))
 
 
-def cross_entropy(call: Call) -> None:
+def cross_entropy(call: KerasCall) -> None:
     """Write the cross-entropy of probabilities of all classes."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     axis = call.axis(len(x.shape))
@@ -281,7 +281,7 @@ def cross_entropy(call: Call) -> None:
     call.give(Pointwise(functions=("negate",)), total)
 
 
-def binary_cross_entropy(call: Call) -> None:
+def binary_cross_entropy(call: KerasCall) -> None:
     """Write the cross-entropy of each probability with its target."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     steps = ("sigmoid",) if call.operation.from_logits else ()
@@ -289,7 +289,7 @@ def binary_cross_entropy(call: Call) -> None:
     call.give(Pointwise(functions=(*steps, "binary_cross_entropy"), flop_per_point=8 + len(steps)), x, target)
 
 
-def _logarithm(call: Call, x: Value, axis: int) -> Value:
+def _logarithm(call: KerasCall, x: Value, axis: int) -> Value:
     """Return the logarithms of probabilities, which scores are made into first."""
     if call.operation.from_logits:
         return call.add(Softmax(dim=axis, is_log=True), x, shape=x.shape)

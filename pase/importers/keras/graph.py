@@ -12,7 +12,7 @@ from pase.errors import ModelError, PaseError
 from pase.importers.front_end import first_line
 from pase.importers.ir import Value
 from pase.importers.keras.call import (
-    Call,
+    KerasCall,
     Translation,
     UntranslatableError,
     Writer,
@@ -248,7 +248,7 @@ class Reader:
             return results[-1]
 
         structure = tree.map_structure(value, spec)
-        call = Call(
+        call = KerasCall(
             operation=operation,
             arguments=arguments,
             keywords=keywords,

@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pase.importers.ir import Identity, Lookup, Pad, Reshape, Transpose, Value
-from pase.importers.keras.call import Call, Translation, UntranslatableError, each, of_all_ranks
+from pase.importers.keras.call import KerasCall, Translation, UntranslatableError, each, of_all_ranks
 from pase.importers.keras.windows import places
 
 
-def reshape(call: Call) -> None:
+def reshape(call: KerasCall) -> None:
     """Write the same elements in another shape."""
     call.give(Reshape(), call.x)
 
 
-def concatenate(call: Call) -> None:
+def concatenate(call: KerasCall) -> None:
     """Write tensors end to end; those without elements are left out."""
     full = [value for value in call.tensors if 0 not in value.shape] or call.tensors[:1]
     call.concat(full, call.axis(len(call.result.shape)), out=call.result)
@@ -22,7 +22,7 @@ def concatenate(call: Call) -> None:
 # -- layers
 
 
-def flatten(call: Call) -> None:
+def flatten(call: KerasCall) -> None:
     """Write one dim after the batch; channels come last in it whatever the layout."""
     x, rank = call.x, len(call.x.shape)
     if call.operation.data_format == "channels_first" and rank > 2:
@@ -30,18 +30,18 @@ def flatten(call: Call) -> None:
     call.give(Reshape(), x)
 
 
-def repeat_vector(call: Call) -> None:
+def repeat_vector(call: KerasCall) -> None:
     """Write [b, d] again and again, as [b, n, d]."""
     x = call.x
     call.broadcast(call.reshape(x, (x.shape[0], 1, x.shape[1])), out=call.result)
 
 
-def crop(call: Call) -> None:
+def crop(call: KerasCall) -> None:
     """Write a box of the spatial dims."""
     _cut(call, [first for first, _ in _pairs(call.operation.cropping)])
 
 
-def center_crop(call: Call) -> None:
+def center_crop(call: KerasCall) -> None:
     """Write the box in the middle; a tensor that is smaller is resized."""
     _, spatial = places(call.operation.data_format, 2)
     spare = [call.x.shape[i] - call.result.shape[i] for i in spatial] if len(call.x.shape) == 4 else [-1]
@@ -51,14 +51,14 @@ def center_crop(call: Call) -> None:
         _cut(call, [extent // 2 for extent in spare])
 
 
-def _cut(call: Call, starts: Sequence[int]) -> None:
+def _cut(call: KerasCall, starts: Sequence[int]) -> None:
     begin = [0] * len(call.x.shape)
     for place, start in zip(_spatial(call), starts, strict=True):
         begin[place] = start
     call.identity(_box(call, begin, call.result.shape), out=call.result)
 
 
-def _box(call: Call, starts: Sequence[int], shape: Sequence[int], strides: Sequence[int] = ()) -> Value:
+def _box(call: KerasCall, starts: Sequence[int], shape: Sequence[int], strides: Sequence[int] = ()) -> Value:
     """Return a box of the first tensor, which is cut along one dim after the other."""
     value, rank = call.x, len(shape)
     for dim, start, size, stride in zip(range(rank), starts, shape, strides or (1,) * rank, strict=True):
@@ -67,7 +67,7 @@ def _box(call: Call, starts: Sequence[int], shape: Sequence[int], strides: Seque
     return value
 
 
-def zero_padding(call: Call) -> None:
+def zero_padding(call: KerasCall) -> None:
     """Write zeros around the spatial dims."""
     before = [0] * len(call.x.shape)
     for place, (first, _) in zip(_spatial(call), _pairs(call.operation.padding), strict=True):
@@ -75,7 +75,7 @@ def zero_padding(call: Call) -> None:
     call.give(Pad(before=tuple(before)), call.x)
 
 
-def upsample(call: Call) -> None:
+def upsample(call: KerasCall) -> None:
     """Write each point again and again; points in between that are interpolated are resampled."""
     if getattr(call.operation, "interpolation", "nearest") != "nearest":
         resample(call)
@@ -84,14 +84,14 @@ def upsample(call: Call) -> None:
     _repeat_each(call, dict(zip(spatial, each(call.operation.size, len(spatial)), strict=True)))
 
 
-def resample(call: Call) -> None:
+def resample(call: KerasCall) -> None:
     """Write a tensor of another size whose points are weighted sums of four others; channels and batch pass through."""
     x, out = call.x.shape, call.result.shape
     passes = [(i, i) for i, (a, b) in enumerate(zip(x, out, strict=True)) if a == b]
     call.part("resample").opaque(passes=passes, flop_per_point=7.0)
 
 
-def _repeat_each(call: Call, times: Mapping[int, int]) -> None:
+def _repeat_each(call: KerasCall, times: Mapping[int, int]) -> None:
     """Write each element of some dims, by position, so many times in a row."""
     wide, places = list[int](), list[int]()
     for dim, extent in enumerate(call.x.shape):
@@ -100,7 +100,7 @@ def _repeat_each(call: Call, times: Mapping[int, int]) -> None:
     call.reshape(call.broadcast(call.x, wide, places), out=call.result)
 
 
-def _spatial(call: Call) -> tuple[int, ...]:
+def _spatial(call: KerasCall) -> tuple[int, ...]:
     if len(call.x.shape) == 3:
         # Layers of one spatial dim have steps before features, save padding that is told otherwise.
         return (2,) if getattr(call.operation, "data_format", None) == "channels_first" else (1,)
@@ -131,7 +131,7 @@ MOVEMENT_LAYERS: dict[str, Translation] = {
 # -- operations
 
 
-def transpose(call: Call) -> None:
+def transpose(call: KerasCall) -> None:
     """Write the dims in another order: as they are told, backwards, two of them swapped or some in other places."""
     owner, rank = call.operation, len(call.x.shape)
     order = list(range(rank))
@@ -147,12 +147,12 @@ def transpose(call: Call) -> None:
     call.give(Transpose(order=tuple(order)), call.x)
 
 
-def broadcast(call: Call) -> None:
+def broadcast(call: KerasCall) -> None:
     """Write a tensor repeated along dims of one element."""
     call.broadcast(call.x, out=call.result)
 
 
-def repeat(call: Call) -> None:
+def repeat(call: KerasCall) -> None:
     """Write each element so many times in a row."""
     times = call.operation.repeats
     if not isinstance(times, int):
@@ -160,7 +160,7 @@ def repeat(call: Call) -> None:
     _repeat_each(call, {call.axis(): times})
 
 
-def tile(call: Call) -> None:
+def tile(call: KerasCall) -> None:
     """Write a tensor end to end with itself: dims of one element are repeated."""
     out = call.result.shape
     seen = call.reshape(call.x, (1,) * (len(out) - len(call.x.shape)) + call.x.shape)
@@ -171,7 +171,7 @@ def tile(call: Call) -> None:
         call.opaque(seen, passes=passes, flop_per_point=0.0)
 
 
-def get_item(call: Call) -> None:
+def get_item(call: KerasCall) -> None:
     """Write x[key]: pieces, single elements and new dims; rows where it is indexed by whole numbers alone."""
     x, key = call.x, call.argument(1, "key")
     keys = list(key) if isinstance(key, list | tuple) else [key]
@@ -196,7 +196,7 @@ def get_item(call: Call) -> None:
     call.reshape(_box(call, starts, shape, steps), out=call.result)
 
 
-def slice_operation(call: Call) -> None:
+def slice_operation(call: KerasCall) -> None:
     """Write a box of a tensor whose corner is known."""
     starts = call.argument(1, "start_indices")
     if any(not isinstance(start, int) for start in starts):
@@ -204,14 +204,14 @@ def slice_operation(call: Call) -> None:
     call.identity(_box(call, starts, call.result.shape), out=call.result)
 
 
-def pad(call: Call) -> None:
+def pad(call: KerasCall) -> None:
     """Write a tensor with values around it."""
     width = call.operation.pad_width
     width = width * len(call.x.shape) if len(width) == 1 else width
     call.give(Pad(before=tuple(int(first) for first, _ in width)), call.x)
 
 
-def take(call: Call) -> None:
+def take(call: KerasCall) -> None:
     """Write rows by whole numbers along the first dim; along another one, the dims before it pass through."""
     indices = call.tensor(1, "indices")
     if indices.is_float:
@@ -223,7 +223,7 @@ def take(call: Call) -> None:
         call.opaque(passes=[(i, i) for i in range(axis)])
 
 
-def take_along_axis(call: Call) -> None:
+def take_along_axis(call: KerasCall) -> None:
     """Write elements of rows; all other dims have to be of one extent."""
     x, indices, dim = call.tensor(0, "x"), call.tensor(1, "indices"), call.axis()
     if any(i != dim and a != b for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True))):
@@ -231,7 +231,7 @@ def take_along_axis(call: Call) -> None:
     call.gather(x, indices, dim, out=call.result)
 
 
-def patches(call: Call) -> None:
+def patches(call: KerasCall) -> None:
     """Write pieces of an image that do not overlap, each as one vector; those that do overlap are not known."""
     owner, x, out = call.operation, call.x, call.result
     size = tuple(owner.size)
@@ -244,7 +244,7 @@ def patches(call: Call) -> None:
     call.rearrange(x, (b, rows, size[0], columns, size[1], c), (0, 1, 3, 2, 4, 5), out=call.result)
 
 
-def _same(call: Call) -> None:
+def _same(call: KerasCall) -> None:
     call.give(Identity(), call.x)
 
 

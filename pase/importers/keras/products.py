@@ -17,10 +17,10 @@ from pase.importers.ir import (
     Value,
 )
 from pase.importers.ir.steps import letters, parse_einsum
-from pase.importers.keras.call import Call, Translation, UntranslatableError, is_keras, of_all_ranks, values_of
+from pase.importers.keras.call import KerasCall, Translation, UntranslatableError, is_keras, of_all_ranks, values_of
 
 
-def dense(call: Call) -> None:
+def dense(call: KerasCall) -> None:
     """Write x · kernel + bias."""
     layer = call.operation
     _check_plain(layer)
@@ -29,7 +29,7 @@ def dense(call: Call) -> None:
     call.emit_activated(op, call.x, *call.parameters(layer._kernel, layer.bias))
 
 
-def einsum_dense(call: Call) -> None:
+def einsum_dense(call: KerasCall) -> None:
     """Write an einsum with a kernel, and a bias."""
     layer = call.operation
     _check_plain(layer)
@@ -47,13 +47,13 @@ def einsum_dense(call: Call) -> None:
         call.emit_activated(Pointwise(functions=("add",)), call.add(op, call.x, kernel, shape=out), *bias)
 
 
-def embedding(call: Call) -> None:
+def embedding(call: KerasCall) -> None:
     """Write rows of a table."""
     _check_plain(call.operation)
     call.give(Lookup(), *call.parameters(call.operation._embeddings), call.x)
 
 
-def reversible_embedding(call: Call) -> None:
+def reversible_embedding(call: KerasCall) -> None:
     """Write rows of a table, or the product with it that gives logits."""
     layer = call.operation
     if not call.argument(1, "reverse", False):
@@ -70,7 +70,7 @@ def reversible_embedding(call: Call) -> None:
         call.give(Pointwise(functions=("divide", "tanh", "multiply"), flop_per_point=3), logits)
 
 
-def dot(call: Call) -> None:
+def dot(call: KerasCall) -> None:
     """Write the layer's product of two tensors along one dim of each; the first dim is the batch of both."""
     axes = call.operation.axes
     if call.operation.normalize:
@@ -79,7 +79,7 @@ def dot(call: Call) -> None:
     _contract(call, [first], [second], batch=True)
 
 
-def dot_operation(call: Call) -> None:
+def dot_operation(call: KerasCall) -> None:
     """Write NumPy's dot: over the last dim of the first, the last but one of the second."""
     x, y = _two(call)
     if x.shape and y.shape:
@@ -88,7 +88,7 @@ def dot_operation(call: Call) -> None:
         call.give(Pointwise(functions=("multiply",)), x, y)
 
 
-def tensordot(call: Call) -> None:
+def tensordot(call: KerasCall) -> None:
     """Write a product over some dims of both operands."""
     x, _ = _two(call)
     axes = call.operation.axes
@@ -98,7 +98,7 @@ def tensordot(call: Call) -> None:
     _contract(call, first, second)
 
 
-def _contract(call: Call, first: Sequence[int], second: Sequence[int], *, batch: bool = False) -> None:
+def _contract(call: KerasCall, first: Sequence[int], second: Sequence[int], *, batch: bool = False) -> None:
     """Write the product over some dims of two operands: the first one's others come first in the result.
 
     batch: the first dim is the same of both.
@@ -113,18 +113,18 @@ def _contract(call: Call, first: Sequence[int], second: Sequence[int], *, batch:
     _emit_product(call, (left, right), output)
 
 
-def matmul(call: Call) -> None:
+def matmul(call: KerasCall) -> None:
     """Write a product as NumPy's matmul has it; batch dims that only one operand has are read again and again."""
     call.matmul(*_two(call), out=call.result)
 
 
-def einsum(call: Call) -> None:
+def einsum(call: KerasCall) -> None:
     """Write an einsum; one with a diagonal is not known."""
     if not call.result.shape or not call.einsum(call.operation.subscripts, call.tensors, out=call.result):
         raise UntranslatableError
 
 
-def _emit_product(call: Call, operands: tuple[str, str], output: str) -> None:
+def _emit_product(call: KerasCall, operands: tuple[str, str], output: str) -> None:
     """Write a sum of products; the result may have dims of one element besides."""
     x, y = call.tensors[:2]
     if not output or not call.result.shape:
@@ -138,7 +138,7 @@ def _emit_product(call: Call, operands: tuple[str, str], output: str) -> None:
         call.reshape(product, call.result.shape, out=call.result)
 
 
-def _two(call: Call) -> tuple[Value, Value]:
+def _two(call: KerasCall) -> tuple[Value, Value]:
     if len(call.tensors) != 2:
         raise UntranslatableError
     return call.tensors[0], call.tensors[1]
@@ -153,7 +153,7 @@ def _check_plain(layer: object) -> None:
 # -- attention: projections are products of their own, what is between them is one operator
 
 
-def multi_head(call: Call) -> None:
+def multi_head(call: KerasCall) -> None:
     """Write attention of several heads; those of the queries may share ones of keys and values."""
     layer = call.operation
     query, value = call.argument(0, "query"), call.argument(1, "value")
@@ -181,14 +181,14 @@ def multi_head(call: Call) -> None:
     call.identity(call.apply(layer._output_dense, joined), out=call.result)
 
 
-def _heads_first(call: Call, value: Value) -> Value:
+def _heads_first(call: KerasCall, value: Value) -> Value:
     """Return [b, steps…, h, k] as [b, h, steps, k]."""
     *_, heads, width = value.shape
     flat = call.reshape(value, (value.shape[0], prod(value.shape[1:-2]), heads, width))
     return call.transpose(flat, (0, 2, 1, 3))
 
 
-def _with_scores(call: Call, q: Value, k: Value, v: Value) -> Value:
+def _with_scores(call: KerasCall, q: Value, k: Value, v: Value) -> Value:
     """Write attention step by step, the weights being a result of their own; return [b, h, s, e]."""
     if len(q.shape) != 4 or q.shape[2] != k.shape[2]:
         raise UntranslatableError
@@ -197,7 +197,7 @@ def _with_scores(call: Call, q: Value, k: Value, v: Value) -> Value:
     return call.part("attention").contract(weights, v, ("bhst", "bthe"), "bhse")
 
 
-def additive(call: Call) -> None:
+def additive(call: KerasCall) -> None:
     """Write attention whose scores are sums of a hyperbolic tangent of queries and keys."""
     layer = call.operation
     query, value, *more = call.tensors
@@ -217,7 +217,7 @@ def additive(call: Call) -> None:
         call.identity(weights, out=call.results[1])
 
 
-def attention(call: Call) -> None:
+def attention(call: KerasCall) -> None:
     """Write attention of [b, s, h, k]; queries may have more heads than keys and values."""
     q, k, v = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
     heads = [call.transpose(value, (0, 2, 1, 3)) for value in (q, k, v)]
@@ -227,7 +227,7 @@ def attention(call: Call) -> None:
     call.transpose(found, (0, 2, 1, 3), out=call.result)
 
 
-def ctc(call: Call) -> None:
+def ctc(call: KerasCall) -> None:
     """Write the losses of examples whose targets may lie anywhere in time: of it is known what it costs.
 
     At each step each of the targets, with a blank before, between and behind them, sums three states of the last step.
@@ -250,7 +250,7 @@ _STATES = {"lstm": 2, "gru": 1, "rnn": 1}
 _MERGES = {"sum": ("add",), "mul": ("multiply",), "ave": ("add", "divide")}
 
 
-def recurrent(call: Call) -> None:
+def recurrent(call: KerasCall) -> None:
     """Write a recurrent layer: all of its steps, the last of them where it returns that alone, and its states."""
     layer = call.operation
     value, states = call.x, [state for state in call.tensors[1:] if state.is_float]
@@ -263,7 +263,7 @@ def recurrent(call: Call) -> None:
     _finish(call, value, last if layer.return_state else [])
 
 
-def bidirectional(call: Call) -> None:
+def bidirectional(call: KerasCall) -> None:
     """Write both directions as one where they are put end to end, else as two and what brings them together."""
     layer = call.operation
     cells = [*_cells(layer.forward_layer), *_cells(layer.backward_layer)]
@@ -291,7 +291,7 @@ def bidirectional(call: Call) -> None:
     _finish(call, merged, found if layer.return_state else [])
 
 
-def time_distributed(call: Call) -> None:
+def time_distributed(call: KerasCall) -> None:
     """Write a layer that is applied to each step: the steps are examples to it."""
     inner, x = call.operation.layer, call.x
     if is_keras(inner) and type(inner).__name__ in _ALONG_LAST:
@@ -308,7 +308,7 @@ _ALONG_LAST = frozenset({"Dense", "Activation", "Dropout", "ReLU", "LeakyReLU", 
 """Layers to which dims before the last one are all alike."""
 
 
-def convolutional(call: Call) -> None:
+def convolutional(call: KerasCall) -> None:
     """Write a recurrent layer of convolutions, which can be split along its batch alone, with the FLOP that it has."""
     cell = call.operation.cell
     batch, steps = call.x.shape[:2]
@@ -335,7 +335,7 @@ def _kind(cell: Any) -> Any:
     return kind
 
 
-def _run(call: Call, cells: list[Any], value: Value, states: list[Value]) -> tuple[Value, list[Value]]:
+def _run(call: KerasCall, cells: list[Any], value: Value, states: list[Value]) -> tuple[Value, list[Value]]:
     """Write one recurrent operator, of one cell or of one in each direction; return its steps and last states."""
     batch, steps = value.shape[:2]
     kind, units, dtype = _kind(cells[0]), int(cells[0].units), call.result.dtype
@@ -347,21 +347,21 @@ def _run(call: Call, cells: list[Any], value: Value, states: list[Value]) -> tup
     return sequence, found
 
 
-def _finish(call: Call, value: Value, states: list[Value]) -> None:
+def _finish(call: KerasCall, value: Value, states: list[Value]) -> None:
     if value.shape[2] != call.result.shape[-1]:  # Keras takes two directions to have as many units
         raise UntranslatableError
     _steps(call, value, call.result)
     _write_states(call, call.results[1:], states)
 
 
-def _write_states(call: Call, results: tuple[Value, ...], states: list[Value]) -> None:
+def _write_states(call: KerasCall, results: tuple[Value, ...], states: list[Value]) -> None:
     if len(results) != len(states):
         raise UntranslatableError
     for result, state in zip(results, states, strict=True):
         call.add(Identity(), state, out=result)
 
 
-def _steps(call: Call, value: Value, result: Value) -> None:
+def _steps(call: KerasCall, value: Value, result: Value) -> None:
     """Write all steps, or the last one alone, as the result."""
     if value.shape != result.shape:
         value = call.cut(value, 1, value.shape[1] - 1, 1)

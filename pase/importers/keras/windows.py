@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pase.importers.ir import Convolve, Identity, Pool, Reduce, Value
-from pase.importers.keras.call import Call, Translation, UntranslatableError, each, of_all_ranks
+from pase.importers.keras.call import KerasCall, Translation, UntranslatableError, each, of_all_ranks
 
 
 def places(data_format: str, rank: int) -> tuple[int, tuple[int, ...]]:
@@ -46,7 +46,7 @@ def _convolve(x: Value, owner: Any, kernel: Sequence[int], **more: Any) -> Convo
     )
 
 
-def convolution(call: Call) -> None:
+def convolution(call: KerasCall) -> None:
     """Write a convolution."""
     layer = call.operation
     if getattr(layer, "lora_enabled", False):
@@ -55,21 +55,21 @@ def convolution(call: Call) -> None:
     call.emit_activated(op, call.x, *call.parameters(layer._kernel, layer.bias))
 
 
-def transposed(call: Call) -> None:
+def transposed(call: KerasCall) -> None:
     """Write the gradient of a convolution; filters are [spatial…, out-channels, in-channels]."""
     layer = call.operation
     op = _convolve(call.result, layer, layer.kernel.shape, is_transposed=True, has_bias=layer.bias is not None)
     call.emit_activated(op, call.x, *call.parameters(layer.kernel, layer.bias))
 
 
-def depthwise(call: Call) -> None:
+def depthwise(call: KerasCall) -> None:
     """Write a convolution of each channel alone; filters are [spatial…, channels, multiplier]."""
     layer = call.operation
     op, filters = _of_each_channel(call, layer, *call.parameters(layer.kernel))
     call.emit_activated(replace(op, has_bias=layer.use_bias), call.x, filters, *call.parameters(layer.bias))
 
 
-def separable(call: Call) -> None:
+def separable(call: KerasCall) -> None:
     """Write a convolution of each channel alone, then one across channels."""
     layer = call.operation
     first, filters = _of_each_channel(call, layer, *call.parameters(layer.depthwise_kernel))
@@ -82,7 +82,7 @@ def separable(call: Call) -> None:
     call.emit_activated(second, deep, *call.parameters(layer.pointwise_kernel, layer.bias))
 
 
-def convolution_operation(call: Call) -> None:
+def convolution_operation(call: KerasCall) -> None:
     """Write a convolution that is called as an operation with filters of its own."""
     x, filters = call.tensors[:2]
     channels, _ = places(call.operation.data_format, len(x.shape) - 2)
@@ -90,13 +90,13 @@ def convolution_operation(call: Call) -> None:
     call.give(_convolve(x, call.operation, filters.shape, groups=groups), x, filters)
 
 
-def depthwise_operation(call: Call) -> None:
+def depthwise_operation(call: KerasCall) -> None:
     """Write a convolution of each channel alone that is called as an operation."""
     op, filters = _of_each_channel(call, call.operation, call.tensors[1])
     call.give(op, call.x, filters)
 
 
-def _of_each_channel(call: Call, owner: Any, filters: Value) -> tuple[Convolve, Value]:
+def _of_each_channel(call: KerasCall, owner: Any, filters: Value) -> tuple[Convolve, Value]:
     """Return a convolution with a group for each channel, and its filters as [spatial…, 1, channels · multiplier]."""
     *spatial, channels, multiplier = filters.shape
     flat = call.reshape(filters, (*spatial, 1, channels * multiplier))
@@ -106,11 +106,11 @@ def _of_each_channel(call: Call, owner: Any, filters: Value) -> tuple[Convolve, 
 # -- pooling
 
 
-def _function(call: Call) -> Literal["max", "mean"]:
+def _function(call: KerasCall) -> Literal["max", "mean"]:
     return "max" if "Max" in call.kind else "mean"
 
 
-def pool(call: Call) -> None:
+def pool(call: KerasCall) -> None:
     """Write maximum or mean over windows; what lies outside does not count."""
     owner = call.operation
     rank = len(call.x.shape) - 2
@@ -119,7 +119,7 @@ def pool(call: Call) -> None:
     _pool(call, kernel, stride, owner.padding)
 
 
-def _pool(call: Call, kernel: Sequence[int], stride: Sequence[int], padding: str) -> None:
+def _pool(call: KerasCall, kernel: Sequence[int], stride: Sequence[int], padding: str) -> None:
     ones = (1,) * len(kernel)
     _, spatial = places(call.operation.data_format, len(kernel))
     op = Pool(
@@ -133,14 +133,14 @@ def _pool(call: Call, kernel: Sequence[int], stride: Sequence[int], padding: str
     call.give(op, call.x)
 
 
-def global_pool(call: Call) -> None:
+def global_pool(call: KerasCall) -> None:
     """Write maximum or mean over all spatial dims."""
     _, spatial = places(call.operation.data_format, len(call.x.shape) - 2)
     keeps_dims = bool(getattr(call.operation, "keepdims", True))
     call.give(Reduce(function=_function(call), over=spatial, keeps_dims=keeps_dims), call.x)
 
 
-def adaptive_pool(call: Call) -> None:
+def adaptive_pool(call: KerasCall) -> None:
     """Write pooling to a given size: nothing where it is that already, a reduction to one point, windows else."""
     _, spatial = places(call.operation.data_format, len(call.x.shape) - 2)
     before, after = ([value.shape[i] for i in spatial] for value in (call.x, call.result))

@@ -6,7 +6,7 @@ from itertools import zip_longest
 from math import prod
 
 from pase.errors import ModelError
-from pase.graph import Access, Dim, Edge, Graph, Operator, Part, Role, Scalar, verify
+from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
 from pase.graph.batch import Span, given_spans
 from pase.graph.operator import SCANNED
 from pase.importers.ir import (
@@ -37,7 +37,7 @@ from pase.importers.ir import (
 )
 from pase.importers.ir.names import Names
 from pase.importers.ir.trace import piece_shape
-from pase.importers.lower.draft import Draft
+from pase.importers.lower.draft import LoweredOperator
 from pase.importers.lower.epilogue import with_epilogue
 from pase.importers.lower.fit import fitted
 from pase.importers.lower.moves import (
@@ -49,7 +49,7 @@ from pase.importers.lower.moves import (
     lower_slice,
     lower_view,
 )
-from pase.importers.lower.names import wishes
+from pase.importers.lower.names import suggested_names
 from pase.importers.lower.points import (
     lower_generic,
     lower_normalisation,
@@ -66,7 +66,7 @@ from pase.importers.lower.products import (
 )
 from pase.importers.lower.weights import Weights, WeightSource, pieces_read
 
-Lower = Callable[[Trace, Node, str], Draft]
+Lower = Callable[[Trace, Node, str], LoweredOperator]
 
 LOWER: dict[type, Lower] = {
     Attention: lower_attention,
@@ -115,7 +115,7 @@ class Lowered:
     nodes: Mapping[str, str] = field(default_factory=dict)
 
 
-def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, word_bytes: int = 4) -> Lowered:
+def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsize: int = 4) -> Lowered:
     """Return the graph of a trace; ModelError where nothing is left to compute.
 
     Parts that share no tensor (two towers whose results are returned side by side) are joined by a vertex "outputs".
@@ -133,7 +133,7 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, word_b
         operators=tuple(operators),
         edges=tuple(edges),
         arguments=tuple((arguments or {}).items()),
-        word_bytes=word_bytes,
+        itemsize=itemsize,
     )
     return Lowered(
         graph=verify(graph),
@@ -180,7 +180,7 @@ class _Builder:
         self.reads: dict[str, tuple[Read, ...]] = {}
         self.nodes: dict[str, str] = {}
         self._names = Names()
-        self._wishes = wishes(trace)
+        self._suggested_names = suggested_names(trace)
         # Who writes a value, or a piece of it: (operator, output).
         self._made: dict[tuple[str, Piece | None], tuple[str, int]] = {}
         self._pieces = pieces_read(trace)
@@ -189,14 +189,14 @@ class _Builder:
 
     def add(self, node: Node) -> None:
         """Add the vertex of a node, and those that its reads need."""
-        name = self._names.new(self._wishes[node.name])
+        name = self._names.new(self._suggested_names[node.name])
         draft = with_epilogue(self.trace, node, LOWER[type(node.op)](self.trace, node, name))
         self.approximations += [(name, text) for text in draft.approximations]
         self.nodes[name] = node.name
         values = [v for v in node.outputs if v.is_float or v.name in self._reads] or list(node.outputs)
         self._place(draft, tuple(values), node.origin.scope)
 
-    def _place(self, draft: Draft, values: tuple[Value, ...], scope: str) -> None:
+    def _place(self, draft: LoweredOperator, values: tuple[Value, ...], scope: str) -> None:
         """Add a vertex, and before it those that lay out or cut what it reads; values: what it writes, in order."""
         name = draft.operator.name
         self.scopes[name] = scope
@@ -207,7 +207,9 @@ class _Builder:
         writes = [
             write
             if order is None
-            else replace(write, shape=tuple(write.shape[j] for j in order), axes=tuple(write.axes[j] for j in order))
+            else replace(
+                write, shape=tuple(write.shape[j] for j in order), index_map=tuple(write.index_map[j] for j in order)
+            )
             for write, order in zip_longest(operator.writes, draft.orders[: len(operator.writes)])
         ]
         for i, value in enumerate(values[: len(writes)]):
@@ -224,7 +226,7 @@ class _Builder:
                 self.edges.append(Edge(producer=producer, output=output, consumer=name, input=i))
         self.operators.append(replace(operator, writes=tuple(writes)))
 
-    def _fitted(self, draft: Draft, scope: str) -> tuple[Operator, list[Use]]:
+    def _fitted(self, draft: LoweredOperator, scope: str) -> tuple[Operator, list[Use]]:
         """Return the operator with its reads as their tensors lie, and its sources.
 
         What cannot be read as it lies, by itself or besides the reads before it, is laid out by a vertex of its own.
@@ -290,7 +292,7 @@ class _Builder:
             value = self.trace.values.get(use.value)
             is_float = value is None or value.is_float
             if use.seen_as is not None and value is not None:
-                access = replace(access, shape=value.shape, axes=(None,) * len(value.shape), partial_over=None)
+                access = replace(access, shape=value.shape, index_map=(None,) * len(value.shape), partial_over=None)
             span = self._batch_of(use)
             role = Role.ACTIVATION if is_float else Role.INDEX
             reads.append(replace(access, role=role, batch=span and span[:2]))
@@ -316,13 +318,13 @@ _HELD_WHOLE = "a weight is read in part, or as something computed of it: every d
 
 def _part(write: Access, piece: Piece, operator: Operator) -> Access | None:
     """Return the write of a piece; None where a dim of the tensor is more than one iteration dim."""
-    axis = write.axes[piece.dim]
+    axis = write.index_map[piece.dim]
     if not isinstance(axis, str) or operator.extents[axis] != write.shape[piece.dim]:
         return None
-    part = Part(dim=axis, offset=piece.start, extent=piece.size)
+    part = SliceOf(dim=axis, offset=piece.start, extent=piece.size)
     shape = piece_shape(write.shape, piece)
-    axes = tuple(part if i == piece.dim else old for i, old in enumerate(write.axes))
-    return replace(write, tensor=f"{write.tensor}[{piece.start}]", shape=shape, axes=axes)
+    axes = tuple(part if i == piece.dim else old for i, old in enumerate(write.index_map))
+    return replace(write, tensor=f"{write.tensor}[{piece.start}]", shape=shape, index_map=axes)
 
 
 def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[Operator], list[Edge]]:
@@ -337,7 +339,7 @@ def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[O
     names = {operator.name for operator in operators}
     name = next(wish for i in range(len(names) + 1) if (wish := f"outputs_{i + 1}" if i else "outputs") not in names)
     last = {part[-1] for part in parts}
-    token = Access(tensor="token", shape=(1,), axes=(None,), partial_over=())
+    token = Access(tensor="token", shape=(1,), index_map=(None,), partial_over=())
     told = [replace(op, writes=(*op.writes, token)) if i in last else op for i, op in enumerate(operators)]
     sources = [operators[i] for i in sorted(last)]
     reads = tuple(replace(token, tensor=f"x{i}") for i in range(len(sources)))

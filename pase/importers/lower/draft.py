@@ -1,4 +1,4 @@
-"""`Draft`: a vertex as its kind defines it, with its dims in the usual order, and where its tensors come from."""
+"""`LoweredOperator`: a vertex as its kind defines it, its dims in the usual order, and where its tensors are from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from pase.importers.passes.uses import composed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class LoweredOperator:
     """operator: reads and writes in the shapes of its kind. sources: [reads] what each one reads, in that very shape.
 
     orders: [writes] for each dim of the value in the trace, the dim of the write; None where they are alike.

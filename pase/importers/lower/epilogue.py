@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from pase.graph import Access, Part, Role, Work
-from pase.graph.access import Axis
+from pase.graph import Access, Role, SliceOf, Work
+from pase.graph.access import DimIndex
 from pase.graph.operator import EPILOGUE
 from pase.importers.ir import Folded, Node, Trace
-from pase.importers.lower.draft import Draft, functions_text, is_parameter
+from pase.importers.lower.draft import LoweredOperator, functions_text, is_parameter
 
 
-def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
+def with_epilogue(trace: Trace, node: Node, draft: LoweredOperator) -> LoweredOperator:
     """Return the draft with what was folded into it, and with weights that its kind does not tell of."""
     told = {use.value for use in draft.sources}
     others = [(i, use) for i, use in enumerate(node.inputs) if is_parameter(trace, use) and use.value not in told]
@@ -20,9 +20,9 @@ def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
     operator = draft.operator
     write = operator.writes[0]
     # The dims of what is written, in the order that the trace has them in.
-    order = draft.orders[0] or range(len(write.axes))
-    written = [(write.shape[i], write.axes[i]) for i in order]
-    points = tuple(dict.fromkeys(dim for axis in write.axes for dim in _names(axis)))
+    order = draft.orders[0] or range(len(write.index_map))
+    written = [(write.shape[i], write.index_map[i]) for i in order]
+    points = tuple(dict.fromkeys(dim for axis in write.index_map for dim in _names(axis)))
     work = operator.work
     size = prod(operator.extents[dim] for dim in points)
     for folded in node.folded:
@@ -33,12 +33,14 @@ def with_epilogue(trace: Trace, node: Node, draft: Draft) -> Draft:
         axes = _aligned(shape, written)
         named = {dim for axis in axes for dim in _names(axis)}
         summed = tuple(dim for dim in points if dim not in named)
-        reads.append(Access(tensor=f"e{position}", shape=shape, axes=axes, role=Role.PARAMETER, partial_over=summed))
+        reads.append(
+            Access(tensor=f"e{position}", shape=shape, index_map=axes, role=Role.PARAMETER, partial_over=summed)
+        )
         sources.append(use)
     attributes = operator.attributes
     if node.epilogue:
         attributes = (*attributes, (EPILOGUE, functions_text(node.epilogue)))
-    held = dict.fromkeys(dim for i, j in node.whole for dim in _names(operator.reads[i].axes[j]))
+    held = dict.fromkeys(dim for i, j in node.whole for dim in _names(operator.reads[i].index_map[j]))
     operator = replace(
         operator,
         work=work,
@@ -63,7 +65,7 @@ def _work(points: tuple[str, ...], size: int, folded: Folded, reads: Sequence[st
     return tuple(work for work in works if work.flop_per_point)
 
 
-def _aligned(shape: tuple[int, ...], written: list[tuple[int, Axis]]) -> tuple[Axis, ...]:
+def _aligned(shape: tuple[int, ...], written: list[tuple[int, DimIndex]]) -> tuple[DimIndex, ...]:
     """Return the axes of a tensor that is broadcast to what is written; None for the dims that are not alike."""
     if len(shape) > len(written):
         return (None,) * len(shape)
@@ -74,13 +76,13 @@ def _aligned(shape: tuple[int, ...], written: list[tuple[int, Axis]]) -> tuple[A
     )
 
 
-def _names(axis: Axis) -> Iterable[str]:
+def _names(axis: DimIndex) -> Iterable[str]:
     match axis:
         case str():
             return (axis,)
         case tuple():
             return axis
-        case Part():
+        case SliceOf():
             return (axis.dim,)
         case _:
             return ()

@@ -10,8 +10,8 @@ from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
-from pase.graph import Access, AllReduce, Dim, Handoff, Operator, Part, Relayout, Window
-from pase.graph.access import Axis
+from pase.graph import Access, AllReduce, Dim, Handoff, Operator, Relayout, SliceOf, Window
+from pase.graph.access import DimIndex
 from pase.importers.ir import View
 
 Pieces = Mapping[str, tuple[str, ...]]
@@ -48,7 +48,7 @@ def _cuts(access: Access, view: View) -> dict[str, set[int]] | None:
     """Return where the dims of an operator must be cut: for each, the extents that lie within a cut."""
     runs = view.runs()
     found: dict[str, set[int]] = {}
-    for dim, (axis, factors) in enumerate(zip(access.axes, view.dims, strict=True)):
+    for dim, (axis, factors) in enumerate(zip(access.index_map, view.dims, strict=True)):
         starts = {own[0] for run_dim, own in runs if run_dim == dim}
         # A cut before each factor that begins a run or is broadcast, and after each that ends one.
         bounds: set[int] = set()
@@ -82,28 +82,28 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
         extents |= {name: chain[i] // chain[i + 1] for i, name in enumerate(names)}
     if not pieces:
         return operator
-    used: list[Sequence[Axis]] = [access.axes for access in (*operator.reads, *operator.writes)]
+    used: list[Sequence[DimIndex]] = [access.index_map for access in (*operator.reads, *operator.writes)]
     used += [work.dims for work in operator.work]
-    if any(isinstance(a, Window | Part) and not {*_named(a)}.isdisjoint(pieces) for axes in used for a in axes):
+    if any(isinstance(a, Window | SliceOf) and not {*_named(a)}.isdisjoint(pieces) for axes in used for a in axes):
         return None
 
     def expanded(names: Sequence[str]) -> tuple[str, ...]:
         return tuple(part for name in names for part in pieces.get(name, (name,)))
 
-    def points(dims: Sequence[str | Part]) -> tuple[str | Part, ...]:
-        return tuple(new for dim in dims for new in ((dim,) if isinstance(dim, Part) else expanded([dim])))
+    def points(dims: Sequence[str | SliceOf]) -> tuple[str | SliceOf, ...]:
+        return tuple(new for dim in dims for new in ((dim,) if isinstance(dim, SliceOf) else expanded([dim])))
 
-    def axes(old: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    def axes(old: tuple[DimIndex, ...]) -> tuple[DimIndex, ...]:
         return tuple(_axis(axis, pieces) for axis in old)
 
     def access(old: Access) -> Access:
         over = None if old.partial_over is None else expanded(old.partial_over)
-        return replace(old, axes=axes(old.axes), partial_over=over)
+        return replace(old, index_map=axes(old.index_map), partial_over=over)
 
     def exchange(old: AllReduce | Relayout | Handoff) -> AllReduce | Relayout | Handoff | None:
         match old:
             case AllReduce():
-                return replace(old, axes=axes(old.axes), over=expanded(old.over))
+                return replace(old, index_map=axes(old.index_map), over=expanded(old.over))
             case _:
                 return None
 
@@ -121,15 +121,15 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
         work=tuple(replace(work, dims=points(work.dims)) for work in operator.work),
         unsplittable=expanded(operator.unsplittable),
         exchanges=tuple(new for new in exchanges if new is not None),
-        intermediates=tuple(replace(old, axes=axes(old.axes)) for old in operator.intermediates),
+        intermediates=tuple(replace(old, index_map=axes(old.index_map)) for old in operator.intermediates),
     )
 
 
-def _named(axis: Window | Part) -> tuple[str, ...]:
+def _named(axis: Window | SliceOf) -> tuple[str, ...]:
     return (axis.out, axis.kernel) if isinstance(axis, Window) else (axis.dim,)
 
 
-def _axis(axis: Axis, pieces: Pieces) -> Axis:
+def _axis(axis: DimIndex, pieces: Pieces) -> DimIndex:
     match axis:
         case str():
             parts = pieces.get(axis, (axis,))
@@ -155,15 +155,15 @@ def _on_base(access: Access, view: View, extents: Mapping[str, int]) -> Access |
     if view.is_reshape:
         return access
     shape: list[int] = []
-    axes: list[Axis] = []
+    axes: list[DimIndex] = []
     done: dict[int, int] = {}
     for dim, factors in view.runs():
         size = prod(factor.extent for factor in factors)
-        axis = access.axes[dim]
+        axis = access.index_map[dim]
         match axis:
             case None:
-                found: Axis = None
-            case Window() | Part():
+                found: DimIndex = None
+            case Window() | SliceOf():
                 if size != access.shape[dim]:
                     return None
                 found = axis
@@ -178,10 +178,10 @@ def _on_base(access: Access, view: View, extents: Mapping[str, int]) -> Access |
         done[dim] = done.get(dim, 0) + 1
     for dim, factors in enumerate(view.dims):
         # Of one element: where it stands does not matter.
-        if not factors and isinstance(access.axes[dim], str | Window):
+        if not factors and isinstance(access.index_map[dim], str | Window):
             shape.append(1)
-            axes.append(access.axes[dim])
-    return replace(access, shape=tuple(shape), axes=tuple(axes))
+            axes.append(access.index_map[dim])
+    return replace(access, shape=tuple(shape), index_map=tuple(axes))
 
 
 def _covered(

@@ -22,7 +22,7 @@ from pase.importers.ir import (
 )
 
 
-def wishes(trace: Trace) -> dict[str, str]:
+def suggested_names(trace: Trace) -> dict[str, str]:
     """Return what the vertex of each node had best be named, by the node's name; not unique yet.
 
     A module that does one thing gives its name to it. Of several things that it does, those with weights of its own do.

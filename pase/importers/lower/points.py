@@ -10,7 +10,7 @@ from pase.graph.operators.opaque import opaque
 from pase.graph.operators.pointwise import pointwise
 from pase.graph.operators.reduction import reduction, softmax
 from pase.importers.ir import Generic, Node, Normalise, Pointwise, Reduce, Softmax, Trace, Use
-from pase.importers.lower.draft import Draft, functions_text, is_parameter, reordered, shaped, shapes, spare
+from pase.importers.lower.draft import LoweredOperator, functions_text, is_parameter, reordered, shaped, shapes, spare
 from pase.importers.passes.regions import is_activation
 
 _NORMALISE_FLOP = 3
@@ -24,7 +24,7 @@ def dim_names(rank: int) -> tuple[str, ...]:
     return tuple(_NAMES[rank]) if rank in _NAMES else spare((), rank, "b")
 
 
-def lower_pointwise(trace: Trace, node: Node, name: str) -> Draft:
+def lower_pointwise(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return a function of one or more tensors; what cannot be broadcast to its result is needed whole."""
     op = node.op
     assert isinstance(op, Pointwise)
@@ -43,13 +43,13 @@ def lower_pointwise(trace: Trace, node: Node, name: str) -> Draft:
         mixes=tuple(names[i] for i in op.mixes),
     )
     reads = [
-        access if fit else replace(access, shape=trace.shape(use), axes=(None,) * len(trace.shape(use)))
+        access if fit else replace(access, shape=trace.shape(use), index_map=(None,) * len(trace.shape(use)))
         for access, use, fit in zip(operator.reads, uses, fits, strict=True)
     ]
-    return Draft(operator=replace(operator, reads=tuple(reads)), sources=tuple(uses))
+    return LoweredOperator(operator=replace(operator, reads=tuple(reads)), sources=tuple(uses))
 
 
-def lower_reduce(trace: Trace, node: Node, name: str) -> Draft:
+def lower_reduce(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return a reduction; the dims of extent 1 that it keeps are not told."""
     op = node.op
     assert isinstance(op, Reduce)
@@ -57,28 +57,28 @@ def lower_reduce(trace: Trace, node: Node, name: str) -> Draft:
     names = dim_names(len(shape))
     if not shape:
         operator = pointwise(name, (), dims=("b",), out=(1,), function=functions_text([op.function]))
-        return Draft(operator=operator, sources=node.inputs[:1])
+        return LoweredOperator(operator=operator, sources=node.inputs[:1])
     operator = reduction(
         name, shape, dims=names, over=tuple(names[i] for i in op.over), function=functions_text([op.function])
     )
     (write,) = operator.writes
     if op.keeps_dims and write.shape != node.outputs[0].shape:
         axes = tuple(None if i in op.over else dim for i, dim in enumerate(names))
-        operator = replace(operator, writes=(replace(write, shape=node.outputs[0].shape, axes=axes),))
-    return Draft(operator=operator, sources=node.inputs[:1])
+        operator = replace(operator, writes=(replace(write, shape=node.outputs[0].shape, index_map=axes),))
+    return LoweredOperator(operator=operator, sources=node.inputs[:1])
 
 
-def lower_softmax(trace: Trace, node: Node, name: str) -> Draft:
+def lower_softmax(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return a softmax."""
     op = node.op
     assert isinstance(op, Softmax)
     shape = shapes(trace, node)[0]
     names = dim_names(len(shape))
     operator = softmax(name, shape, dims=names, over=names[op.dim], is_log=op.is_log)
-    return Draft(operator=operator, sources=node.inputs[:1])
+    return LoweredOperator(operator=operator, sources=node.inputs[:1])
 
 
-def lower_normalisation(trace: Trace, node: Node, name: str) -> Draft:
+def lower_normalisation(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return a normalisation; scale and shift are read along its channels where they are of these."""
     op = node.op
     assert isinstance(op, Normalise)
@@ -96,18 +96,18 @@ def lower_normalisation(trace: Trace, node: Node, name: str) -> Draft:
         seen = reordered(trace, x, order)
         inverse = tuple(order.index(i) for i in range(len(order)))
         is_same = inverse == tuple(range(len(order)))
-        return Draft(
+        return LoweredOperator(
             operator=batch_norm(name, trace.shape(seen)),
             sources=(seen, *affine),
             orders=(None if is_same else inverse,),
         )
     names = dim_names(len(shape))
     if op.kind == "layer" and is_affine and op.over == op.channels == (len(shape) - 1,):
-        return Draft(operator=layer_norm(name, shape, dims=names), sources=(x, *affine))
-    return Draft(operator=_normalisation(trace, name, op, (x, *affine)), sources=(x, *affine))
+        return LoweredOperator(operator=layer_norm(name, shape, dims=names), sources=(x, *affine))
+    return LoweredOperator(operator=_normalisation(trace, name, op, (x, *affine)), sources=(x, *affine))
 
 
-def lower_generic(trace: Trace, node: Node, name: str) -> Draft:
+def lower_generic(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return an operator that can be split along the dims that pass through it."""
     op = node.op
     passes: tuple[tuple[int, int], ...] = op.passes if isinstance(op, Generic) else ()
@@ -132,7 +132,7 @@ def lower_generic(trace: Trace, node: Node, name: str) -> Draft:
     )
     others = [dim for dim in operator.unsplittable if operator.extents[dim] > 1]
     note = f"{node.origin.operator} is treated generically: only dims that pass through it can be split"
-    return Draft(
+    return LoweredOperator(
         operator=operator,
         sources=(*uses, *weights),
         orders=(None,) * len(outputs),
@@ -147,18 +147,18 @@ def _normalisation(trace: Trace, name: str, op: Normalise, uses: tuple[Use, ...]
     over = tuple(names[i] for i in op.over)
     kept = tuple(i for i in range(len(shape)) if i not in op.over)
     channels = tuple(names[i] for i in op.channels)
-    reads = [Access(tensor="x", shape=shape, axes=names)]
+    reads = [Access(tensor="x", shape=shape, index_map=names)]
     tensors = [*(["scale"] if op.has_scale else []), *(["shift"] if op.has_shift else [])]
     for tensor, use in zip(tensors, uses[1:], strict=True):
         own = trace.shape(use)
         axes = channels if own == tuple(shape[i] for i in op.channels) else (None,) * len(own)
         summed = tuple(dim for dim in names if dim not in axes)
-        reads.append(Access(tensor=tensor, shape=own, axes=axes, role=Role.PARAMETER, partial_over=summed))
+        reads.append(Access(tensor=tensor, shape=own, index_map=axes, role=Role.PARAMETER, partial_over=summed))
     count = 1 if op.kind in ("rms", "statistics") else 2
     moments = AllReduce(
         tensor="moments",
         shape=(count * op.groups, *(shape[i] for i in kept)),
-        axes=(None, *(names[i] for i in kept)),
+        index_map=(None, *(names[i] for i in kept)),
         over=over,
         times=2,
         backward_times=1,
@@ -171,12 +171,12 @@ def _normalisation(trace: Trace, name: str, op: Normalise, uses: tuple[Use, ...]
         kind="statistics" if op.kind == "statistics" else f"{op.kind}_norm",
         dims=tuple(Dim(n, e) for n, e in zip(names, shape, strict=True)),
         reads=tuple(reads),
-        writes=(Access(tensor="y", shape=shape, axes=names),),
+        writes=(Access(tensor="y", shape=shape, index_map=names),),
         work=normalising(names, flop_per_point=flop, scale=1 if op.has_scale else None, has_shift=op.has_shift),
         exchanges=(moments,) if over else (),
         intermediates=(
-            Intermediate(tensor="moments", shape=moments.shape, axes=moments.axes, kept=1),
-            Intermediate(tensor="normalised", shape=shape, axes=names, working=1),
+            Intermediate(tensor="moments", shape=moments.shape, index_map=moments.index_map, kept=1),
+            Intermediate(tensor="normalised", shape=shape, index_map=names, working=1),
         ),
         unsplittable=tuple(names[i] for i in op.mixes),
         attributes=(("epsilon", float(op.epsilon)), ("groups", op.groups)),

@@ -13,14 +13,14 @@ from pase.graph.operators.recurrent import recurrent
 from pase.graph.operators.transposed import transposed_convolution
 from pase.importers.ir import Attention, Contract, Convolve, Node, Pool, Recurrent, Trace
 from pase.importers.ir.count import gates, recurrent_flop
-from pase.importers.lower.draft import Draft, is_parameter, reordered, repeated, shapes, spare
+from pase.importers.lower.draft import LoweredOperator, is_parameter, reordered, repeated, shapes, spare
 from pase.importers.lower.points import lower_generic
 from pase.importers.passes.regions import is_activation
 
 _LEAD = {1: "b", 2: "bs", 3: "bst"}
 
 
-def lower_contract(trace: Trace, node: Node, name: str) -> Draft:
+def lower_contract(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return a product; one with a weight is a dense layer."""
     op = node.op
     assert isinstance(op, Contract)
@@ -51,13 +51,13 @@ def lower_contract(trace: Trace, node: Node, name: str) -> Draft:
         # Added after the sum: its gradient is not a partial sum of a split there.
         along = out[len(out) - len(bias) :]
         over = tuple(dim for dim in out if dim not in along)
-        access = Access(tensor="bias", shape=bias, axes=along, role=Role.PARAMETER, partial_over=over)
+        access = Access(tensor="bias", shape=bias, index_map=along, role=Role.PARAMETER, partial_over=over)
         added = Work(dims=out, flop_per_point=1)
         operator = replace(operator, reads=(*operator.reads, access), work=(*operator.work, added))
-    return Draft(operator=operator, sources=node.inputs[: 2 + op.has_bias])
+    return LoweredOperator(operator=operator, sources=node.inputs[: 2 + op.has_bias])
 
 
-def lower_attention(trace: Trace, node: Node, name: str) -> Draft:
+def lower_attention(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return attention; keys and values of fewer heads than the queries are read by several of these."""
     op = node.op
     assert isinstance(op, Attention)
@@ -76,9 +76,12 @@ def lower_attention(trace: Trace, node: Node, name: str) -> Draft:
     if v[3] != q[3]:
         # Values of another width than the keys.
         dims = (*dims, Dim("e", v[3]))
-        reads[2] = replace(reads[2], shape=(*reads[2].shape[:3], v[3]), axes=(*reads[2].axes[:3], "e"))
+        reads[2] = replace(reads[2], shape=(*reads[2].shape[:3], v[3]), index_map=(*reads[2].index_map[:3], "e"))
         writes[0] = replace(
-            writes[0], shape=(*writes[0].shape[:3], v[3]), axes=(*writes[0].axes[:3], "e"), partial_over=("t",)
+            writes[0],
+            shape=(*writes[0].shape[:3], v[3]),
+            index_map=(*writes[0].index_map[:3], "e"),
+            partial_over=("t",),
         )
         work = (work[0], replace(work[1], dims=(*work[1].dims[:-1], "e")), *work[2:])
     for use in node.inputs[3:]:
@@ -89,20 +92,22 @@ def lower_attention(trace: Trace, node: Node, name: str) -> Draft:
             axes = tuple(dim if extent == full else None for extent, (dim, full) in zip(shape, along, strict=True))
             summed = tuple(dim for dim in "bhst" if dim not in axes)
             uses.append(use)
-            reads.append(Access(tensor=f"m{len(reads)}", shape=shape, axes=axes, partial_over=summed))
+            reads.append(Access(tensor=f"m{len(reads)}", shape=shape, index_map=axes, partial_over=summed))
     scores = (0, 1, *range(3, len(reads)))
     work = (work[0], *(replace(w, inputs=(scores, *w.inputs[1:])) for w in work[1:]))
     exchanges = tuple(replace(exchange, gradient_of=scores) for exchange in operator.exchanges)
     operator = replace(operator, dims=dims, reads=tuple(reads), writes=tuple(writes), work=work, exchanges=exchanges)
-    return Draft(operator=operator, sources=tuple(uses))
+    return LoweredOperator(operator=operator, sources=tuple(uses))
 
 
 def _heads_first(access: Access) -> Access:
     order = (0, 2, 1, 3)
-    return replace(access, shape=tuple(access.shape[i] for i in order), axes=tuple(access.axes[i] for i in order))
+    return replace(
+        access, shape=tuple(access.shape[i] for i in order), index_map=tuple(access.index_map[i] for i in order)
+    )
 
 
-def lower_recurrent(trace: Trace, node: Node, name: str) -> Draft:
+def lower_recurrent(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return a recurrent network: its steps are not split, its units are."""
     op = node.op
     assert isinstance(op, Recurrent)
@@ -125,14 +130,14 @@ def lower_recurrent(trace: Trace, node: Node, name: str) -> Draft:
         is_batch_first=op.is_batch_first,
         cell=op.cell,
     )
-    return Draft(operator=operator, sources=(x, *weights, *states), orders=(None,) * len(node.outputs))
+    return LoweredOperator(operator=operator, sources=(x, *weights, *states), orders=(None,) * len(node.outputs))
 
 
 _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
 _POOLS = {1: pool1d, 2: pool2d, 3: pool3d}
 
 
-def lower_convolution(trace: Trace, node: Node, name: str) -> Draft:
+def lower_convolution(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return a convolution with its dims as [b, channels, …]."""
     op = node.op
     assert isinstance(op, Convolve)
@@ -143,7 +148,9 @@ def lower_convolution(trace: Trace, node: Node, name: str) -> Draft:
     if op.is_transposed:
         written = tuple(output[i] for i in order)
         transposed = transposed_convolution(name, x_shape, w_shape, out=written, groups=op.groups, bias=op.has_bias)
-        return Draft(operator=transposed, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),))
+        return LoweredOperator(
+            operator=transposed, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),)
+        )
     extents = tuple(output[i] for i in op.spatial)
     operator = _CONVOLUTIONS[len(op.spatial)](
         name,
@@ -156,10 +163,12 @@ def lower_convolution(trace: Trace, node: Node, name: str) -> Draft:
         groups=op.groups,
         bias=op.has_bias,
     )
-    return Draft(operator=operator, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),))
+    return LoweredOperator(
+        operator=operator, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),)
+    )
 
 
-def lower_pool(trace: Trace, node: Node, name: str) -> Draft:
+def lower_pool(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return pooling with its dims as [b, channels, …]; dims before the spatial ones that are more are put together."""
     op = node.op
     assert isinstance(op, Pool)
@@ -170,7 +179,7 @@ def lower_pool(trace: Trace, node: Node, name: str) -> Draft:
     if not is_plain:
         passes = tuple((i, i) for i in rest)
         operator = opaque(name, [shape], [output], passes=passes, flop=_pool_flop(output, op.kernel), function="pool")
-        return Draft(operator=operator, sources=node.inputs[:1])
+        return LoweredOperator(operator=operator, sources=node.inputs[:1])
     order = (*rest, *op.spatial)
     x = reordered(trace, node.inputs[0], order)
     extents = tuple(output[i] for i in op.spatial)
@@ -184,7 +193,7 @@ def lower_pool(trace: Trace, node: Node, name: str) -> Draft:
         reduction=op.function,
         count_padding=op.counts_padding,
     )
-    return Draft(operator=operator, sources=(x,), orders=(_inverse(order),))
+    return LoweredOperator(operator=operator, sources=(x,), orders=(_inverse(order),))
 
 
 def _pool_flop(output: Sequence[int], kernel: Sequence[int]) -> float:

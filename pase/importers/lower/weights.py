@@ -47,7 +47,9 @@ class Weights:
         leaf = self._trace.leaf[use.value]
         is_part = use.piece is not None and _storage(leaf) in self._tiled
         if use.seen_as is not None or (use.piece is not None and not is_part):
-            access = replace(access, shape=leaf.value.shape, axes=(None,) * len(leaf.value.shape), partial_over=None)
+            access = replace(
+                access, shape=leaf.value.shape, index_map=(None,) * len(leaf.value.shape), partial_over=None
+            )
         key = self._key(leaf, use)
         source = WeightSource(
             layer=layer, tensor=access.tensor, source=leaf.value.name, piece=use.piece if is_part else None

@@ -15,7 +15,7 @@ from pase.importers.onnx.batch import InputShapes, input_shapes
 from pase.importers.onnx.inference import Rebatch, Walked
 from pase.importers.onnx.model import OnnxModel, open_model
 from pase.importers.onnx.native import Native, native
-from pase.importers.onnx.operators import UNFIT, Call, Translation, moves, points, products
+from pase.importers.onnx.operators import UNFIT, OnnxCall, Translation, moves, points, products
 from pase.importers.onnx.shapes import walk
 from pase.importers.onnx.weights import trained
 
@@ -135,13 +135,13 @@ def _leaf(name: str, walked: Walked, fed: list[str], weights: frozenset[str]) ->
     return Leaf(value=walked.values[name], role=role, storage=name, number=number)
 
 
-def _translated(call: Call) -> list[Step]:
+def _translated(call: OnnxCall) -> list[Step]:
     """Return the nodes of an operator; one that nothing is known of passes the leading dim through, if any.
 
     Raises ModelError where the operator's inputs or attributes do not fit.
     """
     try:
-        _DOMAINS.get(call.domain, {}).get(call.operator, Call.opaque)(call)
+        _DOMAINS.get(call.domain, {}).get(call.operator, OnnxCall.opaque)(call)
     except UNFIT as error:
         raise ModelError(
             f"operator {call.operator} {call.name!r} is not well formed: {error}; check the file with onnx.checker"

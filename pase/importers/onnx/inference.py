@@ -18,7 +18,7 @@ from pase.importers.ir import Value
 from pase.importers.ir.steps import Shape
 from pase.importers.onnx.model import Declared, OnnxModel, declared, dtype_name, dtype_number, values_of
 from pase.importers.onnx.native import Native, NativeError
-from pase.importers.onnx.operators import Array, Call
+from pase.importers.onnx.operators import Array, OnnxCall
 
 _MAX_ELEMENTS = 1 << 62
 _MAX_DATA = 4096
@@ -41,7 +41,7 @@ class Walked:
     outputs: of the model. changes: what was changed for another batch.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[OnnxCall, ...]
     values: Mapping[str, Value]
     constants: Mapping[str, Array]
     outputs: tuple[str, ...]
@@ -114,7 +114,7 @@ class Inference:
         self._onnx = framework("onnx", "onnx")
         self._newest = framework("onnx.defs", "onnx").onnx_opset_version()
 
-    def results(self, call: Call, node: Any, outputs: Sequence[str]) -> list[Value | None]:
+    def results(self, call: OnnxCall, node: Any, outputs: Sequence[str]) -> list[Value | None]:
         """Return an operator's results; ModelError where their shapes do not follow from those of its inputs.
 
         Args:
@@ -138,7 +138,7 @@ class Inference:
                 raise ModelError(f"{call.where} makes {list(after)} of {list(before)}; {reason}")
         return found
 
-    def _inferred(self, call: Call, node: Any, outputs: Sequence[str]) -> Mapping[str, Any]:
+    def _inferred(self, call: OnnxCall, node: Any, outputs: Sequence[str]) -> Mapping[str, Any]:
         """Return the types of an operator's results as ONNX's own shape inference has them, by name."""
         own = self._onnx.NodeProto()
         own.CopyFrom(node)
@@ -177,7 +177,7 @@ class Inference:
         data: bytes = made.SerializeToString()
         return data
 
-    def _result(self, call: Call, output: str, position: int, inferred: Any) -> Value:
+    def _result(self, call: OnnxCall, output: str, position: int, inferred: Any) -> Value:
         """Return a result, as inferred, as declared in the file, or as what is known of the operator has it."""
         dims: tuple[int | None, ...] | None = None
         dtype = dtype_name(inferred.tensor_type.elem_type) if inferred is not None else ""
@@ -228,7 +228,7 @@ def _has_shape(inferred: Any) -> bool:
 _Of = Callable[[Any, Mapping[str, Any]], Shape]
 
 
-def _shape_of_result(call: Call, position: int) -> Shape | None:
+def _shape_of_result(call: OnnxCall, position: int) -> Shape | None:
     """Return the shape of an operator's result at a position; None where it is not known."""
     found = _SHAPES.get((call.operator, position))
     try:

@@ -17,7 +17,7 @@ from pase.importers.onnx.folding import Folding, fold
 from pase.importers.onnx.inference import Inference, Rebatch, Stored, Tensors, Walked
 from pase.importers.onnx.model import OnnxModel, dtype_name, graphs_within, plain_domain, values_of
 from pase.importers.onnx.native import Native
-from pase.importers.onnx.operators import UNFIT, Array, Call
+from pase.importers.onnx.operators import UNFIT, Array, OnnxCall
 
 _LOOPS = "Loop Scan"
 _QUANTISED = """
@@ -84,7 +84,7 @@ class _Walker:
         self.rebatching = Rebatching(tensors, rebatch, self._add) if rebatch is not None else None
         self._read = frozenset(_names_read(model.graph))
         self._count = 0
-        self.calls: list[Call] = []
+        self.calls: list[OnnxCall] = []
 
     def graph(self, graph: Any, scope: Mapping[str, str]) -> None:
         """Walk a graph. scope: names of its own tensors, and those that they have here."""
@@ -141,9 +141,11 @@ class _Walker:
         """Add a call of one of ONNX's own operators that the model does not have."""
         self.calls.append(replace(self._called(operator, "", name, {}, inputs), outputs=(result,)))
 
-    def _called(self, operator: str, domain: str, name: str, attributes: Mapping[str, Any], inputs: list[str]) -> Call:
+    def _called(
+        self, operator: str, domain: str, name: str, attributes: Mapping[str, Any], inputs: list[str]
+    ) -> OnnxCall:
         """Return an operator without its outputs."""
-        return Call(
+        return OnnxCall(
             operator=operator,
             domain=domain,
             name=name,

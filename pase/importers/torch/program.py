@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pase.errors import ModelError
 from pase.importers.ir import Leaf, Node, Origin, Slice, Trace, Use, Value
-from pase.importers.torch.aten import Call, Translation, losses, moves, points, products
+from pase.importers.torch.aten import TorchCall, Translation, losses, moves, points, products
 
 TRANSLATIONS: dict[str, Translation] = (
     points.TRANSLATIONS | moves.TRANSLATIONS | products.TRANSLATIONS | losses.TRANSLATIONS
@@ -260,9 +260,9 @@ class _Reader:
         if not any(results):
             return
         numbers = self._numbers(node) if function in _BY_NUMBERS else {}
-        call = Call(name=function, arguments=self._arguments(node), outputs=tuple(results), numbers=numbers)
+        call = TorchCall(name=function, arguments=self._arguments(node), outputs=tuple(results), numbers=numbers)
         # An operator that nothing is known of passes the leading dim through, if any.
-        TRANSLATIONS.get(call.function, Call.opaque)(call)
+        TRANSLATIONS.get(call.function, TorchCall.opaque)(call)
         line, _ = location(node.meta.get("stack_trace") or "")
         origin = Origin(operator=str(node.target), scope=_scope(node), line=line)
         for i, step in enumerate(call.steps):

@@ -17,7 +17,7 @@ def _convention(text: str, *, default: bool) -> Any:
 class Options:
     """Readings of Gholami et al. 2018, Eqs. 2 to 9; `CONVENTIONS` says what each one means.
 
-    word_bytes: of an element of every tensor.
+    itemsize: of an element of every tensor.
     """
 
     output_before_pooling: bool = _convention(
@@ -66,7 +66,7 @@ class Options:
         "a convolution's rows are shared by as many processes as it has rows at most; no: by any number", default=True
     )
     whole_iterations: bool = _convention("an epoch has ceil(N/B) steps; no: N/B", default=False)
-    word_bytes: int = 4
+    itemsize: int = 4
 
 
 CONVENTIONS: Mapping[str, str] = {f.name: f.metadata["text"] for f in fields(Options) if "text" in f.metadata}
@@ -274,7 +274,7 @@ def _layer(graph: Graph, operator: Operator, source: str, options: Options) -> W
 
 
 def _with_windows(layer: WeightedLayer, operator: Operator, read: Access, options: Options) -> WeightedLayer:
-    windows = [axis for axis in read.axes if isinstance(axis, Window)]
+    windows = [axis for axis in read.index_map if isinstance(axis, Window)]
     stride = tuple(window.stride for window in windows)
     output = layer.output_shape
     if not options.real_extents:
@@ -293,7 +293,7 @@ def _with_windows(layer: WeightedLayer, operator: Operator, read: Access, option
 def _input(operator: Operator) -> Access:
     """Return what a layer multiplies by its weights: what a convolution's windows slide over, else the first input."""
     inputs = [access for access in operator.reads if access.role is Role.ACTIVATION]
-    return next((access for access in inputs if any(isinstance(axis, Window) for axis in access.axes)), inputs[0])
+    return next((access for access in inputs if any(isinstance(axis, Window) for axis in access.index_map)), inputs[0])
 
 
 def _per_sample(operator: Operator, access: Access) -> int:

@@ -329,7 +329,7 @@ def message(words: float, network: Network, options: Options) -> float:
     """Return α + β · words, for one message."""
     if not words and not options.pointwise_halo:
         return 0.0
-    return network.latency_s + network.s_per_byte * words * options.word_bytes
+    return network.latency_s + network.s_per_byte * words * options.itemsize
 
 
 def gather(words: float, num_processes: int, network: Network, options: Options, *, times: int = 1) -> float:
@@ -337,7 +337,7 @@ def gather(words: float, num_processes: int, network: Network, options: Options,
 
     times: in how many pieces, one after the other, the words go.
     """
-    moved = words * (num_processes - 1) / num_processes * options.word_bytes
+    moved = words * (num_processes - 1) / num_processes * options.itemsize
     depth = tree_depth(num_processes, rounded=options.rounded_log)
     return times * network.latency_s * depth + network.s_per_byte * moved
 

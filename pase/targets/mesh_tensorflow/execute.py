@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pase.costs.memory import DeviceMemory, device_memory
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.planning.plan import Plan
 from pase.sharding.held import held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.primitives.traffic import NOTHING_MOVED
 from pase.targets.mesh_tensorflow.runtime.data import StepEvaluation
 from pase.targets.mesh_tensorflow.runtime.launch import program_events
-from pase.targets.mesh_tensorflow.runtime.options import WORD_BYTES, DeviceChoice, TrainingOptions, command_line
+from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, DeviceChoice, TrainingOptions, command_line
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
@@ -66,13 +66,13 @@ def run_plan(
     """Return the losses of a plan's program beside those of one device.
 
     choice: of the devices, by default virtual CPUs.
-    Raises EmitError where the plan cannot be written as a program and RuntimeFailure where the program fails.
+    Raises EmitError where the plan cannot be written as a program and ProgramError where the program fails.
     """
     from pase.targets.mesh_tensorflow.emitter import emit
 
     source = emit(plan)
     report = on_progress or _silent
-    steps, word_bytes = options.steps, WORD_BYTES[options.dtype]
+    steps, itemsize = options.steps, ITEMSIZES[options.dtype]
     arguments = [*command_line(options), *(choice or DeviceChoice()).command_line()]
     if measure:
         arguments.append("--measure")
@@ -96,7 +96,7 @@ def run_plan(
             case {"event": "done"}:
                 done = event
     if not built or not done or len(losses) != steps:
-        raise RuntimeFailure(f"the program ended after {len(losses)} of {steps} steps; run it on its own to see why")
+        raise ProgramError(f"the program ended after {len(losses)} of {steps} steps; run it on its own to see why")
     # Only now: the import of TensorFlow takes seconds, and the child would have failed by then.
     from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 
@@ -117,8 +117,8 @@ def run_plan(
         host_bytes=done.get("host_bytes"),
         edges=_edge_rows(plan, done["edges"]) if measure else (),
         layers=_layer_rows(plan, done["layers"]) if measure else (),
-        predicted_memory=device_memory(plan, word_bytes=word_bytes),
-        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * word_bytes,
+        predicted_memory=device_memory(plan, itemsize=itemsize),
+        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * itemsize,
         peak_memory_bytes=tuple(done["peak_memory_bytes"]) if measure else None,
         step_time_s=done["step_time_s"],
         build_time_s=built["build_time_s"],

@@ -130,7 +130,7 @@ def _held_back(operator: Operator, layer: NamedLayer, num_devices: int) -> froze
     Wrong are positions that are split together with channels or the kernel, or on some of the devices alone; and
     grouped convolutions on some of the devices alone. Splits within a group end the process by a failed check.
     """
-    windows = [(read, axis) for read in operator.reads for axis in read.axes if isinstance(axis, Window)]
+    windows = [(read, axis) for read in operator.reads for axis in read.index_map if isinstance(axis, Window)]
     kernels = {window.kernel for _, window in windows}
     weights = [access for access in operator.parameters if access_dims(access) & kernels]
     if not weights or all(operator.extents[kernel] == 1 for kernel in kernels):

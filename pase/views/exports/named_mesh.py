@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.graph import Access, Axis, Operator, Part, Role, Window
+from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.sharding.mesh_axes import Assignment, mesh_axes
 from pase.targets.mesh_tensorflow.emitter.text import Part as TextPart
@@ -128,7 +128,7 @@ def _layer(plan: Plan, operator: Operator, assignment: Assignment, size: Mapping
     def named(access: Access, *, is_made: bool = False, sums: tuple[str, ...] = ()) -> NamedTensor:
         dims = tuple(
             _dim(axis, extent, operator, assignment.axes, size)
-            for axis, extent in zip(access.axes, access.shape, strict=True)
+            for axis, extent in zip(access.index_map, access.shape, strict=True)
         )
         return NamedTensor(
             name=access.tensor,
@@ -162,7 +162,7 @@ def _layer(plan: Plan, operator: Operator, assignment: Assignment, size: Mapping
 
 
 def _dim(
-    axis: Axis, extent: int, operator: Operator, axes: Mapping[str, tuple[str, ...]], size: Mapping[str, int]
+    axis: DimIndex, extent: int, operator: Operator, axes: Mapping[str, tuple[str, ...]], size: Mapping[str, int]
 ) -> NamedDim:
     match axis:
         case None:
@@ -171,7 +171,7 @@ def _dim(
             return NamedDim(extent=extent, axes=axes.get(axis, ()))
         case Window():
             return _window(axis, extent, axes.get(axis.out, ()), size)
-        case Part():
+        case SliceOf():
             return _part(axis, extent, operator, axes.get(axis.dim, ()))
         case _:
             return _product(axis, extent, operator, axes, size)
@@ -185,7 +185,7 @@ def _window(axis: Window, extent: int, axes: tuple[str, ...], size: Mapping[str,
     return NamedDim(extent=extent, reason=reason, is_open=True)
 
 
-def _part(axis: Part, extent: int, operator: Operator, axes: tuple[str, ...]) -> NamedDim:
+def _part(axis: SliceOf, extent: int, operator: Operator, axes: tuple[str, ...]) -> NamedDim:
     if not axes or extent == operator.extents[axis.dim]:
         return NamedDim(extent=extent, axes=axes)
     if extent == 1:

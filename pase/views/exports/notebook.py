@@ -94,7 +94,7 @@ def picture(plan: Plan, *, fold: bool) -> Picture:
 def _lines(plan: Plan) -> list[str]:
     data_parallel = plan.baselines.get("data_parallel", 0.0)
     ratio = f"; data parallelism costs {data_parallel / plan.total_cost:.2f} × as much" if plan.total_cost else ""
-    limit = plan.memory_limit_bytes_per_device
+    limit = plan.device_memory_bytes
     within = f", within the limit of {quantity(limit, 'B')}" if limit else ""
     cost = f"total cost {quantity(plan.total_cost, plan.cost_unit)}"
     memory = f"{quantity(plan.memory.total_bytes, 'B')} on each device with {plan.optimiser}"

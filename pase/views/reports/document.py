@@ -13,8 +13,7 @@ from pase._version import __version__
 from pase.analysis.explanation import LayerOverview, Overview, Part, PartKind, overview, own_parts
 from pase.costs import cost_model, signature, traffic_of
 from pase.errors import PaseError, PlanError
-from pase.graph import Axis, Operator, Window
-from pase.graph import Part as Piece
+from pase.graph import DimIndex, Operator, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress
 from pase.sharding.traffic import Phase, flows
@@ -95,14 +94,14 @@ def layer_tensors(operator: Operator, splits: Mapping[str, int]) -> list[dict[st
             "role": role,
             "dims": [
                 _tensor_dim(axis, extent, splits, position)
-                for axis, extent in zip(access.axes, access.shape, strict=True)
+                for axis, extent in zip(access.index_map, access.shape, strict=True)
             ],
         }
         for access, role in named
     ]
 
 
-def _tensor_dim(axis: Axis, extent: int, splits: Mapping[str, int], position: Mapping[str, int]) -> dict[str, Any]:
+def _tensor_dim(axis: DimIndex, extent: int, splits: Mapping[str, int], position: Mapping[str, int]) -> dict[str, Any]:
     label, dims = _indexed_by(axis)
     by = [dim for dim in dims if splits[dim] > 1]
     return {
@@ -113,7 +112,7 @@ def _tensor_dim(axis: Axis, extent: int, splits: Mapping[str, int], position: Ma
     }
 
 
-def _indexed_by(axis: Axis) -> tuple[str, tuple[str, ...]]:
+def _indexed_by(axis: DimIndex) -> tuple[str, tuple[str, ...]]:
     """Return how a tensor dim is called, and the iteration dims whose splits part it."""
     match axis:
         case None:
@@ -122,7 +121,7 @@ def _indexed_by(axis: Axis) -> tuple[str, tuple[str, ...]]:
             return axis, (axis,)
         case Window():
             return f"{axis.out} (window {axis.kernel})", (axis.out,)
-        case Piece():
+        case SliceOf():
             return f"{axis.dim} [{axis.offset}:{axis.offset + axis.extent}]", (axis.dim,)
         case _:
             return "·".join(axis), axis
@@ -291,7 +290,7 @@ def _plan(named: NamedPlan, why: Overview | None, why_note: str) -> dict[str, An
         "memory": {
             **asdict(plan.memory),
             "total_bytes": plan.memory.total_bytes,
-            "limit_bytes": plan.memory_limit_bytes_per_device,
+            "limit_bytes": plan.device_memory_bytes,
             "optimiser": plan.optimiser,
         },
         "why_note": why_note,

@@ -44,7 +44,7 @@ def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = 
     options = SearchOptions(
         cost_model=plan.cost_model,
         keep_batch=True,
-        memory_per_device_bytes=plan.memory_limit_bytes_per_device,
+        device_memory_bytes=plan.device_memory_bytes,
         optimiser=plan.optimiser,
     )
     found: list[Plan | None] = []

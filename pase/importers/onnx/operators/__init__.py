@@ -13,7 +13,7 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(StepBuilder):
+class OnnxCall(StepBuilder):
     """An operator of the model.
 
     domain: of the operator, "" for ONNX's own. name: of the node. attributes: numbers, texts, tuples of them, arrays.
@@ -118,7 +118,7 @@ class Call(StepBuilder):
         return place(self.whole("axis", default), len(self.x.shape))
 
 
-Translation = Callable[[Call], object]
+Translation = Callable[[OnnxCall], object]
 """Writes the steps of a call; what it returns is of no matter."""
 
 UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError)
@@ -132,7 +132,7 @@ def place(axis: int, rank: int) -> int:
     return axis % rank if rank else 0
 
 
-def identity(call: Call) -> None:
+def identity(call: OnnxCall) -> None:
     """Write the first input as it is."""
     call.add(Identity(), call.x, out=call.result)
 

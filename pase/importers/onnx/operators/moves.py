@@ -3,10 +3,10 @@
 from pase.importers.ir import Gather, Generic, Lookup, Normalise, Pad, Slice
 from pase.importers.ir.steps import with_extent
 from pase.importers.onnx.folding import Folding, clamped, slices_of
-from pase.importers.onnx.operators import Array, Call, table
+from pase.importers.onnx.operators import Array, OnnxCall, table
 
 
-def transpose(call: Call) -> None:
+def transpose(call: OnnxCall) -> None:
     """Write the dims in another order, backwards where none is told."""
     rank = len(call.x.shape)
     order = call.wholes("perm") or tuple(reversed(range(rank)))
@@ -15,7 +15,7 @@ def transpose(call: Call) -> None:
     call.transpose(call.x, order, out=call.result)
 
 
-def tile(call: Call) -> None:
+def tile(call: OnnxCall) -> None:
     """Write a tensor laid end to end with itself."""
     before, after = call.x.shape, call.result.shape
     if 0 in before:
@@ -24,7 +24,7 @@ def tile(call: Call) -> None:
         call.repeat(call.x, [new // old for old, new in zip(before, after, strict=True)], out=call.result)
 
 
-def slice_(call: Call) -> None:
+def slice_(call: OnnxCall) -> None:
     """Write a box of a tensor; one that is read backwards passes the other dims alone."""
     x, rank = call.x, len(call.x.shape)
     folding = Folding(
@@ -44,7 +44,7 @@ def slice_(call: Call) -> None:
     return None
 
 
-def split(call: Call) -> None:
+def split(call: OnnxCall) -> None:
     """Write pieces that make up a tensor."""
     axis, at = call.axis(0), 0
     for result in call.outputs:
@@ -54,14 +54,14 @@ def split(call: Call) -> None:
         at += result.shape[axis]
 
 
-def concat(call: Call) -> None:
+def concat(call: OnnxCall) -> None:
     """Write tensors end to end; those without elements are left out."""
     axis = call.axis(1)
     values = [value for value in call.tensors if value.shape[axis]]
     call.concat(values or call.tensors[:1], axis, out=call.result)
 
 
-def pad(call: Call) -> None:
+def pad(call: OnnxCall) -> None:
     """Write a tensor with values around it, or without some of its own."""
     rank, given, axes = len(call.x.shape), call.wholes("pads", 1), call.constant(3)
     if given is None:
@@ -73,7 +73,7 @@ def pad(call: Call) -> None:
     return None
 
 
-def blocks(call: Call) -> None:
+def blocks(call: OnnxCall) -> None:
     """Write channels laid out as blocks of the spatial dims, or these as channels."""
     (b, c, h, w), size = call.x.shape, call.whole("blocksize", 1)
     if call.operator == "SpaceToDepth":
@@ -84,7 +84,7 @@ def blocks(call: Call) -> None:
         call.rearrange(call.x, (b, c // size**2, size, size, h, w), (0, 1, 4, 2, 5, 3), out=call.result)
 
 
-def resize(call: Call) -> None:
+def resize(call: OnnxCall) -> None:
     """Write a tensor in other extents; the dims that keep theirs pass."""
     changed = sum(a != b for a, b in zip(call.x.shape, call.result.shape, strict=True))
     is_nearest = "nearest" in call.text("mode", "nearest")
@@ -94,7 +94,7 @@ def resize(call: Call) -> None:
 # -- look-ups
 
 
-def gather(call: Call) -> None:
+def gather(call: OnnxCall) -> None:
     """Write rows of a table along a dim; those that constants tell and that lie side by side are a piece."""
     x, indices, found = call.value(0), call.value(1), call.constant(1)
     rank, axis, n = len(x.shape), call.axis(0), len(indices.shape)
@@ -125,7 +125,7 @@ def _run(indices: Array, extent: int) -> tuple[int, int] | None:
     return flat[0], len(flat)
 
 
-def by_elements(call: Call) -> None:
+def by_elements(call: OnnxCall) -> None:
     """Write elements read, or put in, by indices along one dim; a dim that the indices have whole passes."""
     x, indices, axis = call.value(0), call.value(1), call.axis(0)
     passes = [(i, i) for i, (a, b) in enumerate(zip(x.shape, indices.shape, strict=True)) if i != axis and a == b]
@@ -135,7 +135,7 @@ def by_elements(call: Call) -> None:
     call.opaque(*([x, indices] if call.operator == "GatherElements" else []), passes=passes)
 
 
-def gather_nd(call: Call) -> None:
+def gather_nd(call: OnnxCall) -> None:
     """Write slices by indices; the batch dims pass, and so do those that no index is for."""
     x, indices = call.value(0), call.value(1)
     batch = call.whole("batch_dims", 0)
@@ -146,13 +146,13 @@ def gather_nd(call: Call) -> None:
     call.opaque(x, indices, passes=[*((i, i) for i in range(batch)), *rest])
 
 
-def scatter_nd(call: Call) -> None:
+def scatter_nd(call: OnnxCall) -> None:
     """Write a tensor with slices put in by indices; the dims that no index is for pass."""
     depth = call.value(1).shape[-1]
     call.opaque(passes=[(i, i) for i in range(depth, len(call.x.shape))])
 
 
-def embed_and_normalise(call: Call) -> None:
+def embed_and_normalise(call: OnnxCall) -> None:
     """Write the normalised sum of the rows of words, positions and, where there are any, segments.
 
     Inputs: words, segments, the three tables, scale, shift. Positions are those from 0 on, unless they are given.

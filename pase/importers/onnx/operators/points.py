@@ -3,13 +3,13 @@
 from math import inf, prod
 
 from pase.importers.ir import Normalise, Softmax, Value
-from pase.importers.onnx.operators import Call, identity, place, table
+from pase.importers.onnx.operators import OnnxCall, identity, place, table
 
 SOFTMAX_PER_DIM_SINCE = 13
 """The opset from which a softmax is over one dim; before, it was over all dims from its axis on."""
 
 
-def dropout(call: Call) -> None:
+def dropout(call: OnnxCall) -> None:
     """Write the first input as it is; a mask that is read is one of constants."""
     identity(call)
     mask = call.further(1)
@@ -17,14 +17,14 @@ def dropout(call: Call) -> None:
         call.point("not_equal", call.x, out=mask)
 
 
-def unary(call: Call) -> None:
+def unary(call: OnnxCall) -> None:
     """Write a function of the first input; bounds and the like are numbers of it, where they are known."""
     is_tanh = call.operator == "Gelu" and call.attributes.get("approximate") == "tanh"
     function = "gelu_tanh" if is_tanh else _UNARY[call.operator]
     call.point(function, call.x, numbers=_numbers(call), out=call.result)
 
 
-def _numbers(call: Call) -> tuple[float, ...]:
+def _numbers(call: OnnxCall) -> tuple[float, ...]:
     """Return the numbers that a function takes besides its input; none where one of them is not known."""
     if call.operator != "Clip":
         return tuple(call.number(name, default) for name, default in _ATTRIBUTES.get(call.operator, {}).items())
@@ -37,7 +37,7 @@ def _numbers(call: Call) -> tuple[float, ...]:
     return tuple(found)
 
 
-def binary(call: Call) -> None:
+def binary(call: OnnxCall) -> None:
     """Write a function of two inputs; of one and a number where the second, or either if they commute, is one."""
     function, out = _BINARY[call.operator], call.result
     x, y = call.value(0), call.value(1)
@@ -52,7 +52,7 @@ def binary(call: Call) -> None:
         call.point(function, y, constant=first, constant_first=function not in ("add", "multiply"), out=out)
 
 
-def _number(call: Call, position: int) -> float | None:
+def _number(call: OnnxCall, position: int) -> float | None:
     """Return the one number that an input is, if it is known."""
     array = call.constant(position)
     is_float = call.value(position).is_float
@@ -61,7 +61,7 @@ def _number(call: Call, position: int) -> float | None:
     return float(array.ravel()[0])
 
 
-def variadic(call: Call) -> None:
+def variadic(call: OnnxCall) -> None:
     """Write a function of any number of inputs, two by two."""
     count = len(call.tensors)
     if count == 1:
@@ -70,13 +70,13 @@ def variadic(call: Call) -> None:
         call.point(_VARIADIC[call.operator], *call.tensors, flop_per_point=count - 1, out=call.result)
 
 
-def all_inputs(call: Call) -> None:
+def all_inputs(call: OnnxCall) -> None:
     """Write a function of the inputs that it must have."""
     function, count = _OF_INPUTS[call.operator]
     call.point(function, *(call.value(i) for i in range(count)), out=call.result)
 
 
-def biased_gelu(call: Call) -> None:
+def biased_gelu(call: OnnxCall) -> None:
     """Write a function of an input with a bias, which may be left out."""
     x = call.point("add", call.x, *call.maybe(1)) if call.has(1) else call.x
     call.point("gelu_tanh" if call.operator == "FastGelu" else "gelu", x, out=call.result)
@@ -85,7 +85,7 @@ def biased_gelu(call: Call) -> None:
 # -- over dims
 
 
-def reduce(call: Call) -> None:
+def reduce(call: OnnxCall) -> None:
     """Write a reduction over some dims, or over all where none are told."""
     rank, is_place = len(call.x.shape), call.operator.startswith("Arg")
     axes = (call.axis(0),) if is_place else call.wholes("axes", 1)
@@ -97,7 +97,7 @@ def reduce(call: Call) -> None:
     return None
 
 
-def along_axis(call: Call) -> None:
+def along_axis(call: OnnxCall) -> None:
     """Write what reads one dim as a whole and leaves the others alone: a sort, a sum of all that came before."""
     rank, given = len(call.x.shape), call.constant(1)
     if call.operator == "CumSum" and given is None:
@@ -107,13 +107,13 @@ def along_axis(call: Call) -> None:
     return call.opaque(call.x, passes=[(i, i) for i in range(rank) if i != axis])
 
 
-def global_pool(call: Call) -> None:
+def global_pool(call: OnnxCall) -> None:
     """Write the maximum or mean over all dims but the batch and the channels."""
     function = {"GlobalMaxPool": "max", "GlobalAveragePool": "mean"}.get(call.operator, "norm")
     call.reduce(function, call.x, range(2, len(call.x.shape)), keeps_dims=True, out=call.result)
 
 
-def normalisation(call: Call) -> None:
+def normalisation(call: OnnxCall) -> None:
     """Write a normalisation over the batch, the spatial dims, or groups of channels.
 
     Scale and shift of each group, as they once were, are repeated.
@@ -135,12 +135,12 @@ def normalisation(call: Call) -> None:
     call.add(op, *(call.value(i) for i in range(5 if kind == "batch" else 3)), out=call.result)
 
 
-def layer_normalisation(call: Call) -> None:
+def layer_normalisation(call: OnnxCall) -> None:
     """Write a normalisation over the last dims, by the deviation or by the root of the mean square."""
     _over_last_dims(call, call.x, scale=1, shift=2 if call.operator == "LayerNormalization" else None)
 
 
-def skip_normalisation(call: Call) -> None:
+def skip_normalisation(call: OnnxCall) -> None:
     """Write the normalisation of the sum of two tensors, perhaps with a bias; the sum may be read as well."""
     shift, bias = (None, 3) if "Simplified" in call.operator else (3, 4)
     added = (call.x, call.value(1), *call.maybe(bias))
@@ -148,7 +148,7 @@ def skip_normalisation(call: Call) -> None:
     _over_last_dims(call, total, scale=2, shift=shift)
 
 
-def _over_last_dims(call: Call, x: Value, *, scale: int, shift: int | None) -> None:
+def _over_last_dims(call: OnnxCall, x: Value, *, scale: int, shift: int | None) -> None:
     if any(call.further(i) is not None for i in (1, 2)):
         # A mean or deviation that is read as well makes it one not known.
         return call.opaque()
@@ -166,7 +166,7 @@ def _over_last_dims(call: Call, x: Value, *, scale: int, shift: int | None) -> N
     return None
 
 
-def plain_normalisation(call: Call) -> None:
+def plain_normalisation(call: OnnxCall) -> None:
     """Write a normalisation without scale and shift: over given dims, or by neighbouring channels."""
     is_response, rank = call.operator == "LRN", len(call.x.shape)
     over = (1,) if is_response else tuple(sorted(place(axis, rank) for axis in call.wholes("axes") or (0, 2, 3)))
@@ -175,7 +175,7 @@ def plain_normalisation(call: Call) -> None:
     call.add(op, call.x, out=call.result)
 
 
-def softmax(call: Call) -> None:
+def softmax(call: OnnxCall) -> None:
     """Write a softmax or its logarithm."""
     x, is_log, rank = call.x, call.operator == "LogSoftmax", len(call.x.shape)
     if not rank:

@@ -4,12 +4,12 @@ from math import prod
 
 from pase.importers.ir import Attention, Concat, Convolve, Pool, Recurrent, Value
 from pase.importers.ir.steps import Shape
-from pase.importers.onnx.operators import Call, table
+from pase.importers.onnx.operators import OnnxCall, table
 
 # -- products
 
 
-def fused_matmul(call: Call) -> None:
+def fused_matmul(call: OnnxCall) -> None:
     """Write alpha · x · y with the last two dims of either perhaps transposed."""
     values = []
     for i, name in enumerate(("transA", "transB")):
@@ -24,7 +24,7 @@ def fused_matmul(call: Call) -> None:
         call.point("multiply", call.matmul(*values), constant=alpha, out=call.result)
 
 
-def gemm(call: Call) -> None:
+def gemm(call: OnnxCall) -> None:
     """Write alpha · x · y + beta · c, either of the factors perhaps transposed."""
     x, y, out = call.value(0), call.value(1), call.result
     operands = ("km" if call.whole("transA", 0) else "mk", "nk" if call.whole("transB", 0) else "kn")
@@ -45,7 +45,7 @@ def gemm(call: Call) -> None:
         call.point("add", made, c, out=out)
 
 
-def einsum(call: Call) -> None:
+def einsum(call: OnnxCall) -> None:
     """Write a sum of products of tensors, two at a time from the left."""
     if not call.einsum(call.text("equation", ""), call.tensors, out=call.result):
         call.opaque()
@@ -54,7 +54,7 @@ def einsum(call: Call) -> None:
 # -- windows
 
 
-def convolution(call: Call) -> None:
+def convolution(call: OnnxCall) -> None:
     """Write a convolution over all dims but the batch and the channels."""
     x, w = call.value(0), call.value(1)
     rank = len(x.shape) - 2
@@ -77,7 +77,7 @@ def convolution(call: Call) -> None:
     return None
 
 
-def pool(call: Call) -> None:
+def pool(call: OnnxCall) -> None:
     """Write the maximum or mean over windows; of indices of the maxima only the shape is known."""
     rank, kernel = len(call.x.shape) - 2, call.wholes("kernel_shape")
     if kernel is None or len(kernel) != rank:
@@ -97,7 +97,7 @@ def pool(call: Call) -> None:
     return None
 
 
-def _each(call: Call, name: str, rank: int) -> Shape:
+def _each(call: OnnxCall, name: str, rank: int) -> Shape:
     """Return an attribute that has one number for each spatial dim; ones where it is left out."""
     found = call.wholes(name) or (1,) * rank
     if len(found) != rank or min(found) < 1:
@@ -105,7 +105,7 @@ def _each(call: Call, name: str, rank: int) -> Shape:
     return found
 
 
-def _pads(call: Call, kernel: Shape, *, is_told: bool = False) -> tuple[tuple[int, int], ...]:
+def _pads(call: OnnxCall, kernel: Shape, *, is_told: bool = False) -> tuple[tuple[int, int], ...]:
     """Return (before, after) of each spatial dim, those that auto_pad stands for included unless they are told."""
     mode, rank = call.text("auto_pad", "NOTSET"), len(kernel)
     if mode == "VALID" and not is_told:
@@ -127,7 +127,7 @@ def _pads(call: Call, kernel: Shape, *, is_told: bool = False) -> tuple[tuple[in
 # -- attention, on [b, h, s, k]
 
 
-def attention(call: Call) -> None:
+def attention(call: OnnxCall) -> None:
     """Write scaled dot-product attention of [b, h, s, k], or of [b, s, h · k] that is seen so."""
     if call.further(3) is not None or len(call.x.shape) not in (3, 4):
         return call.opaque()
@@ -145,7 +145,7 @@ def attention(call: Call) -> None:
     return _attend(call, op, values, *call.maybe(3))
 
 
-def multi_head_attention(call: Call) -> None:
+def multi_head_attention(call: OnnxCall) -> None:
     """Write attention of [b, s, h · k] without a past; of others it is not known."""
     is_plain = all(call.has(i) and len(call.value(i).shape) == 3 for i in range(3))
     if not is_plain or any(call.has(i) for i in (3, 6, 7)) or any(call.further(i) is not None for i in (1, 2)):
@@ -154,7 +154,7 @@ def multi_head_attention(call: Call) -> None:
     return _attend(call, Attention(), [_heads(call, call.value(i), heads) for i in range(3)])
 
 
-def packed_attention(call: Call) -> None:
+def packed_attention(call: OnnxCall) -> None:
     """Write attention of queries, keys and values that one product of the input makes, without a past."""
     x, w, heads = call.x, call.value(1), call.whole("num_heads", 0)
     sizes = call.wholes("qkv_hidden_sizes") or (w.shape[1] // 3,) * 3
@@ -165,7 +165,7 @@ def packed_attention(call: Call) -> None:
     return _attend(call, Attention(is_causal=bool(call.whole("unidirectional", 0))), parts)
 
 
-def _heads(call: Call, value: Value, count: int) -> Value:
+def _heads(call: OnnxCall, value: Value, count: int) -> Value:
     """Write [b, s, h · k] as [b, h, s, k]."""
     b, s, width = value.shape
     if count < 1 or width % count:
@@ -173,14 +173,14 @@ def _heads(call: Call, value: Value, count: int) -> Value:
     return call.transpose(call.reshape(value, (b, s, count, width // count)), (0, 2, 1, 3))
 
 
-def _attend(call: Call, op: Attention, values: list[Value], *masks: Value) -> None:
+def _attend(call: OnnxCall, op: Attention, values: list[Value], *masks: Value) -> None:
     """Write attention, and what it makes, [b, h, s, k], as [b, s, h · k]."""
     q, _, v = values
     made = call.add(op, *values, *masks, shape=(*q.shape[:3], v.shape[3]))
     call.reshape(call.transpose(made, (0, 2, 1, 3)), out=call.result)
 
 
-def _with_past(call: Call, value: Value, past: int, position: int) -> Value:
+def _with_past(call: OnnxCall, value: Value, past: int, position: int) -> Value:
     """Write keys or values behind those of the past, which are a result as well."""
     result = call.outputs[position] if position < len(call.outputs) else None
     if call.has(past) and call.value(past).shape[2]:
@@ -192,7 +192,7 @@ def _with_past(call: Call, value: Value, past: int, position: int) -> Value:
     return value
 
 
-def recurrent(call: Call) -> None:
+def recurrent(call: OnnxCall) -> None:
     """Write a recurrent layer over a sequence [s, b, d], or [b, s, d] where layout is 1."""
     x = call.x
     directions = 2 if call.text("direction", "forward") == "bidirectional" else 1

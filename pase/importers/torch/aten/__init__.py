@@ -10,7 +10,7 @@ from pase.importers.ir.steps import Shape, StepBuilder
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call(StepBuilder):
+class TorchCall(StepBuilder):
     """An operator as the exported program calls it.
 
     name: without its overload ("linear"). arguments: by the names of its schema ("input" for "self"), those that are
@@ -72,16 +72,16 @@ class Call(StepBuilder):
         return found[0] if found == list(range(found[0], found[0] + len(found))) else None
 
 
-Translation = Callable[[Call], object]
+Translation = Callable[[TorchCall], object]
 """Writes the steps of a call; what it returns is of no matter."""
 
 
-def identity(call: Call) -> None:
+def identity(call: TorchCall) -> None:
     """Write the first tensor as it is."""
     call.give(Identity(), *call.tensors[:1])
 
 
-def constant(call: Call) -> None:
+def constant(call: TorchCall) -> None:
     """Write values that no tensor's values reach: zeros of another's shape, a range, noise."""
     call.give(Generic(is_index=not call.result.is_float))
 

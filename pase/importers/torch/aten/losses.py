@@ -6,7 +6,7 @@ Masks and the counts of targets depend on whole numbers of the input alone, so t
 from math import prod
 
 from pase.importers.ir import Generic, Identity, Lookup, Softmax, Value
-from pase.importers.torch.aten import Call, table
+from pase.importers.torch.aten import TorchCall, table
 
 _NONE, _MEAN = 0, 1
 """Ways of reduction, as operators number them; the other one is the sum."""
@@ -15,7 +15,7 @@ _IGNORED = -100
 """The target that is left out where no other one is named."""
 
 
-def cross_entropy(call: Call) -> None:
+def cross_entropy(call: TorchCall) -> None:
     """Write the cross-entropy of a softmax with targets, which are classes or their probabilities."""
     x, target = call.tensors[:2]
     log = call.add(Softmax(dim=_classes(x), is_log=True), x, shape=x.shape)
@@ -26,7 +26,7 @@ def _classes(x: Value) -> int:
     return 1 if len(x.shape) > 1 else 0
 
 
-def _of_classes(call: Call, log: Value, *, smoothing: float) -> None:
+def _of_classes(call: TorchCall, log: Value, *, smoothing: float) -> None:
     """Write the loss of classes: what the target's column holds, and a share of all columns where it is smoothed."""
     target, dim, weight = call.value("target"), _classes(log), call.maybe("weight")
     ignored = float(call.get("ignore_index", _IGNORED))
@@ -58,7 +58,7 @@ def _of_classes(call: Call, log: Value, *, smoothing: float) -> None:
     return None
 
 
-def _of_probabilities(call: Call, log: Value, *, smoothing: float) -> None:
+def _of_probabilities(call: TorchCall, log: Value, *, smoothing: float) -> None:
     """Write the loss of probabilities of all classes."""
     target = call.value("target")
     if smoothing:
@@ -76,7 +76,7 @@ def _of_probabilities(call: Call, log: Value, *, smoothing: float) -> None:
         call.total(negative, out=call.result)
 
 
-def _summed_over_classes(call: Call, x: Value, weight: tuple[Value, ...]) -> Value:
+def _summed_over_classes(call: TorchCall, x: Value, weight: tuple[Value, ...]) -> Value:
     """Write the sum over the classes, each times its weight where it has one."""
     dim = _classes(x)
     for found in weight:
@@ -85,7 +85,7 @@ def _summed_over_classes(call: Call, x: Value, weight: tuple[Value, ...]) -> Val
     return call.reduce("sum", x, (dim,))
 
 
-def multilabel_margin(call: Call) -> None:
+def multilabel_margin(call: TorchCall) -> None:
     """Write the sum, over pairs of a target's class and another one, of by how much it is not one larger."""
     x, target = call.tensors[:2]
     lead, classes = x.shape[:-1], x.shape[-1]
@@ -103,7 +103,7 @@ def multilabel_margin(call: Call) -> None:
     call.unread(call.results[1:])
 
 
-def ctc(call: Call) -> None:
+def ctc(call: TorchCall) -> None:
     """Write the losses of examples whose targets may lie anywhere in time: of it is known what it costs.
 
     At each step each of the targets, with a blank before, between and behind them, sums three states of the last step.

@@ -5,17 +5,17 @@ from math import prod
 
 from pase.importers.ir import Broadcast, Generic, Lookup, Pad, Slice, Value
 from pase.importers.ir.steps import floats_first, with_extent
-from pase.importers.torch.aten import Call, as_list, table
+from pase.importers.torch.aten import TorchCall, as_list, table
 
 # -- views
 
 
-def transpose(call: Call) -> None:
+def transpose(call: TorchCall) -> None:
     """Write the dims in another order."""
     call.transpose(call.x, _ORDERS.get(call.function, _swapped)(call, len(call.x.shape)), out=call.result)
 
 
-def _swapped(call: Call, rank: int) -> Sequence[int]:
+def _swapped(call: TorchCall, rank: int) -> Sequence[int]:
     order = list(range(rank))
     if rank:
         first, second = (call.dim(name=f"{'dim' if 'dim0' in call.arguments else 'axis'}{i}") for i in (0, 1))
@@ -23,7 +23,7 @@ def _swapped(call: Call, rank: int) -> Sequence[int]:
     return order
 
 
-def _moved(call: Call, rank: int) -> Sequence[int]:
+def _moved(call: TorchCall, rank: int) -> Sequence[int]:
     source, target = ([d % rank for d in as_list(call.get(key))] for key in ("source", "destination"))
     order = [d for d in range(rank) if d not in source]
     for place, dim in sorted(zip(target, source, strict=True)):
@@ -31,11 +31,11 @@ def _moved(call: Call, rank: int) -> Sequence[int]:
     return order
 
 
-def _last_swapped(_: Call, rank: int) -> Sequence[int]:
+def _last_swapped(_: TorchCall, rank: int) -> Sequence[int]:
     return (*range(rank - 2), rank - 1, rank - 2) if rank > 1 else range(rank)
 
 
-_ORDERS: dict[str, Callable[[Call, int], Sequence[int]]] = {
+_ORDERS: dict[str, Callable[[TorchCall, int], Sequence[int]]] = {
     **dict.fromkeys(("permute", "permute_copy"), lambda call, rank: [d % rank for d in call.get("dims")]),
     **dict.fromkeys(("t", "t_copy", "mT", "mH", "adjoint"), _last_swapped),
     "numpy_T": lambda _, rank: range(rank)[::-1],
@@ -43,14 +43,14 @@ _ORDERS: dict[str, Callable[[Call, int], Sequence[int]]] = {
 }
 
 
-def repeat(call: Call) -> None:
+def repeat(call: TorchCall) -> None:
     """Write a tensor laid end to end with itself."""
     out = call.result.shape
     shape = (1,) * (len(out) - len(call.x.shape)) + call.x.shape
     call.repeat(call.x, [new // old if old else new for old, new in zip(shape, out, strict=True)], out=call.result)
 
 
-def repeat_interleave(call: Call) -> None:
+def repeat_interleave(call: TorchCall) -> None:
     """Write every element of a dim so many times; of a dim [n] that is [n, r] put together."""
     x, times, dim = call.x, call.get("repeats"), call.get("dim")
     if not isinstance(times, int) or len(call.tensors) != 1:
@@ -63,7 +63,7 @@ def repeat_interleave(call: Call) -> None:
     return None
 
 
-def windows(call: Call) -> None:
+def windows(call: TorchCall) -> None:
     """Write windows along one dim, which becomes their number; their elements come last."""
     x, dim = call.x, call.dim(name="dimension")
     size, stride = call.get("size"), call.get("step")
@@ -75,20 +75,20 @@ def windows(call: Call) -> None:
     return None
 
 
-def as_complex(call: Call) -> None:
+def as_complex(call: TorchCall) -> None:
     """Write pairs in the last dim as complex numbers: it is gone then."""
     x, last = call.x, len(call.x.shape) - 1
     call.point("complex", *(call.reshape(call.cut(x, last, i), x.shape[:-1]) for i in (0, 1)), out=call.result)
 
 
-def as_pairs(call: Call) -> None:
+def as_pairs(call: TorchCall) -> None:
     """Write complex numbers as pairs in a new last dim."""
     x, dtype = call.x, call.result.dtype
     parts = [call.reshape(call.point(name, x, dtype=dtype), (*x.shape, 1)) for name in ("real", "imag")]
     call.concat(parts, len(x.shape), out=call.result)
 
 
-def rearrange(call: Call) -> None:
+def rearrange(call: TorchCall) -> None:
     """Write channels as pixels, pixels as channels, or channels of several groups in turn."""
     match call.function:
         case "pixel_shuffle":
@@ -108,13 +108,13 @@ def rearrange(call: Call) -> None:
 # -- pieces
 
 
-def _start(call: Call) -> tuple[int, int]:
+def _start(call: TorchCall) -> tuple[int, int]:
     dim, start = call.dim(), call.get("start", 0)
     extent = call.x.shape[dim]
     return dim, max(0, start + extent) if start < 0 else min(start, extent)
 
 
-def select(call: Call) -> None:
+def select(call: TorchCall) -> None:
     """Write one element along a dim, without that dim."""
     dim, at = call.dim(), call.get("index", 0)
     if not isinstance(at, int):
@@ -123,7 +123,7 @@ def select(call: Call) -> None:
     return None
 
 
-def split(call: Call) -> None:
+def split(call: TorchCall) -> None:
     """Write pieces that make up a tensor."""
     dim, at = call.dim(), 0
     for result in call.results:
@@ -131,13 +131,13 @@ def split(call: Call) -> None:
         at += result.shape[dim]
 
 
-def unbind(call: Call) -> None:
+def unbind(call: TorchCall) -> None:
     """Write each element along a dim, without that dim."""
     for at, result in enumerate(call.results):
         call.reshape(call.cut(call.x, call.dim(), at), out=result)
 
 
-def concat(call: Call) -> None:
+def concat(call: TorchCall) -> None:
     """Write tensors end to end; those without elements are left out."""
     rank = len(call.result.shape)
     dim = call.get("dim", 0) % max(1, rank)
@@ -145,14 +145,14 @@ def concat(call: Call) -> None:
     call.concat(parts, dim, out=call.result)
 
 
-def stack(call: Call) -> None:
+def stack(call: TorchCall) -> None:
     """Write tensors side by side along a new dim."""
     out = call.result
     dim = call.get("dim", 0) % len(out.shape)
     call.concat([call.reshape(value, with_extent(out.shape, dim, 1)) for value in call.tensors], dim, out=out)
 
 
-def replace_piece(call: Call) -> None:
+def replace_piece(call: TorchCall) -> None:
     """Write a tensor with a piece, or one element, along a dim replaced: before it, the piece, after it."""
     x, piece = call.tensors[:2]
     if call.function == "select_scatter":
@@ -170,7 +170,7 @@ def replace_piece(call: Call) -> None:
     return None
 
 
-def pad(call: Call) -> None:
+def pad(call: TorchCall) -> None:
     """Write a tensor with values around it, or cut."""
     pads = list(call.get("pad", call.get("padding", [])))
     before = [0] * len(call.x.shape)
@@ -181,7 +181,7 @@ def pad(call: Call) -> None:
 # -- look-ups
 
 
-def index_select(call: Call) -> None:
+def index_select(call: TorchCall) -> None:
     """Write rows by whole numbers along the first dim; along another one the other dims pass through."""
     (x, indices), dim = call.tensors, call.dim()
     if dim == 0 and len(indices.shape) == 1:
@@ -190,12 +190,12 @@ def index_select(call: Call) -> None:
         call.opaque(over=[dim])
 
 
-def _rows(call: Call, x: Value, indices: Value) -> None:
+def _rows(call: TorchCall, x: Value, indices: Value) -> None:
     if not _piece(call, x, indices):
         call.add(Lookup(), x, indices, out=call.result)
 
 
-def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> bool:
+def _piece(call: TorchCall, x: Value, indices: Value, dim: int = 0) -> bool:
     """Write the piece of a tensor that known places in a dim read; False where they are not known, or are no run."""
     first = call.first_of_run(indices, x.shape[dim])
     if first is None or (dim and len(indices.shape) != 1):
@@ -204,7 +204,7 @@ def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> bool:
     return True
 
 
-def embedding_bag(call: Call) -> None:
+def embedding_bag(call: TorchCall) -> None:
     """Write sums or means of rows of a table; bags are taken to be of one size where they can be."""
     rows, indices, out = call.value("weight"), call.value("indices"), call.result
     bags = out.shape[0]
@@ -217,7 +217,7 @@ def embedding_bag(call: Call) -> None:
     call.unread(call.results[1:])
 
 
-def gather(call: Call) -> None:
+def gather(call: TorchCall) -> None:
     """Write elements at places along one dim; the tensor is cut first where it is longer than these in the others."""
     x, places = call.tensors[:2]
     if not isinstance(call.get("dim", -1), int) or len(x.shape) != len(places.shape) or not x.shape:
@@ -232,7 +232,7 @@ def gather(call: Call) -> None:
     return None
 
 
-def index(call: Call) -> None:
+def index(call: TorchCall) -> None:
     """Write x[indices]: rows of a table where the first dim alone is indexed; dims without an index pass through."""
     x = call.x
     indices = {i: item for i, item in enumerate(call.get("indices", [])) if isinstance(item, Value)}
@@ -259,7 +259,7 @@ def index(call: Call) -> None:
     return call.opaque(*floats_first((x, *values)), passes=passes)
 
 
-def index_put(call: Call) -> None:
+def index_put(call: TorchCall) -> None:
     """Write x with elements at places replaced; dims without an index pass through."""
     given = [i for i, item in enumerate(call.get("indices", [])) if isinstance(item, Value)]
     call.opaque(over=given or range(len(call.x.shape)))
@@ -278,7 +278,7 @@ TRANSLATIONS = table(
     (repeat, "repeat tile"),
     (repeat_interleave, "repeat_interleave"),
     (windows, "unfold unfold_copy"),
-    (Call.opaque, "diagonal diag diag_embed diagonal_copy as_strided as_strided_copy block_diag"),
+    (TorchCall.opaque, "diagonal diag diag_embed diagonal_copy as_strided as_strided_copy block_diag"),
     (as_complex, "view_as_complex"),
     (as_pairs, "view_as_real"),
     (rearrange, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),

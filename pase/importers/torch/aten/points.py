@@ -5,7 +5,7 @@ from math import inf, prod
 
 from pase.importers.ir import Normalise, Pointwise, Reduce, Softmax, Value
 from pase.importers.ir.steps import broadcast_shape
-from pase.importers.torch.aten import Call, as_list, constant, identity, table
+from pase.importers.torch.aten import TorchCall, as_list, constant, identity, table
 
 _SAME_NAME = """
     abs acos acosh angle asin asinh atan atan2 atanh ceil cos cosh erf erfc erfinv exp exp2 expm1 floor fmax
@@ -32,7 +32,7 @@ POINTWISE: dict[str, str] = {name: name for name in _SAME_NAME.split()} | {
 """Functions point by point, and their names here."""
 
 
-def pointwise(call: Call) -> None:
+def pointwise(call: TorchCall) -> None:
     """Write a function of all tensors, point by point."""
     if not call.tensors:
         return constant(call)
@@ -41,7 +41,7 @@ def pointwise(call: Call) -> None:
     return None
 
 
-def _details(call: Call) -> Pointwise:
+def _details(call: TorchCall) -> Pointwise:
     """Return a function with what it takes beside its tensors, such as the number of 2 ** x, which comes first."""
     arguments, function = list(call.arguments.values()), call.function
     numbers = [a for a in arguments if isinstance(a, int | float) and not isinstance(a, bool)]
@@ -65,7 +65,7 @@ def _details(call: Call) -> Pointwise:
     return found
 
 
-def glu(call: Call) -> None:
+def glu(call: TorchCall) -> None:
     """Write one half of a tensor times the sigmoid of the other."""
     dim = call.dim(-1)
     size = call.result.shape[dim]
@@ -73,14 +73,14 @@ def glu(call: Call) -> None:
     call.point("multiply", value, call.point("sigmoid", gate), out=call.result)
 
 
-def moved_along(call: Call) -> None:
+def moved_along(call: TorchCall) -> None:
     """Write the same elements in another order along some dims (a roll, a flip)."""
     rank = len(call.x.shape)
     dims = as_list(call.get("dims", call.get("dim", [])))
     call.point(call.function, call.x, mixes=tuple(sorted({d % rank for d in dims} or range(rank))), out=call.result)
 
 
-def copy(call: Call) -> None:
+def copy(call: TorchCall) -> None:
     """Write what is written over a tensor, in its shape."""
     source = call.tensors[-1]
     if source.shape == call.result.shape:
@@ -97,7 +97,7 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 
-def reduce(call: Call) -> None:
+def reduce(call: TorchCall) -> None:
     """Write a reduction over some dims, or all; where a maximum is from is not told."""
     if len(call.tensors) > 1:
         call.point(f"{call.function}imum", *call.tensors, out=call.result)
@@ -106,14 +106,14 @@ def reduce(call: Call) -> None:
         call.unread(call.results[1:])
 
 
-def moments(call: Call) -> None:
+def moments(call: TorchCall) -> None:
     """Write the variance and the mean, or the smallest and the largest."""
     names = ("min", "max") if call.function == "aminmax" else ("variance", "mean")
     for name, value in zip(names, call.results, strict=True):
         _reduced(call, name, value)
 
 
-def _reduced(call: Call, function: str, out: Value) -> None:
+def _reduced(call: TorchCall, function: str, out: Value) -> None:
     rank, dims = len(call.x.shape), call.get("dim")
     over = {d % max(1, rank) for d in as_list(dims)} if dims is not None and dims != [] else range(rank)
     keeps = bool(call.get("keepdim", False))
@@ -137,7 +137,7 @@ _KINDS: dict[str, str] = {
 """Normalisations by the operator's name."""
 
 
-def normalisation(call: Call) -> None:
+def normalisation(call: TorchCall) -> None:
     """Write a normalisation; the statistics that it may tell besides are not."""
     rank = len(call.x.shape)
     last = tuple(range(rank - len(call.get("normalized_shape", [])), rank))
@@ -160,7 +160,7 @@ def normalisation(call: Call) -> None:
     call.unread(call.results[1:])
 
 
-def distance(call: Call) -> None:
+def distance(call: TorchCall) -> None:
     """Write the cosines of angles between vectors along a dim, or the lengths of differences of them in the last."""
     is_cosine = call.function == "cosine_similarity"
     x, y = call.tensors[:2]
@@ -170,7 +170,7 @@ def distance(call: Call) -> None:
     call.reduce("sum", made, (dim,), keeps_dims=len(call.result.shape) == rank, out=call.result)
 
 
-def transformed(call: Call) -> None:
+def transformed(call: TorchCall) -> None:
     """Write a Fourier transform, along the dims that it names, by default the last one."""
     dims = as_list(call.get("dim", [-1])) or list(range(len(call.x.shape)))
     extent = prod(call.x.shape[dim] for dim in dims)

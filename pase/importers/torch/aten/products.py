@@ -6,19 +6,19 @@ from typing import Literal
 
 from pase.importers.ir import Attention, Convolve, Generic, Pad, Pool, Recurrent, Value
 from pase.importers.ir.steps import Shape, letters
-from pase.importers.torch.aten import Call, each, table
+from pase.importers.torch.aten import TorchCall, each, table
 
 # -- products
 
 
-def linear(call: Call) -> None:
+def linear(call: TorchCall) -> None:
     """Write x · wᵀ + bias."""
     x, w = call.value("input"), call.value("weight")
     lead, n = letters(len(x.shape) - 1, without="kn"), "n" if len(w.shape) > 1 else ""
     call.contract(x, w, (f"{lead}k", f"{n}k"), lead + n, *call.maybe("bias")[: len(n)], out=call.result)
 
 
-def matmul(call: Call) -> None:
+def matmul(call: TorchCall) -> None:
     """Write a product as NumPy's matmul has it; with a vector it is a pass over a tensor, and no matrix product."""
     x, y = call.tensors[:2]
     if len(y.shape) == 1:
@@ -27,11 +27,11 @@ def matmul(call: Call) -> None:
         call.matmul(x, y, out=call.result)
 
 
-def _weighted_sum(call: Call, x: Value, vector: Value, out: Value | None = None) -> Value:
+def _weighted_sum(call: TorchCall, x: Value, vector: Value, out: Value | None = None) -> Value:
     return call.reduce("sum", call.point("multiply", x, vector), (len(x.shape) - 1,), out=out)
 
 
-def addmm(call: Call) -> None:
+def addmm(call: TorchCall) -> None:
     """Write input + mat1 · mat2."""
     bias, x, w = call.value("input"), call.value("mat1"), call.value("mat2")
     if len(bias.shape) == 1 and bias.shape[0] == w.shape[1]:
@@ -40,14 +40,14 @@ def addmm(call: Call) -> None:
         _added(call, x, w, ("mk", "kn"), "mn")
 
 
-def _added(call: Call, x: Value, y: Value, operands: tuple[str, str], output: str) -> None:
+def _added(call: TorchCall, x: Value, y: Value, operands: tuple[str, str], output: str) -> None:
     if call.get("beta", 1) == 0:
         call.contract(x, y, operands, output, out=call.result)
     else:
         call.point("add", call.contract(x, y, operands, output), call.value("input"), out=call.result)
 
 
-def bilinear(call: Call) -> None:
+def bilinear(call: TorchCall) -> None:
     """Write x₁ · w · x₂ + bias as two products."""
     x, y, w = call.value("input1"), call.value("input2"), call.value("weight")
     lead = letters(len(x.shape) - 1, without="nxy")
@@ -55,13 +55,13 @@ def bilinear(call: Call) -> None:
     call.contract(first, y, (f"{lead}ny", f"{lead}y"), f"{lead}n", *call.maybe("bias"), out=call.result)
 
 
-def einsum(call: Call) -> None:
+def einsum(call: TorchCall) -> None:
     """Write a sum of products of tensors, two at a time from the left."""
     if not call.einsum(str(call.get("equation", "")), call.tensors, out=call.result):
         call.opaque()
 
 
-def tensordot(call: Call) -> None:
+def tensordot(call: TorchCall) -> None:
     """Write a product summed over given dims of both."""
     x, y = call.tensors[:2]
     mine = [d % len(x.shape) for d in call.get("dims_self", [])]
@@ -74,14 +74,14 @@ def tensordot(call: Call) -> None:
     call.product((x, y), (left, right), output, out=call.result)
 
 
-def inner_product(call: Call) -> None:
+def inner_product(call: TorchCall) -> None:
     """Write the products of last dims, summed over them."""
     x, y = call.tensors[:2]
     fresh = letters(len(x.shape) + len(y.shape) - 2, without="k")
     call.contract(x, y, (f"{fresh[: len(x.shape) - 1]}k", f"{fresh[len(x.shape) - 1 :]}k"), fresh, out=call.result)
 
 
-def grouped_mm(call: Call) -> None:
+def grouped_mm(call: TorchCall) -> None:
     """Write rows, each multiplied by the matrix of its own group: inputs [m, k], [groups, k, n], ends of the groups.
 
     Every group is taken to have as many rows, which are made more where they cannot be shared out evenly.
@@ -104,7 +104,7 @@ def grouped_mm(call: Call) -> None:
 # -- windows
 
 
-def convolution(call: Call) -> None:
+def convolution(call: TorchCall) -> None:
     """Write a convolution over the last dims; one example without a batch is a batch of one."""
     x, w, bias = call.value("input"), call.value("weight"), call.maybe("bias")
     rank = len(w.shape) - 2
@@ -127,7 +127,7 @@ def convolution(call: Call) -> None:
         call.reshape(call.add(op, batched, w, *bias, shape=(1, *call.result.shape)), out=call.result)
 
 
-def _pads(call: Call, kernel: Shape, dilation: Shape) -> tuple[tuple[int, int], ...]:
+def _pads(call: TorchCall, kernel: Shape, dilation: Shape) -> tuple[tuple[int, int], ...]:
     padding = call.get("padding", 0)
     if not isinstance(padding, str):
         return tuple((p, p) for p in each(padding, len(kernel)))
@@ -135,7 +135,7 @@ def _pads(call: Call, kernel: Shape, dilation: Shape) -> tuple[tuple[int, int], 
     return tuple((r // 2, r - r // 2) if padding == "same" else (0, 0) for r in reach)
 
 
-def pool(call: Call) -> None:
+def pool(call: TorchCall) -> None:
     """Write pooling over the last dims; where the maxima are from is not told."""
     rank = _spatial_rank(call)
     kernel = each(call.get("kernel_size"), rank)
@@ -149,7 +149,7 @@ def pool(call: Call) -> None:
     )
 
 
-def adaptive_pool(call: Call) -> None:
+def adaptive_pool(call: TorchCall) -> None:
     """Write pooling to a given size: nothing where it is that size already, a mean where it is one, windows else."""
     x, rank = call.x, _spatial_rank(call)
     before, after = x.shape[-rank:], call.result.shape[-rank:]
@@ -167,13 +167,13 @@ def adaptive_pool(call: Call) -> None:
     return call.unread(call.results[1:])
 
 
-def _spatial_rank(call: Call) -> int:
+def _spatial_rank(call: TorchCall) -> int:
     """Return the number of spatial dims that an operator's name tells ("max_pool2d")."""
     return int(next(c for c in call.name if c.isdigit()))
 
 
 def _pooled(
-    call: Call,
+    call: TorchCall,
     kernel: Shape,
     *,
     stride: Shape,
@@ -195,7 +195,7 @@ def _pooled(
     call.unread(call.results[1:])
 
 
-def upsample(call: Call) -> None:
+def upsample(call: TorchCall) -> None:
     """Write images in another resolution: repeated pixels where that is a multiple, a function of rows and columns."""
     x, rank = call.x, len(call.x.shape)
     before, after = x.shape[2:], call.result.shape[2:]
@@ -211,7 +211,7 @@ def upsample(call: Call) -> None:
 # -- sequences
 
 
-def attention(call: Call) -> None:
+def attention(call: TorchCall) -> None:
     """Write scaled dot-product attention; queries may have more heads than keys and values.
 
     Tensors of three dims, or more than four, have their leading dims put together.
@@ -233,7 +233,7 @@ def _of_four(shape: Sequence[int]) -> Shape:
     return (prod(lead[:-1]), lead[-1] if lead else 1, *shape[-2:])
 
 
-def flexible_attention(call: Call) -> None:
+def flexible_attention(call: TorchCall) -> None:
     """Write attention whose scores pass through a function of the source's: that is taken to cost nothing."""
     if len(call.tensors) < 3 or any(len(value.shape) != 4 for value in call.tensors[:3]):
         return call.opaque()
@@ -244,7 +244,7 @@ def flexible_attention(call: Call) -> None:
 _CELLS: dict[str, Literal["lstm", "gru", "rnn"]] = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 
-def recurrent(call: Call) -> None:
+def recurrent(call: TorchCall) -> None:
     """Write a recurrent network over a sequence: inputs are the tensor, the weights, then the first states."""
     x = call.value("input")
     if len(x.shape) != 3:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pase.errors import EmitError, RuntimeFailure
+from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Operator, Role
 from pase.graph.body import elementary
 from pase.graph.loss import is_imported, leading_to
@@ -134,7 +134,7 @@ def _check(plan: Plan, layer: LayerPlan) -> None:
     problem = KINDS[operator.kind].why_not(operator)
     if problem:
         raise EmitError(f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: {problem}")
-    whole = [access.tensor for access in (*operator.reads, *operator.writes) if None in access.axes]
+    whole = [access.tensor for access in (*operator.reads, *operator.writes) if None in access.index_map]
     if whole and not KINDS[operator.kind].whole:
         raise EmitError(
             f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: a dim of its tensor {whole[0]!r} "
@@ -252,7 +252,7 @@ def _bytes(plan: Plan, layer: str, reads: list[int]) -> str:
         return ""
     try:
         moved = [edge_bytes(plan, edge) for edge in edges]
-    except RuntimeFailure as error:
+    except ProgramError as error:
         raise EmitError(str(error)) from error
     forward, backward = (sum(column) for column in zip(*moved, strict=True))
     return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"

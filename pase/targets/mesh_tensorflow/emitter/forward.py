@@ -5,7 +5,7 @@ from dataclasses import replace
 from textwrap import wrap
 
 from pase.errors import EmitError, GraphError, PaseError
-from pase.graph import Access, Edge, Operator, Part, Role, verify_operator
+from pase.graph import Access, Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import MOVES, WINDOWED, Body, Step, elementary, is_before_layout
 from pase.graph.loss import is_imported, leading_to, loss_layer
 from pase.graph.names import short
@@ -268,9 +268,9 @@ def _made(plan: Plan, edge: Edge, results: dict[str, Text]) -> Text:
     if edge.output == 0:
         return name
     write = producer.writes[edge.output]
-    parts = [axis for axis in write.axes if isinstance(axis, Part)]
+    parts = [axis for axis in write.index_map if isinstance(axis, SliceOf)]
     whole = producer.writes[0]
-    if len(parts) != 1 or parts[0].dim not in whole.axes:
+    if len(parts) != 1 or parts[0].dim not in whole.index_map:
         raise EmitError(
             f"layer {edge.consumer!r} reads output {edge.output} of layer {edge.producer!r}, which programs cannot "
             "tell apart from the first yet"
@@ -438,6 +438,6 @@ def _taken_apart(body: Body) -> tuple[tuple[Step, ...], Body]:
 def _written_dims(operator: Operator) -> tuple[str, ...]:
     """Return the iteration dims of what a layer writes first, in order."""
     found: list[str] = []
-    for axis in operator.writes[0].axes:
+    for axis in operator.writes[0].index_map:
         found += [axis] if isinstance(axis, str) else list(axis) if isinstance(axis, tuple) else []
     return tuple(found)

@@ -122,7 +122,7 @@ DENSE = Kind(
 
 def _convolution_formula(operator: Operator) -> str:
     x, w, *bias = operator.reads
-    positions = [_position(axis) for axis in x.axes if isinstance(axis, Window)]
+    positions = [_position(axis) for axis in x.index_map if isinstance(axis, Window)]
     plain = indexed(operator, x)[2:-1].split(",")
     product = f"x[{','.join([*plain, *positions])}] {indexed(operator, w)}"
     added = f" + {indexed(operator, bias[0])}" if bias else ""
@@ -159,7 +159,7 @@ def _reduction(operator: Operator) -> str:
 
 
 def _pooling_formula(operator: Operator) -> str:
-    kernels = [axis.kernel for axis in operator.reads[0].axes if isinstance(axis, Window)]
+    kernels = [axis.kernel for axis in operator.reads[0].index_map if isinstance(axis, Window)]
     sizes = " x ".join(str(operator.extents[name]) for name in kernels)
     return f"{indexed(operator, operator.writes[0])} = {_reduction(operator)} of {sizes} windows"
 

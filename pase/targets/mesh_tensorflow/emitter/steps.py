@@ -7,7 +7,7 @@ from math import isfinite
 from types import MappingProxyType
 
 from pase.errors import EmitError
-from pase.graph import Access, Axis, Operator, Part, Window
+from pase.graph import Access, DimIndex, Operator, SliceOf, Window
 from pase.graph.body import MOVES, POINTWISE, Body, Step
 from pase.sharding.layouts import WHOLE
 from pase.targets.mesh_tensorflow.emitter.text import Text, call, code, word
@@ -38,7 +38,7 @@ class Written:
     def result_dims(self) -> Text:
         """The dims of what the layer writes, as a list of their variables."""
         found: list[str] = []
-        for axis in self.operator.writes[0].axes:
+        for axis in self.operator.writes[0].index_map:
             match axis:
                 case str():
                     found.append(axis)
@@ -82,7 +82,7 @@ _LONGEST_FORMULA = 60
 
 def formula(operator: Operator, body: Body) -> str:
     """Return what a body computes as a formula, for a comment; the names of its functions where that is long."""
-    reads = {access.tensor: _indexed(access.tensor, access.axes) for access in operator.reads}
+    reads = {access.tensor: _indexed(access.tensor, access.index_map) for access in operator.reads}
     known = reads | {item.name: _indexed(item.name, item.dims) for item in body.constants}
     is_sum = set[str]()
     for step in body.steps:
@@ -103,16 +103,18 @@ def formula(operator: Operator, body: Body) -> str:
         if len(known[step.result]) > _LONGEST_FORMULA:
             return f"{operator.kind}: {', '.join(step.function for step in body.steps)}"
     write = operator.writes[0]
-    return f"{_indexed(write.tensor, write.axes)} = {known[body.steps[-1].result]}" if body.steps else operator.kind
+    return (
+        f"{_indexed(write.tensor, write.index_map)} = {known[body.steps[-1].result]}" if body.steps else operator.kind
+    )
 
 
-def _indexed(tensor: str, axes: Sequence[Axis]) -> str:
+def _indexed(tensor: str, axes: Sequence[DimIndex]) -> str:
     names: list[str] = []
     for axis in axes:
         match axis:
             case Window():
                 names.append(f"{axis.out}~")
-            case Part():
+            case SliceOf():
                 names.append(axis.dim)
             case tuple():
                 names += axis
@@ -188,7 +190,7 @@ def _pool(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
 
 
 def _embedding(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    axes = next((access.axes for access in block.operator.reads if access.tensor == "table"), ())
+    axes = next((access.index_map for access in block.operator.reads if access.tensor == "table"), ())
     names = [axis for axis in axes if isinstance(axis, str)]
     if len(names) != 2 or len(axes) != 2:
         raise _unwritten(block, "looks up a table whose dims are put together of others")
@@ -205,16 +207,16 @@ def _concat(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
 
 def _padded(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     read = _read(block)
-    before = code("before=[{}]", [axis.offset if isinstance(axis, Part) else 0 for axis in read.axes])
+    before = code("before=[{}]", [axis.offset if isinstance(axis, SliceOf) else 0 for axis in read.index_map])
     shape = code("shape=[{}]", read.shape)
     return _Call(code("padded"), (operands[0], code("mesh"), block.result_dims, before, shape))
 
 
 def _piece(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     read = _read(block)
-    names = [axis for axis in read.axes if isinstance(axis, str)]
-    parts = [axis for axis in block.operator.writes[0].axes if isinstance(axis, Part)]
-    if len(parts) != 1 or len(names) != len(read.axes):
+    names = [axis for axis in read.index_map if isinstance(axis, str)]
+    parts = [axis for axis in block.operator.writes[0].index_map if isinstance(axis, SliceOf)]
+    if len(parts) != 1 or len(names) != len(read.index_map):
         raise _unwritten(block, "takes a box of a tensor, which cannot be written yet")
     whole = _brought(operands[0], block.listed(names)).text
     return _Call(code("piece"), (whole, code("{}, {}, {}", parts[0].dim, parts[0].offset, parts[0].extent)))
@@ -223,7 +225,7 @@ def _piece(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
 def _copy(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
     read = _read(block)
     names: list[str] = []
-    for axis in read.axes:
+    for axis in read.index_map:
         names += [axis] if isinstance(axis, str) else list(axis) if isinstance(axis, tuple) else [WHOLE]
     if block.operator.is_fan_out:
         over = block.listed(read.partial_over or ())

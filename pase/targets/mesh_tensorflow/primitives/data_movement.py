@@ -188,7 +188,7 @@ def to_parts(x: Any, mesh: LayerMesh, parts: Partition) -> Distributed:
 def to_tensor(x: Distributed, mesh: LayerMesh, dims: Sequence[Any]) -> Any:
     """Return a partitioned tensor as a plain one, on every replica, split by the mesh's axes of its dims' names.
 
-    The adjoint is `to_parts`. Raises PrimitiveError where x does not hold each element once, RuntimeFailure where a
+    The adjoint is `to_parts`. Raises PrimitiveError where x does not hold each element once, ProgramError where a
     split does not divide its dim.
     """
     if not isinstance(x.held, Partition):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh
 from pase.sharding.sums import SMALL_POINTS
 from pase.sharding.traffic import Phase
@@ -41,7 +41,7 @@ class MeshImplementation(placement.PlacementMeshImpl):
     ) -> None:
         super().__init__(shape, layout, list(device_names))
         if len(set(device_names)) != self.size or len(device_names) != self.size:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"layer {layer!r}: a mesh of {self.size} positions needs as many different devices, "
                 f"found {', '.join(device_names)}"
             )

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from pase.common.documents import Field
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, name_of, options_of
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 
@@ -66,11 +66,11 @@ def model_hash(shapes: Mapping[str, tuple[int, ...]]) -> str:
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint and return its path; whoever looks sees the whole file or none.
 
-    Raises RuntimeFailure where it cannot be written or a number is not finite; older checkpoints are left alone.
+    Raises ProgramError where it cannot be written or a number is not finite; older checkpoints are left alone.
     """
     for weight, slot, array in _listed(checkpoint):
         if not np.isfinite(array).all():
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"step {checkpoint.step}: {_called(weight, slot)} is not finite; no checkpoint was written"
             )
     path = checkpoint_path(folder, checkpoint.step)
@@ -85,7 +85,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
-        raise RuntimeFailure(f"cannot write checkpoint {path}: {error}; older ones are as they were") from None
+        raise ProgramError(f"cannot write checkpoint {path}: {error}; older ones are as they were") from None
     return path
 
 
@@ -139,18 +139,18 @@ def _sync_folder(folder: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return what a checkpoint holds; RuntimeFailure, with the file and the part, where it is damaged or none."""
+    """Return what a checkpoint holds; ProgramError, with the file and the part, where it is damaged or none."""
     try:
         with path.open("rb") as stream:
             size_bytes = os.fstat(stream.fileno()).st_size
             manifest = _manifest(path, stream, size_bytes)
             return _checkpoint(path, stream, manifest, size_bytes)
     except OSError as error:
-        raise RuntimeFailure(f"cannot read checkpoint {path}: {error}") from None
+        raise ProgramError(f"cannot read checkpoint {path}: {error}") from None
 
 
-def _damaged(path: Path, problem: str) -> RuntimeFailure:
-    return RuntimeFailure(f"checkpoint {path} is damaged: {problem}")
+def _damaged(path: Path, problem: str) -> ProgramError:
+    return ProgramError(f"checkpoint {path} is damaged: {problem}")
 
 
 def _manifest(path: Path, stream: IO[bytes], size_bytes: int) -> Field:
@@ -167,7 +167,7 @@ def _manifest(path: Path, stream: IO[bytes], size_bytes: int) -> Field:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its manifest is no JSON ({error})") from None
-    return Field(value, "", RuntimeFailure, f"checkpoint {path}")
+    return Field(value, "", ProgramError, f"checkpoint {path}")
 
 
 def _checkpoint(path: Path, stream: IO[bytes], manifest: Field, size_bytes: int) -> Checkpoint:
@@ -239,21 +239,21 @@ def list_checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def newest_checkpoint(folder: Path) -> Checkpoint | None:
     """Return the newest checkpoint of a folder, None where there is none.
 
-    Raises RuntimeFailure where it is damaged, with the newest one that is not; nothing is changed.
+    Raises ProgramError where it is damaged, with the newest one that is not; nothing is changed.
     """
     listed = list_checkpoints(folder)
     if not listed:
         return None
     try:
         return read_checkpoint(listed[0][1])
-    except RuntimeFailure as error:
+    except ProgramError as error:
         for step, path in listed[1:]:
             try:
                 read_checkpoint(path)
-            except RuntimeFailure:
+            except ProgramError:
                 continue
-            raise RuntimeFailure(f"{error}; that of step {step} is complete: go on with --resume {path}") from None
-        raise RuntimeFailure(f"{error}; there is no complete one in {folder}") from None
+            raise ProgramError(f"{error}; that of step {step} is complete: go on with --resume {path}") from None
+        raise ProgramError(f"{error}; there is no complete one in {folder}") from None
 
 
 def prune(folder: Path, *, step: int, keep: int) -> None:
@@ -292,22 +292,22 @@ class Checkpointing:
     def __post_init__(self) -> None:
         for name, value in (("save-every", self.save_every), ("keep", self.keep)):
             if value < 1:
-                raise RuntimeFailure(f"{name} is {value}; expected 1 or more")
+                raise ProgramError(f"{name} is {value}; expected 1 or more")
 
     def found(self) -> Checkpoint | None:
         """Return the checkpoint to go on from, None to begin with the first step.
 
-        Raises RuntimeFailure where it is damaged, where the folder holds another training's, where it cannot be made.
+        Raises ProgramError where it is damaged, where the folder holds another training's, where it cannot be made.
         """
         listed = list_checkpoints(self.folder)
         if self.resume is None and listed:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"{self.folder} holds checkpoints up to step {listed[0][0]}; go on with --resume or name another one"
             )
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RuntimeFailure(f"cannot make folder {self.folder} for checkpoints: {error}") from None
+            raise ProgramError(f"cannot make folder {self.folder} for checkpoints: {error}") from None
         if self.resume is None:
             return None
         return newest_checkpoint(self.folder) if self.resume == NEWEST else read_checkpoint(Path(self.resume))
@@ -347,7 +347,7 @@ class Checkpointing:
         try:
             prune(self.folder, step=checkpoint.step, keep=self.keep)
         except OSError as error:
-            raise RuntimeFailure(f"{path} is written, but an older one cannot be removed: {error}") from None
+            raise ProgramError(f"{path} is written, but an older one cannot be removed: {error}") from None
         return path
 
 
@@ -359,45 +359,45 @@ def check_fits(
     *,
     data: Mapping[str, Any],
 ) -> None:
-    """Raise RuntimeFailure where a checkpoint is of another model, optimiser, type, seed or data, naming the first."""
+    """Raise ProgramError where a checkpoint is of another model, optimiser, type, seed or data, naming the first."""
     path = checkpointing.path_of(checkpoint)
     head = f"checkpoint {path} is of another"
     check_weights(f"{head} model", checkpoint, {name: weight.shape for name, weight in program.weights.items()})
     optimiser = name_of(options.rule)
     if checkpoint.optimiser != optimiser:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{head} optimiser: {checkpoint.optimiser}, not {optimiser}; give --optimizer {checkpoint.optimiser}"
         )
     if checkpoint.dtype != program.dtype.name:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{head} type: {checkpoint.dtype}, not {program.dtype.name}; give --dtype {checkpoint.dtype}"
         )
     if options.seed not in (None, checkpoint.seed):
-        raise RuntimeFailure(f"{head} seed: {checkpoint.seed}, not {options.seed}; leave --seed out, it is kept")
+        raise ProgramError(f"{head} seed: {checkpoint.seed}, not {options.seed}; leave --seed out, it is kept")
     check_data(f"{head} training's data", checkpoint, data)
     if checkpoint.step >= options.steps:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{path} is of step {checkpoint.step}; nothing is left of {options.steps} steps, ask for more"
         )
 
 
 def check_weights(head: str, checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise RuntimeFailure, which begins with the head, where a checkpoint holds weights of other names or shapes."""
+    """Raise ProgramError, which begins with the head, where a checkpoint holds weights of other names or shapes."""
     for name in sorted({*shapes, *checkpoint.weights}):
         if name not in checkpoint.weights:
-            raise RuntimeFailure(f"{head}: it has no weight {name!r}")
+            raise ProgramError(f"{head}: it has no weight {name!r}")
         if name not in shapes:
-            raise RuntimeFailure(f"{head}: this one has no weight {name!r}")
+            raise ProgramError(f"{head}: this one has no weight {name!r}")
         found = checkpoint.weights[name].shape
         if found != shapes[name]:
-            raise RuntimeFailure(f"{head}: its weight {name!r} has shape {list(found)}, not {list(shapes[name])}")
+            raise ProgramError(f"{head}: its weight {name!r} has shape {list(found)}, not {list(shapes[name])}")
 
 
 def check_data(head: str, checkpoint: Checkpoint, data: Mapping[str, Any]) -> None:
-    """Raise RuntimeFailure, which begins with the head, where a checkpoint's data are not those described."""
+    """Raise ProgramError, which begins with the head, where a checkpoint's data are not those described."""
     for key in sorted({*checkpoint.data, *data}):
         if checkpoint.data.get(key) != data.get(key):
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"{head}: their {key} is {checkpoint.data.get(key)}, not {data.get(key)}; "
                 "give the same data, their position is part of the checkpoint"
             )

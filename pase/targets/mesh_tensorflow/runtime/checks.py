@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
@@ -20,7 +20,7 @@ _OF_MESH_TENSORFLOW = (mtf.ops.EinsumOperation, mtf.ops.BinaryOpWithBroadcasting
 
 
 def check_operations(graph: Any, meshes: Sequence[LayerMesh]) -> None:
-    """Raise RuntimeFailure for an operation on two meshes, a dim of two extents, an axis that splits nothing."""
+    """Raise ProgramError for an operation on two meshes, a dim of two extents, an axis that splits nothing."""
     names: dict[LayerMesh, set[str]] = {mesh: set() for mesh in meshes}
     for operation in graph.operations:
         tensors = [*operation.inputs, *operation.outputs]
@@ -34,7 +34,7 @@ def check_operations(graph: Any, meshes: Sequence[LayerMesh]) -> None:
     for mesh in meshes:
         for axis, size in mesh.devices.axes[: _num_splits(mesh)]:
             if axis not in names[mesh]:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"layer {mesh.layer!r} has {size} parts along {axis!r}, which is a dim of none of its tensors; "
                     "use the names of its dims as axes"
                 )
@@ -47,7 +47,7 @@ def _num_splits(mesh: LayerMesh) -> int:
 def _check_one_mesh(operation: Any) -> None:
     for x in operation.inputs:
         if x.mesh is not operation.mesh:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"operation {operation.name!r} reads tensors of two meshes, those of layers {operation.mesh.layer!r} "
                 f"and {x.mesh.layer!r}; reshard one of them"
             )
@@ -58,7 +58,7 @@ def _check_extents(operation: Any, tensors: Sequence[Any]) -> None:
     for tensor in tensors:
         for dim in tensor.shape.dims:
             if extents.setdefault(dim.name, dim.size) != dim.size:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"operation {operation.name!r} of layer {operation.mesh.layer!r} has dim {dim.name} with extents "
                     f"{extents[dim.name]} and {dim.size}; give it one"
                 )

@@ -25,7 +25,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 
 from pase.common.documents import Field
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 
 VARIABLE = "PASE_CLUSTER"
@@ -42,7 +42,7 @@ class Cluster:
 
     addresses: [tasks] host:port. task: this process. bind: the IP address to listen on, 0.0.0.0 or :: for all.
     local_task: number of this process among those of its machine. step_timeout_s: how long a step may take, None for
-    ever. Raises RuntimeFailure for what is out of range.
+    ever. Raises ProgramError for what is out of range.
     """
 
     addresses: tuple[str, ...]
@@ -55,20 +55,20 @@ class Cluster:
         for address in self.addresses:
             split_address(address)
         if len(set(self.addresses)) != len(self.addresses):
-            raise RuntimeFailure(f"the addresses {', '.join(self.addresses)} name a process twice; give each its port")
+            raise ProgramError(f"the addresses {', '.join(self.addresses)} name a process twice; give each its port")
         if not 0 <= self.task < len(self.addresses):
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"task {self.task} is none of the {len(self.addresses)} that there are; they count from 0"
             )
         try:
             ip_address(self.bind)
         except ValueError:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"the address to listen on is {self.bind!r}; expected an IP address, such as {LOOPBACK} or 0.0.0.0"
             ) from None
         is_distant = [address for address in self.addresses if not is_loopback(split_address(address)[0])]
         if is_distant and ip_address(self.bind).is_loopback:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"{is_distant[0]} is another host, which cannot reach a process that listens on {self.bind}; name this "
                 "host's address with --bind, and only in a network whose every user you trust"
             )
@@ -88,15 +88,15 @@ class Cluster:
 
 
 def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Return the cluster that this process belongs to, None for none; RuntimeFailure where it is not well formed."""
+    """Return the cluster that this process belongs to, None for none; ProgramError where it is not well formed."""
     text = environment.get(VARIABLE)
     if not text:
         return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RuntimeFailure(f"{VARIABLE} is no JSON ({error}); start the program with pase launch") from None
-    field = Field(value, "", RuntimeFailure, VARIABLE)
+        raise ProgramError(f"{VARIABLE} is no JSON ({error}); start the program with pase launch") from None
+    field = Field(value, "", ProgramError, VARIABLE)
     version = field["schema_version"].integer()
     if version != SCHEMA_VERSION:
         raise field["schema_version"].fail(f"is {version}; this version of PaSE reads {SCHEMA_VERSION}")
@@ -111,10 +111,10 @@ def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return the host and the port of an address; RuntimeFailure where it has not both."""
+    """Return the host and the port of an address; ProgramError where it has not both."""
     found = _ADDRESS.fullmatch(address)
     if not found or not 0 < int(found[2]) < 2**16:
-        raise RuntimeFailure(f"{address!r} is no address of a process; expected HOST:PORT, such as node1:4000")
+        raise ProgramError(f"{address!r} is no address of a process; expected HOST:PORT, such as node1:4000")
     return found[1].strip("[]"), int(found[2])
 
 
@@ -131,7 +131,7 @@ def is_loopback(host: str) -> bool:
 def read_hosts(text_or_path: str) -> tuple[str, ...]:
     """Return the addresses that a list names: a file with one a line and comments from #, or with commas between.
 
-    Raises RuntimeFailure with the line where one is none, or where the list is empty.
+    Raises ProgramError with the line where one is none, or where the list is empty.
     """
     path = Path(text_or_path)
     if _ADDRESS.fullmatch(text_or_path.partition(",")[0].strip()) and not path.is_file():
@@ -140,12 +140,12 @@ def read_hosts(text_or_path: str) -> tuple[str, ...]:
         with path.open(encoding="utf-8") as stream:
             text = stream.read(_LIST_LIMIT_BYTES)
     except (OSError, ValueError) as error:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"cannot read host list {path}: {error}; expected a file with HOST:PORT on each line, or HOST:PORT,…"
         ) from None
     addresses = _addresses(path, text.splitlines())
     if not addresses:
-        raise RuntimeFailure(f"host list {path} names no host; expected HOST:PORT on each line")
+        raise ProgramError(f"host list {path} names no host; expected HOST:PORT on each line")
     return addresses
 
 
@@ -157,8 +157,8 @@ def _addresses(path: Path, lines: Sequence[str]) -> tuple[str, ...]:
 def _checked(address: str, where: str) -> str:
     try:
         split_address(address)
-    except RuntimeFailure as error:
-        raise RuntimeFailure(f"{where}: {error}") from None
+    except ProgramError as error:
+        raise ProgramError(f"{where}: {error}") from None
     return address
 
 
@@ -193,7 +193,7 @@ _ALL, _NONE = 0xFFFFFFFF, 0
 def keep_to(address: str, port: int) -> None:
     """Have this process's server on a port take only what is sent to an address, or by this machine to itself.
 
-    address: 0.0.0.0 or :: for no limit. Raises RuntimeFailure where that cannot be had, rather than serve everybody.
+    address: 0.0.0.0 or :: for no limit. Raises ProgramError where that cannot be had, rather than serve everybody.
     """
     wanted = ip_address(address)
     if wanted.is_unspecified:
@@ -201,13 +201,13 @@ def keep_to(address: str, port: int) -> None:
     networks = (*_LOOPBACK, ip_network(wanted))
     hint = "; with --bind 0.0.0.0 it serves whoever can reach this machine, who may then run anything on it"
     if not sys.platform.startswith("linux"):
-        raise RuntimeFailure(f"TensorFlow's server can be kept to an address on Linux alone{hint}")
+        raise ProgramError(f"TensorFlow's server can be kept to an address on Linux alone{hint}")
     try:
         own = _own_sockets()
         listening = [entry for entry in _sockets() if entry.port == port and entry.state == _LISTENING]
         handles = [own[entry.inode] for entry in listening if entry.inode in own]
         if not handles:
-            raise RuntimeFailure(f"TensorFlow's server does not listen on port {port}; choose another one")
+            raise ProgramError(f"TensorFlow's server does not listen on port {port}; choose another one")
         for handle in handles:
             with socket.socket(fileno=os.dup(handle)) as listener:
                 if wanted.is_loopback:
@@ -220,14 +220,14 @@ def keep_to(address: str, port: int) -> None:
             if entry.port == port and entry.state == _ESTABLISHED and not _is_in(entry.address, networks)
         ]
     except PermissionError:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"to keep TensorFlow's server to {address} needs the capability CAP_NET_ADMIN; run with it, or listen on "
             f"{LOOPBACK}{hint}"
         ) from None
     except OSError as error:
-        raise RuntimeFailure(f"TensorFlow's server cannot be kept to {address}: {error}{hint}") from None
+        raise ProgramError(f"TensorFlow's server cannot be kept to {address}: {error}{hint}") from None
     if others:
-        raise RuntimeFailure(f"somebody connected to port {port} at {others[0].address} before it was closed to others")
+        raise ProgramError(f"somebody connected to port {port} at {others[0].address} before it was closed to others")
 
 
 def packet_filter(networks: Sequence[Network]) -> bytes:

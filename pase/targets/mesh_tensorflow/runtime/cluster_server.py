@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Never
 
-from pase.errors import PaseError, RuntimeFailure
+from pase.errors import PaseError, ProgramError
 from pase.targets.mesh_tensorflow.runtime.cluster import PROBE_EVERY_S, Cluster, is_lost, is_up, keep_to, split_address
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import JOB, Devices, spread
@@ -21,7 +21,7 @@ START_TIMEOUT_S = 300.0
 def start_server(cluster: Cluster, num_devices: int, local: Devices) -> Devices:
     """Start this task's server and return the devices of the cluster.
 
-    local: this task's share of the devices. Raises RuntimeFailure where the port cannot be used, or where the server
+    local: this task's share of the devices. Raises ProgramError where the port cannot be used, or where the server
     cannot be kept to the address that it is to listen on.
     """
     server = open_server(cluster, local.config())
@@ -31,7 +31,7 @@ def start_server(cluster: Cluster, num_devices: int, local: Devices) -> Devices:
 def open_server(cluster: Cluster, config: Any) -> Any:
     """Start this task's server, kept to the address that it is to listen on; it lives as long as the process.
 
-    config: of its devices. Raises RuntimeFailure where the port cannot be used, or the server cannot be kept.
+    config: of its devices. Raises ProgramError where the port cannot be used, or the server cannot be kept.
     """
     spec = tf.train.ClusterSpec({JOB: list(cluster.addresses)})
     _, port = split_address(cluster.addresses[cluster.task])
@@ -41,7 +41,7 @@ def open_server(cluster: Cluster, config: Any) -> Any:
             spec, job_name=JOB, task_index=cluster.task, protocol="grpc", config=config, start=False
         )
     except tf.errors.OpError as error:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"task {cluster.task} cannot listen on port {port}: {_first_line(error)}; choose another port, or run again"
         ) from None
     keep_to(cluster.bind, port)
@@ -52,18 +52,18 @@ def open_server(cluster: Cluster, config: Any) -> Any:
 def serve(cluster: Cluster) -> None:
     """Serve the chief until it is gone."""
     if not is_up(cluster.addresses[0], START_TIMEOUT_S):
-        raise RuntimeFailure(f"task 0, {cluster.addresses[0]}, did not come up in {START_TIMEOUT_S:.0f} s")
+        raise ProgramError(f"task 0, {cluster.addresses[0]}, did not come up in {START_TIMEOUT_S:.0f} s")
     while not is_lost(cluster.addresses[0]):
         time.sleep(PROBE_EVERY_S)
 
 
 def wait_for_others(cluster: Cluster) -> None:
-    """Wait until all tasks are up; RuntimeFailure that names one that is not."""
+    """Wait until all tasks are up; ProgramError that names one that is not."""
     begin = time.monotonic()
     for task, address in enumerate(cluster.addresses):
         left = START_TIMEOUT_S - (time.monotonic() - begin)
         if task != cluster.task and not is_up(address, left):
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"task {task}, {address}, did not come up in {START_TIMEOUT_S:.0f} s; start it on its host with the "
                 f"same command and list of hosts, and --task {task}"
             )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pase.common.array_files import mapped_array, opened_archive, reading
-from pase.errors import EmitError, RuntimeFailure
+from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
 from pase.graph.names import listed, short
@@ -156,14 +156,14 @@ def read_arrays(path: Path) -> dict[str, Array]:
     """Return the arrays of an ``.npz`` file, or of a directory of ``.npy`` files, which are left on disk.
 
     In a directory an array has its file's name, with that of folders within it: ``block/x.npy`` holds ``block/x``.
-    Raises RuntimeFailure where there are none. Nothing in the files is executed.
+    Raises ProgramError where there are none. Nothing in the files is executed.
     """
     return _read_directory(path) if path.is_dir() else _read_archive(path)
 
 
 def _read_archive(path: Path) -> dict[str, Array]:
     expected = "expected an .npz file written by numpy.savez"
-    with reading(RuntimeFailure, f"cannot read data from {path}", expected), opened_archive(path) as archive:
+    with reading(ProgramError, f"cannot read data from {path}", expected), opened_archive(path) as archive:
         return {name: archive.array(name) for name in archive.names}
 
 
@@ -171,24 +171,24 @@ def _read_directory(path: Path) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for file in sorted(path.rglob("*.npy")):
         expected = "expected an .npy file written by numpy.save"
-        with reading(RuntimeFailure, f"cannot read data from {file}", expected):
+        with reading(ProgramError, f"cannot read data from {file}", expected):
             arrays[file.relative_to(path).with_suffix("").as_posix()] = mapped_array(file)
     if not arrays:
-        raise RuntimeFailure(f"directory {path} holds no .npy files; expected one for each input, such as inputs.npy")
+        raise ProgramError(f"directory {path} holds no .npy files; expected one for each input, such as inputs.npy")
     return arrays
 
 
 def _check(item: DataInput, arrays: Mapping[str, Array], called: str) -> None:
     row = ", ".join(map(str, item.shape[1:]))
     if item.name not in arrays:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{called} have no array {item.name!r}; the file holds {', '.join(sorted(arrays)) or 'none'}; "
             f"the program needs {item.name!r} of shape [N{', ' + row if row else ''}]"
         )
     array = arrays[item.name]
     where = f"array {item.name!r} of {called}"
     if array.shape[1:] != item.shape[1:] or array.ndim == 0 or len(array) < item.shape[0]:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{where} has shape {list(array.shape)}; expected [N{', ' + row if row else ''}] with N at least "
             f"{item.shape[0]}, the batch"
         )
@@ -200,22 +200,22 @@ def _check(item: DataInput, arrays: Mapping[str, Array], called: str) -> None:
 def _check_rows(num_rows: Mapping[str, int], called: str) -> None:
     if len(set(num_rows.values())) > 1:
         counts = ", ".join(f"{name!r} {rows}" for name, rows in num_rows.items())
-        raise RuntimeFailure(f"the arrays of {called} have different numbers of rows: {counts}; a row is an example")
+        raise ProgramError(f"the arrays of {called} have different numbers of rows: {counts}; a row is an example")
 
 
 def check_values(item: DataInput, array: Array, where: str) -> None:
-    """Raise RuntimeFailure where the numbers of an array are not what an input takes. where: what messages call it."""
+    """Raise ProgramError where the numbers of an array are not what an input takes. where: what messages call it."""
     if item.below:
         if array.dtype.kind not in "iu":
-            raise RuntimeFailure(f"{where} has type {array.dtype}; expected whole numbers from 0 to {item.below - 1}")
+            raise ProgramError(f"{where} has type {array.dtype}; expected whole numbers from 0 to {item.below - 1}")
         if array.min() < 0 or array.max() >= item.below:
             wrong = array.min() if array.min() < 0 else array.max()
-            raise RuntimeFailure(f"{where} holds {wrong}; expected whole numbers from 0 to {item.below - 1}")
+            raise ProgramError(f"{where} holds {wrong}; expected whole numbers from 0 to {item.below - 1}")
     else:
         if array.dtype.kind not in "fiu":
-            raise RuntimeFailure(f"{where} has type {array.dtype}; expected numbers")
+            raise ProgramError(f"{where} has type {array.dtype}; expected numbers")
         if not np.isfinite(array).all():
-            raise RuntimeFailure(f"{where} holds values that are not finite; clean the data first")
+            raise ProgramError(f"{where} holds values that are not finite; clean the data first")
 
 
 _EXPECTED = "expected package.module:function, a function that yields a dict of arrays for each step"
@@ -224,18 +224,18 @@ _EXPECTED = "expected package.module:function, a function that yields a dict of 
 def load_function(name: str) -> Callable[..., Any]:
     """Import and return the function that ``package.module:function`` names; this executes the module.
 
-    Raises RuntimeFailure where there is no such module or function.
+    Raises ProgramError where there is no such module or function.
     """
     module_name, _, attribute = name.partition(":")
     parts = [*module_name.split("."), attribute]
     if not all(part.isidentifier() for part in parts):
-        raise RuntimeFailure(f"{name!r} names no function; {_EXPECTED}")
+        raise ProgramError(f"{name!r} names no function; {_EXPECTED}")
     try:
         function = getattr(importlib.import_module(module_name), attribute, None)
     except ImportError as error:
-        raise RuntimeFailure(f"cannot import {module_name} for the data: {error}; is it on PYTHONPATH?") from error
+        raise ProgramError(f"cannot import {module_name} for the data: {error}; is it on PYTHONPATH?") from error
     if not callable(function):
-        raise RuntimeFailure(f"module {module_name} has no function {attribute!r}; {_EXPECTED}")
+        raise ProgramError(f"module {module_name} has no function {attribute!r}; {_EXPECTED}")
     return function  # type: ignore[no-any-return]
 
 
@@ -281,30 +281,30 @@ class GeneratedBatches:
         try:
             return call()
         except StopIteration:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"data generator {self._name} ended before the batch of step {self._step}; train fewer steps, or make "
                 "it begin anew"
             ) from None
         # The code is not ours: it may raise anything.
         except Exception as error:
-            raise RuntimeFailure(f"data generator {self._name} raised {type(error).__name__}: {error}") from error
+            raise ProgramError(f"data generator {self._name} raised {type(error).__name__}: {error}") from error
 
     def _checked(self, drawn: Any) -> dict[str, Array]:
         where = f"the batch of step {self._step} of data generator {self._name}"
         if not isinstance(drawn, Mapping):
-            raise RuntimeFailure(f"{where} is of type {type(drawn).__name__}; {_EXPECTED}")
+            raise ProgramError(f"{where} is of type {type(drawn).__name__}; {_EXPECTED}")
         batch = {}
         for item in self._inputs:
             if item.name not in drawn:
                 names = ", ".join(sorted(map(str, drawn))) or "nothing"
-                raise RuntimeFailure(f"{where} has no array {item.name!r}; it holds {names}")
+                raise ProgramError(f"{where} has no array {item.name!r}; it holds {names}")
             own = f"array {item.name!r} of {where}"
             try:
                 array = np.asarray(drawn[item.name])
             except ValueError as error:
-                raise RuntimeFailure(f"{own} is no array: {error}") from None
+                raise ProgramError(f"{own} is no array: {error}") from None
             if array.shape != item.shape:
-                raise RuntimeFailure(f"{own} has shape {list(array.shape)}; expected {list(item.shape)}")
+                raise ProgramError(f"{own} has shape {list(array.shape)}; expected {list(item.shape)}")
             check_values(item, array, own)
             batch[item.name] = array.astype(np.int32) if item.below else array
         return batch
@@ -329,19 +329,19 @@ class StepEvaluation:
 
 
 def held_out_batches(inputs: Iterable[DataInput], path: Path) -> Batches:
-    """Return the batches of the data to test on; RuntimeFailure where they do not fit the inputs."""
+    """Return the batches of the data to test on; ProgramError where they do not fit the inputs."""
     return Batches(inputs, seed=0, arrays=read_arrays(path), called="the test data")
 
 
 def evaluated(batches: Batches, evaluate: Callable[[Mapping[str, Array]], Evaluation], *, step: int) -> StepEvaluation:
     """Return the mean over all whole batches; rows that fill none are left out, a program's batch being fixed.
 
-    Raises RuntimeFailure where the loss is not finite.
+    Raises ProgramError where the loss is not finite.
     """
     results = [evaluate(batches.batch(number)) for number in range(batches.num_batches)]
     loss = float(np.mean([result.loss for result in results]))
     if not np.isfinite(loss):
-        raise RuntimeFailure(
+        raise ProgramError(
             f"after step {step} the loss on the test data is {loss}; use a smaller learning rate, or look for it in "
             "the data"
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, GPU, DeviceChoice
@@ -95,10 +95,10 @@ def gpus(
     """Return GPUs of this process; the host is its CPU.
 
     physical: numbers of those that there are. first: of those to use. virtual: several devices on each GPU where there
-    are fewer than devices, memory_mib MiB for each. Raises RuntimeFailure where there are too few, or none at all.
+    are fewer than devices, memory_mib MiB for each. Raises ProgramError where there are too few, or none at all.
     """
     if not physical:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{num_devices} GPUs are needed and TensorFlow found none; leave out --device to use virtual CPUs, or "
             "install a TensorFlow and a driver with which tf.config.list_physical_devices('GPU') shows them"
         )
@@ -107,7 +107,7 @@ def gpus(
     if len(chosen) == num_devices:
         return Devices(names=names, visible_gpus=chosen)
     if not virtual:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{first + num_devices} GPUs are needed and TensorFlow found {len(physical)}; search a plan for "
             f"{len(physical)} devices, or put several devices on a GPU with --virtual"
         )
@@ -137,10 +137,10 @@ def spread(num_devices: int, num_tasks: int, local: Devices, target: str) -> Dev
 
 
 def share(num_devices: int, num_tasks: int) -> int:
-    """Return how many devices each task of a cluster has; RuntimeFailure where they cannot be shared out evenly."""
+    """Return how many devices each task of a cluster has; ProgramError where they cannot be shared out evenly."""
     if num_devices % num_tasks:
         divisors = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{num_devices} devices cannot be shared out evenly among {num_tasks} processes; "
             f"use {', '.join(map(str, divisors))}"
         )

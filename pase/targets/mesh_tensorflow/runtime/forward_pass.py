@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pase.common.documents import write_atomically
-from pase.errors import PaseError, RuntimeFailure
+from pase.errors import PaseError, ProgramError
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
@@ -22,7 +22,7 @@ from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_va
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.initial import given_value
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
-from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, KINDS, WORD_BYTES, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, ITEMSIZES, KINDS, DeviceChoice
 from pase.targets.mesh_tensorflow.runtime.program import Program
 
 Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -56,7 +56,7 @@ def compute(
 ) -> Computed:
     """Run a program's forward pass on all examples of some data, a batch at a time; the last one is filled up.
 
-    Raises RuntimeFailure where weights or inputs are missing, or are of another shape.
+    Raises ProgramError where weights or inputs are missing, or are of another shape.
     """
     devices = devices or virtual_cpus(num_devices)
     begin = time.perf_counter()
@@ -128,20 +128,18 @@ def _batches(inputs: list[DataInput], data: Mapping[str, Array], batch: int) -> 
     for item in inputs:
         if item.name not in data:
             held = ", ".join(sorted(data)) or "none"
-            raise RuntimeFailure(f"the data have no array {item.name!r}; the file holds {held}")
+            raise ProgramError(f"the data have no array {item.name!r}; the file holds {held}")
         row, shape = item.shape[1:], data[item.name].shape
         if len(shape) != len(item.shape) or shape[1:] != row:
-            raise RuntimeFailure(
-                f"input {item.name!r} has shape {list(shape)}; expected [N, {', '.join(map(str, row))}]"
-            )
+            raise ProgramError(f"input {item.name!r} has shape {list(shape)}; expected [N, {', '.join(map(str, row))}]")
         check_values(item, data[item.name], f"input {item.name!r}")
     counts = {len(data[item.name]) for item in inputs}
     sizes = {item.shape[0] for item in inputs}
     if len(counts) > 1 and len(sizes) == 1:
-        raise RuntimeFailure(f"the inputs have {', '.join(map(str, sorted(counts)))} rows; expected as many in each")
+        raise ProgramError(f"the inputs have {', '.join(map(str, sorted(counts)))} rows; expected as many in each")
     num_examples = max(counts, default=1)
     if num_examples == 0:
-        raise RuntimeFailure("the inputs have no rows; give one example or more")
+        raise ProgramError("the inputs have no rows; give one example or more")
     batches: list[Mapping[str, Array]] = []
     for first in range(0, num_examples, batch):
         rows = np.arange(first, first + batch)
@@ -161,7 +159,7 @@ def _joined(name: str, parts: list[Array], num_examples: int, batch: int) -> Arr
     if num_examples == batch:
         return parts[0]
     if parts[0].shape[:1] != (batch,):
-        raise RuntimeFailure(
+        raise ProgramError(
             f"output {name!r} has shape {list(parts[0].shape)}, whose first dim is not the batch; give exactly {batch} "
             f"examples, found {num_examples}"
         )
@@ -200,7 +198,7 @@ def _write(path: Path, found: Computed) -> None:
     try:
         write_atomically(path, buffer.getvalue())
     except OSError as error:
-        raise RuntimeFailure(f"{path} cannot be written: {error.strerror or error}") from None
+        raise ProgramError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _show(found: Computed, options: argparse.Namespace) -> None:
@@ -231,7 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         "--data", type=Path, required=True, metavar="PATH", help="an .npz file with an array [N, ...] for each input"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the outputs to this .npz file")
-    parser.add_argument("--dtype", choices=tuple(WORD_BYTES), default="float32", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=tuple(ITEMSIZES), default="float32", help="(default: %(default)s)")
     parser.add_argument("--measure", action="store_true", help="count the bytes that cross devices in a batch")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--device", choices=list(KINDS), default=CPU, help="(default: %(default)s, virtual ones)")

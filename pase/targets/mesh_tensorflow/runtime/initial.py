@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import GraphError, RuntimeFailure
+from pase.errors import GraphError, ProgramError
 from pase.graph import Access, Graph, Operator
 from pase.graph.access import access_dims, named_dims
 from pase.sharding.held import parameter_name
@@ -29,10 +29,10 @@ def shared_order(graph: Graph, operator: Operator, access: Access) -> tuple[int,
     name = parameter_name(operator, access)
     owner, first = next((o, a) for o in graph.operators for a in o.parameters if parameter_name(o, a) == name)
     same = tuple(range(len(access.shape)))
-    if first.axes == access.axes and first.shape == access.shape:
+    if first.index_map == access.index_map and first.shape == access.shape:
         return same
-    if set(first.axes) == set(access.axes):
-        order = tuple(first.axes.index(axis) for axis in access.axes)
+    if set(first.index_map) == set(access.index_map):
+        order = tuple(first.index_map.index(axis) for axis in access.index_map)
         if tuple(first.shape[i] for i in order) == access.shape:
             return order
     elif first.shape == access.shape:
@@ -78,19 +78,19 @@ def initial_value(
 
 
 def given_value(name: str, shape: tuple[int, ...], values: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-    """Return the value of a weight or a constant that a file of weights holds; RuntimeFailure where it does not."""
+    """Return the value of a weight or a constant that a file of weights holds; ProgramError where it does not."""
     if name not in values:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"the weights have no array {name!r}; write them from the model with: pase weights MODEL -o weights.npz"
         )
     array = values[name]
     if array.size != prod(shape):
-        raise RuntimeFailure(
+        raise ProgramError(
             f"weight {name!r} has shape {list(array.shape)}; expected as many values as {list(shape)} has: the weights "
             "are of another model"
         )
     if not np.issubdtype(array.dtype, np.floating):
-        raise RuntimeFailure(f"weight {name!r} is of type {array.dtype}; expected floating-point numbers")
+        raise ProgramError(f"weight {name!r} is of type {array.dtype}; expected floating-point numbers")
     return array.reshape(shape)
 
 

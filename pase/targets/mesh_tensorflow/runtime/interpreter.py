@@ -9,8 +9,8 @@ from itertools import product
 from math import inf
 from typing import Any
 
-from pase.errors import RuntimeFailure
-from pase.graph import Access, Operator, Part, Window
+from pase.errors import ProgramError
+from pase.graph import Access, Operator, SliceOf, Window
 from pase.graph.body import MOVES, POINTWISE, Body, Step
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.points import functions_of_points
@@ -30,7 +30,7 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any]) -> Any
         tensors: of what it reads, by name, in the shapes that it reads; of the body's constants, [dims].
 
     Raises:
-        RuntimeFailure: a step is none that can be interpreted.
+        ProgramError: a step is none that can be interpreted.
     """
     known: dict[str, Named] = {
         access.tensor: named(operator, access, tensors[access.tensor])
@@ -52,28 +52,28 @@ def named(operator: Operator, access: Access, array: Any) -> Named:
     """Return a tensor with the names of its dims: one for each iteration dim, a window's is that of its positions."""
     dims = _dims(operator, access)
     shape: list[int] = []
-    for axis, extent in zip(access.axes, access.shape, strict=True):
+    for axis, extent in zip(access.index_map, access.shape, strict=True):
         shape += [operator.extents[dim] for dim in axis] if isinstance(axis, tuple) else [extent]
     named_shape = [extent for extent, axis in zip(shape, _flat(access), strict=True) if axis is not None]
     return tf.reshape(array, named_shape), dims
 
 
 def _flat(access: Access) -> list[Any]:
-    return [one for axis in access.axes for one in (axis if isinstance(axis, tuple) else (axis,))]
+    return [one for axis in access.index_map for one in (axis if isinstance(axis, tuple) else (axis,))]
 
 
 def _dims(operator: Operator, access: Access) -> tuple[str, ...]:
     found = []
-    for axis, extent in ((a, e) for a, e in zip(access.axes, access.shape, strict=True)):
+    for axis, extent in ((a, e) for a, e in zip(access.index_map, access.shape, strict=True)):
         match axis:
             case None:
                 if extent > 1:
-                    raise RuntimeFailure(
+                    raise ProgramError(
                         f"layer {operator.name!r} reads tensor {access.tensor!r} whole, which the reference cannot do"
                     )
             case Window():
                 found.append(axis.out)
-            case Part():
+            case SliceOf():
                 found.append(axis.dim)
             case tuple():
                 found += axis
@@ -95,7 +95,7 @@ def _step(operator: Operator, step: Step, known: Mapping[str, Named]) -> Named:
         return _OVER[step.function](x, places), dims if keeps else tuple(dim for dim in dims if dim not in step.dims)
     if step.function in _OTHERS:
         return _OTHERS[step.function](operator, step, operands)
-    raise RuntimeFailure(f"layer {operator.name!r}: the reference cannot compute {step.function!r}")
+    raise ProgramError(f"layer {operator.name!r}: the reference cannot compute {step.function!r}")
 
 
 def _points(function: str, operands: Sequence[Any]) -> Named:
@@ -154,9 +154,9 @@ def _pick(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
 
 def _windows(operator: Operator, x: Named, fill: float) -> list[tuple[tuple[int, ...], Any]]:
     """Return, for each point of the kernels, what it reads of x for all positions."""
-    access = next(access for access in operator.reads if any(isinstance(axis, Window) for axis in access.axes))
+    access = next(access for access in operator.reads if any(isinstance(axis, Window) for axis in access.index_map))
     array, dims = x
-    windows = [axis for axis in access.axes if isinstance(axis, Window)]
+    windows = [axis for axis in access.index_map if isinstance(axis, Window)]
     places = {axis.out: dims.index(axis.out) for axis in windows}
     pads = [(0, 0)] * len(dims)
     for axis in windows:
@@ -178,7 +178,7 @@ def _windows(operator: Operator, x: Named, fill: float) -> list[tuple[tuple[int,
 
 def _convolve(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
     x, (filters, own) = operands
-    kernels = [axis.kernel for access in operator.reads for axis in access.axes if isinstance(axis, Window)]
+    kernels = [axis.kernel for access in operator.reads for axis in access.index_map if isinstance(axis, Window)]
     rest = tuple(dim for dim in own if dim not in kernels)
     filters = tf.transpose(filters, [own.index(dim) for dim in (*kernels, *rest)])
     written = _dims(operator, operator.writes[0])
@@ -209,8 +209,8 @@ def _concat(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
 def _padded(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
     x, dims = operands[0]
     pads = [(0, 0)] * len(dims)
-    for axis in operator.reads[0].axes:
-        if isinstance(axis, Part):
+    for axis in operator.reads[0].index_map:
+        if isinstance(axis, SliceOf):
             pads[dims.index(axis.dim)] = axis.offset, operator.extents[axis.dim] - axis.offset - axis.extent
     return tf.pad(x, pads), dims
 
@@ -222,8 +222,8 @@ def _piece(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
 def piece_of(dims: Sequence[str], access: Access) -> tuple[slice, ...]:
     """Return the index of the pieces that an access takes of a tensor with these dims."""
     index = [slice(None)] * len(dims)
-    for axis in access.axes:
-        if isinstance(axis, Part):
+    for axis in access.index_map:
+        if isinstance(axis, SliceOf):
             index[list(dims).index(axis.dim)] = slice(axis.offset, axis.offset + axis.extent)
     return tuple(index)
 

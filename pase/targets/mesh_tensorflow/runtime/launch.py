@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from pase.errors import RuntimeFailure, missing_extra
+from pase.errors import ProgramError, missing_extra
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, VARIABLE, Cluster, kept_text
 
 _LAST_LINES = 15
@@ -36,7 +36,7 @@ def check_packages() -> None:
 def program_events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]]:
     """Run a program with some arguments and --json, and yield its lines of JSON as they come.
 
-    What is no object of JSON comes as an event "text". Raises RuntimeFailure with the program's last lines where it
+    What is no object of JSON comes as an event "text". Raises ProgramError with the program's last lines where it
     fails, MissingExtraError where it could not. The process is ended when the iterator is closed, or fails.
     """
     check_packages()
@@ -68,7 +68,7 @@ def program_events(source: str, arguments: list[str]) -> Iterator[dict[str, Any]
                     process.stdout.close()
             errors.seek(0)
             if status != 0:
-                raise RuntimeFailure(_why_it_ended(status, errors.read()))
+                raise ProgramError(_why_it_ended(status, errors.read()))
 
 
 def _event(line: str) -> dict[str, Any]:
@@ -304,10 +304,10 @@ def launch_here(
     """Run a program in several processes of this machine and return its exit status, or 128 + a signal's number.
 
     program: a Python file and its arguments. bind: the IP address to listen on. step_timeout_s: how long a step may
-    take. Raises RuntimeFailure where a process died, with its name and the last checkpoint.
+    take. Raises ProgramError where a process died, with its name and the last checkpoint.
     """
     if num_processes < 1:
-        raise RuntimeFailure(f"{num_processes} processes were asked for; expected 1 or more")
+        raise ProgramError(f"{num_processes} processes were asked for; expected 1 or more")
     return _supervise(program, local_clusters(num_processes, bind=bind, step_timeout_s=step_timeout_s))
 
 
@@ -354,15 +354,15 @@ def _killed(processes: Sequence[Process]) -> Process | None:
     return next((process for process in _ended(processes) if process.popen.returncode < 0), None)
 
 
-def _failure(process: Process, how: str, processes: Sequence[Process], checkpoints: Path | None) -> RuntimeFailure:
+def _failure(process: Process, how: str, processes: Sequence[Process], checkpoints: Path | None) -> ProgramError:
     others = "; the other processes were ended" if len(processes) > 1 else ""
-    return RuntimeFailure(f"{process.name} {how}{others}{kept_text(checkpoints)}")
+    return ProgramError(f"{process.name} {how}{others}{kept_text(checkpoints)}")
 
 
 def _command(program: Sequence[str]) -> list[str]:
     script = Path(program[0])
     if not script.is_file():
-        raise RuntimeFailure(f"there is no program {script}; give the file that pase emit wrote, such as train.py")
+        raise ProgramError(f"there is no program {script}; give the file that pase emit wrote, such as train.py")
     return [sys.executable, str(script), *program[1:]]
 
 

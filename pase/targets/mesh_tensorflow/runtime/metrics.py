@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import IO, Any, TextIO
 
 from pase.common.documents import write_atomically
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 
 
 class MetricsFile:
@@ -17,7 +17,7 @@ class MetricsFile:
 
     num_steps: done so far; where lines name a worker, those of each, and of None for lines that name none.
     resume: whether the file may hold lines; those of steps after num_steps, which will be trained again, and a line
-    that was cut off are taken out. Raises RuntimeFailure where the file is not one of metrics or cannot be written.
+    that was cut off are taken out. Raises ProgramError where the file is not one of metrics or cannot be written.
     """
 
     def __init__(self, path: Path, *, num_steps: int | Mapping[int | None, int], resume: bool) -> None:
@@ -25,7 +25,7 @@ class MetricsFile:
         try:
             old = path.read_text(encoding="utf-8") if path.is_file() else ""
             if old and not resume:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"{path} holds the metrics of another training; name another file, or go on with --resume"
                 )
             kept = "".join(_kept_lines(path, old, num_steps))
@@ -33,7 +33,7 @@ class MetricsFile:
                 write_atomically(path, kept)
             self._stream: IO[str] = path.open("a", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RuntimeFailure(f"cannot write metrics to {path}: {error}") from None
+            raise ProgramError(f"cannot write metrics to {path}: {error}") from None
 
     def __enter__(self) -> "MetricsFile":
         return self
@@ -49,7 +49,7 @@ class MetricsFile:
             self._stream.write(json.dumps(values) + "\n")
             self._stream.flush()
         except OSError as error:
-            raise RuntimeFailure(f"cannot write metrics to {self._path}: {error}") from None
+            raise ProgramError(f"cannot write metrics to {self._path}: {error}") from None
 
 
 def _kept_lines(path: Path, text: str, num_steps: int | Mapping[int | None, int]) -> list[str]:
@@ -66,7 +66,7 @@ def _kept_lines(path: Path, text: str, num_steps: int | Mapping[int | None, int]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             step = worker = None
         if not isinstance(step, int) or not isinstance(worker, int | None) or worker not in done:
-            raise RuntimeFailure(f"{path}, line {number}, is no line of metrics of this training; name another file")
+            raise ProgramError(f"{path}, line {number}, is no line of metrics of this training; name another file")
         if step <= done[worker]:
             kept.append(line)
     return kept

@@ -6,7 +6,7 @@ from math import sqrt
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from pase.errors import RuntimeFailure, unknown_name
+from pase.errors import ProgramError, unknown_name
 
 
 class Maths(Protocol):
@@ -48,10 +48,10 @@ class Rule(Protocol):
 
 
 def check_range(rule: str, option: str, value: float, *, low: float = 0.0, below: float | None = None) -> None:
-    """Raise RuntimeFailure where an option of a rule is not in [low, below)."""
+    """Raise ProgramError where an option of a rule is not in [low, below)."""
     if not low <= value < (float("inf") if below is None else below):
         expected = f"{low:g} or more" if below is None else f"from {low:g} to below {below:g}"
-        raise RuntimeFailure(f"{option} of optimiser {rule} is {value:g}; expected {expected}")
+        raise ProgramError(f"{option} of optimiser {rule} is {value:g}; expected {expected}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,16 +274,16 @@ OPTIMISERS: Mapping[str, Any] = MappingProxyType(
 def make_rule(name: str, options: Mapping[str, float | bool | None]) -> Rule:
     """Return an update rule; options that are None keep their defaults.
 
-    Raises RuntimeFailure for an unknown name, an option that the rule has not, a value out of range.
+    Raises ProgramError for an unknown name, an option that the rule has not, a value out of range.
     """
     if name not in OPTIMISERS:
-        raise RuntimeFailure(unknown_name("optimiser", name, OPTIMISERS))
+        raise ProgramError(unknown_name("optimiser", name, OPTIMISERS))
     known = [field.name for field in fields(OPTIMISERS[name])]
     given = {option: value for option, value in options.items() if value is not None}
     for option in given:
         if option not in known:
             takers = [other for other, rule in OPTIMISERS.items() if option in {field.name for field in fields(rule)}]
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"optimiser {name} has no {option.replace('_', ' ')}; it has {', '.join(known).replace('_', ' ')}"
                 + (f"; {' and '.join(takers)} would" if takers else "")
             )

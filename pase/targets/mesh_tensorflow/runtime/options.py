@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pase.errors import RuntimeFailure, unknown_name
+from pase.errors import ProgramError, unknown_name
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, Rule, Sgd, make_rule, name_of, options_of
 
 CPU, GPU = "CPU", "GPU"
@@ -23,7 +23,7 @@ DEFAULT_GPU_MEMORY_MIB = 1024
 class DeviceChoice:
     """Virtual CPUs or GPUs.
 
-    virtual: put several devices on a GPU where there are too few, memory_mib MiB for each. Raises RuntimeFailure where
+    virtual: put several devices on a GPU where there are too few, memory_mib MiB for each. Raises ProgramError where
     that does not fit together.
     """
 
@@ -33,11 +33,11 @@ class DeviceChoice:
 
     def __post_init__(self) -> None:
         if self.virtual and self.kind == CPU:
-            raise RuntimeFailure(
+            raise ProgramError(
                 "--virtual is of GPUs, and CPU devices are virtual as they are; leave it out, or add --device GPU"
             )
         if self.memory_mib < 1:
-            raise RuntimeFailure(f"a virtual GPU is to have {self.memory_mib} MiB of memory; give 1 or more")
+            raise ProgramError(f"a virtual GPU is to have {self.memory_mib} MiB of memory; give 1 or more")
 
     @property
     def text(self) -> str:
@@ -56,7 +56,7 @@ class Schedule:
 
     peak: the rate after the warm-up, which rises from peak / warmup_steps to it in a straight line. kind: what follows,
     a name of `SCHEDULES`. num_steps: until a cosine reaches `final`. decay_every, decay_factor: of the steps.
-    Raises RuntimeFailure for a value out of range.
+    Raises ProgramError for a value out of range.
     """
 
     peak: float
@@ -69,9 +69,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.kind not in SCHEDULES:
-            raise RuntimeFailure(unknown_name("schedule", self.kind, SCHEDULES))
+            raise ProgramError(unknown_name("schedule", self.kind, SCHEDULES))
         if not 0 < self.peak < float("inf"):
-            raise RuntimeFailure(f"the learning rate is {self.peak:g}; it must be above 0")
+            raise ProgramError(f"the learning rate is {self.peak:g}; it must be above 0")
         wrong = {
             "warm-up steps": (self.warmup_steps, self.warmup_steps >= 0, "0 or more"),
             "schedule steps": (self.num_steps, self.num_steps >= 1, "1 or more"),
@@ -81,9 +81,9 @@ class Schedule:
         }
         for name, (value, is_right, expected) in wrong.items():
             if not is_right:
-                raise RuntimeFailure(f"{name} is {value:g}; expected {expected}")
+                raise ProgramError(f"{name} is {value:g}; expected {expected}")
         if self.kind == "cosine" and self.warmup_steps >= self.num_steps:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"a warm-up of {self.warmup_steps} steps leaves none of {self.num_steps} for the cosine; shorten it"
             )
 
@@ -127,7 +127,7 @@ class TrainingOptions:
     weights and of made-up data; None for 0, or the checkpoint's. schedule: of the learning rate. rule: of the updates.
     data_path: of the arrays to train on, None for made-up ones. test_data_path: of those to test on every test_every
     steps (None: never between) and after the last one. weights_path: of the weights to begin with, by name, None for
-    those that the seed draws. Raises RuntimeFailure for a value out of range.
+    those that the seed draws. Raises ProgramError for a value out of range.
     """
 
     steps: int
@@ -142,15 +142,15 @@ class TrainingOptions:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise RuntimeFailure(f"steps is {self.steps}; expected 1 or more")
-        if self.dtype not in WORD_BYTES:
-            raise RuntimeFailure(f"the number type is {self.dtype!r}; expected {' or '.join(WORD_BYTES)}")
+            raise ProgramError(f"steps is {self.steps}; expected 1 or more")
+        if self.dtype not in ITEMSIZES:
+            raise ProgramError(f"the number type is {self.dtype!r}; expected {' or '.join(ITEMSIZES)}")
         if self.seed is not None and self.seed < 0:
-            raise RuntimeFailure(f"the seed is {self.seed}; it must be 0 or more")
+            raise ProgramError(f"the seed is {self.seed}; it must be 0 or more")
         if self.test_every is not None and self.test_every < 1:
-            raise RuntimeFailure(f"test-every is {self.test_every}; expected 1 or more")
+            raise ProgramError(f"test-every is {self.test_every}; expected 1 or more")
         if self.test_every is not None and self.test_data_path is None:
-            raise RuntimeFailure("--test-every needs --test-data PATH, the data to test on")
+            raise ProgramError("--test-every needs --test-data PATH, the data to test on")
 
     def is_test_due(self, step: int) -> bool:
         """Whether to test after a step, counted from 1."""
@@ -159,7 +159,7 @@ class TrainingOptions:
         return step == self.steps or (self.test_every is not None and step % self.test_every == 0)
 
 
-WORD_BYTES = {"float32": 4, "float64": 8}
+ITEMSIZES = {"float32": 4, "float64": 8}
 """Bytes of a number of each type."""
 
 
@@ -201,7 +201,7 @@ class Flag:
 GROUPS: Mapping[str, tuple[Flag, ...]] = MappingProxyType(
     {
         "": (
-            Flag(name="dtype", takes=Takes.CHOICE, choices=tuple(WORD_BYTES), default="float32"),
+            Flag(name="dtype", takes=Takes.CHOICE, choices=tuple(ITEMSIZES), default="float32"),
             Flag(name="seed", takes=Takes.WHOLE, text="of the initial weights and of made-up data [0]", metavar="N"),
         ),
         "data": (
@@ -263,7 +263,7 @@ _RULE_OPTIONS = tuple(flag.key for flag in GROUPS["optimiser"] if flag.key != "o
 def training_options(values: Mapping[str, Any]) -> TrainingOptions:
     """Return the options that a command line gave: the values of `GROUPS` by key, and of steps.
 
-    Raises RuntimeFailure for what is out of range and for an option that the optimiser has not.
+    Raises ProgramError for what is out of range and for an option that the optimiser has not.
     """
     steps = values["steps"]
     schedule_steps = values["schedule_steps"]
@@ -317,7 +317,7 @@ def _arguments(options: TrainingOptions) -> Iterator[str]:
     for name, value in options_of(rule).items():
         if value != defaults[name]:
             if name not in _RULE_OPTIONS:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"{name} of optimiser {name_of(rule)} is {value:g}; programs have no flag for it, leave it at "
                     f"{defaults[name]:g}"
                 )

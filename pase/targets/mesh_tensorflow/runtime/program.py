@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import HOST, DeviceMesh, device_mesh
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, assign_slice
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
@@ -153,7 +153,7 @@ class Program:
         """Return the mesh of a layer: (dim, number of parts) for each dim that is split.
 
         devices: a permutation of the program's devices, row-major over the axes and then the replicas.
-        Raises RuntimeFailure where the parts do not divide the devices or the list is no permutation.
+        Raises ProgramError where the parts do not divide the devices or the list is no permutation.
         """
         return self._new_mesh(layer, device_mesh(layer, axes, self.num_devices, devices))
 
@@ -191,14 +191,14 @@ class Program:
         if name in self.weights:
             first = self.weights[name]
             if prod(first.shape) != prod(shape):
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"layers {first.tensor.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "
                     f"{list(first.shape)} and {list(shape)}; give them one shape"
                 )
             return reshard(first.handed, mesh, dims)
         for dim in dims:
             if dim.size % mesh.devices.size(dim.name):
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"layer {mesh.layer!r} splits {dim.name} = {dim.size} in {mesh.devices.size(dim.name)} parts, "
                     "which do not divide it; choose a divisor"
                 )
@@ -245,7 +245,7 @@ class Program:
 
     def _input(self, item: DataInput, dtype: Any) -> Any:
         if item.name in self.placeholders:
-            raise RuntimeFailure(f"two inputs of the program are named {item.name!r}; names must be unique")
+            raise ProgramError(f"two inputs of the program are named {item.name!r}; names must be unique")
         with tf.device(self.devices.host):
             placeholder = tf.placeholder(dtype, item.shape)
         self.inputs.append(item)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.graph import Graph, Operator, Role
 from pase.graph.body import Body, elementary
 from pase.graph.loss import is_imported, leading_to, loss_layer
@@ -195,7 +195,7 @@ def reference_training(
 ) -> ReferenceResult:
     """Train the single-device program; its initial weights, batches and updates are those of the parallel one.
 
-    Raises RuntimeFailure for a kind of layer that it cannot compute, for data that do not fit and for a loss that is
+    Raises ProgramError for a kind of layer that it cannot compute, for data that do not fit and for a loss that is
     not finite.
     """
     seed = options.seed or 0
@@ -229,7 +229,7 @@ def reference_training(
                 feeds |= {updates.step: step + 1, updates.learning_rate: options.schedule.rate(step)}
                 value, accuracy, _ = session.run([network.loss, network.accuracy, updates.operations], feeds)
                 if not np.isfinite(value):
-                    raise RuntimeFailure(
+                    raise ProgramError(
                         f"the reference's loss is {value} at step {step + 1}; use a smaller learning rate"
                     )
                 result.losses.append(float(value))
@@ -285,7 +285,7 @@ class _Network:
 
     def _compute_body(self, operator: Operator, body: Body) -> None:
         if body.problem:
-            raise RuntimeFailure(f"layer {operator.name!r} cannot be computed: {body.problem}")
+            raise ProgramError(f"layer {operator.name!r} cannot be computed: {body.problem}")
         body = elementary(body, trains=True)
         used = {operand for step in body.steps for operand in step.operands}
         reads = {access.tensor: i for i, access in enumerate(operator.reads) if access.tensor in used}
@@ -306,7 +306,7 @@ class _Network:
                 self._compute_body(operator, operator.body)
                 continue
             if operator.kind not in COMPUTE:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"layer {operator.name!r} is a {operator.kind!r}, which the reference cannot compute; "
                     f"kinds that it can are {', '.join(sorted(COMPUTE))}"
                 )
@@ -318,7 +318,7 @@ class _Network:
                 losses.append(self._written[operator.name])
                 self.accuracy = (_accuracy(*values),)
         if len(losses) != 1:
-            raise RuntimeFailure(f"network {self._graph.name!r} has {len(losses)} losses; training needs exactly one")
+            raise ProgramError(f"network {self._graph.name!r} has {len(losses)} losses; training needs exactly one")
         (self.loss,) = losses
 
     def _read(self, operator: Operator, position: int) -> Any:

@@ -87,12 +87,12 @@ def _window_points(operator: Operator, x: Any, fill: float) -> list[Any]:
 
 
 def _sliding(operator: Operator) -> list[Window]:
-    return [axis for axis in operator.reads[0].axes if isinstance(axis, Window)]
+    return [axis for axis in operator.reads[0].index_map if isinstance(axis, Window)]
 
 
 def _dense(operator: Operator, reads: Sequence[Any]) -> Any:
     x, w = reads[0], reads[1]
-    num_reduced = sum(1 for axis in operator.reads[1].axes if axis in operator.reads[0].axes)
+    num_reduced = sum(1 for axis in operator.reads[1].index_map if axis in operator.reads[0].index_map)
     y = tf.tensordot(x, w, axes=num_reduced)
     if len(reads) == 3:
         y = y + reads[2]
@@ -126,8 +126,8 @@ def _dropout(_: Operator, reads: Sequence[Any]) -> Any:
 
 def _add_parameter(operator: Operator, reads: Sequence[Any]) -> Any:
     x, parameter = reads
-    over = operator.reads[1].axes
-    shape = [extent if axis in over else 1 for axis, extent in zip(operator.reads[0].axes, x.shape, strict=True)]
+    over = operator.reads[1].index_map
+    shape = [extent if axis in over else 1 for axis, extent in zip(operator.reads[0].index_map, x.shape, strict=True)]
     return x + tf.reshape(parameter, shape)
 
 
@@ -137,7 +137,7 @@ def _global_pool(_: Operator, reads: Sequence[Any]) -> Any:
 
 def _concat(operator: Operator, reads: Sequence[Any]) -> Any:
     along = operator.attribute("along", "c")
-    return tf.concat(reads, axis=operator.writes[0].axes.index(along))
+    return tf.concat(reads, axis=operator.writes[0].index_map.index(along))
 
 
 _EPSILON = 1e-5

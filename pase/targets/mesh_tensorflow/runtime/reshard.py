@@ -137,7 +137,7 @@ def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, 
 
     dims: of the result; a `window` delivers to every part the points that its windows read, its halo and padding
     included (fill: the value of the padding). Its dim in the result holds the parts' points end to end; where the
-    kernel is split too, a dim of the kernel's name stands before it. Raises RuntimeFailure where sizes differ or a
+    kernel is split too, a dim of the kernel's name stands before it. Raises ProgramError where sizes differ or a
     split does not divide its dim. No data moves where every device already has what it needs. What comes from a
     `FanOut` gets an output of its own of it.
     """

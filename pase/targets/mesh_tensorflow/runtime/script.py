@@ -13,7 +13,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from pase.errors import PaseError, RuntimeFailure
+from pase.errors import PaseError, ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpoint, Checkpointing, check_fits
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.mesh_tensorflow.runtime.cluster_server import (
@@ -168,13 +168,13 @@ def train(
 def initial_values(program: Program, path: Path | None) -> Mapping[str, Array] | None:
     """Return the weights and constants of a file to begin with; None where all are drawn.
 
-    Raises RuntimeFailure where a program has constants and no file is given.
+    Raises ProgramError where a program has constants and no file is given.
     """
     if path is not None:
         return read_arrays(path)
     constants = [name for name, weight in program.weights.items() if not weight.is_trained]
     if constants:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"the network is computed with constants of its model, such as {constants[0]!r}; write them with: pase "
             "weights MODEL -o weights.npz, and give --weights weights.npz"
         )
@@ -188,7 +188,7 @@ def _batches(
         arrays = None if data_path is None else read_arrays(data_path)
         return Batches(inputs, seed=seed, arrays=arrays)
     if data_path is not None:
-        raise RuntimeFailure("both --data and --data-generator are given; choose one of them")
+        raise ProgramError("both --data and --data-generator are given; choose one of them")
     return GeneratedBatches(inputs, load_function(generator), name=generator, start=first)
 
 
@@ -201,13 +201,13 @@ def _told_of_the_checkpoint(checkpointing: Checkpointing | None, line: ProgressL
     """Have a failure end the line of progress, and name the checkpoint that is left."""
     try:
         yield
-    except RuntimeFailure as error:
+    except ProgramError as error:
         if line:
             line.end()
         kept = checkpointing.newest() if checkpointing else None
         if kept is None:
             raise
-        raise RuntimeFailure(f"{error}; the last checkpoint, {kept}, is as it was") from None
+        raise ProgramError(f"{error}; the last checkpoint, {kept}, is as it was") from None
 
 
 def _silent(_: dict[str, Any]) -> None:
@@ -222,7 +222,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
     options = _parser().parse_args(arguments)
     try:
         cluster = cluster_of()
-    except RuntimeFailure as error:
+    except ProgramError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None
     if cluster is None:
@@ -291,7 +291,7 @@ def _train(
 def _checkpointing(options: argparse.Namespace) -> Checkpointing | None:
     if options.checkpoint is None:
         if options.resume is not None or options.save_every is not None:
-            raise RuntimeFailure("--resume and --save-every need --checkpoint DIR, the folder of the checkpoints")
+            raise ProgramError("--resume and --save-every need --checkpoint DIR, the folder of the checkpoints")
         return None
     every = 100 if options.save_every is None else options.save_every
     return Checkpointing(folder=options.checkpoint, save_every=every, keep=options.keep, resume=options.resume)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.mesh import PhaseMark
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
@@ -123,7 +123,7 @@ class Training:
     def initialise(self, seed: int, values: Mapping[str, Array] | None = None) -> None:
         """Set every weight to its initial value and what the optimiser keeps to zero.
 
-        values: by name, in place of those that are drawn. Raises RuntimeFailure where they lack one, and where there
+        values: by name, in place of those that are drawn. Raises ProgramError where they lack one, and where there
         are none for a constant.
         """
         self._assign(
@@ -140,7 +140,7 @@ class Training:
     ) -> StepResult:
         """Train on one batch and return the loss.
 
-        Raises RuntimeFailure where the loss or a gradient is not finite, with the layer where that began; the step
+        Raises ProgramError where the loss or a gradient is not finite, with the layer where that began; the step
         has changed nothing then.
         """
         feeds = self._feeds(batch)
@@ -160,7 +160,7 @@ class Training:
                 raise
             loss = self.session.run(self._loss, feeds)
             which = f"the loss is {loss}" if not np.isfinite(loss) else "a gradient is not finite"
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"step {self.num_steps + 1}: {which}; use a smaller learning rate, or look for it in the data; "
                 f"the first values that are not finite are in {where}; the step was not taken"
             ) from None
@@ -190,20 +190,20 @@ class Training:
     def restore(self, state: TrainingState) -> None:
         """Go on from a state of the same weights and optimiser, under whatever strategy it arose.
 
-        Raises RuntimeFailure where the optimiser kept other arrays.
+        Raises ProgramError where the optimiser kept other arrays.
         """
         weights, slots = self._masters()
         expected, found = ({(n, s) for n, own in kept.items() for s in own} for kept in (slots, state.slots))
         if expected != found:
             weight, slot = min(expected ^ found)
             how = "lacks" if (weight, slot) in expected else "has"
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"the state to go on from {how} {slot!r} of weight {weight!r}; it is of another optimiser"
             )
         for (weight, slot), master in {(n, s): m for n, own in slots.items() for s, m in own.items()}.items():
             shape, kept = tuple(master.shape.as_list()), state.slots[weight][slot].shape
             if shape != kept:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"the state to go on from has {slot!r} of weight {weight!r} in shape {list(kept)}, not "
                     f"{list(shape)}; it is of another optimiser or was changed"
                 )

@@ -7,7 +7,7 @@ because devices that hold the same part of it use that part for different points
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 
 Gradient = Callable[[Any], Sequence[Any]]
@@ -31,7 +31,7 @@ class Shardwise(mtf.Operation):
         is_constant: whether nothing flows back.
 
     Raises:
-        RuntimeFailure: the inputs are on two meshes.
+        ProgramError: the inputs are on two meshes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Shardwise(mtf.Operation):
         mesh = inputs[0].mesh
         for x in inputs:
             if x.mesh is not mesh:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"{name!r} reads tensors of two meshes, those of layers {mesh.layer!r} and {x.mesh.layer!r}; "
                     "reshard one of them"
                 )

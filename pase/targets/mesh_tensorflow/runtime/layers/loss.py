@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, Slices, begins
 from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor
@@ -69,14 +69,14 @@ class SoftmaxLoss(mtf.Operation):
 
 def _check(logits: Any, labels: Any, classes: Any) -> None:
     if labels.mesh is not logits.mesh:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"softmax_loss reads tensors of two meshes, those of layers {logits.mesh.layer!r} and "
             f"{labels.mesh.layer!r}; reshard one of them"
         )
     if logits.shape.dims != [*labels.shape.dims, classes]:
         found = ", ".join(map(_written, logits.shape.dims))
         expected = ", ".join(map(_written, [*labels.shape.dims, classes]))
-        raise RuntimeFailure(
+        raise ProgramError(
             f"layer {logits.mesh.layer!r}: the logits have dims {found}; expected {expected}, those of the labels and "
             "then the classes"
         )

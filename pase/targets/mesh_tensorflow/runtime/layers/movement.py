@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.boxes import Box, extents
 from pase.sharding.layouts import Layout, PlainDim, WindowDim, layout_of, shifted
 from pase.sharding.reshard import ReshardStep
@@ -40,14 +40,14 @@ def window(out: Any, kernel: Any, *, of: int, stride: int = 1, dilation: int = 1
 def concat(xs: Sequence[Any], mesh: LayerMesh, dims: Sequence[Any], *, along: Any) -> Any:
     """Return tensors joined along a dim, with dims `dims` on a mesh; each device gets what its part needs.
 
-    The tensors may lie on any meshes; their other extents are those of `dims`. Raises RuntimeFailure where they
+    The tensors may lie on any meshes; their other extents are those of `dims`. Raises ProgramError where they
     do not add up to `along`.
     """
     position = list(dims).index(along)
     num_others = along.size and _size(dims) // along.size
     lengths = [x.shape.size // num_others for x in xs]
     if sum(lengths) != along.size or any(x.shape.size % num_others for x in xs):
-        raise RuntimeFailure(
+        raise ProgramError(
             f"layer {mesh.layer!r} joins {' + '.join(map(str, lengths))} points along {along.name} = {along.size}; "
             "correct the dims so that they add up"
         )
@@ -124,7 +124,7 @@ def piece(x: Any, along: str, start: int, size: int) -> Any:
     """Return ``[start, start + size)`` of a dim of x on x's mesh; the dim of the result is not split."""
     names = x.shape.dimension_names
     if along not in names or not 0 <= start < start + size <= x.shape.dims[names.index(along)].size:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"layer {x.mesh.layer!r}: {x.shape.to_string} has no [{start}, {start + size}) of {along}; "
             "correct the piece"
         )

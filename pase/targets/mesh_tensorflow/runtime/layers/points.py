@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
 from pase.targets.mesh_tensorflow.runtime.masks import ROUND, WORD, layer_key, threshold
@@ -22,13 +22,13 @@ Local = Callable[..., Any]
 def apply(function: str, *operands: Any) -> Any:
     """Return a function of tensors of one mesh and numbers; its dims are those of all tensors, in order.
 
-    Raises RuntimeFailure for a function that is not known, and for dims of one name with different extents.
+    Raises ProgramError for a function that is not known, and for dims of one name with different extents.
     """
     local = functions_of_points().get(function)
     tensors = [operand for operand in operands if isinstance(operand, mtf.Tensor)]
     if local is None or not tensors:
         names = ", ".join(functions_of_points())
-        raise RuntimeFailure(f"{function!r} of {len(tensors)} tensors cannot be computed; use {names}")
+        raise ProgramError(f"{function!r} of {len(tensors)} tensors cannot be computed; use {names}")
     dims = joined_dims(tensors)
 
     def compute(*slices: Any) -> Any:
@@ -97,12 +97,12 @@ def gelu(x: Any) -> Any:
 
 
 def joined_dims(tensors: Sequence[Any]) -> list[Any]:
-    """Return the dims of several tensors, the most dims first, each once; RuntimeFailure where extents differ."""
+    """Return the dims of several tensors, the most dims first, each once; ProgramError where extents differ."""
     found: dict[str, Any] = {}
     for tensor in sorted(tensors, key=lambda x: -len(x.shape.dims)):
         for dim in tensor.shape.dims:
             if found.setdefault(dim.name, dim) != dim:
-                raise RuntimeFailure(
+                raise ProgramError(
                     f"layer {tensor.mesh.layer!r} brings tensors together whose dim {dim.name} has {dim.size} points "
                     f"and {found[dim.name].size}; give them one extent"
                 )
@@ -115,7 +115,7 @@ def arrange(x: Any, dims: Sequence[Any]) -> Any:
         return x
     lacking = [dim for dim in x.shape.dims if dim not in dims]
     if any(dim.size > 1 for dim in lacking):
-        raise RuntimeFailure(f"layer {x.mesh.layer!r}: {x.shape.to_string} cannot be laid out as {_written(dims)}")
+        raise ProgramError(f"layer {x.mesh.layer!r}: {x.shape.to_string} cannot be laid out as {_written(dims)}")
     devices = x.mesh.devices
     shape = [dim.size // devices.size(dim.name) for dim in dims]
 
@@ -224,7 +224,7 @@ def dropout(x: Any, key: Any, *, rate: float) -> Any:
     tensor; with the key `masks.NOTHING_DROPPED` the result is x.
     """
     if not 0 <= rate < 1:
-        raise RuntimeFailure(f"layer {x.mesh.layer!r} drops a fraction of {rate}; give a rate from 0 to below 1")
+        raise ProgramError(f"layer {x.mesh.layer!r} drops a fraction of {rate}; give a rate from 0 to below 1")
     shape = tuple(x.shape.to_integer_list)
     name = x.mesh.layer
     scale = 1 / (1 - rate)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, Slices, begins
 from pase.targets.mesh_tensorflow.runtime.layers.points import apply, arrange
@@ -114,7 +114,7 @@ def without_later_keys(scores: Any, query: Any, key: Any) -> Any:
 def _reduced(x: Any, over: Sequence[Any]) -> tuple[list[Any], list[int]]:
     names = {dim.name for dim in over}
     if not names <= set(x.shape.dimension_names):
-        raise RuntimeFailure(
+        raise ProgramError(
             f"layer {x.mesh.layer!r} reduces {x.shape.to_string} over {', '.join(sorted(names))}, which it has not"
         )
     kept = [dim for dim in x.shape.dims if dim.name not in names]

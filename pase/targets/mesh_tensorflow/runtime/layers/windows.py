@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import RuntimeFailure
+from pase.errors import ProgramError
 from pase.sharding.layouts import WindowDim
 from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
@@ -45,7 +45,7 @@ def convolve(x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[A
     lost = [dim for dim in out if dim.name not in given and dim.size > 1]
     wrong = lost or [dim for dim in out for other in filters.shape.dims if other.name == dim.name and other != dim]
     if wrong:
-        raise RuntimeFailure(
+        raise ProgramError(
             f"{name} of layer {x.mesh.layer!r}: filters {filters.shape.to_string} do not produce "
             f"{', '.join(dim.name for dim in wrong)}; give the same dims to both"
         )
@@ -168,12 +168,12 @@ def pool(
     """Return the maximum or the mean ("max", "mean") of each window of x, as delivered by `reshard`.
 
     Raises:
-        RuntimeFailure: a window's own dim is split.
+        ProgramError: a window's own dim is split.
     """
     devices = x.mesh.devices
     for window in windows:
         if devices.size(window.kernel) != 1:
-            raise RuntimeFailure(
+            raise ProgramError(
                 f"layer {x.mesh.layer!r} pools windows of {window.kernel}, which cannot be split; "
                 f"take {window.kernel} out of the mesh's axes"
             )
