@@ -13,7 +13,7 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.planner import search
 from pase.sharding.configurations import prime_factors
-from pase.sharding.node_order import Fetch, Sum, choose_order
+from pase.sharding.node_order import Redistribution, Sum, choose_order
 from pase.sharding.placement import place
 from pase.sharding.traffic import flows
 from tests.networks import small_graph
@@ -91,7 +91,7 @@ def test_groups_that_no_digits_make_are_left_out() -> None:
 def test_heavy_digits_go_inside() -> None:
     sums = [Sum(digits=frozenset({0}), shard_bytes=100.0), Sum(digits=frozenset({2}), shard_bytes=1.0)]
     assert choose_order((2, 2, 2), [2], sums, []) == (1, 2, 0)
-    fetches = [Fetch(digits=frozenset({1, 0}), shard_bytes=10.0)]
+    fetches = [Redistribution(digits=frozenset({1, 0}), shard_bytes=10.0)]
     assert choose_order((2, 2, 2), [4], [], fetches) == (2, 0, 1)
     # The outermost level first, then the one within.
     assert choose_order((2, 2, 2), [2, 4], sums, fetches) == (2, 1, 0)

@@ -20,7 +20,7 @@ class Work:
 
     dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary); of a `SliceOf`, that piece of
     its dim alone (a stack's first layer). flop_per_point: in the forward pass; the backward pass costs as much again
-    for each entry of `inputs` that has a gradient, which a sum's copies of a gradient do not. inputs: for each number that
+    for each entry of `inputs` that has a gradient, which a sum's copies of a gradient do not. inputs: for each number
     it works on, the position in `Operator.reads`, or the positions of all that it was computed from inside the
     operator: what comes of several reads has a gradient where any of them has. contraction: whether it multiplies and
     adds (what FLOP counters count) rather than works element by element.

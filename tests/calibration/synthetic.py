@@ -1,6 +1,6 @@
 """Samples as a machine with known figures would give them."""
 
-from pase.calibration.samples import Message, Rate, Samples
+from pase.calibration.samples import Rate, Samples, TransferSample
 from pase.targets.mesh_tensorflow.runtime.options import CPU
 
 LATENCY_S, BANDWIDTH_BYTES_PER_S = 5e-6, 4e9
@@ -26,9 +26,9 @@ def synthetic(*, num_devices: int = 2, kind: str = CPU) -> Samples:
             "float64": (Rate(shape="3 × 3", amount=1e6, time_s=1e-4),),
         },
         stream=(Rate(shape="1 MiB", amount=3e6, time_s=1e-4), Rate(shape="2 MiB", amount=3e6, time_s=2e-4)),
-        copies=tuple(Message(size_bytes=size, time_s=LATENCY_S + size * beta) for size in sizes),
+        copies=tuple(TransferSample(size_bytes=size, time_s=LATENCY_S + size * beta) for size in sizes),
         all_reduces=tuple(
-            Message(size_bytes=size, time_s=2 * steps * (LATENCY_S + size / num_devices * beta))
+            TransferSample(size_bytes=size, time_s=2 * steps * (LATENCY_S + size / num_devices * beta))
             for size in (2**22, 2**24)
         ),
     )

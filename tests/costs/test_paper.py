@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pase.costs import COST_MODELS, PaperCostModel, Problem, build_problem, cost_model
-from pase.costs.traffic import Message, PassWork, Pattern
+from pase.costs.traffic import Communication, PassWork, Pattern
 from pase.errors import CostError
 from pase.graph import Builder, Graph
 from pase.graph.operators import add_parameter, dense, elementwise
@@ -46,10 +46,10 @@ def _all_reduce(num_values: float, num_devices: int) -> float:
 
 def test_messages() -> None:
     sizes, groups = np.array([100.0, 100.0, 100.0]), np.array([1, 2, 8])
-    reduced = Message(tensor="y", pattern=Pattern.ALL_REDUCE, size_bytes=sizes, group=groups, times=3)
+    reduced = Communication(tensor="y", pattern=Pattern.ALL_REDUCE, size_bytes=sizes, group=groups, times=3)
     assert MODEL.message(reduced).tolist() == [0, 3 * R * 100, 3 * R * 2 * 7 / 8 * 100]
     for pattern in (Pattern.MOVE, Pattern.HALO):
-        moved = Message(tensor="y", pattern=pattern, size_bytes=sizes, group=groups, times=2)
+        moved = Communication(tensor="y", pattern=pattern, size_bytes=sizes, group=groups, times=2)
         assert MODEL.message(moved).tolist() == [2 * R * 100] * 3
     none = np.zeros(3)
     fetch = Redistribution(
