@@ -10,8 +10,7 @@ from pase.cli.output import print_json, print_table, quantity, say, warn
 from pase.cli.progress import READING, progress
 from pase.graph import Graph, Operator
 from pase.importers import is_builtin, load
-from pase.importers.frameworks import import_model
-from pase.importers.model import ImportedModel
+from pase.importers.frameworks import ImportedModel, import_model
 
 _SHOWN_VERTICES = 60
 """Of a model with more, layers that repeat are listed once unless --all is given."""

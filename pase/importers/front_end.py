@@ -1,4 +1,7 @@
-"""`FrontEnd`: what every front end offers, and what they have in common."""
+"""`FrontEnd`: what every front end offers; factories: functions of the user's that make a model.
+
+Naming a factory, ``package.module:function``, is what allows its code to run.
+"""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -12,6 +15,17 @@ from pase.graph import Scalar
 if TYPE_CHECKING:
     # It is the start of `pase` that waits for what is imported here.
     from pase.importers.ir import Trace
+import importlib
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from pase.errors import ModelError
 
 
 class FrontEnd(Protocol):
@@ -53,3 +67,140 @@ def first_line(error: BaseException) -> str:
     """Return the class of an error, and the first line of its message."""
     lines = (line.strip() for line in str(error).splitlines())
     return f"{type(error).__name__}: {next(filter(None, lines), 'no message')}"
+
+
+# -- factories
+
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def is_factory(source: str) -> bool:
+    """Return whether a source names a function of a module."""
+    return _NAME.fullmatch(source) is not None
+
+
+def call_factory(
+    source: str, *, batch: int | None, arguments: Mapping[str, Scalar], front_ends: Iterable[FrontEnd]
+) -> tuple[object, bool]:
+    """Return what a factory makes, and whether it took the batch; frameworks make its model without weights.
+
+    The current folder is searched for the module first. Raises ModelError where there is no such function, where it
+    takes no such argument and where it raises; its own traceback has then gone to stderr.
+    """
+    module_name, _, path = source.partition(":")
+    with _importing_from(Path.cwd()):
+        function = _function(module_name, path, source)
+        given: dict[str, Scalar] = dict(arguments)
+        parameters = _parameters(function)
+        takes_batch = batch is not None and parameters is not None and "batch" in parameters and "batch" not in given
+        if takes_batch and batch is not None:
+            given["batch"] = batch
+        _check_arguments(source, parameters, given)
+        given = {name: _typed(parameters, name, value) for name, value in given.items()}
+        with ExitStack() as stack:
+            for front_end in front_ends:
+                if _may_use(function, front_end.package.partition(".")[0]):
+                    stack.enter_context(front_end.without_weights())
+            try:
+                return function(**given), takes_batch
+            except Exception as error:
+                _show(error)
+                raise ModelError(f"factory {source!r} failed: {first_line(error)}") from error
+
+
+def _may_use(function: Callable[..., object], package: str) -> bool:
+    """Whether a framework is loaded, or the function's own code names it and it can be: it may be imported there."""
+    if package in sys.modules:
+        return True
+    names = getattr(getattr(function, "__code__", None), "co_names", ())
+    return any(name.partition(".")[0] == package for name in names) and find_spec(package) is not None
+
+
+def _function(module_name: str, path: str, source: str) -> Callable[..., object]:
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            _show(error)
+            raise ModelError(f"module {module_name!r} of {source!r} cannot be imported: {error}") from error
+        raise ModelError(
+            f"there is no module {module_name!r} for factory {source!r}; it is looked for in the current folder and "
+            "among the installed packages"
+        ) from None
+    except Exception as error:
+        _show(error)
+        raise ModelError(f"module {module_name!r} of {source!r} cannot be imported: {first_line(error)}") from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise ModelError(f"module {module_name!r} has no {path!r}; a factory is given as package.module:function")
+        found = getattr(found, name)
+    if not callable(found):
+        raise ModelError(
+            f"{source!r} is no function but a {type(found).__name__}; name a function that returns the model"
+        )
+    return found
+
+
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
+    """Return the parameters that can be given by name; None where any can, or where they are not known."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    return parameters
+
+
+def _check_arguments(
+    source: str, parameters: Mapping[str, inspect.Parameter] | None, given: Mapping[str, Scalar]
+) -> None:
+    if parameters is None:
+        return
+    by_name = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    known = [name for name, parameter in parameters.items() if parameter.kind in by_name]
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [name for name in given if name not in known]
+    if unknown and not takes_any:
+        takes = f"its parameters are {', '.join(known)}" if known else "it takes none"
+        raise ModelError(f"factory {source!r} takes no argument {unknown[0]!r}; {takes}")
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is inspect.Parameter.empty and parameter.kind in by_name and name not in given
+    ]
+    if missing:
+        raise ModelError(f"factory {source!r} needs an argument {missing[0]!r}; give it as --arg {missing[0]}=VALUE")
+
+
+def _typed(parameters: Mapping[str, inspect.Parameter] | None, name: str, value: Scalar) -> Scalar:
+    """Return what a word of the command line stands for: text only where the parameter's default or type is text."""
+    if not isinstance(value, str):
+        return value
+    parameter = (parameters or {}).get(name)
+    if parameter is not None and (isinstance(parameter.default, str) or parameter.annotation in (str, "str")):
+        return value
+    if value.lower() in {"true", "false"}:
+        return value.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _show(error: BaseException) -> None:
+    """Print the user's part of a traceback."""
+    frames = error.__traceback__
+    while frames is not None and Path(frames.tb_frame.f_code.co_filename).resolve() == Path(__file__).resolve():
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames)

@@ -2,10 +2,21 @@
 
 from collections.abc import Mapping
 from os import PathLike, fspath
+from pathlib import PurePath
 
 from pase.errors import ModelError
 from pase.graph import Graph, Scalar, verify
-from pase.importers import builtin
+from pase.importers.front_end import is_factory
+
+MODEL_SUFFIXES = frozenset(
+    {
+        *(".onnx", ".keras", ".h5", ".hdf5", ".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib", ".pb"),
+        *(".tflite", ".safetensors"),
+    }
+)
+"""Of files that hold models, whether they can be imported or are refused with a reason."""
+
+_SUFFIXES = MODEL_SUFFIXES | {".py", ".npz", ".json"}
 
 
 def load(
@@ -28,7 +39,9 @@ def load(
         return verify(source)
     source = fspath(source) if isinstance(source, PathLike) else source
     if is_builtin(source):
-        return builtin.load(str(source), batch=batch, arguments=arguments or {})
+        from pase.models import build
+
+        return build(str(source), batch=batch, arguments=arguments or {})
     # Not before: with its tables of operators it takes longer to load than all the rest of PaSE.
     from pase.importers.frameworks import import_model
 
@@ -36,5 +49,7 @@ def load(
 
 
 def is_builtin(source: object) -> bool:
-    """Return whether a source is the name of a built-in network (or of none at all)."""
-    return isinstance(source, str) and builtin.takes(source)
+    """Return whether a source is the name of a built-in network (or of none at all): no path and no function."""
+    if not isinstance(source, str) or is_factory(source):
+        return False
+    return not ("/" in source or "\\" in source or PurePath(source).suffix.lower() in _SUFFIXES)

@@ -12,9 +12,8 @@ import numpy as np
 
 from pase.errors import ModelError
 from pase.graph import Scalar
-from pase.importers.factory import call_factory, is_factory
 from pase.importers.frameworks import FRONT_ENDS, import_model
-from pase.importers.front_end import framework
+from pase.importers.front_end import call_factory, framework, is_factory
 from pase.importers.ir import Piece, Trace, Use, View
 from pase.importers.jax.function import JaxFrontEnd
 from pase.importers.keras import model as keras_model

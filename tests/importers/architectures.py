@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pase.importers.frameworks import FRONT_ENDS, import_model
-from pase.importers.model import ImportedModel
+from pase.importers.frameworks import FRONT_ENDS, ImportedModel, import_model
 
 Make = Callable[[int], Any]
 """From so many examples to a source; what takes any number of them (Keras) is made without."""

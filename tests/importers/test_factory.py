@@ -8,7 +8,7 @@ import pytest
 
 from pase import load
 from pase.errors import ModelError
-from pase.importers.factory import call_factory, is_factory
+from pase.importers.front_end import call_factory, is_factory
 
 SOURCE = """
 def net(batch=4, layers=2, name="x", rate=0.1, wide=False):

@@ -11,8 +11,7 @@ import pytest
 from pase import search
 from pase.costs import build_problem, cost_model
 from pase.graph import Graph
-from pase.importers.frameworks import import_model
-from pase.importers.model import ImportedModel
+from pase.importers.frameworks import ImportedModel, import_model
 from pase.machine import load_machine
 
 jax = pytest.importorskip("jax")

@@ -14,9 +14,8 @@ import pytest
 import pase
 from pase import load, search
 from pase.errors import ModelError
-from pase.importers.frameworks import import_model
+from pase.importers.frameworks import ImportedModel, import_model
 from pase.importers.keras.model import KerasFrontEnd
-from pase.importers.model import ImportedModel
 from tests.importers import keras_zoo, torch_zoo
 from tests.importers.keras_zoo import ZOO, cnn
 

@@ -16,6 +16,7 @@ from pase.graph import Access, Graph, Operator, Role, SliceOf, verify
 from pase.graph.operators.contract import contract
 from pase.graph.operators.pointwise import pointwise
 from pase.graph.operators.reduction import softmax
+from pase.importers.frameworks import imported
 from pase.importers.ir import (
     Contract,
     Convolve,
@@ -32,10 +33,9 @@ from pase.importers.ir import (
     Use,
     View,
 )
-from pase.importers.ir.count import live_parameters, product_flop
+from pase.importers.ir.trace import live_parameters, product_flop
 from pase.importers.lower import lower
-from pase.importers.lower.fit import fitted
-from pase.importers.model import imported
+from pase.importers.lower.draft import fitted
 from pase.importers.passes import run_passes
 from tests.importers.test_passes import traces
 from tests.importers.test_views import chains

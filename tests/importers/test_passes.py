@@ -21,7 +21,7 @@ from pase.importers.ir import (
     Trace,
     Transpose,
 )
-from pase.importers.ir.count import live_parameters, product_flop
+from pase.importers.ir.trace import live_parameters, product_flop
 from pase.importers.passes import PASSES, run_passes
 from pase.importers.passes.alignment import aligned
 from tests.importers.traces import Tracer, evaluate, read, values_of

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from pase import load
-from pase.importers.frameworks import import_model
+from pase.importers.frameworks import ImportedModel, import_model, imported
 from pase.importers.ir import Generic
-from pase.importers.ir.names import Names
-from pase.importers.model import ImportedModel, imported
+from pase.importers.ir.trace import Names
 from pase.importers.torch.export import TorchFrontEnd, trace_module
 from pase.importers.torch.tensors import _ctc_loss, ctc_operator
 from tests.importers.torch_zoo import OWN, TRANSFORMERS, resnet, tied_language_model, transformers_model

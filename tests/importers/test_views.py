@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.importers.ir import Piece, Use, View
-from pase.importers.passes.uses import composed
+from pase.importers.passes.views import composed
 from tests.importers.traces import Array, read, seen
 
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1, max_size=4).map(tuple)

@@ -1,32 +1,36 @@
 """What front ends call functions is in one vocabulary, by which graphs are checked where they are read."""
 
-from collections.abc import Iterable
 from types import FunctionType
 
 import pytest
 
 from pase.graph.attributes import IMPORTED_FUNCTIONS, OTHER_FUNCTION
+from pase.importers.frameworks import imported
 from pase.importers.ir import Leaf, Node, Origin, Pointwise, Trace, Use, Value
-from pase.importers.jax import elementwise as of_jax
+from pase.importers.ir.shared import FUNCTIONS, reduction
 from pase.importers.keras import elementwise as of_keras
-from pase.importers.model import imported
-from pase.importers.onnx.operators import points as of_onnx
-from pase.importers.torch.aten import points as of_torch
+from pase.importers.onnx import points as of_onnx
 
-TABLES: dict[str, Iterable[str]] = {
-    "jax": (*of_jax.FUNCTIONS.values(), *of_jax.REDUCTIONS.values()),
-    "keras": (*of_keras.FUNCTIONS.values(), *of_keras.REDUCTIONS.values()),
-    "onnx": (
-        *(*of_onnx._UNARY.values(), *of_onnx._BINARY.values(), *of_onnx._VARIADIC.values()),
-        *(*of_onnx._REDUCTIONS.values(), *(name for name, _ in of_onnx._OF_INPUTS.values())),
-    ),
-    "torch": (*of_torch.POINTWISE.values(), *of_torch._REDUCTIONS.values()),
+REDUCTIONS = {
+    "jax": "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_xor",
+    "keras": of_keras._REDUCTIONS,
+    "onnx": of_onnx._REDUCTIONS,
+    "torch": "sum mean max min amax amin var std prod any all argmax argmin logsumexp norm linalg_vector_norm nansum",
 }
 
 
-@pytest.mark.parametrize("front_end", TABLES)
-def test_what_a_front_end_calls_functions_is_in_the_vocabulary(front_end: str) -> None:
-    assert set(TABLES[front_end]) <= IMPORTED_FUNCTIONS
+def test_what_front_ends_call_functions_is_in_the_vocabulary() -> None:
+    assert set(FUNCTIONS.values()) | set(of_onnx._VARIADIC.values()) <= IMPORTED_FUNCTIONS
+
+
+@pytest.mark.parametrize("front_end", REDUCTIONS)
+def test_what_a_front_end_calls_reductions_is_in_the_vocabulary(front_end: str) -> None:
+    assert {reduction(name) for name in REDUCTIONS[front_end].split()} <= IMPORTED_FUNCTIONS
+
+
+@pytest.mark.parametrize("names", ["eq equal Equal", "mul multiply", "pow integer_pow power", "arccos acos"])
+def test_a_function_has_one_name_whatever_its_source_calls_it(names: str) -> None:
+    assert len({FUNCTIONS[name.lower()] for name in names.split()}) == 1
 
 
 def test_activations_of_keras_are_in_the_vocabulary() -> None:

@@ -10,8 +10,7 @@ from pase.importers.ir import Broadcast, Identity, Node, Pointwise, Reduce, Resh
 from pase.importers.passes import PASSES
 from pase.importers.passes.constants import Depends, dependencies
 from pase.importers.passes.regions import is_activation
-from pase.importers.passes.uses import composed
-from pase.importers.passes.views import seen_by
+from pase.importers.passes.views import composed, seen_by
 
 _BEFORE_CONSTANTS, _SPELT_OUT = "drop constants and indices", "add biases"
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 from pase.errors import ModelError
-from pase.importers.ir.ops import Normalise, Op
+from pase.importers.ir import ops
 from pase.importers.ir.views import View
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64", "float8"})
@@ -104,7 +105,7 @@ class Node:
     """
 
     name: str
-    op: Op
+    op: ops.Op
     inputs: tuple[Use, ...]
     outputs: tuple[Value, ...]
     origin: Origin
@@ -120,7 +121,7 @@ class Node:
 class Step:
     """One node of what a front end makes of an operator, whose own results are outputs of some of the steps."""
 
-    op: Op
+    op: ops.Op
     inputs: tuple[Use, ...]
     outputs: tuple[Value, ...]
 
@@ -223,7 +224,7 @@ def check_trace(trace: Trace) -> Trace:
             define(value)
         ranks = [len(known[use.value].shape if use.view is None else use.view.shape) for use in node.inputs]
         # A normalisation is of its first tensor; others may reduce, repeat or reshape what they read.
-        counted = ranks[:1] if isinstance(node.op, Normalise) else [*ranks, *(len(v.shape) for v in node.outputs)]
+        counted = ranks[:1] if isinstance(node.op, ops.Normalise) else [*ranks, *(len(v.shape) for v in node.outputs)]
         rank = max(counted, default=0)
         beyond = [dim for dim in _dims_named(node.op) if not 0 <= dim < max(rank, 1)]
         if beyond:
@@ -234,8 +235,82 @@ def check_trace(trace: Trace) -> Trace:
     return trace
 
 
-def _dims_named(op: Op) -> Iterator[int]:
+def _dims_named(op: ops.Op) -> Iterator[int]:
     """Yield the dims that an operator is over, by the fields that hold such."""
     for name in ("over", "channels", "spatial", "mixes", "dim", "order"):
         found = getattr(op, name, ())
         yield from found if isinstance(found, tuple) else (found,)
+
+
+class Names:
+    """Names that are unique."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._counts: dict[str, int] = {}
+
+    def new(self, wish: str) -> str:
+        """Return the name, or with a number behind it where it is taken."""
+        name, count = wish, self._counts.get(wish, 1)
+        while name in self._taken:
+            count += 1
+            name = f"{wish}_{count}"
+        self._counts[wish] = count
+        self._taken.add(name)
+        return name
+
+
+# -- what a trace counts: FLOP of its products and trained values, from which a graph may not differ
+
+
+_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+
+
+def product_flop(trace: Trace) -> float:
+    """Return the FLOP of all products of one forward pass, a multiply-add counted as two."""
+    return sum(node_product_flop(trace, node) for node in trace.nodes)
+
+
+def node_product_flop(trace: Trace, node: Node) -> float:
+    """Return the FLOP of a node's products; 0 for one that has none."""
+    shapes = [trace.shape(use) for use in node.inputs]
+    match node.op:
+        case ops.Contract(operands=operands, share=share):
+            extents = dict(zip("".join(operands), (*shapes[0], *shapes[1]), strict=True))
+            return 2.0 * prod(extents.values()) * share
+        case ops.Convolve(filters=filters, is_transposed=is_transposed):
+            w = shapes[1]
+            points = prod(shapes[0] if is_transposed else node.outputs[0].shape)
+            return 2.0 * points * prod(w[i] for i in filters[1:])
+        case ops.Attention():
+            (b, h, s, k), v = shapes[0], shapes[2]
+            return 2.0 * b * h * s * v[2] * (k + v[3])
+        case ops.Recurrent():
+            return recurrent_flop(node.op, shapes[0])
+        case ops.Generic(product_flop=flop):
+            return flop
+        case _:
+            return 0.0
+
+
+def recurrent_flop(op: ops.Recurrent, x: tuple[int, ...]) -> float:
+    """Return the FLOP of a recurrent network's products over a sequence of shape x."""
+    directions = 2 if op.is_bidirectional else 1
+    widths = [x[-1], *[op.units * directions] * (op.layers - 1)]
+    return sum(2.0 * prod(x[:-1]) * directions * gates(op) * op.units * (width + op.units) for width in widths)
+
+
+def gates(op: ops.Recurrent) -> int:
+    """Return how many gates a cell has, each of which is a product."""
+    return _GATES[op.cell]
+
+
+def live_parameters(trace: Trace) -> int:
+    """Return the number of trained values that any node of a trace reads; tied weights count once."""
+    read = {use.value for node in trace.nodes for use in node.inputs}
+    sizes = {
+        leaf.storage or leaf.value.name: prod(leaf.value.shape)
+        for leaf in trace.leaves
+        if leaf.role == "parameter" and leaf.value.name in read
+    }
+    return sum(sizes.values())

@@ -1,5 +1,6 @@
-"""`JaxCall`: a primitive as a program calls it; `Writer`: nodes of a program, and what is known of its values."""
+"""`Writer`: nodes of a program, where they come from, and what is known of its values; `JaxCall`: a primitive."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -7,9 +8,13 @@ from typing import Any
 import numpy as np
 
 from pase.errors import ModelError
-from pase.importers.ir import Leaf, Node, Op, Use, Value
-from pase.importers.ir.steps import StepBuilder
-from pase.importers.jax.places import Places
+from pase.importers.ir import Leaf, Node, Op, Origin, Use, Value
+from pase.importers.ir.call import Array, Call
+
+_WRAPPED = re.compile(r"^(?:jit|pjit|vmap|remat|checkpoint|rematted_computation|jvp|transpose|custom_\w+)\((.*)\)$")
+
+_SCOPE = re.compile(r"[^\W_][\w.\-\[\]]*")
+"""A name that somebody gave: not the equation of an einsum, nor a function without a name."""
 
 MAX_KNOWN = 1 << 16
 """Elements of an array whose values are kept or computed here: larger ones are never an index that must be known."""
@@ -31,7 +36,7 @@ class Writer:
         self.nodes: list[Node] = []
         self.leaves = list(leaves)
         self.turn: tuple[int, int] | None = None
-        self.known: dict[str, Any] = {}
+        self.known: dict[str, Array] = {}
         self.makers: dict[str, Op] = {}
         self.joined: dict[str, tuple[tuple[Value, Any], ...]] = {}
         self.weights = {leaf.value.name: leaf.value.name for leaf in leaves if leaf.role == "parameter"}
@@ -65,7 +70,16 @@ class Writer:
         name = equation.primitive.name
         if results is None:
             results = [self.value(name, shape_of(v.aval, name), dtype_name(v.aval.dtype)) for v in equation.outvars]
-        return JaxCall(equation=equation, inputs=tuple(inputs), outputs=tuple(results), outer=outer, writer=self)
+        return JaxCall(
+            name=name,
+            arguments=equation.params,
+            inputs=tuple(inputs),
+            outputs=tuple(results),
+            known=self.known,
+            equation=equation,
+            outer=outer,
+            writer=self,
+        )
 
     def node(self, call: "JaxCall", op: Op, inputs: Sequence[Value], outputs: Sequence[Value]) -> None:
         """Add a node of a call."""
@@ -87,67 +101,26 @@ class Writer:
 
     def learn(self, call: "JaxCall") -> None:
         """Remember the whole numbers that a primitive computes of known ones."""
-        arrays = [self.known.get(value.name) for value in call.inputs]
+        arrays = [self.known.get(value.name) for value in call.tensors]
         if call.name == "concatenate" and not call.result.is_float:
-            self.joined[call.result.name] = tuple(zip(call.inputs, arrays, strict=True))
+            self.joined[call.result.name] = tuple(zip(call.tensors, arrays, strict=True))
         if len(call.results) == 1 and all(array is not None for array in arrays):
-            found = evaluate(call.name, call.params, arrays, call.result.shape, call.result.dtype)
+            found = evaluate(call.name, call.arguments, arrays, call.result.shape, call.result.dtype)
             if found is not None:
                 self.known[call.result.name] = found
 
 
 @dataclass(frozen=True, kw_only=True)
-class JaxCall(StepBuilder):
+class JaxCall(Call):
     """An equation with what it reads and returns. outer: scopes of the equations that it is within."""
 
     equation: Any
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
     outer: tuple[str, ...]
     writer: Writer
 
-    @property
-    def tensors(self) -> tuple[Value, ...]:
-        """The tensors that it reads, in order."""
-        return self.inputs
-
-    @property
-    def x(self) -> Value:
-        """The first of them."""
-        return self.inputs[0]
-
-    @property
-    def results(self) -> tuple[Value, ...]:
-        """The tensors that it returns."""
-        return self.outputs
-
-    @property
-    def name(self) -> str:
-        """The name of the primitive."""
-        return str(self.equation.primitive.name)
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """The parameters of the primitive."""
-        return self.equation.params  # type: ignore[no-any-return]
-
-    def numbers(self, key: str) -> tuple[int, ...]:
+    def numbers(self, name: str) -> tuple[int, ...]:
         """Return a parameter that is whole numbers, or nothing."""
-        return whole(self.params[key] or ())
-
-    def known(self, value: Value) -> Any:
-        """Return the array that an input is; None where it is not known."""
-        return self.writer.known.get(value.name)
-
-    def integers(self, position: int) -> tuple[int, ...] | None:
-        """Return the whole numbers of an input, row-major; None where they are not known."""
-        found = self.known(self.inputs[position])
-        return None if found is None else whole(found.reshape(-1))
-
-    def number(self, position: int) -> float | None:
-        """Return the number that an input is; None where it is none, or not known."""
-        found = self.known(self.inputs[position])
-        return float(found) if found is not None and found.size == 1 and found.dtype.kind != "c" else None
+        return whole(self.arguments[name] or ())
 
     def maker(self, value: Value) -> Op | None:
         """Return the operator that computed an input."""
@@ -160,10 +133,6 @@ class JaxCall(StepBuilder):
     def between(self, shape: Sequence[int], dtype: str = "", name: str = "") -> Value:
         """Return a new value between two steps."""
         return self.writer.value(f"{self.name}:{name or 'part'}", shape, dtype or self.result.dtype)
-
-
-Translation = Callable[[JaxCall], object]
-"""Writes the nodes of a primitive."""
 
 
 def whole(numbers: Any) -> tuple[int, ...]:
@@ -189,6 +158,117 @@ def dtype_name(dtype: Any) -> str:
     """Return a type as the intermediate form has it; a complex number, which has a gradient too, counts as a float."""
     name = str(dtype)
     return "float8" if name.startswith("float8") else "float64" if name.startswith("complex") else name
+
+
+# -- where an equation comes from: the scope that names its vertex, and the line of the user's source
+
+
+class Places:
+    """Names equations in the order in which they are read.
+
+    A named scope (a flax module) is the scope. Without one, it is the path of the weight that is read, or else the
+    user's function, beside the weight that was read last. entry: the user's outermost function, which tells nothing.
+    """
+
+    def __init__(self, entry: str) -> None:
+        self._entry = entry
+        self._last = ""
+
+    def origin(self, equation: Any, operator: str, outer: tuple[str, ...], weight: str) -> Origin:
+        """Return where an equation comes from.
+
+        outer: scopes of the equations that it is within; "@f" is a function that is inlined, "#2" a turn of a loop.
+        weight: path of the one that it reads, "" for none.
+        """
+        own = scopes(equation)
+        plain = tuple(name for name in outer if name[0] not in "@#")
+        # In a loop's body a module tells the whole of its path again.
+        stack = (*outer, *(own[len(plain) :] if plain and own[: len(plain)] == plain else own))
+        if weight:
+            self._last = _layer(weight)
+        function = _function(equation)
+        named = [name.removeprefix("#") for name in stack if not name.startswith("@")]
+        inlined = [name.removeprefix("@") for name in stack if name.startswith("@")]
+        if any(name[0] not in "@#" for name in stack):
+            scope = ".".join((*named, *inlined[-1:]))
+        elif weight:
+            scope = self._last
+        else:
+            told = inlined[-1] if inlined else function if function not in ("", self._entry) else operator
+            beside = self._last.rpartition(".")[0]
+            scope = f"{beside}.{told}" if beside else told
+        return Origin(operator=operator, scope=scope, line=line(equation))
+
+
+def scopes(equation: Any) -> tuple[str, ...]:
+    """Return the named scopes of an equation, the outermost first, without those of transformations."""
+    found = []
+    for part in str(equation.source_info.name_stack).split("/"):
+        wrapped = _WRAPPED.match(part)
+        while wrapped is not None:
+            part = wrapped.group(1)
+            wrapped = _WRAPPED.match(part)
+        if _SCOPE.fullmatch(part) and part not in _TRANSFORMED and not part.startswith(_OF_CLASSES):
+            found.append(part)
+    return tuple(found)
+
+
+def _layer(weight: str) -> str:
+    """Return the layer that a weight's path names: without a last part that says only which of its weights it is."""
+    parts = weight.split(".")
+    while len(parts) > 1 and _is_weight(parts[-1].lower()):
+        parts.pop()
+    return ".".join(parts)
+
+
+def _is_weight(part: str) -> bool:
+    return part in _LETTERS or part.startswith(_WEIGHTS)
+
+
+def inlined(equation: Any) -> tuple[str, ...]:
+    """Return the scope of a function that is inlined, marked as such: a name that tells what it computes, or none."""
+    name = str(equation.params.get("name", ""))
+    return () if not name or name.startswith(("<", "_")) else (f"@{name}",)
+
+
+def line(equation: Any) -> str:
+    """Return "file.py:12" of the user's source; "" where it is not known."""
+    frame = _frame(equation)
+    return "" if frame is None else f"{frame.file_name.rpartition('/')[2]}:{frame.start_line}"
+
+
+def where(equation: Any) -> str:
+    """Return " (file.py:12, in function)" for a message; "" where it is not known."""
+    found, function = line(equation), _function(equation)
+    return f" ({found}, in {function})" if found and function else f" ({found})" if found else ""
+
+
+def _function(equation: Any) -> str:
+    frame = _frame(equation)
+    name = "" if frame is None else frame.function_name.rpartition(".")[2]
+    return "" if name.startswith(("<", "__")) else name
+
+
+def _frame(equation: Any) -> Any:
+    """Return the innermost frame of the user's code."""
+    from jax._src import source_info_util
+
+    return source_info_util.user_frame(equation.source_info.traceback)
+
+
+_TRANSFORMED = frozenset(
+    {"jit", "pjit", "vmap", "remat", "checkpoint", "rematted_computation", "while", "body", "cond"}
+)
+"""Parts of a name stack that tell how the program is run, not what it is."""
+
+_OF_CLASSES = ("eqx.", "equinox.")
+"""Scopes that name a module's class alone; the paths of weights say which one it is."""
+
+_WEIGHTS = ("weight", "bias", "kernel", "scale", "offset", "gamma", "beta", "embedding", "value")
+"""How the last part of a path begins that says which weight of its layer it is."""
+
+_LETTERS = frozenset("wbg")
+"""The same, where it is one letter."""
 
 
 # -- small whole numbers that a program computes from nothing: positions, masks, the places of slices

@@ -4,20 +4,18 @@ Functions within it are read as if written out. So are loops of a known length w
 other loops are one vertex. Branches are taken where their predicate is known; all else depends on data.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from pase.errors import ModelError
-from pase.importers.ir import Generic, Leaf, Recurrent, Trace, Value
-from pase.importers.ir.count import recurrent_flop
-from pase.importers.ir.steps import floats_first
-from pase.importers.jax.call import JaxCall, Translation, Writer
-from pase.importers.jax.elementwise import ELEMENTWISE
-from pase.importers.jax.movement import MOVEMENT
-from pase.importers.jax.patterns import recognise
-from pase.importers.jax.places import inlined, scopes, where
-from pase.importers.jax.products import PRODUCTS
+from pase.importers.ir import Leaf, Node, Trace, Use, Value, ops
+from pase.importers.ir.call import Translation, floats_first
+from pase.importers.ir.trace import recurrent_flop
+from pase.importers.jax.call import JaxCall, Writer, inlined, scopes, where
+from pase.importers.jax.operators import ELEMENTWISE, MOVEMENT, PRODUCTS
+from pase.importers.passes.views import without_dead_nodes
 
 TRANSLATIONS: dict[str, Translation] = {**ELEMENTWISE, **PRODUCTS, **MOVEMENT}
 """By the primitive's name; of one that is not here, the shapes are known."""
@@ -146,7 +144,7 @@ class _Walk(Writer):
         self, call: JaxCall, constants: list[Value], carry: list[Value], stacked: list[Value]
     ) -> list[Value]:
         """Add the nodes of every turn; return the last states, and the rows that turns gave put together."""
-        params = call.params
+        params = call.arguments
         num_carry, turns = len(carry), range(int(params["length"]))
         rows: list[list[Value]] = [[] for _ in call.results[num_carry:]]
         outside = self.turn
@@ -180,7 +178,7 @@ class _Walk(Writer):
 
 def _write_loop(call: JaxCall, constants: list[Value], carry: list[Value], stacked: list[Value], flop: float) -> None:
     """Write one vertex for all turns. It can be split along the batch where states and steps have one they share."""
-    num_carry, length = len(carry), int(call.params["length"])
+    num_carry, length = len(carry), int(call.arguments["length"])
     wanted = _read(call.equation)
     batch = _batch([*carry, *(call.results[i] for i in wanted if i < num_carry)], [*stacked, *call.results[num_carry:]])
     # What is stacked has its batch after the steps; in what is written it comes first, as the states have it.
@@ -196,9 +194,11 @@ def _write_loop(call: JaxCall, constants: list[Value], carry: list[Value], stack
         return
     reads = floats_first((*stacked, *carry, *constants))
     place = int(reads[0].is_float and reads[0] in stacked)
-    points = sum(prod(variable.aval.shape) for inner in call.params["jaxpr"].jaxpr.eqns for variable in inner.outvars)
+    points = sum(
+        prod(variable.aval.shape) for inner in call.arguments["jaxpr"].jaxpr.eqns for variable in inner.outvars
+    )
     size = prod(next((value.shape for value in own if value.is_float), (1,)))
-    op = Generic(
+    op = ops.Generic(
         # Turns that hand nothing on stand side by side, as examples do.
         passes=((0, 0),) if not num_carry and place else () if batch is None else ((place, 0),),
         flop_per_point=float(length * points) / max(1, size),
@@ -219,7 +219,7 @@ def _batch(states: Sequence[Value], stacked: Sequence[Value]) -> int | None:
     return extent[0] if extent and not others and extent[0] > 1 else None
 
 
-def _cell_of(stacked: Sequence[Value], carry: Sequence[Value], flop: float) -> Recurrent | None:
+def _cell_of(stacked: Sequence[Value], carry: Sequence[Value], flop: float) -> ops.Recurrent | None:
     """Return the recurrent cell that a loop is; None where it is none.
 
     Args:
@@ -233,7 +233,7 @@ def _cell_of(stacked: Sequence[Value], carry: Sequence[Value], flop: float) -> R
     (x,), shape = stacked, next(iter(shapes), ())
     if len(shapes) != 1 or len(shape) != 2 or shape[0] != x.shape[1]:
         return None
-    cells = [Recurrent(cell=cell, units=shape[1], is_batch_first=False) for cell in _CELLS.get(len(carry), ())]  # type: ignore[arg-type]
+    cells = [ops.Recurrent(cell=cell, units=shape[1], is_batch_first=False) for cell in _CELLS.get(len(carry), ())]  # type: ignore[arg-type]
     return next((op for op in cells if recurrent_flop(op, x.shape) == flop), None)
 
 
@@ -312,3 +312,162 @@ _REFUSED: dict[str, str] = {
     ),
 }
 """Primitives that cannot be imported, and why; {}: where they stand."""
+
+
+# -- what JAX writes as several primitives, and is one operator: means, products, batch normalisation
+
+
+def recognise(trace: Trace, statistics: Iterable[str]) -> Trace:
+    """Return the trace with such operators as one.
+
+    Args:
+        trace: a node for each primitive.
+        statistics: names of the constants that running means and variances are.
+    """
+    return recover_batch_norm(name_means(order_products(trace)), statistics)
+
+
+def order_products(trace: Trace) -> Trace:
+    """Return the trace with a transposition that alone reads a product as part of that product.
+
+    JAX writes the dims of a product in a fixed order and transposes it then, where a function is mapped over a batch or
+    an einsum asks for another one.
+    """
+    nodes: dict[str, Node] = {}
+    merged: dict[str, str] = {}
+    for node in trace.nodes:
+        maker = _only_read_by(trace, node) if isinstance(node.op, ops.Transpose) else None
+        maker = nodes.get(merged.get(maker.name, maker.name)) if maker is not None else None
+        if maker is None or not isinstance(node.op, ops.Transpose) or not isinstance(maker.op, ops.Contract):
+            nodes[node.name] = node
+            continue
+        output = "".join(maker.op.output[i] for i in node.op.order)
+        merged[node.name] = maker.name
+        nodes[maker.name] = replace(maker, op=replace(maker.op, output=output), outputs=node.outputs)
+    return replace(trace, nodes=tuple(nodes.values())) if merged else trace
+
+
+def _only_read_by(trace: Trace, node: Node) -> Node | None:
+    """Return the node that computes a node's first input, where nothing else reads that."""
+    value = node.inputs[0].value
+    return None if len(trace.users[value]) != 1 or value in trace.outputs else trace.producer.get(value)
+
+
+def name_means(trace: Trace) -> Trace:
+    """Return the trace with sums that are divided by how many elements were added up as means."""
+    made: dict[str, Node] = {}
+    for node in trace.nodes:
+        is_quotient = isinstance(node.op, ops.Pointwise) and node.op.functions == ("divide",) and len(node.inputs) == 1
+        maker = _only_read_by(trace, node) if is_quotient else None
+        while maker is not None and isinstance(maker.op, ops.Reshape):  # dims of one element that are put back
+            maker = _only_read_by(trace, maker)
+        if maker is None or not isinstance(maker.op, ops.Reduce) or maker.op.function != "sum":
+            continue
+        assert isinstance(node.op, ops.Pointwise)
+        shape = trace.shape(maker.inputs[0])
+        if not node.op.constant_first and node.op.constant == prod(shape[i] for i in maker.op.over):
+            made[maker.name] = replace(maker, op=replace(maker.op, function="mean"))
+            made[node.name] = replace(node, op=ops.Identity())
+    return replace(trace, nodes=tuple(made.get(node.name, node) for node in trace.nodes)) if made else trace
+
+
+def recover_batch_norm(trace: Trace, statistics: Iterable[str]) -> Trace:
+    """Return the trace with ``(x - mean) / √(variance + ε) · scale + shift`` as one operator.
+
+    statistics: names of the constants that the mean and the variance are; what is trained with is that operator, which
+    computes them of the batch.
+    """
+    kept = frozenset(statistics)
+    if not kept:
+        return trace
+    sources = _sources(trace)
+    made = {}
+    for node in trace.nodes:
+        if isinstance(node.op, ops.Pointwise) and node.op.functions == ("subtract",) and len(node.inputs) == 2:
+            found = _normalisation(trace, node, sources, kept)
+            if found is not None:
+                made[found.name] = found
+    nodes = tuple(made.get(node.name, node) for node in trace.nodes)
+    return without_dead_nodes(replace(trace, nodes=nodes)) if made else trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sources:
+    """What a value is computed of: leaves, and the functions on the way."""
+
+    leaves: frozenset[str]
+    functions: frozenset[str]
+
+
+def _sources(trace: Trace) -> Mapping[str, _Sources]:
+    """Return the sources of every value that depends on no input."""
+    found = {
+        leaf.value.name: _Sources(leaves=frozenset([leaf.value.name]), functions=frozenset())
+        for leaf in trace.leaves
+        if leaf.role != "input"
+    }
+    for node in trace.nodes:
+        parts = [found.get(use.value) for use in node.inputs]
+        if any(part is None for part in parts):
+            continue
+        told = [part for part in parts if part is not None]
+        own = node.op.functions if isinstance(node.op, ops.Pointwise) else ()
+        both = _Sources(
+            leaves=frozenset().union(*(part.leaves for part in told)),
+            functions=frozenset(own).union(*(part.functions for part in told)),
+        )
+        found.update((value.name, both) for value in node.outputs)
+    return found
+
+
+def _normalisation(
+    trace: Trace, node: Node, sources: Mapping[str, _Sources], statistics: frozenset[str]
+) -> Node | None:
+    """Return the normalisation that begins with the subtraction of a mean, as the node that ends it."""
+    x, mean = node.inputs
+    if x.value in sources or mean.value not in sources or not sources[mean.value].leaves & statistics:
+        return None
+    shape = trace.values[x.value].shape
+    own = trace.values[mean.value].shape
+    channels = [len(shape) - len(own) + i for i, extent in enumerate(own) if extent > 1]
+    if len(channels) != 1 or len(shape) < 2:
+        return None
+    (channel,) = channels
+    roles: dict[str, list[str]] = {"scale": [], "shift": []}
+    is_scaled, current = False, node
+    last: Node | None = None
+    while True:
+        users = trace.users.get(current.outputs[0].name, ())
+        if len(users) != 1 or current.outputs[0].name in trace.outputs:
+            break
+        (current,) = users
+        if isinstance(current.op, ops.Identity):
+            continue
+        others = [sources[use.value] for use in current.inputs if use.value in sources]
+        functions = current.op.functions if isinstance(current.op, ops.Pointwise) else ()
+        role = _ROLES.get(functions[0]) if len(functions) == 1 else None
+        if role is None or len(current.inputs) != 2 or len(others) != 1:
+            break
+        roles[role] += [leaf for leaf in others[0].leaves if trace.leaf[leaf].role == "parameter"]
+        is_scaled |= bool(others[0].leaves & statistics) and not others[0].functions.isdisjoint(_ROOTS)
+        last = current
+        if role == "shift":
+            break
+    weights = [*roles["scale"], *roles["shift"]]
+    extent = (shape[channel],)
+    if last is None or not is_scaled or any(trace.values[name].shape != extent for name in weights):
+        return None
+    if any(len(names) > 1 for names in roles.values()):
+        return None
+    op = ops.Normalise(
+        kind="batch",
+        over=tuple(i for i in range(len(shape)) if i != channel),
+        channels=(channel,),
+        has_scale=bool(roles["scale"]),
+        has_shift=bool(roles["shift"]),
+    )
+    return replace(last, op=op, inputs=(x, *(Use(value=name) for name in weights)))
+
+
+_ROLES = {"multiply": "scale", "divide": "scale", "add": "shift"}
+_ROOTS = frozenset({"rsqrt", "sqrt"})

@@ -2,14 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, Protocol
 
 from pase.importers.ir import Identity, Leaf, Node, Op, Origin, Pointwise, Softmax, Use, Value
-from pase.importers.ir.steps import StepBuilder, floats_first
-
-Shape = tuple[int, ...]
-Translation = Callable[["KerasCall"], object]
+from pase.importers.ir.call import Call, Shape, floats_first, place, places, values_of
 
 
 class UntranslatableError(Exception):
@@ -91,49 +87,23 @@ class Writer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KerasCall(StepBuilder):
-    """An operation with what it is applied to.
+class KerasCall(Call):
+    """An operation, named by its class, with what it is applied to.
 
     Attributes:
-        arguments: as it is called, tensors being values.
-        keywords: as it is called, by name.
-        outputs: what it gives, all tensors of it in order.
-        scope: path of the layer.
+        positional: What it is called with by position, tensors being values; what is told by name are its arguments.
+        scope: Path of the layer.
     """
 
     operation: Any
-    arguments: tuple[Any, ...]
-    keywords: Mapping[str, Any]
-    outputs: tuple[Value, ...]
+    positional: tuple[Any, ...]
     scope: str
     writer: Writer
     reader: Applies
 
-    @property
-    def kind(self) -> str:
-        """The name of its class."""
-        return type(self.operation).__name__
-
-    @cached_property
-    def tensors(self) -> tuple[Value, ...]:
-        """All tensors that it is applied to, in order."""
-        return tuple(values_of((self.arguments, dict(self.keywords))))
-
-    @property
-    def x(self) -> Value:
-        """The first of them."""
-        return self.tensors[0]
-
-    @property
-    def results(self) -> tuple[Value, ...]:
-        """The tensors that it gives."""
-        return self.outputs
-
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """Return an argument that is given by position or by name."""
-        if position < len(self.arguments):
-            return self.arguments[position]
-        return self.keywords.get(name, default)
+        return self.positional[position] if position < len(self.positional) else self.arguments.get(name, default)
 
     def tensor(self, position: int, name: str) -> Value:
         """Return an argument that is a tensor; UntranslatableError where it is none."""
@@ -146,11 +116,11 @@ class KerasCall(StepBuilder):
         """Return the operation's one dim, counted from 0, of a tensor of some rank: by default of the first input."""
         if not isinstance(self.operation.axis, int):
             raise UntranslatableError
-        return self.operation.axis % (rank or len(self.x.shape))
+        return place(self.operation.axis, rank or len(self.x.shape))
 
     def axes(self, name: str = "axis") -> Shape:
         """Return the operation's dims, each counted from 0; all where none is given."""
-        return axes_of(getattr(self.operation, name, -1), len(self.x.shape))
+        return places(getattr(self.operation, name, -1), len(self.x.shape))
 
     def parameters(self, *variables: Any) -> list[Value]:
         """Return trained variables of the layer, those of some that there are."""
@@ -163,7 +133,7 @@ class KerasCall(StepBuilder):
 
     def write(self, op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
         """Write a step, as a node at once: what layers within this one do comes between its steps."""
-        self.writer.node(op, tuple(inputs), tuple(outputs), Origin(operator=self.kind, scope=self.scope))
+        self.writer.node(op, tuple(inputs), tuple(outputs), Origin(operator=self.name, scope=self.scope))
 
     def between(self, shape: Sequence[int], dtype: str = "", name: str = "") -> Value:
         """Return a new value between two steps."""
@@ -214,17 +184,6 @@ _MIXING = frozenset({"glu", "sparsemax"})
 """Activations whose points read each other: what they do is looked into."""
 
 
-def values_of(structure: Any) -> list[Value]:
-    """Return the values in nested arguments, in order."""
-    if isinstance(structure, Value):
-        return [structure]
-    if isinstance(structure, Mapping):
-        return [value for key in structure for value in values_of(structure[key])]
-    if isinstance(structure, list | tuple):
-        return [value for item in structure for value in values_of(item)]
-    return []
-
-
 def activation_name(activation: Any) -> str:
     """Return the name of an activation function; "linear" for none."""
     return "linear" if activation is None else str(getattr(activation, "__name__", type(activation).__name__)).lower()
@@ -249,20 +208,3 @@ def trained_of(operation: Any) -> list[Any]:
     layers = operation._flatten_layers() if hasattr(operation, "_flatten_layers") else ()
     found = {id(v): v for layer in layers for v in layer._trainable_variables}
     return list(found.values())
-
-
-def axes_of(axis: int | Sequence[int] | None, rank: int) -> Shape:
-    """Return positions of dims, none negative; all where none is given."""
-    if axis is None:
-        return tuple(range(rank))
-    return tuple(sorted({a % rank for a in ([axis] if isinstance(axis, int) else axis)}))
-
-
-def each(value: int | Sequence[int], rank: int) -> Shape:
-    """Return one number for each of so many dims."""
-    return (value,) * rank if isinstance(value, int) else tuple(value)
-
-
-def of_all_ranks(translation: Translation, *names: str) -> dict[str, Translation]:
-    """Return the translation for classes of one to three spatial dims; names: with {} for how many."""
-    return {name.format(rank): translation for name in names for rank in (1, 2, 3)}

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from pase.importers.ir import Gather, Identity, Normalise, Pointwise, Reduce, Reshape, Softmax, Value
-from pase.importers.keras.call import KerasCall, Translation, UntranslatableError, of_all_ranks
+from pase.importers.ir import Value, ops
+from pase.importers.ir.call import table
+from pase.importers.ir.shared import FUNCTIONS, glu, reduction, snake
+from pase.importers.keras.call import KerasCall, UntranslatableError
 
 
 def _identity(call: KerasCall) -> None:
     """Write the tensor as it is; what changes its shape in training alone is not known."""
     if call.x.shape != call.result.shape:
         raise UntranslatableError
-    call.give(Identity(), call.x)
+    call.give(ops.Identity(), call.x)
 
 
 # -- layers that work point by point
@@ -20,7 +22,7 @@ def _identity(call: KerasCall) -> None:
 
 def prelu(call: KerasCall) -> None:
     """Write a leaky ReLU whose slopes are trained."""
-    call.give(Pointwise(functions=("prelu",)), call.x, *call.parameters(call.operation.alpha))
+    call.give(ops.Pointwise(functions=("prelu",)), call.x, *call.parameters(call.operation.alpha))
 
 
 def softmax_layer(call: KerasCall) -> None:
@@ -31,9 +33,9 @@ def softmax_layer(call: KerasCall) -> None:
         raise UntranslatableError
     flat = call.reshape(call.x, (*shape[:first], prod(shape[first:last]), *shape[last:]))
     if flat is call.x:
-        call.give(Softmax(dim=first), flat)
+        call.give(ops.Softmax(dim=first), flat)
     else:
-        call.give(Reshape(), call.add(Softmax(dim=first), flat, shape=flat.shape))
+        call.give(ops.Reshape(), call.add(ops.Softmax(dim=first), flat, shape=flat.shape))
 
 
 def relu(call: KerasCall) -> None:
@@ -54,8 +56,8 @@ def rescaling(call: KerasCall) -> None:
     """Write x · scale + offset."""
     scale, offset = call.operation.scale, call.operation.offset
     if isinstance(scale, int | float) and isinstance(offset, int | float):
-        scaled = call.add(Pointwise(functions=("multiply",), constant=float(scale)), call.x, shape=call.x.shape)
-        call.give(Pointwise(functions=("add",), constant=float(offset)), scaled)
+        scaled = call.add(ops.Pointwise(functions=("multiply",), constant=float(scale)), call.x, shape=call.x.shape)
+        call.give(ops.Pointwise(functions=("add",), constant=float(offset)), scaled)
     else:
         call.pointwise("multiply", "add")
 
@@ -68,22 +70,22 @@ def normalization(call: KerasCall) -> None:
     mean, deviation = (
         call.writer.leaf(f"{call.scope}/{name}", shape, x.dtype, "constant") for name in ("mean", "deviation")
     )
-    centred = call.add(Pointwise(functions=("subtract",)), x, mean, shape=x.shape)
-    call.give(Pointwise(functions=("divide",)), centred, deviation)
+    centred = call.add(ops.Pointwise(functions=("subtract",)), x, mean, shape=x.shape)
+    call.give(ops.Pointwise(functions=("divide",)), centred, deviation)
 
 
 def merge(call: KerasCall) -> None:
     """Write a function of all tensors; those of fewer dims get dims of one element after the batch."""
-    functions, tensors = _MERGES[call.kind], call.tensors
+    functions, tensors = _MERGES[call.name], call.tensors
     if len(tensors) == 1:
-        call.give(Identity(), *tensors)
+        call.give(ops.Identity(), *tensors)
         return
     rank = max(len(value.shape) for value in tensors)
     seen = [
         call.reshape(value, (*value.shape[:1], *(1,) * (rank - len(value.shape)), *value.shape[1:]))
         for value in tensors
     ]
-    call.give(Pointwise(functions=functions, flop_per_point=len(tensors) - 2 + len(functions)), *seen)
+    call.give(ops.Pointwise(functions=functions, flop_per_point=len(tensors) - 2 + len(functions)), *seen)
 
 
 _MERGES = {
@@ -133,7 +135,7 @@ def _normalise(
     """Write the normalisation that a layer is, with the scale and the shift that it has."""
     layer = call.operation
     scale, shift = (call.parameters(getattr(layer, name, None)) for name in ("gamma", "beta"))
-    op = Normalise(
+    op = ops.Normalise(
         kind=kind,
         over=tuple(over),
         channels=tuple(channels),
@@ -149,15 +151,15 @@ def _normalise(
 def rms_normalisation(call: KerasCall) -> None:
     """Write normalisation by the root of the mean square."""
     over, epsilon = call.axes(), float(call.operation.epsilon or 1e-6)
-    op = Normalise(kind="rms", over=over, channels=over, has_shift=False, epsilon=epsilon)
+    op = ops.Normalise(kind="rms", over=over, channels=over, has_shift=False, epsilon=epsilon)
     call.give(op, call.x, *call.parameters(call.operation.scale))
 
 
 def normalisation_operation(call: KerasCall) -> None:
     """Write a normalisation without weights of its own: the tensor, then scale and shift where there are any."""
     over, affine = call.axes(), call.tensors[1:3]
-    is_layer = call.kind == "LayerNorm" and not getattr(call.operation, "rms_scaling", False)
-    op = Normalise(
+    is_layer = call.name == "LayerNorm" and not getattr(call.operation, "rms_scaling", False)
+    op = ops.Normalise(
         kind="layer" if is_layer else "rms",
         over=over,
         channels=over,
@@ -167,39 +169,43 @@ def normalisation_operation(call: KerasCall) -> None:
     call.give(op, call.x, *affine)
 
 
-ELEMENTWISE_LAYERS: dict[str, Translation] = {
-    "Activation": lambda call: call.activate(call.x, call.operation.activation),
-    "BatchNormalization": batch_normalisation,
-    "ELU": lambda call: call.pointwise("elu", numbers=(float(call.operation.alpha),)),
-    "GroupNormalization": group_normalisation,
-    "LayerNormalization": layer_normalisation,
-    "LeakyReLU": lambda call: call.pointwise("leaky_relu", numbers=(float(call.operation.negative_slope),)),
-    "Masking": lambda call: call.pointwise("multiply"),
-    "Normalization": normalization,
-    "PReLU": prelu,
-    "RMSNormalization": rms_normalisation,
-    "ReLU": relu,
-    "Rescaling": rescaling,
-    "Softmax": softmax_layer,
-    "Solarization": lambda call: call.pointwise("where"),
+ELEMENTWISE_LAYERS = table(
+    (lambda call: call.activate(call.x, call.operation.activation), "Activation"),
+    (batch_normalisation, "BatchNormalization"),
+    (lambda call: call.pointwise("elu", numbers=(float(call.operation.alpha),)), "ELU"),
+    (group_normalisation, "GroupNormalization"),
+    (layer_normalisation, "LayerNormalization"),
+    (lambda call: call.pointwise("leaky_relu", numbers=(float(call.operation.negative_slope),)), "LeakyReLU"),
+    (lambda call: call.pointwise("multiply"), "Masking"),
+    (normalization, "Normalization"),
+    (prelu, "PReLU"),
+    (rms_normalisation, "RMSNormalization"),
+    (relu, "ReLU"),
+    (rescaling, "Rescaling"),
+    (softmax_layer, "Softmax"),
+    (lambda call: call.pointwise("where"), "Solarization"),
     # The kernel of the layer within is divided by one number that is computed of itself.
-    "SpectralNormalization": lambda call: call.give(Identity(), call.apply(call.operation.layer, call.x)),
-    "UnitNormalization": normalisation_operation,
-    **dict.fromkeys(_MERGES, merge),
-    **of_all_ranks(_identity, "SpatialDropout{}D"),
-    **dict.fromkeys(
-        (
-            *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise", "Identity"),
-            # Augmentation, which is done in training alone.
-            *("AugMix", "AutoContrast", "CutMix", "Equalization", "MaxNumBoundingBoxes", "MixUp", "RandAugment"),
-            *("RandomBrightness", "RandomColorDegeneration", "RandomColorJitter", "RandomContrast"),
-            *("RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur", "RandomGrayscale"),
-            *("RandomHue", "RandomInvert", "RandomPerspective", "RandomPosterization", "RandomRotation"),
-            *("RandomSaturation", "RandomSharpness", "RandomShear", "RandomTranslation", "RandomZoom"),
-        ),
+    (lambda call: call.give(ops.Identity(), call.apply(call.operation.layer, call.x)), "SpectralNormalization"),
+    (normalisation_operation, "UnitNormalization"),
+    (merge, " ".join(_MERGES)),
+    (
         _identity,
+        """
+        ActivityRegularization AlphaDropout Dropout GaussianDropout GaussianNoise Identity SpatialDropout1D
+        SpatialDropout2D SpatialDropout3D
+        """,
     ),
-}
+    # Augmentation, which is done in training alone.
+    (
+        _identity,
+        """
+        AugMix AutoContrast CutMix Equalization MaxNumBoundingBoxes MixUp RandAugment RandomBrightness
+        RandomColorDegeneration RandomColorJitter RandomContrast RandomElasticTransform RandomErasing RandomFlip
+        RandomGaussianBlur RandomGrayscale RandomHue RandomInvert RandomPerspective RandomPosterization RandomRotation
+        RandomSaturation RandomSharpness RandomShear RandomTranslation RandomZoom
+        """,
+    ),
+)
 """Layers."""
 
 
@@ -208,19 +214,19 @@ ELEMENTWISE_LAYERS: dict[str, Translation] = {
 
 def pointwise(call: KerasCall) -> None:
     """Write a function of all tensors, and perhaps of one number."""
-    name = FUNCTIONS[call.kind]
-    owner, given = call.operation, (*call.arguments, *call.keywords.values())
-    attributes = [getattr(owner, attribute, None) for attribute in _ATTRIBUTES.get(call.kind, ())]
+    name = FUNCTIONS[snake(call.name)]
+    owner, given = call.operation, (*call.positional, *call.arguments.values())
+    attributes = [getattr(owner, attribute, None) for attribute in _ATTRIBUTES.get(call.name, ())]
     own = tuple(float(value) for value in attributes if isinstance(value, int | float))
     numbers = [] if attributes else [a for a in given if isinstance(a, int | float) and not isinstance(a, bool)]
-    if call.kind == "Gelu" and getattr(owner, "approximate", True):
+    if call.name == "Gelu" and getattr(owner, "approximate", True):
         name = "gelu_tanh"
     constant = float(numbers[0]) if len(call.tensors) == 1 and numbers else None
-    op = Pointwise(
+    op = ops.Pointwise(
         functions=(name,),
         constant=constant,
         constant_first=constant is not None and isinstance(given[0], int | float),
-        numbers=_OF_OPERATIONS.get(call.kind, own),
+        numbers=_OF_OPERATIONS.get(call.name, own),
     )
     call.give(op, *call.tensors)
 
@@ -239,15 +245,7 @@ _OF_OPERATIONS = {"HardSigmoid": (1 / 6, 0.5), "HardTanh": (-1.0, 1.0)}
 def reduce(call: KerasCall) -> None:
     """Write a reduction over some dims, or all."""
     keeps = bool(getattr(call.operation, "keepdims", False))
-    call.give(Reduce(function=REDUCTIONS[call.kind], over=call.axes(), keeps_dims=keeps), call.x)
-
-
-def glu(call: KerasCall) -> None:
-    """Write the first half of a dim, times the sigmoid of the second."""
-    dim = call.axis()
-    size = call.result.shape[dim]
-    value, gate = (call.cut(call.x, dim, start, size) for start in (0, size))
-    call.give(Pointwise(functions=("sigmoid", "multiply"), flop_per_point=2), gate, value)
+    call.give(ops.Reduce(function=reduction(call.name), over=call.axes(), keeps_dims=keeps), call.x)
 
 
 def along(call: KerasCall) -> None:
@@ -266,19 +264,19 @@ def sparse_cross_entropy(call: KerasCall) -> None:
     """Write the negative logarithm of the target's probability."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     axis = call.axis(len(x.shape))
-    places = call.add(Identity(), target, shape=target.shape, dtype="int32") if target.is_float else target
+    places = call.add(ops.Identity(), target, shape=target.shape, dtype="int32") if target.is_float else target
     box = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    found = call.add(Gather(dim=axis), _logarithm(call, x, axis), call.reshape(places, box), shape=box)
-    call.give(Pointwise(functions=("negate",)), call.reshape(found, call.result.shape))
+    found = call.add(ops.Gather(dim=axis), _logarithm(call, x, axis), call.reshape(places, box), shape=box)
+    call.give(ops.Pointwise(functions=("negate",)), call.reshape(found, call.result.shape))
 
 
 def cross_entropy(call: KerasCall) -> None:
     """Write the cross-entropy of probabilities of all classes."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     axis = call.axis(len(x.shape))
-    product = call.add(Pointwise(functions=("multiply",)), _logarithm(call, x, axis), target, shape=x.shape)
-    total = call.add(Reduce(function="sum", over=(axis,)), product, shape=call.result.shape)
-    call.give(Pointwise(functions=("negate",)), total)
+    product = call.add(ops.Pointwise(functions=("multiply",)), _logarithm(call, x, axis), target, shape=x.shape)
+    total = call.add(ops.Reduce(function="sum", over=(axis,)), product, shape=call.result.shape)
+    call.give(ops.Pointwise(functions=("negate",)), total)
 
 
 def binary_cross_entropy(call: KerasCall) -> None:
@@ -286,73 +284,43 @@ def binary_cross_entropy(call: KerasCall) -> None:
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     steps = ("sigmoid",) if call.operation.from_logits else ()
     # Clipped, two logarithms, each times what it counts for, and their negative sum.
-    call.give(Pointwise(functions=(*steps, "binary_cross_entropy"), flop_per_point=8 + len(steps)), x, target)
+    call.give(ops.Pointwise(functions=(*steps, "binary_cross_entropy"), flop_per_point=8 + len(steps)), x, target)
 
 
 def _logarithm(call: KerasCall, x: Value, axis: int) -> Value:
     """Return the logarithms of probabilities, which scores are made into first."""
     if call.operation.from_logits:
-        return call.add(Softmax(dim=axis, is_log=True), x, shape=x.shape)
+        return call.add(ops.Softmax(dim=axis, is_log=True), x, shape=x.shape)
     rows = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    total = call.add(Reduce(function="sum", over=(axis,), keeps_dims=True), x, shape=rows)
-    shares = call.add(Pointwise(functions=("divide",)), x, total, shape=x.shape)
-    clipped = call.add(Pointwise(functions=("clip",), numbers=_CLIPPED), shares, shape=x.shape)
-    return call.add(Pointwise(functions=("log",)), clipped, shape=x.shape)
+    total = call.add(ops.Reduce(function="sum", over=(axis,), keeps_dims=True), x, shape=rows)
+    shares = call.add(ops.Pointwise(functions=("divide",)), x, total, shape=x.shape)
+    clipped = call.add(ops.Pointwise(functions=("clip",), numbers=_CLIPPED), shares, shape=x.shape)
+    return call.add(ops.Pointwise(functions=("log",)), clipped, shape=x.shape)
 
 
-def _snake(name: str) -> str:
-    """Return the usual name of a function whose class is in camel case."""
-    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+_POINTWISE = """
+    Abs Absolute Add Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh BitwiseAnd BitwiseOr Cbrt Ceil Celu Clip Cos
+    Cosh Divide DivideNoNan Elu Equal Erf Erfc Erfinv Exp Exp2 Expm1 Floor FloorDivide Fmod Gelu Greater GreaterEqual
+    HardShrink HardSigmoid HardSilu HardTanh Heaviside Hypot Isfinite Isinf Isnan LeakyRelu Less LessEqual Log Log10
+    Log1p Log2 LogSigmoid Logaddexp LogicalAnd LogicalNot LogicalOr LogicalXor Maximum Minimum Mod Multiply NanToNum
+    Negative NotEqual OnesLike Power Real Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign Signbit Silu Sin Sinh
+    SoftShrink Softplus Softsign SparsePlus SparseSigmoid Sqrt Square Squareplus Subtract Tan Tanh TanhShrink Threshold
+    TrueDivide Trunc Where ZerosLike
+"""
+_REDUCTIONS = """
+    All Amax Amin Any Argmax Argmin CountNonzero Logsumexp Max Mean Min Nanmax Nanmean Nanmin Nansum Prod Std Sum Var
+"""
 
-
-_ALIKE = (
-    "Abs Add Arccos Arccosh Arcsin Arcsinh Arctan Arctan2 Arctanh BitwiseAnd BitwiseOr Cbrt Ceil Celu Clip Cos Cosh "
-    "Divide DivideNoNan Elu Equal Erf Erfc Erfinv Exp Exp2 Expm1 Floor FloorDivide Fmod Gelu Greater GreaterEqual "
-    "HardShrink HardSigmoid HardSilu HardTanh Heaviside Hypot Isfinite Isinf Isnan LeakyRelu Less LessEqual Log Log10 "
-    "Log1p Log2 LogSigmoid Logaddexp LogicalXor Maximum Minimum Mod Multiply NanToNum NotEqual OnesLike Power Real "
-    "Reciprocal Relu Relu6 Round Rsqrt Selu Sigmoid Sign Signbit Silu Sin Sinh SoftShrink Softplus Softsign SparsePlus "
-    "SparseSigmoid Sqrt Square Squareplus Subtract Tan Tanh TanhShrink Threshold Trunc Where ZerosLike"
+ELEMENTWISE_OPERATIONS = table(
+    (pointwise, _POINTWISE),
+    (reduce, _REDUCTIONS),
+    (along, "Argsort Cumprod Cumsum Diff FFT Flip OneHot RFFT Roll Sort Sparsemax TopK"),
+    (normalisation_operation, "LayerNorm RMSNorm Normalize"),
+    (binary_cross_entropy, "BinaryCrossentropy"),
+    (cross_entropy, "CategoricalCrossentropy"),
+    (lambda call: glu(call, call.axis()), "Glu"),
+    (lambda call: call.give(ops.Softmax(dim=call.axis(), is_log=True), call.x), "LogSoftmax"),
+    (lambda call: call.give(ops.Softmax(dim=call.axis()), call.x), "Softmax"),
+    (sparse_cross_entropy, "SparseCategoricalCrossentropy"),
 )
-"""Functions that the vocabulary calls as Keras does."""
-
-FUNCTIONS: dict[str, str] = {name: _snake(name) for name in _ALIKE.split()} | {
-    "Absolute": "abs",
-    "LogicalAnd": "and",
-    "LogicalNot": "not",
-    "LogicalOr": "or",
-    "Negative": "negate",
-    "TrueDivide": "divide",
-}
-"""Operations point by point, and what the vocabulary calls them."""
-
-REDUCTIONS: dict[str, str] = {
-    name: name.lower() for name in ("Sum", "Mean", "Max", "Min", "Prod", "Any", "All", "Argmax", "Argmin", "Logsumexp")
-} | {
-    "Amax": "max",
-    "Amin": "min",
-    "CountNonzero": "count",
-    "Nanmax": "max",
-    "Nanmean": "mean",
-    "Nanmin": "min",
-    "Nansum": "sum",
-    "Std": "deviation",
-    "Var": "variance",
-}
-"""Operations over whole dims, and what the vocabulary calls them."""
-
-ELEMENTWISE_OPERATIONS: dict[str, Translation] = {
-    **dict.fromkeys(FUNCTIONS, pointwise),
-    **dict.fromkeys(REDUCTIONS, reduce),
-    **dict.fromkeys(
-        ("Argsort", "Cumprod", "Cumsum", "Diff", "FFT", "Flip", "OneHot", "RFFT", "Roll", "Sort", "Sparsemax", "TopK"),
-        along,
-    ),
-    **dict.fromkeys(("LayerNorm", "RMSNorm", "Normalize"), normalisation_operation),
-    "BinaryCrossentropy": binary_cross_entropy,
-    "CategoricalCrossentropy": cross_entropy,
-    "Glu": glu,
-    "LogSoftmax": lambda call: call.give(Softmax(dim=call.axis(), is_log=True), call.x),
-    "Softmax": lambda call: call.give(Softmax(dim=call.axis()), call.x),
-    "SparseCategoricalCrossentropy": sparse_cross_entropy,
-}
 """Of `keras.ops`."""

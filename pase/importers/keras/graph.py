@@ -11,20 +11,11 @@ from typing import Any
 from pase.errors import ModelError, PaseError
 from pase.importers.front_end import first_line
 from pase.importers.ir import Value
-from pase.importers.keras.call import (
-    KerasCall,
-    Translation,
-    UntranslatableError,
-    Writer,
-    is_keras,
-    trained_of,
-    unknown,
-    values_of,
-)
+from pase.importers.ir.call import Translation, values_of
+from pase.importers.keras.call import KerasCall, UntranslatableError, Writer, is_keras, trained_of, unknown
 from pase.importers.keras.elementwise import ELEMENTWISE_LAYERS, ELEMENTWISE_OPERATIONS
 from pase.importers.keras.movement import MOVEMENT_LAYERS, MOVEMENT_OPERATIONS
-from pase.importers.keras.products import PRODUCT_LAYERS, PRODUCT_OPERATIONS
-from pase.importers.keras.windows import WINDOW_LAYERS, WINDOW_OPERATIONS
+from pase.importers.keras.products import PRODUCT_LAYERS, PRODUCT_OPERATIONS, WINDOW_LAYERS, WINDOW_OPERATIONS
 
 LAYERS: dict[str, Translation] = ELEMENTWISE_LAYERS | MOVEMENT_LAYERS | PRODUCT_LAYERS | WINDOW_LAYERS
 """Translations of layers, by the class's name. What is not here is looked into, or treated generically."""
@@ -249,9 +240,11 @@ class Reader:
 
         structure = tree.map_structure(value, spec)
         call = KerasCall(
+            name=type(operation).__name__,
             operation=operation,
-            arguments=arguments,
-            keywords=keywords,
+            positional=arguments,
+            arguments=keywords,
+            inputs=tuple(values_of((arguments, keywords))),
             outputs=tuple(results),
             scope=scope,
             writer=self.writer,

@@ -1,22 +1,18 @@
 """What moves data alone: views, pieces, concatenations, padding, repetition, resampling, rows by whole numbers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pase.importers.ir import Identity, Lookup, Pad, Reshape, Transpose, Value
-from pase.importers.keras.call import KerasCall, Translation, UntranslatableError, each, of_all_ranks
-from pase.importers.keras.windows import places
+from pase.importers.ir import Identity, Lookup, Pad, Reshape, Value
+from pase.importers.ir.call import each, table
+from pase.importers.ir.shared import concatenate, moved, repeat_each, swapped
+from pase.importers.keras.call import KerasCall, UntranslatableError
+from pase.importers.keras.products import layout
 
 
 def reshape(call: KerasCall) -> None:
     """Write the same elements in another shape."""
     call.give(Reshape(), call.x)
-
-
-def concatenate(call: KerasCall) -> None:
-    """Write tensors end to end; those without elements are left out."""
-    full = [value for value in call.tensors if 0 not in value.shape] or call.tensors[:1]
-    call.concat(full, call.axis(len(call.result.shape)), out=call.result)
 
 
 # -- layers
@@ -43,7 +39,7 @@ def crop(call: KerasCall) -> None:
 
 def center_crop(call: KerasCall) -> None:
     """Write the box in the middle; a tensor that is smaller is resized."""
-    _, spatial = places(call.operation.data_format, 2)
+    _, spatial = layout(call.operation.data_format, 2)
     spare = [call.x.shape[i] - call.result.shape[i] for i in spatial] if len(call.x.shape) == 4 else [-1]
     if min(spare) < 0:
         resample(call)
@@ -81,7 +77,7 @@ def upsample(call: KerasCall) -> None:
         resample(call)
         return
     spatial = _spatial(call)
-    _repeat_each(call, dict(zip(spatial, each(call.operation.size, len(spatial)), strict=True)))
+    repeat_each(call, call.x, dict(zip(spatial, each(call.operation.size, len(spatial)), strict=True)))
 
 
 def resample(call: KerasCall) -> None:
@@ -91,20 +87,11 @@ def resample(call: KerasCall) -> None:
     call.part("resample").opaque(passes=passes, flop_per_point=7.0)
 
 
-def _repeat_each(call: KerasCall, times: Mapping[int, int]) -> None:
-    """Write each element of some dims, by position, so many times in a row."""
-    wide, places = list[int](), list[int]()
-    for dim, extent in enumerate(call.x.shape):
-        places.append(len(wide))
-        wide += [extent, times[dim]] if dim in times else [extent]
-    call.reshape(call.broadcast(call.x, wide, places), out=call.result)
-
-
 def _spatial(call: KerasCall) -> tuple[int, ...]:
     if len(call.x.shape) == 3:
         # Layers of one spatial dim have steps before features, save padding that is told otherwise.
         return (2,) if getattr(call.operation, "data_format", None) == "channels_first" else (1,)
-    return places(call.operation.data_format, len(call.x.shape) - 2)[1]
+    return layout(call.operation.data_format, len(call.x.shape) - 2)[1]
 
 
 def _pairs(amounts: Any) -> list[tuple[int, int]]:
@@ -113,18 +100,18 @@ def _pairs(amounts: Any) -> list[tuple[int, int]]:
     return [(int(first), int(last)) for first, last in pairs]
 
 
-MOVEMENT_LAYERS: dict[str, Translation] = {
-    "CenterCrop": center_crop,
-    "Concatenate": concatenate,
-    "Flatten": flatten,
-    "Permute": lambda call: call.give(Transpose(order=(0, *call.operation.dims)), call.x),
-    "RepeatVector": repeat_vector,
-    "Reshape": reshape,
-    "Resizing": resample,
-    **of_all_ranks(crop, "Cropping{}D"),
-    **of_all_ranks(zero_padding, "ZeroPadding{}D"),
-    **of_all_ranks(upsample, "UpSampling{}D"),
-}
+MOVEMENT_LAYERS = table(
+    (center_crop, "CenterCrop"),
+    (lambda call: concatenate(call, call.axis(len(call.result.shape))), "Concatenate"),
+    (flatten, "Flatten"),
+    (lambda call: call.transpose(call.x, (0, *call.operation.dims), out=call.result), "Permute"),
+    (repeat_vector, "RepeatVector"),
+    (reshape, "Reshape"),
+    (resample, "Resizing"),
+    (crop, "Cropping1D Cropping2D Cropping3D"),
+    (zero_padding, "ZeroPadding1D ZeroPadding2D ZeroPadding3D"),
+    (upsample, "UpSampling1D UpSampling2D UpSampling3D"),
+)
 """Layers."""
 
 
@@ -134,22 +121,13 @@ MOVEMENT_LAYERS: dict[str, Translation] = {
 def transpose(call: KerasCall) -> None:
     """Write the dims in another order: as they are told, backwards, two of them swapped or some in other places."""
     owner, rank = call.operation, len(call.x.shape)
-    order = list(range(rank))
-    if call.kind == "Transpose":
-        order = order[::-1] if owner.axes is None else [axis % rank for axis in owner.axes]
-    elif call.kind == "Swapaxes":
-        order[owner.axis1], order[owner.axis2] = order[owner.axis2], order[owner.axis1]
+    if call.name == "Swapaxes":
+        order = swapped(rank, owner.axis1, owner.axis2)
+    elif call.name == "Moveaxis":
+        order = moved(rank, owner.source, owner.destination)
     else:
-        source, target = ([d % rank for d in dims] for dims in (owner.source, owner.destination))
-        order = [d for d in order if d not in source]
-        for place, dim in sorted(zip(target, source, strict=True)):
-            order.insert(place, dim)
-    call.give(Transpose(order=tuple(order)), call.x)
-
-
-def broadcast(call: KerasCall) -> None:
-    """Write a tensor repeated along dims of one element."""
-    call.broadcast(call.x, out=call.result)
+        order = tuple(range(rank)[::-1] if owner.axes is None else (axis % rank for axis in owner.axes))
+    call.transpose(call.x, order, out=call.result)
 
 
 def repeat(call: KerasCall) -> None:
@@ -157,7 +135,7 @@ def repeat(call: KerasCall) -> None:
     times = call.operation.repeats
     if not isinstance(times, int):
         raise UntranslatableError
-    _repeat_each(call, {call.axis(): times})
+    repeat_each(call, call.x, {call.axis(): times})
 
 
 def tile(call: KerasCall) -> None:
@@ -244,25 +222,21 @@ def patches(call: KerasCall) -> None:
     call.rearrange(x, (b, rows, size[0], columns, size[1], c), (0, 1, 3, 2, 4, 5), out=call.result)
 
 
-def _same(call: KerasCall) -> None:
-    call.give(Identity(), call.x)
-
-
-MOVEMENT_OPERATIONS: dict[str, Translation] = {
-    **dict.fromkeys(("Reshape", "Ravel", "ExpandDims", "Squeeze", "View"), reshape),
-    **dict.fromkeys(("Split", "ArraySplit", "Unstack"), lambda call: call.split(call.x, call.axis())),
-    **dict.fromkeys(("Moveaxis", "Swapaxes", "Transpose"), transpose),
-    **dict.fromkeys(("Cast", "SaturateCast", "StopGradient", "Copy", "ConvertToTensor"), _same),
-    "BroadcastTo": broadcast,
-    "Concatenate": concatenate,
-    "ExtractPatches": patches,
-    "GetItem": get_item,
-    "Pad": pad,
-    "Repeat": repeat,
-    "Slice": slice_operation,
-    "Stack": lambda call: call.stack(call.tensors, call.axis(len(call.result.shape)), out=call.result),
-    "Take": take,
-    "TakeAlongAxis": take_along_axis,
-    "Tile": tile,
-}
+MOVEMENT_OPERATIONS = table(
+    (reshape, "Reshape Ravel ExpandDims Squeeze View"),
+    (lambda call: call.split(call.x, call.axis()), "Split ArraySplit Unstack"),
+    (transpose, "Moveaxis Swapaxes Transpose"),
+    (lambda call: call.give(Identity(), call.x), "Cast SaturateCast StopGradient Copy ConvertToTensor"),
+    (lambda call: call.broadcast(call.x, out=call.result), "BroadcastTo"),
+    (lambda call: concatenate(call, call.axis(len(call.result.shape))), "Concatenate"),
+    (patches, "ExtractPatches"),
+    (get_item, "GetItem"),
+    (pad, "Pad"),
+    (repeat, "Repeat"),
+    (slice_operation, "Slice"),
+    (lambda call: call.stack(call.tensors, call.axis(len(call.result.shape)), out=call.result), "Stack"),
+    (take, "Take"),
+    (take_along_axis, "TakeAlongAxis"),
+    (tile, "Tile"),
+)
 """Of `keras.ops`."""

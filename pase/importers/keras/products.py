@@ -1,23 +1,151 @@
-"""Dense layers, products of tensors, embeddings, attention and recurrent layers."""
+"""Convolutions and pooling, channels first or last; dense layers, products of tensors, attention, recurrent layers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
-from pase.importers.ir import (
-    Attention,
-    Concat,
-    Contract,
-    Identity,
-    Lookup,
-    Pointwise,
-    Recurrent,
-    Reshape,
-    Softmax,
-    Value,
+from pase.importers.ir import Value, ops
+from pase.importers.ir.call import each, letters, parse_einsum, table, values_of
+from pase.importers.ir.shared import adaptive_pool, pool_whole, window_pads
+from pase.importers.ir.shared import pool as pool_windows
+from pase.importers.ir.shared import tensordot as contracted
+from pase.importers.keras.call import KerasCall, UntranslatableError, is_keras
+
+
+def layout(data_format: str, rank: int) -> tuple[int, tuple[int, ...]]:
+    """Return the positions of the channels and of the spatial dims, of which there are so many."""
+    first = data_format == "channels_first"
+    return (1, tuple(range(2, rank + 2))) if first else (rank + 1, tuple(range(1, rank + 1)))
+
+
+def _convolve(x: Value, owner: Any, kernel: Sequence[int], **more: Any) -> ops.Convolve:
+    """Return a convolution with filters of a shape [spatial…, in-channels of one group, out-channels].
+
+    x: the tensor whose extents "same" padding depends on. owner: a layer or an operation.
+    """
+    rank = len(x.shape) - 2
+    channels, spatial = layout(owner.data_format, rank)
+    stride, dilation = each(owner.strides, rank), each(owner.dilation_rate, rank)
+    return ops.Convolve(
+        channels=channels,
+        spatial=spatial,
+        filters=(rank + 1, rank, *range(rank)),
+        stride=stride,
+        dilation=dilation,
+        pads=window_pads(owner.padding, [x.shape[i] for i in spatial], kernel[:rank], stride, dilation),
+        **more,
+    )
+
+
+def convolution(call: KerasCall) -> None:
+    """Write a convolution."""
+    layer = call.operation
+    if getattr(layer, "lora_enabled", False):
+        raise UntranslatableError
+    op = _convolve(call.x, layer, layer._kernel.shape, groups=layer.groups, has_bias=layer.bias is not None)
+    call.emit_activated(op, call.x, *call.parameters(layer._kernel, layer.bias))
+
+
+def transposed(call: KerasCall) -> None:
+    """Write the gradient of a convolution; filters are [spatial…, out-channels, in-channels]."""
+    layer = call.operation
+    op = _convolve(call.result, layer, layer.kernel.shape, is_transposed=True, has_bias=layer.bias is not None)
+    call.emit_activated(op, call.x, *call.parameters(layer.kernel, layer.bias))
+
+
+def depthwise(call: KerasCall) -> None:
+    """Write a convolution of each channel alone; filters are [spatial…, channels, multiplier]."""
+    layer = call.operation
+    op, filters = _of_each_channel(call, layer, *call.parameters(layer.kernel))
+    call.emit_activated(replace(op, has_bias=layer.use_bias), call.x, filters, *call.parameters(layer.bias))
+
+
+def separable(call: KerasCall) -> None:
+    """Write a convolution of each channel alone, then one across channels."""
+    layer = call.operation
+    first, filters = _of_each_channel(call, layer, *call.parameters(layer.depthwise_kernel))
+    shape = list(call.result.shape)
+    shape[first.channels] = filters.shape[-1]
+    deep = call.part("depthwise").add(first, call.x, filters, shape=shape)
+    rank = len(shape) - 2
+    ones = {"stride": (1,) * rank, "dilation": (1,) * rank, "pads": ((0, 0),) * rank}
+    second = replace(first, groups=1, has_bias=layer.use_bias, **ones)  # type: ignore[arg-type]
+    call.emit_activated(second, deep, *call.parameters(layer.pointwise_kernel, layer.bias))
+
+
+def convolution_operation(call: KerasCall) -> None:
+    """Write a convolution that is called as an operation with filters of its own."""
+    x, filters = call.tensors[:2]
+    channels, _ = layout(call.operation.data_format, len(x.shape) - 2)
+    groups = x.shape[channels] // filters.shape[-2]
+    call.give(_convolve(x, call.operation, filters.shape, groups=groups), x, filters)
+
+
+def depthwise_operation(call: KerasCall) -> None:
+    """Write a convolution of each channel alone that is called as an operation."""
+    op, filters = _of_each_channel(call, call.operation, call.tensors[1])
+    call.give(op, call.x, filters)
+
+
+def _of_each_channel(call: KerasCall, owner: Any, filters: Value) -> tuple[ops.Convolve, Value]:
+    """Return a convolution with a group for each channel, and its filters as [spatial…, 1, channels · multiplier]."""
+    *spatial, channels, multiplier = filters.shape
+    flat = call.reshape(filters, (*spatial, 1, channels * multiplier))
+    return _convolve(call.x, owner, flat.shape, groups=channels), flat
+
+
+# -- pooling
+
+
+def pool(call: KerasCall) -> None:
+    """Write maximum or mean over windows; what lies outside does not count."""
+    owner = call.operation
+    spatial = spatial_dims(call)
+    kernel = each(owner.pool_size, len(spatial))
+    stride = each(owner.strides if owner.strides is not None else kernel, len(spatial))
+    pads = window_pads(owner.padding, [call.x.shape[i] for i in spatial], kernel, stride, (1,) * len(spatial))
+    pool_windows(call, spatial, kernel, stride=stride, pads=pads)
+
+
+def spatial_dims(call: KerasCall) -> tuple[int, ...]:
+    """Return the dims of the first tensor but the batch and the channels."""
+    return layout(call.operation.data_format, len(call.x.shape) - 2)[1]
+
+
+WINDOW_LAYERS = table(
+    (convolution, "Conv1D Conv2D Conv3D"),
+    (transposed, "Conv1DTranspose Conv2DTranspose Conv3DTranspose"),
+    (depthwise, "DepthwiseConv1D DepthwiseConv2D DepthwiseConv3D"),
+    (separable, "SeparableConv1D SeparableConv2D SeparableConv3D"),
+    (pool, "MaxPooling1D MaxPooling2D MaxPooling3D AveragePooling1D AveragePooling2D AveragePooling3D"),
+    (
+        lambda call: pool_whole(call, spatial_dims(call), keeps_dims=bool(call.operation.keepdims)),
+        """
+        GlobalMaxPooling1D GlobalMaxPooling2D GlobalMaxPooling3D GlobalAveragePooling1D GlobalAveragePooling2D
+        GlobalAveragePooling3D
+        """,
+    ),
+    (
+        lambda call: adaptive_pool(call, spatial_dims(call)),
+        """
+        AdaptiveMaxPooling1D AdaptiveMaxPooling2D AdaptiveMaxPooling3D AdaptiveAveragePooling1D AdaptiveAveragePooling2D
+        AdaptiveAveragePooling3D
+        """,
+    ),
 )
-from pase.importers.ir.steps import letters, parse_einsum
-from pase.importers.keras.call import KerasCall, Translation, UntranslatableError, is_keras, of_all_ranks, values_of
+"""Layers."""
+
+WINDOW_OPERATIONS = table(
+    (convolution_operation, "Conv"),
+    (depthwise_operation, "DepthwiseConv"),
+    (pool, "MaxPool AveragePool"),
+    (lambda call: adaptive_pool(call, spatial_dims(call)), "AdaptiveMaxPool AdaptiveAveragePool"),
+)
+"""Of `keras.ops`."""
+
+
+# -- products
 
 
 def dense(call: KerasCall) -> None:
@@ -25,7 +153,7 @@ def dense(call: KerasCall) -> None:
     layer = call.operation
     _check_plain(layer)
     lead = letters(len(call.x.shape) - 1, without="yz")
-    op = Contract(operands=(f"{lead}y", "yz"), output=f"{lead}z", has_bias=layer.bias is not None)
+    op = ops.Contract(operands=(f"{lead}y", "yz"), output=f"{lead}z", has_bias=layer.bias is not None)
     call.emit_activated(op, call.x, *call.parameters(layer._kernel, layer.bias))
 
 
@@ -40,17 +168,17 @@ def einsum_dense(call: KerasCall) -> None:
     (left, right), output = parsed
     out = call.result.shape
     is_last = all(value.shape == out[len(out) - len(value.shape) :] for value in bias)
-    op = Contract(operands=(left, right), output=output, has_bias=is_last and bool(bias))
+    op = ops.Contract(operands=(left, right), output=output, has_bias=is_last and bool(bias))
     if is_last:
         call.emit_activated(op, call.x, kernel, *bias)
     else:
-        call.emit_activated(Pointwise(functions=("add",)), call.add(op, call.x, kernel, shape=out), *bias)
+        call.emit_activated(ops.Pointwise(functions=("add",)), call.add(op, call.x, kernel, shape=out), *bias)
 
 
 def embedding(call: KerasCall) -> None:
     """Write rows of a table."""
     _check_plain(call.operation)
-    call.give(Lookup(), *call.parameters(call.operation._embeddings), call.x)
+    call.give(ops.Lookup(), *call.parameters(call.operation._embeddings), call.x)
 
 
 def reversible_embedding(call: KerasCall) -> None:
@@ -62,12 +190,12 @@ def reversible_embedding(call: KerasCall) -> None:
     _check_plain(layer)
     lead = letters(len(call.x.shape) - 1, without="yz")
     (table,) = call.parameters(layer._embeddings if layer.tie_weights else layer.reverse_embeddings)
-    op = Contract(operands=(f"{lead}y", "zy" if layer.tie_weights else "yz"), output=f"{lead}z")
+    op = ops.Contract(operands=(f"{lead}y", "zy" if layer.tie_weights else "yz"), output=f"{lead}z")
     if layer.logit_soft_cap is None:
         call.give(op, call.x, table)
     else:
         logits = call.add(op, call.x, table, shape=call.result.shape)
-        call.give(Pointwise(functions=("divide", "tanh", "multiply"), flop_per_point=3), logits)
+        call.give(ops.Pointwise(functions=("divide", "tanh", "multiply"), flop_per_point=3), logits)
 
 
 def dot(call: KerasCall) -> None:
@@ -76,16 +204,16 @@ def dot(call: KerasCall) -> None:
     if call.operation.normalize:
         raise UntranslatableError
     first, second = (axes, axes) if isinstance(axes, int) else axes
-    _contract(call, [first], [second], batch=True)
+    _tensordot(call, [first], [second], batch=True)
 
 
 def dot_operation(call: KerasCall) -> None:
     """Write NumPy's dot: over the last dim of the first, the last but one of the second."""
     x, y = _two(call)
     if x.shape and y.shape:
-        _contract(call, [-1], [max(0, len(y.shape) - 2)])
+        _tensordot(call, [-1], [max(0, len(y.shape) - 2)])
     else:
-        call.give(Pointwise(functions=("multiply",)), x, y)
+        call.give(ops.Pointwise(functions=("multiply",)), x, y)
 
 
 def tensordot(call: KerasCall) -> None:
@@ -95,22 +223,13 @@ def tensordot(call: KerasCall) -> None:
     if isinstance(axes, int):
         axes = (range(len(x.shape) - axes, len(x.shape)), range(axes))
     first, second = ([axis] if isinstance(axis, int) else list(axis) for axis in axes)
-    _contract(call, first, second)
+    _tensordot(call, first, second)
 
 
-def _contract(call: KerasCall, first: Sequence[int], second: Sequence[int], *, batch: bool = False) -> None:
-    """Write the product over some dims of two operands: the first one's others come first in the result.
-
-    batch: the first dim is the same of both.
-    """
-    x, y = call.tensors[:2]
-    names = letters(len(x.shape) + len(y.shape))
-    left, others = names[: len(x.shape)], iter(names[len(x.shape) :])
-    summed = {d % len(y.shape): left[c % len(x.shape)] for c, d in zip(first, second, strict=True)}
-    shared = {0: left[0]} | summed if batch else summed
-    right = "".join(shared.get(i) or next(others) for i in range(len(y.shape)))
-    output = "".join(dict.fromkeys(c for c in left + right if c not in summed.values()))
-    _emit_product(call, (left, right), output)
+def _tensordot(call: KerasCall, first: Sequence[int], second: Sequence[int], *, batch: bool = False) -> None:
+    if not call.result.shape:
+        raise UntranslatableError
+    contracted(call, first, second, batch=batch)
 
 
 def matmul(call: KerasCall) -> None:
@@ -122,20 +241,6 @@ def einsum(call: KerasCall) -> None:
     """Write an einsum; one with a diagonal is not known."""
     if not call.result.shape or not call.einsum(call.operation.subscripts, call.tensors, out=call.result):
         raise UntranslatableError
-
-
-def _emit_product(call: KerasCall, operands: tuple[str, str], output: str) -> None:
-    """Write a sum of products; the result may have dims of one element besides."""
-    x, y = call.tensors[:2]
-    if not output or not call.result.shape:
-        raise UntranslatableError
-    op = Contract(operands=operands, output=output)
-    if len(output) == len(call.result.shape):
-        call.give(op, x, y)
-    else:
-        extents = dict(zip(operands[0] + operands[1], x.shape + y.shape, strict=True))
-        product = call.add(op, x, y, shape=[extents[c] for c in output])
-        call.reshape(product, call.result.shape, out=call.result)
 
 
 def _two(call: KerasCall) -> tuple[Value, Value]:
@@ -173,11 +278,11 @@ def multi_head(call: KerasCall) -> None:
         found = _with_scores(call, q, k, v)
     else:
         heads = [_heads_first(call, given) for given in (q, k, v)]
-        op = Attention(is_causal=bool(call.argument(9, "use_causal_mask", False)))
+        op = ops.Attention(is_causal=bool(call.argument(9, "use_causal_mask", False)))
         found = call.part("attention").add(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]))
     joined = call.reshape(call.transpose(found, (0, 2, 1, 3)), (*q.shape[:-1], v.shape[-1]))
     if gate is not None:
-        joined = call.add(Pointwise(functions=("multiply",)), joined, gate, shape=joined.shape)
+        joined = call.add(ops.Pointwise(functions=("multiply",)), joined, gate, shape=joined.shape)
     call.identity(call.apply(layer._output_dense, joined), out=call.result)
 
 
@@ -193,7 +298,7 @@ def _with_scores(call: KerasCall, q: Value, k: Value, v: Value) -> Value:
     if len(q.shape) != 4 or q.shape[2] != k.shape[2]:
         raise UntranslatableError
     scores = call.part("scores").contract(q, k, ("bshk", "bthk"), "bhst")
-    weights = call.part("softmax").add(Softmax(dim=3), scores, out=call.results[1])
+    weights = call.part("softmax").add(ops.Softmax(dim=3), scores, out=call.results[1])
     return call.part("attention").contract(weights, v, ("bhst", "bthe"), "bhse")
 
 
@@ -206,12 +311,14 @@ def additive(call: KerasCall) -> None:
     wide = (batch, steps, sources, width)
     rows = call.reshape(query, (batch, steps, 1, width))
     columns = call.reshape(key, (batch, 1, sources, width))
-    both = call.part("scores").add(Pointwise(functions=("add", "tanh"), flop_per_point=2), rows, columns, shape=wide)
+    both = call.part("scores").add(
+        ops.Pointwise(functions=("add", "tanh"), flop_per_point=2), rows, columns, shape=wide
+    )
     if layer.scale is None:
         raise UntranslatableError
     (scale,) = call.parameters(layer.scale)
     scores = call.part("scores").contract(both, scale, ("bqkd", "d"), "bqk")
-    weights = call.part("softmax").add(Softmax(dim=2), scores, shape=scores.shape)
+    weights = call.part("softmax").add(ops.Softmax(dim=2), scores, shape=scores.shape)
     call.contract(weights, value, ("bqk", "bkd"), "bqd", out=call.result)
     if len(call.results) > 1:
         call.identity(weights, out=call.results[1])
@@ -222,7 +329,7 @@ def attention(call: KerasCall) -> None:
     q, k, v = (call.argument(i, name) for i, name in enumerate(("query", "key", "value")))
     heads = [call.transpose(value, (0, 2, 1, 3)) for value in (q, k, v)]
     masks = [mask for i, name in ((3, "bias"), (4, "mask")) if isinstance(mask := call.argument(i, name), Value)]
-    op = Attention(is_causal=bool(call.operation.is_causal), scale=call.argument(5, "scale"))
+    op = ops.Attention(is_causal=bool(call.operation.is_causal), scale=call.argument(5, "scale"))
     found = call.add(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]))
     call.transpose(found, (0, 2, 1, 3), out=call.result)
 
@@ -285,7 +392,7 @@ def bidirectional(call: KerasCall) -> None:
             _write_states(call, call.results[2:], found if layer.return_state else [])
             return
         is_joined = layer.merge_mode == "concat"
-        op = Concat(dim=2) if is_joined else Pointwise(functions=_MERGES[layer.merge_mode])
+        op = ops.Concat(dim=2) if is_joined else ops.Pointwise(functions=_MERGES[layer.merge_mode])
         width = first.shape[2] + second.shape[2] * is_joined
         merged = call.add(op, first, second, shape=(*first.shape[:2], width))
     _finish(call, merged, found if layer.return_state else [])
@@ -295,13 +402,13 @@ def time_distributed(call: KerasCall) -> None:
     """Write a layer that is applied to each step: the steps are examples to it."""
     inner, x = call.operation.layer, call.x
     if is_keras(inner) and type(inner).__name__ in _ALONG_LAST:
-        call.give(Identity(), call.apply(inner, x))
+        call.give(ops.Identity(), call.apply(inner, x))
         return
     flat = call.reshape(x, (x.shape[0] * x.shape[1], *x.shape[2:]))
     found = values_of(call.reader.apply(inner, (flat,), {}, f"{call.scope}/{inner.name}"))
     if len(found) != 1 or found[0].shape != (flat.shape[0], *call.result.shape[2:]):
         raise UntranslatableError
-    call.give(Reshape(), found[0])
+    call.give(ops.Reshape(), found[0])
 
 
 _ALONG_LAST = frozenset({"Dense", "Activation", "Dropout", "ReLU", "LeakyReLU", "ELU", "Identity", "Embedding"})
@@ -339,7 +446,7 @@ def _run(call: KerasCall, cells: list[Any], value: Value, states: list[Value]) -
     """Write one recurrent operator, of one cell or of one in each direction; return its steps and last states."""
     batch, steps = value.shape[:2]
     kind, units, dtype = _kind(cells[0]), int(cells[0].units), call.result.dtype
-    op = Recurrent(cell=kind, units=units, is_bidirectional=len(cells) == 2)
+    op = ops.Recurrent(cell=kind, units=units, is_bidirectional=len(cells) == 2)
     weights = [w for cell in cells for w in call.parameters(cell.kernel, cell.recurrent_kernel, cell.bias)]
     sequence = call.between((batch, steps, units * len(cells)), dtype)
     found = [call.between((batch, units), dtype) for _ in range(_STATES[kind] * len(cells))]
@@ -358,37 +465,37 @@ def _write_states(call: KerasCall, results: tuple[Value, ...], states: list[Valu
     if len(results) != len(states):
         raise UntranslatableError
     for result, state in zip(results, states, strict=True):
-        call.add(Identity(), state, out=result)
+        call.add(ops.Identity(), state, out=result)
 
 
 def _steps(call: KerasCall, value: Value, result: Value) -> None:
     """Write all steps, or the last one alone, as the result."""
     if value.shape != result.shape:
         value = call.cut(value, 1, value.shape[1] - 1, 1)
-    call.add(Reshape(), value, out=result)
+    call.add(ops.Reshape(), value, out=result)
 
 
-PRODUCT_LAYERS: dict[str, Translation] = {
-    "AdditiveAttention": additive,
-    "Bidirectional": bidirectional,
-    "Dense": dense,
-    "Dot": dot,
-    "EinsumDense": einsum_dense,
-    "Embedding": embedding,
-    "ReversibleEmbedding": reversible_embedding,
-    "TimeDistributed": time_distributed,
-    **of_all_ranks(convolutional, "ConvLSTM{}D"),
-    **dict.fromkeys(("GroupedQueryAttention", "MultiHeadAttention"), multi_head),
-    **dict.fromkeys(("GRU", "LSTM", "RNN", "SimpleRNN"), recurrent),
-}
+PRODUCT_LAYERS = table(
+    (additive, "AdditiveAttention"),
+    (bidirectional, "Bidirectional"),
+    (dense, "Dense"),
+    (dot, "Dot"),
+    (einsum_dense, "EinsumDense"),
+    (embedding, "Embedding"),
+    (reversible_embedding, "ReversibleEmbedding"),
+    (time_distributed, "TimeDistributed"),
+    (convolutional, "ConvLSTM1D ConvLSTM2D ConvLSTM3D"),
+    (multi_head, "GroupedQueryAttention MultiHeadAttention"),
+    (recurrent, "GRU LSTM RNN SimpleRNN"),
+)
 """Layers."""
 
-PRODUCT_OPERATIONS: dict[str, Translation] = {
-    "CTCLoss": ctc,
-    "Dot": dot_operation,
-    "DotProductAttention": attention,
-    "Einsum": einsum,
-    "Matmul": matmul,
-    "Tensordot": tensordot,
-}
+PRODUCT_OPERATIONS = table(
+    (ctc, "CTCLoss"),
+    (dot_operation, "Dot"),
+    (attention, "DotProductAttention"),
+    (einsum, "Einsum"),
+    (matmul, "Matmul"),
+    (tensordot, "Tensordot"),
+)
 """Of `keras.ops`."""

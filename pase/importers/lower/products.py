@@ -12,7 +12,7 @@ from pase.graph.operators.pooling import pool1d, pool2d, pool3d
 from pase.graph.operators.recurrent import recurrent
 from pase.graph.operators.transposed import transposed_convolution
 from pase.importers.ir import Attention, Contract, Convolve, Node, Pool, Recurrent, Trace
-from pase.importers.ir.count import gates, recurrent_flop
+from pase.importers.ir.trace import gates, recurrent_flop
 from pase.importers.lower.draft import LoweredOperator, is_parameter, reordered, repeated, shapes, spare
 from pase.importers.lower.points import lower_generic
 from pase.importers.passes.regions import is_activation

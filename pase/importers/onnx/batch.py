@@ -14,7 +14,7 @@ from typing import Any
 from pase.errors import ModelError, unknown_name
 from pase.graph import Scalar
 from pase.importers.ir import Value
-from pase.importers.ir.steps import Shape
+from pase.importers.ir.call import Shape
 from pase.importers.onnx.inference import Rebatch, Tensors
 from pase.importers.onnx.model import Declared, OnnxModel
 

@@ -1,7 +1,7 @@
-"""`Tensors`: what is known of a model's tensors while its operators are walked; `Inference`: of results, their shapes.
+"""`OnnxCall`: an operator of an ONNX model; `Tensors`, `Inference`, `fold`: what is known of its results.
 
 Shapes are those of ONNX's own inference of that one operator, as the file declares them, or as is known here of
-onnxruntime's operators.
+onnxruntime's operators; what depends on shapes alone is computed by ONNX's reference evaluator.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +15,159 @@ import numpy as np
 from pase.errors import ModelError
 from pase.importers.front_end import framework
 from pase.importers.ir import Value
-from pase.importers.ir.steps import Shape
+from pase.importers.ir.call import Array, Call, Shape
 from pase.importers.onnx.model import Declared, OnnxModel, declared, dtype_name, dtype_number, values_of
 from pase.importers.onnx.native import Native, NativeError
-from pase.importers.onnx.operators import Array, OnnxCall
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxCall(Call):
+    """An operator of the model. Its arguments are its attributes: numbers, texts, tuples of them, stored tensors.
+
+    domain: of the operator, "" for ONNX's own. node: its name in the model. opset: of the domain. read: results that
+    are read.
+    """
+
+    domain: str
+    node: str
+    opset: int
+    read: frozenset[str]
+
+    @property
+    def where(self) -> str:
+        """The operator, for messages."""
+        return f"operator {self.name} {self.node!r}" + (f" of domain {self.domain}" if self.domain else "")
+
+    @property
+    def result(self) -> Value:
+        """The first result; ValueError where it is left out."""
+        found = self.outputs[0] if self.outputs else None
+        if found is None:
+            raise ValueError(f"{self.name} has no first result")
+        return found
+
+    def further(self, position: int) -> Value | None:
+        """Return a result; None where nobody reads it."""
+        found = self.outputs[position] if position < len(self.outputs) else None
+        return found if found is not None and found.name in self.read else None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute; TypeError where it is of another type than its default."""
+        found = self.arguments.get(name, default)
+        expected = int | float if isinstance(default, float) else type(default)
+        if default is not None and not isinstance(found, expected):
+            what = {int: "a whole number", str: "a text"}.get(type(default), "a number")
+            raise TypeError(f"attribute {name} is {found!r}; expected {what}")
+        return found
+
+    def wholes(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
+        """Return whole numbers, given as an attribute or as the constant input at a position; None if not given."""
+        found = self.arguments.get(name)
+        if found is None and position is not None:
+            found = self.integers(position)
+        if found is not None and (not isinstance(found, tuple) or not all(isinstance(value, int) for value in found)):
+            raise TypeError(f"{name} is {found!r}; expected whole numbers")
+        return found
+
+    def axis(self, default: int) -> int:
+        """Return the attribute axis, counted from 0."""
+        return self.dim(default, "axis")
+
+
+UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError, RuntimeError)
+"""What is raised where attributes, inputs and shapes do not fit together, or take more memory than there is."""
+
+# -- constants
+
+MAX_ELEMENTS = 1 << 16
+"""Of a constant that is worked out; larger ones have shapes alone."""
+
+_BY_POINT = """
+    Add Sub Mul Div Neg Abs Sqrt Exp Log Pow Floor Ceil Round Sign Reciprocal Sin Cos Tanh Equal Less LessOrEqual
+    Greater GreaterOrEqual Not IsNaN IsInf And Or Xor Where Max Min Sum Mod
+"""
+_OTHERS = """
+    Constant ConstantOfShape Cast Range Gather Reshape Slice Expand Tile Split NonZero CumSum Trilu Identity Concat
+    Unsqueeze Squeeze Transpose ReduceSum ReduceProd ReduceMax ReduceMin ReduceMean
+"""
+_FOLDED = {name: name in _BY_POINT.split() for name in (_BY_POINT + _OTHERS).split()}
+"""Operators that are worked out where all inputs are constants, as shapes and positions are; whether point by point."""
+
+_INPUTS_ONCE_ATTRIBUTES = {"Squeeze": "axes", "Unsqueeze": "axes", "Split": "split"}
+
+
+def fold(node: Any, arrays: Sequence[Array | None], opset: int) -> tuple[Array, ...] | None:
+    """Return what an operator of ONNX's own gives; None where that is not known, or too large to be worth it.
+
+    arrays: Values of its inputs, None for those left out. Raises ValueError or the like where they do not fit.
+    """
+    operator = str(node.op_type)
+    given = [array for array in arrays if array is not None]
+    if operator not in _FOLDED or _num_results(operator, arrays, given) > MAX_ELEMENTS:
+        return None
+    if operator in ("Div", "Mod") and given[1].dtype.kind in "iu" and not np.all(given[1]):
+        raise ValueError("a shape is divided by 0")
+    onnx = framework("onnx", "onnx")
+    helper = framework("onnx.helper", "onnx")
+    names = [f"i{k}" if array is not None else "" for k, array in enumerate(arrays)]
+    feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+    attributes = [attribute for attribute in node.attribute if attribute.name != _INPUTS_ONCE_ATTRIBUTES.get(operator)]
+    for attribute in node.attribute:
+        if attribute.name == _INPUTS_ONCE_ATTRIBUTES.get(operator):
+            # An attribute of old opsets, which has been an input since.
+            names.append("moved")
+            feeds["moved"] = np.asarray(helper.get_attribute_value(attribute), dtype=np.int64)
+            opset = max(opset, 13)
+    outputs = [f"o{k}" for k in range(len(node.output))]
+    own = onnx.NodeProto(op_type=operator, input=names, output=outputs, attribute=attributes)
+    graph = onnx.GraphProto(node=[own], output=[onnx.ValueInfoProto(name=name) for name in outputs])
+    newest = framework("onnx.defs", "onnx").onnx_opset_version()
+    evaluator = framework("onnx.reference", "onnx").ReferenceEvaluator(graph, opsets={"": min(opset, newest)})
+    found = tuple(np.asarray(value) for value in evaluator.run(None, feeds))
+    is_numbers = all(array.dtype != object and array.size <= MAX_ELEMENTS for array in found)
+    return found if is_numbers else None
+
+
+def _num_results(operator: str, arrays: Sequence[Array | None], given: Sequence[Array]) -> int:
+    """Return how many elements an operator gives, at most."""
+    if _FOLDED[operator]:
+        return prod(np.broadcast_shapes(*(array.shape for array in given)))
+    sizes = [array.size for array in given]
+    match operator:
+        case "ConstantOfShape":
+            return _size(given[0])
+        case "Expand":
+            return prod(np.broadcast_shapes(given[0].shape, tuple(map(int, given[1].ravel()))))
+        case "Tile":
+            return sizes[0] * _size(given[1])
+        case "Gather":
+            return max(sizes[0], sizes[1], sizes[0] * sizes[1] // 16)
+        case "Range":
+            start, limit, delta = (float(array.ravel()[0]) for array in given)
+            return int(abs((limit - start) / delta)) if delta else MAX_ELEMENTS + 1
+        case _:
+            return sum(sizes)
+
+
+def _size(extents: Array) -> int:
+    """Return the product of a shape; ValueError for a negative extent."""
+    found = [int(extent) for extent in extents.ravel()]
+    if min(found, default=0) < 0:
+        raise ValueError(f"a shape is {found}")
+    return prod(found)
+
+
+def slices_of(call: OnnxCall, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return (starts, ends, axes from 0, steps) of a Slice, from attributes or from inputs."""
+    starts, ends, axes, steps = (call.wholes(name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1))
+    if starts is None or ends is None:
+        raise ValueError("a slice's starts or ends are not constants")
+    axes = tuple(range(len(starts))) if axes is None else axes
+    return starts, ends, tuple(axis % rank for axis in axes), steps or (1,) * len(starts)
+
+
+# -- tensors, and the shapes of results
+
 
 _MAX_ELEMENTS = 1 << 62
 _MAX_DATA = 4096
@@ -129,7 +278,7 @@ class Inference:
             # What nobody reads need not be known: dropout's mask, running statistics of the training mode.
             is_left_out = not output or (position > 0 and output not in call.read and not _has_shape(inferred))
             found.append(None if is_left_out else self._result(call, output, position, inferred))
-        if call.operator == "Reshape" and found and found[0] is not None:
+        if call.name == "Reshape" and found and found[0] is not None:
             before, after = call.x.shape, found[0].shape
             if prod(before) != prod(after):
                 reason = "the file is damaged"
@@ -147,7 +296,7 @@ class Inference:
         newest = self._newest if not call.domain else 1 << 30
         try:
             found = self._native.infer(
-                (call.operator, min(call.opset, newest), call.domain),
+                (call.name, min(call.opset, newest), call.domain),
                 own.SerializeToString(),
                 {value.name: self._type(value) for value in call.tensors},
                 {
@@ -201,7 +350,7 @@ class Inference:
                 "not known; export the model up to there, without it (a selection by a mask, found objects)"
             )
         floats = (value.dtype for value in call.tensors if value.is_float)
-        first = "int32" if (call.operator, position) in _WHOLE_RESULTS else next(floats, "float32")
+        first = "int32" if (call.name, position) in _WHOLE_RESULTS else next(floats, "float32")
         return Value(name=output, shape=shape, dtype=dtype or first)
 
     def _told(self, output: str) -> Value | None:
@@ -230,9 +379,9 @@ _Of = Callable[[Any, Mapping[str, Any]], Shape]
 
 def _shape_of_result(call: OnnxCall, position: int) -> Shape | None:
     """Return the shape of an operator's result at a position; None where it is not known."""
-    found = _SHAPES.get((call.operator, position))
+    found = _SHAPES.get((call.name, position))
     try:
-        return None if found is None else found([None if x is None else x.shape for x in call.inputs], call.attributes)
+        return None if found is None else found([None if x is None else x.shape for x in call.inputs], call.arguments)
     except (ValueError, IndexError, TypeError):
         # An input is left out, or is not as it has to be.
         return None

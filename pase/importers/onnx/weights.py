@@ -13,9 +13,9 @@ import numpy as np
 
 from pase.errors import ModelError
 from pase.importers.front_end import framework
+from pase.importers.ir.call import Array
 from pase.importers.ir.trace import FLOATS
 from pase.importers.onnx.model import OnnxModel, dtype_name, graphs_within, mapped, mark_of, open_model, plain_domain
-from pase.importers.onnx.operators import Array
 
 
 def _positions(*families: tuple[str, set[int]]) -> Mapping[str, frozenset[int]]:

@@ -3,22 +3,9 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.importers.ir import (
-    Attention,
-    Contract,
-    Node,
-    Pointwise,
-    Reshape,
-    Softmax,
-    Trace,
-    Transpose,
-    Use,
-    Value,
-    View,
-)
+from pase.importers.ir import Node, Trace, Use, Value, View, ops
 from pase.importers.passes.regions import is_activation
-from pase.importers.passes.uses import composed, without_dead_nodes
-from pase.importers.passes.views import see_views
+from pase.importers.passes.views import composed, see_views, without_dead_nodes
 
 
 def recover_attention(trace: Trace) -> Trace:
@@ -26,7 +13,7 @@ def recover_attention(trace: Trace) -> Trace:
     gone: set[str] = set()
     made: dict[str, list[Node]] = {}
     for node in trace.nodes:
-        if isinstance(node.op, Softmax) and not node.op.is_log:
+        if isinstance(node.op, ops.Softmax) and not node.op.is_log:
             found = _around(trace, node)
             if found is not None:
                 nodes, inner = found
@@ -61,14 +48,14 @@ class _Letters:
 
 def _around(trace: Trace, softmax: Node) -> tuple[list[Node], set[str]] | None:
     """Return the attention that a softmax is part of, with views of it, and the names of the nodes that it replaces."""
-    assert isinstance(softmax.op, Softmax)
+    assert isinstance(softmax.op, ops.Softmax)
     scores, below = _above(trace, softmax, softmax), _below(trace, softmax)
     if scores is None or below is None or softmax.op.dim != len(softmax.outputs[0].shape) - 1:
         return None
     values, probabilities, down = below
     first, second = scores.product.op, values.op
-    assert isinstance(first, Contract)
-    assert isinstance(second, Contract)
+    assert isinstance(first, ops.Contract)
+    assert isinstance(second, ops.Contract)
     letters = _letters(first)
     place = next((i for i, use in enumerate(values.inputs[:2]) if use.value == probabilities), None)
     if letters is None or first.has_bias or second.has_bias or place is None:
@@ -100,7 +87,7 @@ def _around(trace: Trace, softmax: Node) -> tuple[list[Node], set[str]] | None:
         for origin in (node.origin, *node.merged)
     )
     kept = tuple(use for use in scores.masks if is_activation(trace, use) or trace.leaf[use.value].role == "parameter")
-    attention = replace(values, op=Attention(), inputs=(*heads, *kept), merged=(*values.merged, *origins))
+    attention = replace(values, op=ops.Attention(), inputs=(*heads, *kept), merged=(*values.merged, *origins))
     order = (*letters.batch, letters.step, *new)
     return _written(trace, attention, order, result), names - {values.name}
 
@@ -122,14 +109,14 @@ def _written(trace: Trace, attention: Node, order: tuple[str, ...], result: str)
         replace(attention, outputs=(heads,)),
         Node(
             name=f"{attention.name}:apart",
-            op=Reshape(),
+            op=ops.Reshape(),
             inputs=(Use(value=heads.name),),
             outputs=(apart,),
             origin=origin,
         ),
         Node(
             name=f"{attention.name}:ordered",
-            op=Transpose(order=places),
+            op=ops.Transpose(order=places),
             inputs=(Use(value=apart.name),),
             outputs=(old,),
             origin=origin,
@@ -137,7 +124,7 @@ def _written(trace: Trace, attention: Node, order: tuple[str, ...], result: str)
     ]
 
 
-def _letters(op: Contract) -> _Letters | None:
+def _letters(op: ops.Contract) -> _Letters | None:
     """Return what the dims of a product are to attention; None where it is no product of queries and keys."""
     if not op.output:
         return None
@@ -201,11 +188,11 @@ def _above(trace: Trace, node: Node, softmax: Node) -> _Scores | None:
         if any(other.value == use.value for other in others):
             continue
         masks = tuple(_mask(trace, other, node, softmax) for other in others)
-        if isinstance(above.op, Contract):
+        if isinstance(above.op, ops.Contract):
             if _is_of_activations(trace, above):
                 return _Scores(product=above, masks=masks)
             continue
-        if not isinstance(above.op, Pointwise) or above.op.mixes:
+        if not isinstance(above.op, ops.Pointwise) or above.op.mixes:
             continue
         found = _above(trace, above, softmax)
         if found is not None:
@@ -237,11 +224,11 @@ def _below(trace: Trace, softmax: Node) -> tuple[Node, str, tuple[str, ...]] | N
         if len(users) != 1 or value in trace.outputs:
             return None
         (below,) = users
-        if isinstance(below.op, Contract):
+        if isinstance(below.op, ops.Contract):
             return (below, value, tuple(names)) if _is_of_activations(trace, below) else None
         reads = [use for use in below.inputs if is_activation(trace, use)]
         has_weights = any(use.value in trace.leaf and trace.leaf[use.value].role == "parameter" for use in below.inputs)
-        if not isinstance(below.op, Pointwise) or below.op.mixes or has_weights:
+        if not isinstance(below.op, ops.Pointwise) or below.op.mixes or has_weights:
             return None
         if len(reads) != 1 or reads[0].view is not None:
             return None

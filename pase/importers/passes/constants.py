@@ -5,27 +5,10 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import prod
 
-from pase.importers.ir import (
-    Attention,
-    Concat,
-    Contract,
-    Convolve,
-    Identity,
-    Leaf,
-    Node,
-    Pointwise,
-    Recurrent,
-    Reshape,
-    Slice,
-    Trace,
-    Transpose,
-    Use,
-    Value,
-)
-from pase.importers.passes.uses import without_dead_nodes
-from pase.importers.passes.views import seen_by
+from pase.importers.ir import Leaf, Node, Trace, Use, Value, ops
+from pase.importers.passes.views import seen_by, without_dead_nodes
 
-_PRODUCTS = Contract | Convolve | Attention | Recurrent
+_PRODUCTS = ops.Contract | ops.Convolve | ops.Attention | ops.Recurrent
 """Work that counts wherever it is done, also on weights alone (two factors of a matrix)."""
 
 
@@ -53,7 +36,7 @@ def drop_constants(trace: Trace) -> Trace:
     nodes: list[Node] = []
     for node in trace.nodes:
         if _is_kept(node, depends):
-            op = Pointwise(functions=("cast",)) if isinstance(node.op, Identity) else node.op
+            op = ops.Pointwise(functions=("cast",)) if isinstance(node.op, ops.Identity) else node.op
             nodes.append(replace(node, op=op, inputs=_behind(trace, node, computed)))
             continue
         for value in node.outputs:
@@ -121,7 +104,7 @@ def _behind(trace: Trace, node: Node, computed: Mapping[str, tuple[Use, ...]]) -
         inputs.append(first)
         more += others
     told = {use.value for use in inputs}
-    return (*inputs, *(() if isinstance(node.op, Concat) else (use for use in more if use.value not in told)))
+    return (*inputs, *(() if isinstance(node.op, ops.Concat) else (use for use in more if use.value not in told)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +128,11 @@ def _sources(
         if depends[use.value] in (Depends.PARAMETER, Depends.CHOICE):
             reads |= {read.value: read for read in computed.get(use.value, (use,))}
     uses = list(reads.values())
-    if len(uses) == 1 and isinstance(node.op, Reshape | Transpose | Slice):
+    if len(uses) == 1 and isinstance(node.op, ops.Reshape | ops.Transpose | ops.Slice):
         seen = seen_by(trace, replace(node, inputs=(uses[0],)))
         if seen is not None:
             return (seen,)
-    is_pointwise = isinstance(node.op, Pointwise | Identity)
+    is_pointwise = isinstance(node.op, ops.Pointwise | ops.Identity)
     found = [_Seen(use, is_pointwise and trace.shape(use) == value.shape) for use in uses]
     # One that lies as the value does comes first: it stands for the value.
     found.sort(key=lambda seen: not seen.is_alike)

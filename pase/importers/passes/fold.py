@@ -4,27 +4,11 @@ from dataclasses import replace
 from math import prod
 
 from pase.graph.operators.pointwise import function_work
-from pase.importers.ir import (
-    Attention,
-    Broadcast,
-    Concat,
-    Contract,
-    Convolve,
-    Folded,
-    Node,
-    Pad,
-    Pointwise,
-    Reshape,
-    Slice,
-    Trace,
-    Transpose,
-    Use,
-    View,
-)
+from pase.importers.ir import Folded, Node, Trace, Use, View, ops
 from pase.importers.passes.regions import is_activation
-from pase.importers.passes.uses import composed
+from pase.importers.passes.views import composed
 
-_NOT_INTO = Slice | Concat | Pad | Reshape | Transpose | Broadcast
+_NOT_INTO = ops.Slice | ops.Concat | ops.Pad | ops.Reshape | ops.Transpose | ops.Broadcast
 """These move data alone; what is computed stays an operator of its own beside them."""
 
 
@@ -33,7 +17,7 @@ def fold_pointwise(trace: Trace) -> Trace:
     state = _State(trace)
     for node in trace.nodes:
         current = state.nodes.get(node.name)
-        if current is not None and isinstance(current.op, Pointwise) and len(current.outputs) == 1:
+        if current is not None and isinstance(current.op, ops.Pointwise) and len(current.outputs) == 1:
             state.fold(current)
     return replace(trace, nodes=tuple(state.nodes.values()), outputs=tuple(state.returned))
 
@@ -63,7 +47,7 @@ class _State:
 
     def fold(self, node: Node) -> None:
         """Fold one node wherever it can be."""
-        assert isinstance(node.op, Pointwise)
+        assert isinstance(node.op, ops.Pointwise)
         # A tensor that is read in two ways (added to its transpose) is two tensors to what reads it.
         reads = {use for use in node.inputs if is_activation(self.trace, use)}
         if len(reads) != 1:
@@ -76,7 +60,7 @@ class _State:
 
     def is_bias(self, node: Node) -> bool:
         """Return whether a node adds a bias to what a product or a convolution gives."""
-        if not isinstance(node.op, Pointwise) or len(node.inputs) != 2 or len(node.outputs) != 1:
+        if not isinstance(node.op, ops.Pointwise) or len(node.inputs) != 2 or len(node.outputs) != 1:
             return False
         weights = [use for use in node.inputs if self._is_weight(use)]
         reads = [use for use in node.inputs if use not in weights]
@@ -168,10 +152,10 @@ class _State:
 
 def _needed_whole(node: Node, user: Node, value: str) -> tuple[tuple[int, int], ...] | None:
     """Return the (input, dim) along which a reader then needs other points too; None where that cannot be told."""
-    assert isinstance(node.op, Pointwise)
+    assert isinstance(node.op, ops.Pointwise)
     if not node.op.mixes:
         return ()
-    if not isinstance(user.op, Attention | Contract):
+    if not isinstance(user.op, ops.Attention | ops.Contract):
         return None
     found = []
     plain = View.plain(node.outputs[0].shape)
@@ -208,11 +192,11 @@ def _whole_weight(trace: Trace, use: Use) -> Use:
 
 
 def _with_epilogue(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) -> Node:
-    assert isinstance(node.op, Pointwise)
+    assert isinstance(node.op, ops.Pointwise)
     merged = (*maker.merged, node.origin, *node.merged)
     bias = _bias(trace, maker, node, read, weights)
     if bias is not None:
-        assert isinstance(maker.op, Contract | Convolve)
+        assert isinstance(maker.op, ops.Contract | ops.Convolve)
         inputs = (*maker.inputs[:2], bias)
         return replace(maker, op=replace(maker.op, has_bias=True), inputs=inputs, merged=merged)
     # A weight lies along the last dims of what is written, as long as that is not seen in another shape between.
@@ -230,14 +214,14 @@ def _with_epilogue(trace: Trace, maker: Node, node: Node, read: Use, weights: li
 
 def _bias(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) -> Use | None:
     """Return the bias that a node adds to a product or a convolution, in one dim."""
-    assert isinstance(node.op, Pointwise)
+    assert isinstance(node.op, ops.Pointwise)
     if node.op.functions != ("add",) or len(weights) != 1 or maker.epilogue or len(maker.inputs) != 2:
         return None
     shape = maker.outputs[0].shape
     match maker.op:
-        case Contract(has_bias=False):
+        case ops.Contract(has_bias=False):
             dim = len(shape) - 1
-        case Convolve(has_bias=False, channels=channels):
+        case ops.Convolve(has_bias=False, channels=channels):
             dim = channels
         case _:
             return None
@@ -255,7 +239,7 @@ def _bias(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) 
 
 def _folded(trace: Trace, node: Node, argument: str = "") -> tuple[Folded, ...]:
     """Return the work of a node that is folded into another, and of what was folded into it itself."""
-    assert isinstance(node.op, Pointwise)
+    assert isinstance(node.op, ops.Pointwise)
     points = prod(node.outputs[0].shape)
     # Constants have no gradient.
     leaves = [trace.leaf.get(use.value) for use in node.inputs]

@@ -7,28 +7,10 @@ points, softmaxes, elements looked up and reductions.
 from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import (
-    Attention,
-    Contract,
-    Convolve,
-    Gather,
-    Lookup,
-    Node,
-    Normalise,
-    Op,
-    Pointwise,
-    Pool,
-    Recurrent,
-    Reduce,
-    Softmax,
-    Trace,
-    Use,
-    Value,
-    View,
-)
+from pase.importers.ir import Node, Trace, Use, Value, View, ops
 from pase.importers.ir.trace import piece_shape
 from pase.importers.passes.regions import is_activation
-from pase.importers.passes.uses import composed
+from pase.importers.passes.views import composed
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -41,15 +23,15 @@ def split_merged_dims(trace: Trace) -> Trace:
     state = _State(trace)
     last = _behind_layers(trace)
     for node in trace.nodes:
-        if isinstance(node.op, Contract):
+        if isinstance(node.op, ops.Contract):
             state.split(state.nodes[node.name])
         elif node.name in last and isinstance(node.op, _OF_ROWS):
             state.split_rows(state.nodes[node.name])
     return replace(trace, nodes=tuple(state.nodes.values()))
 
 
-_LAYERS = Contract | Convolve | Attention | Recurrent | Lookup | Normalise | Pool
-_OF_ROWS = Pointwise | Softmax | Gather | Reduce
+_LAYERS = ops.Contract | ops.Convolve | ops.Attention | ops.Recurrent | ops.Lookup | ops.Normalise | ops.Pool
+_OF_ROWS = ops.Pointwise | ops.Softmax | ops.Gather | ops.Reduce
 
 
 def _behind_layers(trace: Trace) -> frozenset[str]:
@@ -74,7 +56,7 @@ class _State:
     def split(self, node: Node) -> None:
         """Take one product's merged dims apart, unless there are none, or a reader cannot follow."""
         op = node.op
-        assert isinstance(op, Contract)
+        assert isinstance(op, ops.Contract)
         parts = self._parts(node, op)
         old = node.outputs[0]
         if not parts or old.name in self.trace.outputs:
@@ -98,7 +80,7 @@ class _State:
         """Take the leading dim of a node apart, unless it is none that was put together, or a reader cannot follow."""
         op, old = node.op, node.outputs[0]
         own = [self._shape(use) for use in node.inputs]
-        whole = own[0] if isinstance(op, Reduce) else old.shape
+        whole = own[0] if isinstance(op, ops.Reduce) else old.shape
         if not whole or len(node.outputs) > 1:
             return
         led = [shape[:1] == whole[:1] and len(shape) == len(whole) for shape in own]
@@ -108,7 +90,7 @@ class _State:
         changed = _with_more_dims(op, more) if more > 0 else None
         if changed is None:
             return
-        is_summed = isinstance(op, Reduce) and 0 in op.over
+        is_summed = isinstance(op, ops.Reduce) and 0 in op.over
         shape = old.shape if is_summed else (*extents, *old.shape[1:])
         readers = self._following(old, shape)
         if readers is None or (not is_summed and old.name in self.trace.outputs):
@@ -162,7 +144,7 @@ class _State:
         for reader in readers:
             self.nodes[reader.name] = reader
 
-    def _parts(self, node: Node, op: Contract) -> Parts:
+    def _parts(self, node: Node, op: ops.Contract) -> Parts:
         """Return the extents that letters of the output are made of, of those that are made of several."""
         found: Parts = {}
         # Of two activations, what one alone has are the steps of attention, which stay together (those of a window).
@@ -187,14 +169,14 @@ class _State:
         Probabilities then have the dims of their scores, by which attention is recognised.
         """
         root = None if use.view is not None else self._root(self.trace.producer.get(use.value))
-        if root is None or not isinstance(root.op, Contract):
+        if root is None or not isinstance(root.op, ops.Contract):
             return False
         return self.shapes[root.outputs[0].name] == root.outputs[0].shape
 
     def _root(self, maker: Node | None) -> Node | None:
         """Return the node that a chain of functions of points starts with; what chains share is read once."""
         chain: list[str] = []
-        while maker is not None and maker.name not in self._roots and isinstance(maker.op, Pointwise | Softmax):
+        while maker is not None and maker.name not in self._roots and isinstance(maker.op, ops.Pointwise | ops.Softmax):
             chain.append(maker.name)
             size = prod(maker.outputs[0].shape)
             above = [self.trace.producer.get(u.value) for u in maker.inputs if prod(self.shapes[u.value]) == size]
@@ -219,14 +201,14 @@ def _expanded(shape: tuple[int, ...], letters: str, parts: Parts) -> tuple[int, 
     return tuple(e for extent, letter in zip(shape, letters, strict=True) for e in parts.get(letter, (extent,)))
 
 
-def _with_more_dims(op: Op, more: int) -> Op | None:
+def _with_more_dims(op: ops.Op, more: int) -> ops.Op | None:
     """Return an operation on rows whose leading dim has become so many more; None where it works along that dim."""
     match op:
-        case Softmax(dim=dim) | Gather(dim=dim) if dim > 0:
+        case ops.Softmax(dim=dim) | ops.Gather(dim=dim) if dim > 0:
             return replace(op, dim=dim + more)
-        case Pointwise(mixes=mixes) if 0 not in mixes:
+        case ops.Pointwise(mixes=mixes) if 0 not in mixes:
             return replace(op, mixes=tuple(i + more for i in mixes))
-        case Reduce(over=over, keeps_dims=keeps) if 0 not in over or not keeps:
+        case ops.Reduce(over=over, keeps_dims=keeps) if 0 not in over or not keeps:
             return replace(op, over=(*(range(more) if 0 in over else ()), *(i + more for i in over)))
         case _:
             return None

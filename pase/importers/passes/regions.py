@@ -3,16 +3,40 @@
 A softmax, a normalisation, a GELU or a rotary embedding that its source spells out step by step is one operator again.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.importers.ir import Concat, Folded, Node, Normalise, Op, Pointwise, Reduce, Slice, Softmax, Trace, Use, View
+from pase.importers.ir import Folded, Node, Trace, Use, View, ops
 from pase.importers.passes.alignment import Alignment, aligned, dims_along
-from pase.importers.passes.functions import named_function
-from pase.importers.passes.uses import composed, without_dead_nodes
+from pase.importers.passes.views import composed, without_dead_nodes
 
-_INSIDE = Pointwise | Reduce | Slice | Concat
+_SIMPLE = frozenset({"add", "subtract", "multiply", "divide", "power"})
+
+
+def named_function(functions: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the name of a well-known function that these single steps spell out; the steps where it is none."""
+    count = Counter(functions)
+    others = {name for name in functions if name not in _SIMPLE}
+    match sorted(others):
+        case ["erf"] | ["erfc"] if count["multiply"] >= 2:
+            return ("gelu",)
+        case ["tanh"] if count["multiply"] >= 3 and count["add"] >= 2:
+            return ("gelu_tanh",)
+        case ["sigmoid"] if functions[-1] == "multiply" and len(functions) <= 3:
+            return ("silu",)
+        case ["softplus", "tanh"] if functions[-1] == "multiply":
+            return ("mish",)
+        case ["relu6"] if {"add", "multiply"} <= set(functions):
+            return ("hard_swish",)
+        case ["clip"] if {"add", "multiply"} <= set(functions):
+            return ("hard_swish",)
+        case _:
+            return functions
+
+
+_INSIDE = ops.Pointwise | ops.Reduce | ops.Slice | ops.Concat
 _MAX_NODES = 400
 """Of a region: one that is larger is no single operator any more."""
 
@@ -35,15 +59,15 @@ class _Region:
 
     @property
     def functions(self) -> tuple[str, ...]:
-        return tuple(f for node in self.nodes if isinstance(node.op, Pointwise) for f in node.op.functions)
+        return tuple(f for node in self.nodes if isinstance(node.op, ops.Pointwise) for f in node.op.functions)
 
     @property
     def reductions(self) -> frozenset[str]:
-        return frozenset(node.op.function for node in self.nodes if isinstance(node.op, Reduce))
+        return frozenset(node.op.function for node in self.nodes if isinstance(node.op, ops.Reduce))
 
     @property
     def num_reductions(self) -> int:
-        return sum(isinstance(node.op, Reduce) for node in self.nodes)
+        return sum(isinstance(node.op, ops.Reduce) for node in self.nodes)
 
     @property
     def num_normalising(self) -> int:
@@ -152,20 +176,22 @@ def _collapsed(trace: Trace, region: _Region) -> Node | None:
     weights = _weights(trace, region)
     flop = sum(_flop(trace, node) for node in region.nodes)
     points = max(1, prod(found.shape))
-    op: Op
+    op: ops.Op
     inputs, more = [region.entry], 0.0
     if not found.reduced:
         functions = region.functions or tuple(sorted(region.reductions)) or ("copy",)
         names = ("rotary",) if len(found.mixed) == 1 else named_function(functions)
-        op = Pointwise(functions=names, flop_per_point=max(1, round(flop / points)), mixes=tuple(sorted(found.mixed)))
+        op = ops.Pointwise(
+            functions=names, flop_per_point=max(1, round(flop / points)), mixes=tuple(sorted(found.mixed))
+        )
         inputs += [use for use, _ in weights]
     else:
         op = _reducing(region, found)
         others = [node for node in region.nodes if not _is_step(node) and prod(node.outputs[0].shape) >= points]
         more = sum(_flop(trace, node) for node in others)
-        if isinstance(op, Normalise) and op.kind == "statistics":
+        if isinstance(op, ops.Normalise) and op.kind == "statistics":
             more = max(0.0, flop - _STATISTICS_FLOP * points)
-        if isinstance(op, Normalise):
+        if isinstance(op, ops.Normalise):
             scales, shifts = _affine(trace, weights, found)
             channels = _channels(trace, [*scales, *shifts], found) or op.channels
             op = replace(op, has_scale=bool(scales), has_shift=bool(shifts), channels=channels)
@@ -225,10 +251,10 @@ def _followed(trace: Trace, node: Node) -> Iterator[str]:
 
 
 def _applies(node: Node, function: str) -> bool:
-    return isinstance(node.op, Pointwise) and function in node.op.functions
+    return isinstance(node.op, ops.Pointwise) and function in node.op.functions
 
 
-def _reducing(region: _Region, found: Alignment) -> Softmax | Normalise:
+def _reducing(region: _Region, found: Alignment) -> ops.Softmax | ops.Normalise:
     """Return what a region with reductions is."""
     shape, functions, names = found.shape, region.functions, region.reductions
     kept: dict[int, int] = {}
@@ -239,29 +265,29 @@ def _reducing(region: _Region, found: Alignment) -> Softmax | Normalise:
     groups = prod(kept.values())
     mixes = tuple(sorted(found.mixed))
     if "exp" in functions and "sum" in names and len(over) == 1 and groups == 1 and not mixes:
-        return Softmax(dim=over[0], is_log="log" in functions)
+        return ops.Softmax(dim=over[0], is_log="log" in functions)
     is_normal = names <= {"mean", "sum", "variance"} and bool({*_ROOTS, "power"} & set(functions))
     if not is_normal:
-        return Normalise(kind="statistics", over=over, channels=over, groups=groups, mixes=mixes)
+        return ops.Normalise(kind="statistics", over=over, channels=over, groups=groups, mixes=mixes)
     rest = tuple(i for i in range(len(shape)) if i not in over)
     if groups > 1:
         partial = tuple(dim for dim in over if kept[dim] > 1)
-        return Normalise(kind="group", over=over, channels=partial[:1], groups=groups, mixes=mixes)
+        return ops.Normalise(kind="group", over=over, channels=partial[:1], groups=groups, mixes=mixes)
     if 0 in over and len(rest) == 1:
-        return Normalise(kind="batch", over=over, channels=rest, mixes=mixes)
+        return ops.Normalise(kind="batch", over=over, channels=rest, mixes=mixes)
     kind = "layer" if region.num_reductions > 1 or "variance" in names else "rms"
-    return Normalise(kind=kind, over=over, channels=over, mixes=mixes)  # type: ignore[arg-type]
+    return ops.Normalise(kind=kind, over=over, channels=over, mixes=mixes)  # type: ignore[arg-type]
 
 
 def _is_step(node: Node) -> bool:
-    return not isinstance(node.op, Pointwise) or _STEPS.issuperset(node.op.functions)
+    return not isinstance(node.op, ops.Pointwise) or _STEPS.issuperset(node.op.functions)
 
 
 def _flop(trace: Trace, node: Node) -> float:
     match node.op:
-        case Pointwise(flop_per_point=flop):
+        case ops.Pointwise(flop_per_point=flop):
             return float(flop * prod(node.outputs[0].shape))
-        case Reduce():
+        case ops.Reduce():
             return float(prod(trace.shape(node.inputs[0])))
         case _:
             return 0.0

@@ -8,11 +8,10 @@ from typing import Any, Literal
 
 from pase.errors import ModelError
 from pase.importers.ir import Leaf, Node, Origin, Slice, Trace, Use, Value
-from pase.importers.torch.aten import TorchCall, Translation, losses, moves, points, products
+from pase.importers.ir.call import Call, Translation, values_of
+from pase.importers.torch import moves, points, products
 
-TRANSLATIONS: dict[str, Translation] = (
-    points.TRANSLATIONS | moves.TRANSLATIONS | products.TRANSLATIONS | losses.TRANSLATIONS
-)
+TRANSLATIONS: dict[str, Translation] = points.TRANSLATIONS | moves.TRANSLATIONS | products.TRANSLATIONS
 """By the operator's name, without its overload and the mark of one that writes into its input."""
 
 _MAX_SHOWN = 3
@@ -260,23 +259,32 @@ class _Reader:
         if not any(results):
             return
         numbers = self._numbers(node) if function in _BY_NUMBERS else {}
-        call = TorchCall(name=function, arguments=self._arguments(node), outputs=tuple(results), numbers=numbers)
+        arguments = self._arguments(node)
+        # The mark of an operator that writes its result into its input tells nothing more.
+        name = function if function.startswith("__") else function.rstrip("_")
+        call = Call(
+            name=name,
+            arguments=arguments,
+            inputs=tuple(values_of(arguments)),
+            outputs=tuple(results),
+            known=numbers,
+        )
         # An operator that nothing is known of passes the leading dim through, if any.
-        TRANSLATIONS.get(call.function, TorchCall.opaque)(call)
+        TRANSLATIONS.get(name, Call.opaque)(call)
         line, _ = location(node.meta.get("stack_trace") or "")
         origin = Origin(operator=str(node.target), scope=_scope(node), line=line)
         for i, step in enumerate(call.steps):
             name = node.name if i == len(call.steps) - 1 else f"{node.name}:{i}"
             self.nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
 
-    def _numbers(self, node: Any) -> dict[str, tuple[int, ...]]:
+    def _numbers(self, node: Any) -> dict[str, Any]:
         """Return the whole numbers that a node reads and that depend on no input, by their values' names."""
         read = {
             source: value for source in node.all_input_nodes if isinstance(value := self.made.get(source.name), Value)
         }
         asked = [s for s, v in read.items() if v.dtype in _WHOLE and prod(v.shape) <= _MAX_NUMBERS]
         known = _evaluated(self._torch, self._program, asked)
-        return {read[s].name: tuple(known[s].flatten().tolist()) for s in asked if s in known}
+        return {read[s].name: known[s].numpy() for s in asked if s in known}
 
     def _arguments(self, node: Any) -> dict[str, Any]:
         """Return the arguments by the names of the operator's schema; by number where it has none."""

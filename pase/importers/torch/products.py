@@ -4,21 +4,22 @@ from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
-from pase.importers.ir import Attention, Convolve, Generic, Pad, Pool, Recurrent, Value
-from pase.importers.ir.steps import Shape, letters
-from pase.importers.torch.aten import TorchCall, each, table
+from pase.importers.ir import Attention, Convolve, Generic, Pad, Recurrent, Value
+from pase.importers.ir.call import Call, Shape, each, letters, table
+from pase.importers.ir.shared import adaptive_pool, repeat_each, tensordot, window_pads
+from pase.importers.ir.shared import pool as pool_windows
 
 # -- products
 
 
-def linear(call: TorchCall) -> None:
+def linear(call: Call) -> None:
     """Write x · wᵀ + bias."""
     x, w = call.value("input"), call.value("weight")
     lead, n = letters(len(x.shape) - 1, without="kn"), "n" if len(w.shape) > 1 else ""
     call.contract(x, w, (f"{lead}k", f"{n}k"), lead + n, *call.maybe("bias")[: len(n)], out=call.result)
 
 
-def matmul(call: TorchCall) -> None:
+def matmul(call: Call) -> None:
     """Write a product as NumPy's matmul has it; with a vector it is a pass over a tensor, and no matrix product."""
     x, y = call.tensors[:2]
     if len(y.shape) == 1:
@@ -27,11 +28,11 @@ def matmul(call: TorchCall) -> None:
         call.matmul(x, y, out=call.result)
 
 
-def _weighted_sum(call: TorchCall, x: Value, vector: Value, out: Value | None = None) -> Value:
+def _weighted_sum(call: Call, x: Value, vector: Value, out: Value | None = None) -> Value:
     return call.reduce("sum", call.point("multiply", x, vector), (len(x.shape) - 1,), out=out)
 
 
-def addmm(call: TorchCall) -> None:
+def addmm(call: Call) -> None:
     """Write input + mat1 · mat2."""
     bias, x, w = call.value("input"), call.value("mat1"), call.value("mat2")
     if len(bias.shape) == 1 and bias.shape[0] == w.shape[1]:
@@ -40,14 +41,14 @@ def addmm(call: TorchCall) -> None:
         _added(call, x, w, ("mk", "kn"), "mn")
 
 
-def _added(call: TorchCall, x: Value, y: Value, operands: tuple[str, str], output: str) -> None:
+def _added(call: Call, x: Value, y: Value, operands: tuple[str, str], output: str) -> None:
     if call.get("beta", 1) == 0:
         call.contract(x, y, operands, output, out=call.result)
     else:
         call.point("add", call.contract(x, y, operands, output), call.value("input"), out=call.result)
 
 
-def bilinear(call: TorchCall) -> None:
+def bilinear(call: Call) -> None:
     """Write x₁ · w · x₂ + bias as two products."""
     x, y, w = call.value("input1"), call.value("input2"), call.value("weight")
     lead = letters(len(x.shape) - 1, without="nxy")
@@ -55,33 +56,13 @@ def bilinear(call: TorchCall) -> None:
     call.contract(first, y, (f"{lead}ny", f"{lead}y"), f"{lead}n", *call.maybe("bias"), out=call.result)
 
 
-def einsum(call: TorchCall) -> None:
+def einsum(call: Call) -> None:
     """Write a sum of products of tensors, two at a time from the left."""
     if not call.einsum(str(call.get("equation", "")), call.tensors, out=call.result):
         call.opaque()
 
 
-def tensordot(call: TorchCall) -> None:
-    """Write a product summed over given dims of both."""
-    x, y = call.tensors[:2]
-    mine = [d % len(x.shape) for d in call.get("dims_self", [])]
-    other = [d % len(y.shape) for d in call.get("dims_other", [])]
-    names = letters(len(x.shape) + len(y.shape))
-    left, fresh = names[: len(x.shape)], names[len(x.shape) :]
-    right = "".join(left[mine[other.index(i)]] if i in other else fresh[i] for i in range(len(y.shape)))
-    output = "".join(c for i, c in enumerate(left) if i not in mine)
-    output += "".join(c for i, c in enumerate(right) if i not in other)
-    call.product((x, y), (left, right), output, out=call.result)
-
-
-def inner_product(call: TorchCall) -> None:
-    """Write the products of last dims, summed over them."""
-    x, y = call.tensors[:2]
-    fresh = letters(len(x.shape) + len(y.shape) - 2, without="k")
-    call.contract(x, y, (f"{fresh[: len(x.shape) - 1]}k", f"{fresh[len(x.shape) - 1 :]}k"), fresh, out=call.result)
-
-
-def grouped_mm(call: TorchCall) -> None:
+def grouped_mm(call: Call) -> None:
     """Write rows, each multiplied by the matrix of its own group: inputs [m, k], [groups, k, n], ends of the groups.
 
     Every group is taken to have as many rows, which are made more where they cannot be shared out evenly.
@@ -104,7 +85,7 @@ def grouped_mm(call: TorchCall) -> None:
 # -- windows
 
 
-def convolution(call: TorchCall) -> None:
+def convolution(call: Call) -> None:
     """Write a convolution over the last dims; one example without a batch is a batch of one."""
     x, w, bias = call.value("input"), call.value("weight"), call.maybe("bias")
     rank = len(w.shape) - 2
@@ -115,7 +96,7 @@ def convolution(call: TorchCall) -> None:
         filters=tuple(range(2 + rank)),
         stride=each(call.get("stride", 1), rank),
         dilation=dilation,
-        pads=_pads(call, w.shape[2:], dilation),
+        pads=_pads(call, x.shape[-rank:], w.shape[2:], dilation),
         groups=call.get("groups", 1),
         is_transposed=bool(call.get("transposed", False)) or "transpose" in call.name,
         has_bias=bool(bias),
@@ -127,82 +108,43 @@ def convolution(call: TorchCall) -> None:
         call.reshape(call.add(op, batched, w, *bias, shape=(1, *call.result.shape)), out=call.result)
 
 
-def _pads(call: TorchCall, kernel: Shape, dilation: Shape) -> tuple[tuple[int, int], ...]:
+def _pads(call: Call, extents: Shape, kernel: Shape, dilation: Shape) -> tuple[tuple[int, int], ...]:
     padding = call.get("padding", 0)
-    if not isinstance(padding, str):
-        return tuple((p, p) for p in each(padding, len(kernel)))
-    reach = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
-    return tuple((r // 2, r - r // 2) if padding == "same" else (0, 0) for r in reach)
+    if isinstance(padding, str):
+        return window_pads(padding, extents, kernel, (1,) * len(kernel), dilation)
+    return tuple((p, p) for p in each(padding, len(kernel)))
 
 
-def pool(call: TorchCall) -> None:
+def pool(call: Call) -> None:
     """Write pooling over the last dims; where the maxima are from is not told."""
     rank = _spatial_rank(call)
     kernel = each(call.get("kernel_size"), rank)
-    _pooled(
+    pool_windows(
         call,
+        _last(call, rank),
         kernel,
         stride=each(call.get("stride") or kernel, rank),
         dilation=each(call.get("dilation", 1), rank),
-        pads=tuple((p, p) for p in each(call.get("padding", 0), rank)),
+        pads=[(p, p) for p in each(call.get("padding", 0), rank)],
         counts_padding=bool(call.get("count_include_pad", True)) and "avg" in call.name,
     )
 
 
-def adaptive_pool(call: TorchCall) -> None:
-    """Write pooling to a given size: nothing where it is that size already, a mean where it is one, windows else."""
-    x, rank = call.x, _spatial_rank(call)
-    before, after = x.shape[-rank:], call.result.shape[-rank:]
-    places = range(len(x.shape) - rank, len(x.shape))
-    if before != after and any(a != 1 for a in after):
-        if any(b < a for b, a in zip(before, after, strict=True)):
-            return call.opaque(over=places)
-        stride = tuple(max(1, b // a) for b, a in zip(before, after, strict=True))
-        kernel = tuple(b - (a - 1) * s for b, a, s in zip(before, after, stride, strict=True))
-        return _pooled(call, kernel, stride=stride, dilation=(1,) * rank, pads=((0, 0),) * rank)
-    if before == after:
-        call.identity(x, out=call.result)
-    else:
-        call.reduce("max" if "max" in call.name else "mean", x, places, keeps_dims=True, out=call.result)
-    return call.unread(call.results[1:])
+def _last(call: Call, rank: int) -> range:
+    return range(len(call.x.shape) - rank, len(call.x.shape))
 
 
-def _spatial_rank(call: TorchCall) -> int:
+def _spatial_rank(call: Call) -> int:
     """Return the number of spatial dims that an operator's name tells ("max_pool2d")."""
     return int(next(c for c in call.name if c.isdigit()))
 
 
-def _pooled(
-    call: TorchCall,
-    kernel: Shape,
-    *,
-    stride: Shape,
-    dilation: Shape,
-    pads: tuple[tuple[int, int], ...],
-    counts_padding: bool = False,
-) -> None:
-    rank = len(call.x.shape)
-    op = Pool(
-        function="max" if "max" in call.name else "mean",
-        spatial=tuple(range(rank - len(kernel), rank)),
-        kernel=kernel,
-        stride=stride,
-        dilation=dilation,
-        pads=pads,
-        counts_padding=counts_padding,
-    )
-    call.add(op, call.x, out=call.result)
-    call.unread(call.results[1:])
-
-
-def upsample(call: TorchCall) -> None:
+def upsample(call: Call) -> None:
     """Write images in another resolution: repeated pixels where that is a multiple, a function of rows and columns."""
     x, rank = call.x, len(call.x.shape)
     before, after = x.shape[2:], call.result.shape[2:]
     if "nearest" in call.name and all(b % a == 0 for a, b in zip(before, after, strict=True)):
-        wide = [extent for a, b in zip(before, after, strict=True) for extent in (a, b // a)]
-        made = call.broadcast(x, (*x.shape[:2], *wide), (0, 1, *range(2, 2 * rank - 2, 2)))
-        call.reshape(made, out=call.result)
+        repeat_each(call, x, {i: b // a for i, (a, b) in enumerate(zip(before, after, strict=True), start=2)})
     else:
         taps = 2 ** (rank - 2) if "linear" in call.name else 16 if "cubic" in call.name else 1
         call.opaque(over=range(2, rank), flop_per_point=2.0 * taps)
@@ -211,7 +153,7 @@ def upsample(call: TorchCall) -> None:
 # -- sequences
 
 
-def attention(call: TorchCall) -> None:
+def attention(call: Call) -> None:
     """Write scaled dot-product attention; queries may have more heads than keys and values.
 
     Tensors of three dims, or more than four, have their leading dims put together.
@@ -233,7 +175,7 @@ def _of_four(shape: Sequence[int]) -> Shape:
     return (prod(lead[:-1]), lead[-1] if lead else 1, *shape[-2:])
 
 
-def flexible_attention(call: TorchCall) -> None:
+def flexible_attention(call: Call) -> None:
     """Write attention whose scores pass through a function of the source's: that is taken to cost nothing."""
     if len(call.tensors) < 3 or any(len(value.shape) != 4 for value in call.tensors[:3]):
         return call.opaque()
@@ -244,14 +186,14 @@ def flexible_attention(call: TorchCall) -> None:
 _CELLS: dict[str, Literal["lstm", "gru", "rnn"]] = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "rnn", "rnn_relu": "rnn"}
 
 
-def recurrent(call: TorchCall) -> None:
+def recurrent(call: Call) -> None:
     """Write a recurrent network over a sequence: inputs are the tensor, the weights, then the first states."""
     x = call.value("input")
     if len(x.shape) != 3:
         return call.opaque()
     directions = 2 if call.get("bidirectional") else 1
     op = Recurrent(
-        cell=_CELLS[call.function],
+        cell=_CELLS[call.name],
         units=call.result.shape[-1] // directions,
         layers=int(call.get("num_layers", 1)),
         is_bidirectional=directions == 2,
@@ -279,15 +221,19 @@ TRANSLATIONS = table(
     ),
     (bilinear, "bilinear"),
     (einsum, "einsum"),
-    (tensordot, "tensordot"),
-    (inner_product, "inner"),
+    (lambda call: tensordot(call, call.get("dims_self", []), call.get("dims_other", [])), "tensordot"),
+    (lambda call: tensordot(call, [-1], [-1]), "inner"),
     (grouped_mm, "_grouped_mm grouped_mm grouped_mm_fallback"),
     (convolution, "convolution _convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"),
     (pool, "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d"),
     (pool, "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices"),
-    (adaptive_pool, "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d"),
-    (adaptive_pool, "_adaptive_avg_pool2d _adaptive_avg_pool3d"),
-    (adaptive_pool, "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"),
+    (
+        lambda call: adaptive_pool(call, _last(call, _spatial_rank(call))),
+        """
+        adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+        """,
+    ),
     (upsample, f"{_UPSAMPLE} upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa"),
     (upsample, "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"),
     # Of windows side by side the batch passes; of values between pixels the channels too.

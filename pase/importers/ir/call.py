@@ -1,30 +1,18 @@
-"""`StepBuilder`: what an operator of a source is translated into, written step by step; what front ends have in common.
+"""`Call`: an operator as its source calls it, and the steps that it is translated into; the same for every front end.
 
-A front end's call of an operator is a `StepBuilder`, so that a translation reads as what the operator computes:
-``call.reshape(call.transpose(x, order), out=call.result)``.
+A translation reads as what the operator computes: ``call.reshape(call.transpose(x, order), out=call.result)``.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pase.importers.ir.ops import (
-    Broadcast,
-    Concat,
-    Contract,
-    Gather,
-    Generic,
-    Identity,
-    Op,
-    Pointwise,
-    Reduce,
-    Reshape,
-    Slice,
-    Transpose,
-)
+import numpy as np
+
+from pase.importers.ir import ops
 from pase.importers.ir.trace import Step, Use, Value
 
+Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 _ALPHABET = "abcdefghijlmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -48,44 +36,137 @@ def floats_first(values: Iterable[Value]) -> tuple[Value, ...]:
     return tuple(sorted(values, key=lambda value: not value.is_float))
 
 
+def values_of(structure: Any) -> list[Value]:
+    """Return the values in nested arguments, in order."""
+    if isinstance(structure, Value):
+        return [structure]
+    items = structure.values() if isinstance(structure, Mapping) else structure
+    return [v for item in items for v in values_of(item)] if isinstance(structure, Mapping | list | tuple) else []
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list of what may be one item."""
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def each(value: int | Sequence[int], count: int) -> Shape:
+    """Return one number for each of so many dims."""
+    values = tuple(as_list(value))
+    return values * count if len(values) == 1 else values
+
+
+def place(axis: int, rank: int) -> int:
+    """Return an axis counted from 0; ValueError where it lies outside of the rank."""
+    if not -rank <= axis < max(1, rank):
+        raise ValueError(f"axis {axis} lies outside of a tensor of {rank} dims")
+    return axis % rank if rank else 0
+
+
+def places(axes: int | Sequence[int] | None, rank: int) -> Shape:
+    """Return axes counted from 0, in order; all where none is given."""
+    return tuple(range(rank) if axes is None else sorted({place(axis, rank) for axis in as_list(axes)} if rank else ()))
+
+
 @dataclass(frozen=True, kw_only=True)
-class StepBuilder(ABC):
+class Call:
     """An operator as its source calls it, and the steps of its translation so far.
 
-    Each method writes one step, or a few, and returns the value that is made: `out` where it is given (a result of the
-    operator), else a new one between two steps. ValueError where shapes do not fit.
+    Each method that writes, writes one step, or a few, and returns the value that is made: `out` where it is given (a
+    result of the operator), else a new one between two steps. ValueError where shapes do not fit.
+
+    Attributes:
+        name: Of the operator.
+        arguments: What it is given by name; tensors among them are values.
+        inputs: The tensors that it reads, in order; None for those that are left out.
+        outputs: What it gives; None for what is no tensor, or left out.
+        known: By the names of tensors, the values of those that depend on no input.
+        steps: Of the translation.
     """
 
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[Value | None, ...]
+    outputs: tuple[Value | None, ...]
+    known: Mapping[str, Array] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
     @property
-    @abstractmethod
     def tensors(self) -> tuple[Value, ...]:
-        """All tensors that the operator reads, in order."""
+        """All tensors that it reads, in order."""
+        return tuple(value for value in self.inputs if value is not None)
 
     @property
-    @abstractmethod
     def results(self) -> tuple[Value, ...]:
-        """The tensors that it returns."""
+        """All tensors that it gives, in order."""
+        return tuple(value for value in self.outputs if value is not None)
+
+    @property
+    def x(self) -> Value:
+        """The first tensor that it reads."""
+        return self.value(0)
 
     @property
     def result(self) -> Value:
-        """The first tensor that it returns."""
+        """The first tensor that it gives."""
         return self.results[0]
+
+    # -- what it is given
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument, or the default where it is not given."""
+        found = self.arguments.get(name)
+        return default if found is None else found
+
+    def maybe(self, *keys: int | str) -> tuple[Value, ...]:
+        """Return those of some tensors, by position or by name, that are given."""
+        found = (
+            self.arguments.get(key) if isinstance(key, str) else self.inputs[key] if key < len(self.inputs) else None
+            for key in keys
+        )
+        return tuple(value for value in found if isinstance(value, Value))
+
+    def has(self, key: int | str) -> bool:
+        """Return whether a tensor is given."""
+        return bool(self.maybe(key))
+
+    def value(self, key: int | str) -> Value:
+        """Return a tensor by position or by name; ValueError where it is left out."""
+        found = self.maybe(key)
+        if not found:
+            raise ValueError(f"{self.name} lacks input {key}")
+        return found[0]
+
+    def dim(self, default: int = 0, name: str = "dim", rank: int | None = None) -> int:
+        """Return the dim that an argument names, of the first tensor or one of another rank."""
+        return place(self.get(name, default), len(self.x.shape) if rank is None else rank)
+
+    def constant(self, key: int | str) -> Array | None:
+        """Return the values of a tensor; None where they are not known, or it is left out."""
+        return next((self.known.get(value.name) for value in self.maybe(key)), None)
+
+    def integers(self, key: int | str) -> Shape | None:
+        """Return the values of a tensor of whole numbers, row-major; None where they are not known."""
+        found = self.constant(key)
+        return None if found is None else tuple(found.ravel().tolist())
+
+    def number(self, key: int | str) -> float | None:
+        """Return the one number that a tensor is; None where it is none, or not known."""
+        found = self.constant(key)
+        return float(found.ravel()[0]) if found is not None and found.size == 1 and found.dtype.kind in "fiub" else None
 
     # -- one step
 
-    def write(self, op: Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
+    def write(self, op: ops.Op, inputs: Iterable[Value], outputs: Iterable[Value]) -> None:
         """Write a step of any number of outputs."""
         self.steps.append(Step(op=op, inputs=tuple(Use(value=x.name) for x in inputs), outputs=tuple(outputs)))
 
-    def give(self, op: Op, *inputs: Value) -> None:
+    def give(self, op: ops.Op, *inputs: Value) -> None:
         """Write the step that makes all results."""
         self.write(op, inputs, self.results)
 
     def add(
         self,
-        op: Op,
+        op: ops.Op,
         *inputs: Value,
         shape: Sequence[int] = (),
         dtype: str = "",
@@ -110,16 +191,16 @@ class StepBuilder(ABC):
 
     def identity(self, x: Value, *, out: Value | None = None) -> Value:
         """Write a tensor as it is."""
-        return self.add(Identity(), x, shape=x.shape, out=out)
+        return self.add(ops.Identity(), x, shape=x.shape, out=out)
 
     def reshape(self, x: Value, shape: Sequence[int] = (), *, out: Value | None = None, name: str = "") -> Value:
         """Write the same elements in another shape; nothing where it is its own already and no result."""
         is_same = out is None and x.shape == tuple(shape)
-        return x if is_same else self.add(Reshape(), x, shape=shape, out=out, name=name)
+        return x if is_same else self.add(ops.Reshape(), x, shape=shape, out=out, name=name)
 
     def transpose(self, x: Value, order: Sequence[int], *, out: Value | None = None) -> Value:
         """Write the dims in another order."""
-        return self.add(Transpose(order=tuple(order)), x, shape=[x.shape[i] for i in order], out=out)
+        return self.add(ops.Transpose(order=tuple(order)), x, shape=[x.shape[i] for i in order], out=out)
 
     def broadcast(
         self, x: Value, shape: Sequence[int] = (), places: Sequence[int] | None = None, *, out: Value | None = None
@@ -127,19 +208,19 @@ class StepBuilder(ABC):
         """Write a tensor repeated to a shape; places: of its dims there, by default the last ones."""
         rank = len(shape if out is None else out.shape)
         places = range(rank - len(x.shape), rank) if places is None else places
-        return self.add(Broadcast(places=tuple(places)), x, shape=shape, out=out)
+        return self.add(ops.Broadcast(places=tuple(places)), x, shape=shape, out=out)
 
     def cut(self, x: Value, dim: int, start: int, size: int = 1, *, stride: int = 1, out: Value | None = None) -> Value:
         """Write a piece along one dim, all of the others."""
         rank = len(x.shape)
-        op = Slice(starts=with_extent((0,) * rank, dim, start), steps=with_extent((1,) * rank, dim, stride))
+        op = ops.Slice(starts=with_extent((0,) * rank, dim, start), steps=with_extent((1,) * rank, dim, stride))
         return self.add(op, x, shape=with_extent(x.shape, dim, size), out=out)
 
     def box(
         self, x: Value, starts: Sequence[int], shape: Sequence[int], by: Sequence[int] = (), *, out: Value | None = None
     ) -> Value:
         """Write a box, perhaps every so many elements of each dim; nothing where it is all of it and no result."""
-        op = Slice(starts=tuple(starts), steps=tuple(by) or (1,) * len(x.shape))
+        op = ops.Slice(starts=tuple(starts), steps=tuple(by) or (1,) * len(x.shape))
         return x if out is None and x.shape == tuple(shape) else self.add(op, x, shape=shape, out=out)
 
     def split(self, x: Value, dim: int) -> None:
@@ -161,13 +242,13 @@ class StepBuilder(ABC):
         if len(values) == 1:
             return self.identity(values[0], out=out)
         shape = with_extent(values[0].shape, dim, sum(value.shape[dim] for value in values))
-        return self.add(Concat(dim=dim), *values, shape=shape, out=out)
+        return self.add(ops.Concat(dim=dim), *values, shape=shape, out=out)
 
     def point(
         self, function: str, *inputs: Value, out: Value | None = None, dtype: str = "", name: str = "", **details: Any
     ) -> Value:
         """Write a function point by point; details: of the Pointwise."""
-        op = Pointwise(functions=(function,), **details)
+        op = ops.Pointwise(functions=(function,), **details)
         return self.add(op, *inputs, shape=broadcast_shape(inputs), dtype=dtype, out=out, name=name)
 
     def reduce(
@@ -176,19 +257,19 @@ class StepBuilder(ABC):
         """Write a reduction over some dims."""
         gone = tuple(sorted(over))
         shape = [1 if i in gone else e for i, e in enumerate(x.shape) if keeps_dims or i not in gone]
-        return self.add(Reduce(function=function, over=gone, keeps_dims=keeps_dims), x, shape=shape, out=out)
+        return self.add(ops.Reduce(function=function, over=gone, keeps_dims=keeps_dims), x, shape=shape, out=out)
 
     def contract(
         self, x: Value, y: Value, operands: tuple[str, str], output: str, *bias: Value, out: Value | None = None
     ) -> Value:
         """Write a sum of products, perhaps with a bias of the last dims."""
         extents = dict(zip("".join(operands), (*x.shape, *y.shape), strict=True))
-        op = Contract(operands=operands, output=output, has_bias=bool(bias))
+        op = ops.Contract(operands=operands, output=output, has_bias=bool(bias))
         return self.add(op, x, y, *bias, shape=[extents[c] for c in output], out=out)
 
     def gather(self, x: Value, places: Value, dim: int, *, out: Value | None = None) -> Value:
         """Write elements at places along one dim."""
-        return self.add(Gather(dim=dim), x, places, shape=places.shape, out=out)
+        return self.add(ops.Gather(dim=dim), x, places, shape=places.shape, out=out)
 
     # -- what is not known
 
@@ -221,12 +302,12 @@ class StepBuilder(ABC):
             ]
         elif passes is None:
             passes = [(0, 0)] if first and floats and all(shape[:1] == first[:1] for shape in floats) else []
-        self.give(Generic(passes=tuple(passes), flop_per_point=flop_per_point, is_index=not floats), *inputs)
+        self.give(ops.Generic(passes=tuple(passes), flop_per_point=flop_per_point, is_index=not floats), *inputs)
 
     def unread(self, values: Iterable[Value]) -> None:
         """Write results from nothing: places of maxima, statistics and the like, that carry no gradient."""
         for value in values:
-            self.write(Generic(is_index=True), (), (value,))
+            self.write(ops.Generic(is_index=True), (), (value,))
 
     # -- several steps
 
@@ -243,7 +324,7 @@ class StepBuilder(ABC):
 
     def total(self, x: Value, *, out: Value | None = None, name: str = "") -> Value:
         """Write the sum of all elements."""
-        op = Reduce(function="sum", over=tuple(range(len(x.shape)))) if x.shape else Identity()
+        op = ops.Reduce(function="sum", over=tuple(range(len(x.shape)))) if x.shape else ops.Identity()
         return self.add(op, x, out=out, name=name)
 
     def matmul(self, x: Value, y: Value, *, out: Value | None = None) -> Value:
@@ -351,3 +432,12 @@ def parse_einsum(equation: str, tensors: Sequence[Value]) -> tuple[list[str], st
     if any(len(set(term)) != len(term) for term in (*full, output)) or not set(output) <= set("".join(full)):
         return None
     return full, output
+
+
+Translation = Callable[[Any], object]
+"""Writes the steps of a call; what it returns is of no matter."""
+
+
+def table(*families: tuple[Translation, str]) -> dict[str, Translation]:
+    """Return translations by the names of operators, which are given as words of a text."""
+    return {name: found for found, names in families for name in names.split()}

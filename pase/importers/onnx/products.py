@@ -2,9 +2,11 @@
 
 from math import prod
 
-from pase.importers.ir import Attention, Concat, Convolve, Pool, Recurrent, Value
-from pase.importers.ir.steps import Shape
-from pase.importers.onnx.operators import OnnxCall, table
+from pase.importers.ir import Attention, Concat, Convolve, Recurrent, Value
+from pase.importers.ir.call import Shape, table
+from pase.importers.ir.shared import pool as pool_windows
+from pase.importers.ir.shared import window_pads
+from pase.importers.onnx.inference import OnnxCall
 
 # -- products
 
@@ -15,9 +17,9 @@ def fused_matmul(call: OnnxCall) -> None:
     for i, name in enumerate(("transA", "transB")):
         value = call.value(i)
         rank = len(value.shape)
-        is_turned = bool(call.whole(name, 0)) and rank > 1
+        is_turned = bool(call.get(name, 0)) and rank > 1
         values.append(call.transpose(value, (*range(rank - 2), rank - 1, rank - 2)) if is_turned else value)
-    alpha = call.number("alpha", 1.0)
+    alpha = call.get("alpha", 1.0)
     if alpha == 1:
         call.matmul(*values, out=call.result)
     else:
@@ -27,8 +29,8 @@ def fused_matmul(call: OnnxCall) -> None:
 def gemm(call: OnnxCall) -> None:
     """Write alpha · x · y + beta · c, either of the factors perhaps transposed."""
     x, y, out = call.value(0), call.value(1), call.result
-    operands = ("km" if call.whole("transA", 0) else "mk", "nk" if call.whole("transB", 0) else "kn")
-    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    operands = ("km" if call.get("transA", 0) else "mk", "nk" if call.get("transB", 0) else "kn")
+    alpha, beta = call.get("alpha", 1.0), call.get("beta", 1.0)
     c = call.value(2) if call.has(2) and beta != 0 else None
     if c is not None and beta != 1:
         c = call.point("multiply", c, constant=beta)
@@ -47,7 +49,7 @@ def gemm(call: OnnxCall) -> None:
 
 def einsum(call: OnnxCall) -> None:
     """Write a sum of products of tensors, two at a time from the left."""
-    if not call.einsum(call.text("equation", ""), call.tensors, out=call.result):
+    if not call.einsum(call.get("equation", ""), call.tensors, out=call.result):
         call.opaque()
 
 
@@ -68,9 +70,9 @@ def convolution(call: OnnxCall) -> None:
         filters=tuple(range(2 + rank)),
         stride=_each(call, "strides", rank),
         dilation=_each(call, "dilations", rank),
-        pads=_pads(call, w.shape[2:], is_told=call.operator == "ConvTranspose"),
-        groups=call.whole("group", 1),
-        is_transposed=call.operator == "ConvTranspose",
+        pads=_pads(call, w.shape[2:], is_told=call.name == "ConvTranspose"),
+        groups=call.get("group", 1),
+        is_transposed=call.name == "ConvTranspose",
         has_bias=call.has(2),
     )
     call.add(op, x, w, *call.maybe(2), out=call.result)
@@ -84,17 +86,15 @@ def pool(call: OnnxCall) -> None:
         raise ValueError(f"kernel_shape is {kernel}; expected {rank} extents")
     if rank not in (1, 2, 3) or call.further(1) is not None:
         return call.opaque(passes=((0, 0), (1, 1)), flop_per_point=float(prod(kernel)))
-    op = Pool(
-        function="max" if call.operator == "MaxPool" else "mean",
-        spatial=tuple(range(2, 2 + rank)),
-        kernel=kernel,
+    return pool_windows(
+        call,
+        range(2, 2 + rank),
+        kernel,
         stride=_each(call, "strides", rank),
         dilation=_each(call, "dilations", rank),
         pads=_pads(call, kernel),
-        counts_padding=bool(call.whole("count_include_pad", 0)),
+        counts_padding=bool(call.get("count_include_pad", 0)),
     )
-    call.add(op, call.x, out=call.result)
-    return None
 
 
 def _each(call: OnnxCall, name: str, rank: int) -> Shape:
@@ -107,7 +107,7 @@ def _each(call: OnnxCall, name: str, rank: int) -> Shape:
 
 def _pads(call: OnnxCall, kernel: Shape, *, is_told: bool = False) -> tuple[tuple[int, int], ...]:
     """Return (before, after) of each spatial dim, those that auto_pad stands for included unless they are told."""
-    mode, rank = call.text("auto_pad", "NOTSET"), len(kernel)
+    mode, rank = call.get("auto_pad", "NOTSET"), len(kernel)
     if mode == "VALID" and not is_told:
         return ((0, 0),) * len(kernel)
     if mode not in ("SAME_UPPER", "SAME_LOWER") or is_told:
@@ -115,13 +115,10 @@ def _pads(call: OnnxCall, kernel: Shape, *, is_told: bool = False) -> tuple[tupl
         if len(given) != 2 * rank:
             raise ValueError(f"pads is {given}; expected {2 * rank} whole numbers")
         return tuple(zip(given[:rank], given[rank:], strict=True))
-    found = []
-    windows = zip(kernel, _each(call, "strides", rank), _each(call, "dilations", rank), strict=True)
-    for before, after, (k, s, d) in zip(call.x.shape[2:], call.result.shape[2:], windows, strict=True):
-        total = max(0, (after - 1) * s + d * (k - 1) + 1 - before)
-        less, more = total // 2, total - total // 2
-        found.append((less, more) if mode == "SAME_UPPER" else (more, less))
-    return tuple(found)
+    ways = {"SAME_UPPER": "same", "SAME_LOWER": "lower"}
+    return window_pads(
+        ways[mode], call.x.shape[2:], kernel, _each(call, "strides", rank), _each(call, "dilations", rank)
+    )
 
 
 # -- attention, on [b, h, s, k]
@@ -134,11 +131,11 @@ def attention(call: OnnxCall) -> None:
     values = []
     for i, name in enumerate(("q_num_heads", "kv_num_heads", "kv_num_heads")):
         value = call.value(i)
-        values.append(value if len(value.shape) == 4 else _heads(call, value, call.whole(name, 0)))
+        values.append(value if len(value.shape) == 4 else _heads(call, value, call.get(name, 0)))
     for i in (1, 2):
         values[i] = _with_past(call, values[i], 3 + i, i)
-    scale = call.attributes.get("scale")
-    op = Attention(is_causal=bool(call.whole("is_causal", 0)), scale=None if scale is None else float(scale))
+    scale = call.arguments.get("scale")
+    op = Attention(is_causal=bool(call.get("is_causal", 0)), scale=None if scale is None else float(scale))
     if len(call.result.shape) == 4:
         call.add(op, *values, *call.maybe(3), out=call.result)
         return None
@@ -150,19 +147,19 @@ def multi_head_attention(call: OnnxCall) -> None:
     is_plain = all(call.has(i) and len(call.value(i).shape) == 3 for i in range(3))
     if not is_plain or any(call.has(i) for i in (3, 6, 7)) or any(call.further(i) is not None for i in (1, 2)):
         return call.opaque()
-    heads = call.whole("num_heads", 0)
+    heads = call.get("num_heads", 0)
     return _attend(call, Attention(), [_heads(call, call.value(i), heads) for i in range(3)])
 
 
 def packed_attention(call: OnnxCall) -> None:
     """Write attention of queries, keys and values that one product of the input makes, without a past."""
-    x, w, heads = call.x, call.value(1), call.whole("num_heads", 0)
+    x, w, heads = call.x, call.value(1), call.get("num_heads", 0)
     sizes = call.wholes("qkv_hidden_sizes") or (w.shape[1] // 3,) * 3
     if call.has(4) or call.further(1) is not None or sum(sizes) != w.shape[1] or len(x.shape) != 3:
         return call.opaque()
     whole = call.contract(x, w, ("abk", "kn"), "abn", *call.maybe(2))
     parts = [_heads(call, call.cut(whole, 2, sum(sizes[:i]), size), heads) for i, size in enumerate(sizes)]
-    return _attend(call, Attention(is_causal=bool(call.whole("unidirectional", 0))), parts)
+    return _attend(call, Attention(is_causal=bool(call.get("unidirectional", 0))), parts)
 
 
 def _heads(call: OnnxCall, value: Value, count: int) -> Value:
@@ -195,15 +192,15 @@ def _with_past(call: OnnxCall, value: Value, past: int, position: int) -> Value:
 def recurrent(call: OnnxCall) -> None:
     """Write a recurrent layer over a sequence [s, b, d], or [b, s, d] where layout is 1."""
     x = call.x
-    directions = 2 if call.text("direction", "forward") == "bidirectional" else 1
-    is_batch_first = bool(call.whole("layout", 0))
-    units = call.whole("hidden_size", call.value(2).shape[-1])
+    directions = 2 if call.get("direction", "forward") == "bidirectional" else 1
+    is_batch_first = bool(call.get("layout", 0))
+    units = call.get("hidden_size", call.value(2).shape[-1])
     first, *others = call.outputs
     states = [value for value in others if value is not None]
     shape, dtype = (*x.shape[:2], directions * units), call.results[0].dtype
     hidden = Value(name=f"{call.results[0].name}:sequence", shape=shape, dtype=dtype)
     op = Recurrent(
-        cell=_CELLS[call.operator],  # type: ignore[arg-type]
+        cell=_CELLS[call.name],  # type: ignore[arg-type]
         units=units,
         is_bidirectional=directions == 2,
         is_batch_first=is_batch_first,

@@ -1,69 +1,51 @@
 """What moves elements and computes nothing: views, orders, repetition, pieces and their replacement, look-ups."""
 
-from collections.abc import Callable, Sequence
 from math import prod
 
 from pase.importers.ir import Broadcast, Generic, Lookup, Pad, Slice, Value
-from pase.importers.ir.steps import floats_first, with_extent
-from pase.importers.torch.aten import TorchCall, as_list, table
+from pase.importers.ir.call import Call, as_list, floats_first, table, with_extent
+from pase.importers.ir.shared import concatenate, moved, repeat_each, run, swapped
 
 # -- views
 
 
-def transpose(call: TorchCall) -> None:
+def transpose(call: Call) -> None:
     """Write the dims in another order."""
-    call.transpose(call.x, _ORDERS.get(call.function, _swapped)(call, len(call.x.shape)), out=call.result)
+    x, rank = call.x, len(call.x.shape)
+    match call.name:
+        case "permute" | "permute_copy":
+            order = tuple(dim % rank for dim in call.get("dims"))
+        case "movedim" | "moveaxis":
+            order = moved(rank, as_list(call.get("source")), as_list(call.get("destination")))
+        case "numpy_T":
+            order = tuple(reversed(range(rank)))
+        case "t" | "t_copy" | "mT" | "mH" | "adjoint":
+            order = swapped(rank, -2, -1) if rank > 1 else tuple(range(rank))
+        case _:
+            word = "dim" if "dim0" in call.arguments else "axis"
+            order = swapped(rank, call.dim(name=f"{word}0"), call.dim(name=f"{word}1")) if rank else ()
+    call.transpose(x, order, out=call.result)
 
 
-def _swapped(call: TorchCall, rank: int) -> Sequence[int]:
-    order = list(range(rank))
-    if rank:
-        first, second = (call.dim(name=f"{'dim' if 'dim0' in call.arguments else 'axis'}{i}") for i in (0, 1))
-        order[first], order[second] = order[second], order[first]
-    return order
-
-
-def _moved(call: TorchCall, rank: int) -> Sequence[int]:
-    source, target = ([d % rank for d in as_list(call.get(key))] for key in ("source", "destination"))
-    order = [d for d in range(rank) if d not in source]
-    for place, dim in sorted(zip(target, source, strict=True)):
-        order.insert(place, dim)
-    return order
-
-
-def _last_swapped(_: TorchCall, rank: int) -> Sequence[int]:
-    return (*range(rank - 2), rank - 1, rank - 2) if rank > 1 else range(rank)
-
-
-_ORDERS: dict[str, Callable[[TorchCall, int], Sequence[int]]] = {
-    **dict.fromkeys(("permute", "permute_copy"), lambda call, rank: [d % rank for d in call.get("dims")]),
-    **dict.fromkeys(("t", "t_copy", "mT", "mH", "adjoint"), _last_swapped),
-    "numpy_T": lambda _, rank: range(rank)[::-1],
-    **dict.fromkeys(("movedim", "moveaxis"), _moved),
-}
-
-
-def repeat(call: TorchCall) -> None:
+def repeat(call: Call) -> None:
     """Write a tensor laid end to end with itself."""
     out = call.result.shape
     shape = (1,) * (len(out) - len(call.x.shape)) + call.x.shape
     call.repeat(call.x, [new // old if old else new for old, new in zip(shape, out, strict=True)], out=call.result)
 
 
-def repeat_interleave(call: TorchCall) -> None:
+def repeat_interleave(call: Call) -> None:
     """Write every element of a dim so many times; of a dim [n] that is [n, r] put together."""
     x, times, dim = call.x, call.get("repeats"), call.get("dim")
     if not isinstance(times, int) or len(call.tensors) != 1:
         return call.opaque(over=range(0 if dim is None else dim % len(x.shape), len(x.shape)))
-    x = call.reshape(x, (prod(x.shape),)) if dim is None else x
-    dim = (dim or 0) % len(x.shape)
-    places = [i if i <= dim else i + 1 for i in range(len(x.shape))]
-    made = call.broadcast(x, (*x.shape[: dim + 1], times, *x.shape[dim + 1 :]), places)
-    call.reshape(made, out=call.result)
+    repeat_each(
+        call, call.reshape(x, (prod(x.shape),)) if dim is None else x, {0 if dim is None else call.dim(): times}
+    )
     return None
 
 
-def windows(call: TorchCall) -> None:
+def windows(call: Call) -> None:
     """Write windows along one dim, which becomes their number; their elements come last."""
     x, dim = call.x, call.dim(name="dimension")
     size, stride = call.get("size"), call.get("step")
@@ -75,22 +57,22 @@ def windows(call: TorchCall) -> None:
     return None
 
 
-def as_complex(call: TorchCall) -> None:
+def as_complex(call: Call) -> None:
     """Write pairs in the last dim as complex numbers: it is gone then."""
     x, last = call.x, len(call.x.shape) - 1
     call.point("complex", *(call.reshape(call.cut(x, last, i), x.shape[:-1]) for i in (0, 1)), out=call.result)
 
 
-def as_pairs(call: TorchCall) -> None:
+def as_pairs(call: Call) -> None:
     """Write complex numbers as pairs in a new last dim."""
     x, dtype = call.x, call.result.dtype
     parts = [call.reshape(call.point(name, x, dtype=dtype), (*x.shape, 1)) for name in ("real", "imag")]
     call.concat(parts, len(x.shape), out=call.result)
 
 
-def rearrange(call: TorchCall) -> None:
+def rearrange(call: Call) -> None:
     """Write channels as pixels, pixels as channels, or channels of several groups in turn."""
-    match call.function:
+    match call.name:
         case "pixel_shuffle":
             (*lead, c, h, w), r = call.x.shape, call.get("upscale_factor")
             apart, order = (*lead, c // r**2, r, r, h, w), (0, 3, 1, 4, 2)
@@ -108,13 +90,13 @@ def rearrange(call: TorchCall) -> None:
 # -- pieces
 
 
-def _start(call: TorchCall) -> tuple[int, int]:
+def _start(call: Call) -> tuple[int, int]:
     dim, start = call.dim(), call.get("start", 0)
     extent = call.x.shape[dim]
     return dim, max(0, start + extent) if start < 0 else min(start, extent)
 
 
-def select(call: TorchCall) -> None:
+def select(call: Call) -> None:
     """Write one element along a dim, without that dim."""
     dim, at = call.dim(), call.get("index", 0)
     if not isinstance(at, int):
@@ -123,39 +105,10 @@ def select(call: TorchCall) -> None:
     return None
 
 
-def split(call: TorchCall) -> None:
-    """Write pieces that make up a tensor."""
-    dim, at = call.dim(), 0
-    for result in call.results:
-        call.cut(call.x, dim, at, out=result)
-        at += result.shape[dim]
-
-
-def unbind(call: TorchCall) -> None:
-    """Write each element along a dim, without that dim."""
-    for at, result in enumerate(call.results):
-        call.reshape(call.cut(call.x, call.dim(), at), out=result)
-
-
-def concat(call: TorchCall) -> None:
-    """Write tensors end to end; those without elements are left out."""
-    rank = len(call.result.shape)
-    dim = call.get("dim", 0) % max(1, rank)
-    parts = [value for value in call.tensors if len(value.shape) == rank and value.shape[dim]]
-    call.concat(parts, dim, out=call.result)
-
-
-def stack(call: TorchCall) -> None:
-    """Write tensors side by side along a new dim."""
-    out = call.result
-    dim = call.get("dim", 0) % len(out.shape)
-    call.concat([call.reshape(value, with_extent(out.shape, dim, 1)) for value in call.tensors], dim, out=out)
-
-
-def replace_piece(call: TorchCall) -> None:
+def replace_piece(call: Call) -> None:
     """Write a tensor with a piece, or one element, along a dim replaced: before it, the piece, after it."""
     x, piece = call.tensors[:2]
-    if call.function == "select_scatter":
+    if call.name == "select_scatter":
         dim = call.dim()
         start = call.get("index", 0) % max(1, x.shape[dim])
         piece = call.reshape(piece, with_extent(x.shape, dim, 1))
@@ -170,7 +123,7 @@ def replace_piece(call: TorchCall) -> None:
     return None
 
 
-def pad(call: TorchCall) -> None:
+def pad(call: Call) -> None:
     """Write a tensor with values around it, or cut."""
     pads = list(call.get("pad", call.get("padding", [])))
     before = [0] * len(call.x.shape)
@@ -181,7 +134,7 @@ def pad(call: TorchCall) -> None:
 # -- look-ups
 
 
-def index_select(call: TorchCall) -> None:
+def index_select(call: Call) -> None:
     """Write rows by whole numbers along the first dim; along another one the other dims pass through."""
     (x, indices), dim = call.tensors, call.dim()
     if dim == 0 and len(indices.shape) == 1:
@@ -190,21 +143,26 @@ def index_select(call: TorchCall) -> None:
         call.opaque(over=[dim])
 
 
-def _rows(call: TorchCall, x: Value, indices: Value) -> None:
+def _rows(call: Call, x: Value, indices: Value) -> None:
     if not _piece(call, x, indices):
         call.add(Lookup(), x, indices, out=call.result)
 
 
-def _piece(call: TorchCall, x: Value, indices: Value, dim: int = 0) -> bool:
+def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> bool:
     """Write the piece of a tensor that known places in a dim read; False where they are not known, or are no run."""
-    first = call.first_of_run(indices, x.shape[dim])
-    if first is None or (dim and len(indices.shape) != 1):
+    run = _run(call, indices, x.shape[dim])
+    if run is None or (dim and len(indices.shape) != 1):
         return False
-    call.reshape(call.cut(x, dim, first, prod(indices.shape)), out=call.result)
+    call.reshape(call.cut(x, dim, *run), out=call.result)
     return True
 
 
-def embedding_bag(call: TorchCall) -> None:
+def _run(call: Call, indices: Value, extent: int) -> tuple[int, int] | None:
+    """Return (first, number) of known places in a dim that go up by one, all in the last dim; None for any other."""
+    return run(call.known.get(indices.name), extent) if prod(indices.shape[:-1]) == 1 else None
+
+
+def embedding_bag(call: Call) -> None:
     """Write sums or means of rows of a table; bags are taken to be of one size where they can be."""
     rows, indices, out = call.value("weight"), call.value("indices"), call.result
     bags = out.shape[0]
@@ -217,7 +175,7 @@ def embedding_bag(call: TorchCall) -> None:
     call.unread(call.results[1:])
 
 
-def gather(call: TorchCall) -> None:
+def gather(call: Call) -> None:
     """Write elements at places along one dim; the tensor is cut first where it is longer than these in the others."""
     x, places = call.tensors[:2]
     if not isinstance(call.get("dim", -1), int) or len(x.shape) != len(places.shape) or not x.shape:
@@ -232,7 +190,7 @@ def gather(call: TorchCall) -> None:
     return None
 
 
-def index(call: TorchCall) -> None:
+def index(call: Call) -> None:
     """Write x[indices]: rows of a table where the first dim alone is indexed; dims without an index pass through."""
     x = call.x
     indices = {i: item for i, item in enumerate(call.get("indices", [])) if isinstance(item, Value)}
@@ -244,7 +202,7 @@ def index(call: TorchCall) -> None:
     if len(given) == 1 and _piece(call, x, values[0], given[0]):
         return None
     is_every = given == [0, 1] and values[0].shape == values[1].shape == x.shape[:1]
-    if is_every and call.first_of_run(values[0], x.shape[0]) == 0:
+    if is_every and _run(call, values[0], x.shape[0]) == (0, x.shape[0]):
         # x[range(n), places]: one element, or row, of each row.
         box = with_extent(x.shape, 1, 1)
         at = call.reshape(values[1], (*values[1].shape, *(1,) * (len(box) - 1)), name="at")
@@ -259,7 +217,7 @@ def index(call: TorchCall) -> None:
     return call.opaque(*floats_first((x, *values)), passes=passes)
 
 
-def index_put(call: TorchCall) -> None:
+def index_put(call: Call) -> None:
     """Write x with elements at places replaced; dims without an index pass through."""
     given = [i for i, item in enumerate(call.get("indices", [])) if isinstance(item, Value)]
     call.opaque(over=given or range(len(call.x.shape)))
@@ -278,7 +236,7 @@ TRANSLATIONS = table(
     (repeat, "repeat tile"),
     (repeat_interleave, "repeat_interleave"),
     (windows, "unfold unfold_copy"),
-    (TorchCall.opaque, "diagonal diag diag_embed diagonal_copy as_strided as_strided_copy block_diag"),
+    (Call.opaque, "diagonal diag diag_embed diagonal_copy as_strided as_strided_copy block_diag"),
     (as_complex, "view_as_complex"),
     (as_pairs, "view_as_real"),
     (rearrange, "pixel_shuffle pixel_unshuffle channel_shuffle native_channel_shuffle"),
@@ -287,11 +245,15 @@ TRANSLATIONS = table(
         "slice slice_copy narrow narrow_copy",
     ),
     (select, "select select_copy"),
-    (split, "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes"),
-    (split, "split_copy split_with_sizes_copy hsplit vsplit dsplit"),
-    (unbind, "unbind unbind_copy"),
-    (concat, "cat concat concatenate _cat"),
-    (stack, "stack"),
+    (
+        lambda call: call.split(call.x, call.dim()),
+        """
+        split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes split_copy
+        split_with_sizes_copy hsplit vsplit dsplit unbind unbind_copy
+        """,
+    ),
+    (lambda call: concatenate(call, call.dim(rank=len(call.result.shape))), "cat concat concatenate _cat"),
+    (lambda call: call.stack(call.tensors, call.dim(rank=len(call.result.shape)), out=call.result), "stack"),
     (replace_piece, "slice_scatter select_scatter"),
     (pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"),
     (pad, "replication_pad2d replication_pad3d _pad_circular"),
