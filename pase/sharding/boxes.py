@@ -41,6 +41,17 @@ def intersection(first: Box, second: Box) -> Box | None:
     return tuple(shared)
 
 
+def difference(box: Box, other: Box) -> tuple[Box, ...]:
+    """Return boxes that hold, together and once, what is in the first box and not in the second."""
+    shared = intersection(box, other)
+    if shared is None:
+        return (box,)
+    left = []
+    for i, ((low, high), (first, last)) in enumerate(zip(box, shared, strict=True)):
+        left += [(*shared[:i], part, *box[i + 1 :]) for part in ((low, first), (last, high)) if part[0] < part[1]]
+    return tuple(left)
+
+
 def offsets(box: Box, origin: Box) -> tuple[int, ...]:
     """Return [rank] where a box begins, counted from the beginning of another."""
     return tuple(low - first for (low, _), (first, _) in zip(box, origin, strict=True))
@@ -120,10 +131,15 @@ def copies(shape: Sequence[int], num_workers: int) -> Partition:
 
 def expect_cover(parts: Partition, shape: Sequence[int], name: str) -> None:
     """Raise PrimitiveError, on behalf of a primitive, unless every element of a tensor is held once and only once."""
-    if parts.shape != tuple(shape):
-        raise PrimitiveError(f"{name}: the partition is of a tensor of shape {list(parts.shape)}, not {list(shape)}")
+    expect_shape(parts, shape, name)
     if not parts.is_cover:
         raise PrimitiveError(f"{name}: the boxes {list(parts.boxes)} must hold every element of {list(shape)} once")
+
+
+def expect_shape(parts: Partition, shape: Sequence[int], name: str) -> None:
+    """Raise PrimitiveError, on behalf of a primitive, unless a partition is of a tensor of that shape."""
+    if parts.shape != tuple(shape):
+        raise PrimitiveError(f"{name}: the partition is of a tensor of shape {list(parts.shape)}, not {list(shape)}")
 
 
 def check_counts(shape: Sequence[int], counts: Sequence[int]) -> None:

@@ -6,15 +6,17 @@ are half-open, from 0, and clipped to the tensor; the padding beyond its ends is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
 from pase.errors import PrimitiveError
 from pase.graph import Access, Window
-from pase.sharding.boxes import Box, Partition, Range, check_counts, even_bounds, partition
+from pase.sharding.boxes import Box, Partition, Range, check_counts, even_bounds, partition, whole
+from pase.sharding.layouts import apart, partition_layout
+from pase.sharding.reshard import ReshardStep
 from pase.sharding.shards import (
     Component,
     FloatArray,
@@ -129,24 +131,23 @@ def regions(extent: int, kernel: Kernel, num_workers: int) -> tuple[Region, ...]
     ranges. Raises PrimitiveError for numbers that are no kernel and for a kernel beyond the padded input.
     """
     _check(extent, kernel, num_workers)
-    num_outputs = kernel.num_outputs(extent)
-    outputs = even_bounds(num_outputs, num_workers).tolist()
-    owned = even_bounds(extent, num_workers).tolist()
-    result = []
-    for i in range(num_workers):
-        first = outputs[i] * kernel.stride - kernel.padding[0]
-        num_own = outputs[i + 1] - outputs[i]
-        last = first + (num_own - 1) * kernel.stride + kernel.reach if num_own else first
-        result.append(
-            Region(
-                output=(outputs[i], outputs[i + 1]),
-                owned=(owned[i], owned[i + 1]),
-                needed=(_clipped(first, extent), _clipped(last, extent)),
-                padding_left=min(last, 0) - min(first, 0),
-                padding_right=max(last, extent) - max(first, extent),
-            )
-        )
-    return tuple(result)
+    bounds = (even_bounds(n, num_workers).tolist() for n in (kernel.num_outputs(extent), extent))
+    return tuple(
+        _region(extent, kernel, output, owned) for output, owned in zip(*(pairwise(b) for b in bounds), strict=True)
+    )
+
+
+def _region(extent: int, kernel: Kernel, output: Range, owned: Range) -> Region:
+    first = output[0] * kernel.stride - kernel.padding[0]
+    num_own = output[1] - output[0]
+    last = first + (num_own - 1) * kernel.stride + kernel.reach if num_own else first
+    return Region(
+        output=output,
+        owned=owned,
+        needed=(_clipped(first, extent), _clipped(last, extent)),
+        padding_left=min(last, 0) - min(first, 0),
+        padding_right=max(last, extent) - max(first, extent),
+    )
 
 
 def _clipped(position: int, extent: int) -> int:
@@ -180,23 +181,23 @@ def _check(extent: int, kernel: Kernel, num_workers: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffers:
-    """What workers in a grid hold for a sliding kernel: [left halo | bulk | right halo] along every dim.
+    """What workers hold for a sliding kernel: [left halo | bulk | right halo] along every dim.
 
-    shape: of the whole tensor. regions: [rank][parts along that dim]. Workers are row-major over the parts.
+    shape: of the whole tensor. workers: [workers][rank] each worker's regions.
     """
 
     shape: tuple[int, ...]
-    regions: tuple[tuple[Region, ...], ...]
-
-    @property
-    def workers(self) -> tuple[tuple[Region, ...], ...]:
-        """[workers][rank] each worker's regions."""
-        return tuple(product(*self.regions))
+    workers: tuple[tuple[Region, ...], ...]
 
     @property
     def bulk(self) -> Partition:
         """What the workers own."""
         return partition(self.shape, [tuple(r.owned for r in worker) for worker in self.workers])
+
+    @property
+    def outputs(self) -> tuple[Box, ...]:
+        """[workers] the outputs that each one computes."""
+        return tuple(tuple(r.output for r in worker) for worker in self.workers)
 
     @property
     def windows(self) -> Partition:
@@ -236,17 +237,85 @@ class Buffers:
 
 
 def halo_buffers(shape: Sequence[int], kernels: Sequence[Kernel], counts: Sequence[int]) -> Buffers:
-    """Return the buffers of a tensor under one kernel for each dim, with that many parts along each dim.
+    """Return the buffers of a tensor under one kernel for each dim, in that many balanced parts along each dim.
 
-    A dim over which nothing slides has ``Kernel(extent=1)``. Raises PrimitiveError where a kernel does not fit.
+    Workers are row-major over the parts. A dim over which nothing slides has ``Kernel(extent=1)``. Raises
+    PrimitiveError where a kernel does not fit.
     """
     check_counts(shape, counts)
+    _check_kernels(shape, kernels)
+    along = [regions(n, kernel, k) for n, kernel, k in zip(shape, kernels, counts, strict=True)]
+    return Buffers(shape=tuple(shape), workers=tuple(product(*along)))
+
+
+def buffers_of(owned: Partition, kernels: Sequence[Kernel], outputs: Sequence[Box] | None = None) -> Buffers:
+    """Return the buffers of workers that own any boxes of a tensor and compute any outputs, balanced or not.
+
+    Args:
+        owned: what the workers own.
+        kernels: what slides along each dim; ``Kernel(extent=1)`` where nothing does.
+        outputs: [workers] the box of the outputs that each one computes. By default that is what it owns of dims where
+            nothing slides; of others, whose ranges are the same or follow each other, the balanced part of its row.
+
+    Raises:
+        PrimitiveError: where a kernel does not fit, outputs are beyond the tensor's, or ranges overlap in part.
+    """
+    shape = owned.shape
+    _check_kernels(shape, kernels)
+    for extent, kernel in zip(shape, kernels, strict=True):
+        _check(extent, kernel, len(owned.boxes))
+    extents = [kernel.num_outputs(n) for n, kernel in zip(shape, kernels, strict=True)]
+    computed = _balanced(owned, kernels, extents) if outputs is None else partition(extents, outputs).boxes
+    if len(computed) != len(owned.boxes):
+        raise PrimitiveError(f"outputs of {len(computed)} workers, of which {len(owned.boxes)} own the tensor")
+    return Buffers(
+        shape=shape,
+        workers=tuple(
+            tuple(_region(*each) for each in zip(shape, kernels, outs, own, strict=True))
+            for outs, own in zip(computed, owned.boxes, strict=True)
+        ),
+    )
+
+
+def exchange_steps(buffers: Buffers, devices: Sequence[int]) -> tuple[ReshardStep, ...]:
+    """Return the movements that overwrite the halos of every buffer with what the others own, in place (Eq. 11).
+
+    The bulks are taken out of the buffers, go straight to whoever needs them, corners and those beyond a neighbour
+    included, and what arrives makes up the buffers. The adjoint steps add every halo to the bulk that it is a copy of,
+    and clear the halos (Eq. 12).
+    """
+    bulks = apart(enumerate(buffers.bulk_boxes), devices)
+    segments = [(i, *placed) for i, of_worker in enumerate(buffers.segments) for placed in of_worker]
+    wholes = apart(enumerate(map(whole, buffers.extents)), devices)
+    inside = apart([(i, at) for i, _, at in segments], [devices[i] for i, _, _ in segments])
+    needed = replace(inside, shape=buffers.shape, boxes=tuple(box for _, box, _ in segments))
+    return (
+        ReshardStep(wholes, bulks),
+        ReshardStep(partition_layout(buffers.bulk, devices), needed),
+        ReshardStep(inside, wholes),
+    )
+
+
+def _check_kernels(shape: Sequence[int], kernels: Sequence[Kernel]) -> None:
     if len(kernels) != len(shape):
         raise PrimitiveError(f"{len(kernels)} kernels for a tensor of shape {list(shape)}; give one for each dim")
-    return Buffers(
-        shape=tuple(shape),
-        regions=tuple(regions(n, kernel, k) for n, kernel, k in zip(shape, kernels, counts, strict=True)),
-    )
+
+
+def _balanced(owned: Partition, kernels: Sequence[Kernel], extents: Sequence[int]) -> tuple[Box, ...]:
+    """Return [workers] the balanced parts of outputs of those extents, by the ranges of each dim that are owned."""
+    computed: list[dict[Range, Range]] = []
+    for i, (length, kernel, extent) in enumerate(zip(owned.shape, kernels, extents, strict=True)):
+        ranges = sorted({box[i] for box in owned.boxes})
+        if kernel == Kernel(extent=1):
+            computed.append(dict(zip(ranges, ranges, strict=True)))
+            continue
+        if any(a[1] != b[0] for a, b in pairwise([(0, 0), *ranges, (length, length)])):
+            raise PrimitiveError(
+                f"workers own the ranges {ranges} of dim {i}, which are not one after the other; "
+                "give the outputs that each of them computes"
+            )
+        computed.append(dict(zip(ranges, pairwise(even_bounds(extent, len(ranges)).tolist()), strict=True)))
+    return tuple(tuple(of[limits] for of, limits in zip(computed, box, strict=True)) for box in owned.boxes)
 
 
 def _placed(region: Region) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -215,6 +215,23 @@ def partition_layout(parts: Partition, devices: Sequence[int]) -> Layout:
     )
 
 
+Place = tuple[int, Box]
+"""A subset of what workers hold: (worker, box in the coordinates of its part)."""
+
+
+def apart(places: Iterable[Place], devices: Iterable[int]) -> Layout:
+    """Return the layout of subsets of what workers hold on devices, [positions], those of two workers having no points
+    in common: the number of the worker is their first dim.
+    """
+    boxes = tuple(((worker, worker + 1), *box) for worker, box in places)
+    return Layout(
+        shape=tuple(max(high for _, high in column) for column in zip(*boxes, strict=True)),
+        devices=tuple(devices),
+        parts=tuple(range(len(boxes))),
+        boxes=boxes,
+    )
+
+
 WHOLE = "whole dim"
 """Name of a tensor dim that no iteration dim indexes; with a space, as no dim of ours has."""
 

@@ -11,25 +11,21 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pase.errors import ProgramError
-from pase.sharding.boxes import Box, Range, common_dims, intersection, num_points, whole
-from pase.sharding.layouts import HOST, Layout
+from pase.sharding.boxes import Box, Range, common_dims, difference, intersection, num_points, whole
+from pase.sharding.layouts import HOST, Layout, Place, apart
 
 
 @dataclass(frozen=True, slots=True)
 class ReshardStep:
-    """One movement between layouts with the same dims.
-
-    is_local: each position takes what it needs from itself, by position, whatever the others hold.
-    """
+    """One movement between layouts with the same dims."""
 
     source: Layout
     target: Layout
-    is_local: bool = False
 
     @property
     def adjoint(self) -> "ReshardStep":
         """The movement that takes gradients back."""
-        return ReshardStep(self.target, self.source, self.is_local)
+        return ReshardStep(self.target, self.source)
 
 
 def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
@@ -51,7 +47,8 @@ def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
     return (
         ReshardStep(source, _renumbered(first)),
         _seen(_renumbered(first), last, groups, views),
-        ReshardStep(last, target, is_local=True),
+        # Each device takes what it needs from itself, whatever the others hold.
+        ReshardStep(*(apart(enumerate(layout.boxes), layout.devices) for layout in (last, target))),
     )
 
 
@@ -74,8 +71,6 @@ def pieces(step: ReshardStep) -> tuple[tuple[Piece, ...], ...]:
     back), the pieces do too, and are to be added.
     """
     source, target = step.source, step.target
-    if step.is_local:
-        return tuple(_own(step, i) for i in range(len(target.boxes)))
     holders: dict[int, list[int]] = {}
     for position, part in enumerate(source.parts):
         holders.setdefault(part, []).append(position)
@@ -90,11 +85,6 @@ def pieces(step: ReshardStep) -> tuple[tuple[Piece, ...], ...]:
     return tuple(result)
 
 
-def _own(step: ReshardStep, position: int) -> tuple[Piece, ...]:
-    shared = intersection(step.source.boxes[position], step.target.boxes[position])
-    return () if shared is None else (Piece(position, shared),)
-
-
 def _nearest(source: Layout, positions: list[int], device: int) -> int:
     # Numbers that agree in their first binary digits are closest: those of one node, where nodes have 2^k devices.
     return min(positions, key=lambda position: (source.devices[position] ^ device, position))
@@ -104,11 +94,11 @@ Pairs = dict[tuple[int, int], int]
 """Points, or bytes, that go from one device to another."""
 
 
-def point_to_point(step: ReshardStep) -> Pairs:
-    """Return the points that a movement takes from one device to another; the host's do not count."""
+def point_to_point(step: ReshardStep, taken: Sequence[Sequence[Piece]] | None = None) -> Pairs:
+    """Return the points that a movement takes from one device to another; the host's do not count. taken: `pieces`."""
     pairs: Pairs = {}
-    for device, taken in zip(step.target.devices, pieces(step), strict=True):
-        for piece in taken:
+    for device, own in zip(step.target.devices, pieces(step) if taken is None else taken, strict=True):
+        for piece in own:
             sender = step.source.devices[piece.source]
             if sender != device and HOST not in (sender, device):
                 pairs[sender, device] = pairs.get((sender, device), 0) + num_points(piece.box)
@@ -132,6 +122,46 @@ def add_pairs(pairs: Pairs, more: Iterable[tuple[tuple[int, int], int]]) -> None
     """Add points to others."""
     for ends, points in more:
         pairs[ends] = pairs.get(ends, 0) + points
+
+
+# -- movements of what workers hold, each in coordinates of its own
+
+
+Shapes = Sequence[Sequence[int]]
+"""[workers] of what they hold."""
+
+
+def framing(shapes: Shapes, frames: Sequence[Box], devices: Sequence[int]) -> tuple[ReshardStep, ...]:
+    """Return the movement by which workers, [workers], keep what a box in their part's coordinates encloses."""
+    return (ReshardStep(_wholes(shapes, devices), apart(enumerate(frames), devices)),)
+
+
+def clearing(
+    shapes: Sequence[Sequence[int]], places: Sequence[Place], devices: Sequence[int]
+) -> tuple[ReshardStep, ...]:
+    """Return the movements that leave zeros in some subsets: everything else is taken out and put back."""
+    kept: list[Place] = []
+    for worker, shape in enumerate(shapes):
+        left = [whole(shape)]
+        for at, box in places:
+            left = [rest for one in left for rest in difference(one, box)] if at == worker else left
+        kept += [(worker, box) for box in left or [whole([0] * len(shape))]]
+    out = ReshardStep(_wholes(shapes, devices), apart(kept, [devices[worker] for worker, _ in kept]))
+    return out, out.adjoint
+
+
+def addition(shapes: Shapes, source: Place, target: Place, devices: Sequence[int]) -> tuple[ReshardStep, ...]:
+    """Return the movements that send one subset to another's device and add it there."""
+    wholes = _wholes(shapes, devices)
+
+    def beside(place: Place) -> Layout:
+        return apart([*enumerate(map(whole, shapes)), place], [*devices, devices[target[0]]])
+
+    return ReshardStep(wholes, beside(source)), ReshardStep(beside(target), wholes)
+
+
+def _wholes(shapes: Shapes, devices: Sequence[int]) -> Layout:
+    return apart(enumerate(map(whole, shapes)), devices)
 
 
 # -- seeing through reshapes

@@ -12,7 +12,7 @@ from pase.sharding.boxes import Box, Partition, blocks, partition
 from pase.sharding.halos import Buffers
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.operations import LinearOperation
+from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts, part_tensors
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
@@ -60,6 +60,29 @@ class Lab:
             results: list[list[Array]] = session.run(fetched, options=options, run_metadata=metadata)
         self.crossed_bytes = crossed_bytes(metadata, tf.get_default_graph())
         return results
+
+
+def crossed_pairs(metadata: Any, graph: Any) -> dict[tuple[int, int], int]:
+    """The bytes that TensorFlow sent between workers: (sender, receiver) → bytes. Worker i is CPU i + 1."""
+    found: dict[tuple[int, int], int] = {}
+    for part in metadata.partition_graphs:
+        constants = {node.name: node.attr["value"].tensor for node in part.node if node.op == "Const"}
+        for node in part.node:
+            if node.op != "_Send":
+                continue
+            places = [node.attr[f"{end}_device"].s.decode() for end in ("send", "recv")]
+            sender, receiver = (int(place.rpartition(":")[2]) - 1 for place in places)
+            name = node.input[0]
+            if name in constants:
+                # An empty one stands for what only waits.
+                shape, kind = constants[name].tensor_shape, constants[name].dtype
+                size = prod(dim.size for dim in shape.dim) * tf.as_dtype(kind).size
+            else:
+                tensor = graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+                size = tensor.shape.num_elements() * tensor.dtype.size
+            if sender != receiver and -1 not in (sender, receiver) and size:
+                found[sender, receiver] = found.get((sender, receiver), 0) + size
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +146,7 @@ def outcome(
         forward=forward,
         y=cotangent,
         adjoint=adjoint,
-        operations=[operation.primitive for operation in added if isinstance(operation, LinearOperation)],
+        operations=[operation.primitive for operation in added if isinstance(operation, Reshard)],
         moved_bytes=lab.traffic.total_bytes,
         crossed_bytes=lab.crossed_bytes,
     )

@@ -260,19 +260,14 @@ def test_what_does_not_fit_is_refused() -> None:
         halves, both = blocks([4], [2]), copies([4], 2)
         x = lab.put(two, halves, [np.zeros(2), np.zeros(2)])
         y = lab.put(two, both, [np.zeros(4), np.zeros(4)])
-        z = lab.put(one, copies([4], 1), [np.zeros(4)])
         with pytest.raises(PrimitiveError, match=r"send_receive: 2 parts for the 1 workers of 'set1'"):
             send_receive(x, one)
         with pytest.raises(PrimitiveError, match=r"scatter: one worker must hold the whole tensor; 2 hold"):
             scatter(x, two, halves)
-        with pytest.raises(PrimitiveError, match=r"scatter: the boxes .* must hold every element of \[4\] once"):
-            scatter(z, two, both)
         with pytest.raises(PrimitiveError, match=r"all_to_all: the partition is of a tensor of shape \[5\], not \[4\]"):
             all_to_all(x, two, blocks([5], [2]))
         with pytest.raises(PrimitiveError, match=r"gather: the boxes .* must hold every element of \[4\] once"):
             gather(y, one)
-        with pytest.raises(PrimitiveError, match=r"broadcast: parts .* and .* overlap"):
-            broadcast(y, two, [0, 1])
         with pytest.raises(PrimitiveError, match=r"broadcast: the roots \[2\] must be workers 0 to 1 of x"):
             broadcast(x, one, [2])
         with pytest.raises(PrimitiveError, match=r"sum_reduce: workers hold .*; every box must be one of the targets'"):

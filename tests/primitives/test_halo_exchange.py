@@ -1,6 +1,5 @@
 """The halo exchange on tensors of any rank: buffers by position, its adjoint, and convolutions built on it."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from pase.errors import PrimitiveError
 from pase.sharding.boxes import blocks, copies
 from pase.sharding.halos import Buffers, Kernel, halo_buffers
 from pase.targets.mesh_tensorflow.primitives.data_movement import all_to_all, allocate, halo_exchange, windows
-from pase.targets.mesh_tensorflow.primitives.operations import HaloExchange
+from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from tests.primitives.lab import (
@@ -55,15 +54,14 @@ def exchanges(draw: st.DrawFn) -> Buffers:
 def positions(buffers: Buffers) -> list[list[list[int]]]:
     """[workers][rank] the positions that a buffer holds, in order: those owned or needed."""
     return [
-        [sorted({*range(*region.owned), *range(*region.needed)}) for region in worker]
-        for worker in product(*buffers.regions)
+        [sorted({*range(*region.owned), *range(*region.needed)}) for region in worker] for worker in buffers.workers
     ]
 
 
 def owned(buffers: Buffers) -> list[Array]:
     """[workers] which entries of a buffer are its bulk."""
     result = []
-    for worker, held in zip(product(*buffers.regions), positions(buffers), strict=True):
+    for worker, held in zip(buffers.workers, positions(buffers), strict=True):
         is_own = np.ones((), bool)
         for region, each in zip(worker, held, strict=True):
             is_own = np.logical_and.outer(is_own, [i in range(*region.owned) for i in each])
@@ -153,7 +151,9 @@ def test_the_adjoint_of_the_adjoint_is_the_exchange() -> None:
     buffers = halo_buffers([20], [Kernel(extent=2, stride=2)], [6])
 
     def adjoint(_: Lab, x: Distributed) -> Distributed:
-        return Distributed(HaloExchange(x.tensor, buffers).adjoint(x.tensor).outputs[0], buffers)
+        exchange = halo_exchange(x).tensor.operation
+        assert isinstance(exchange, Reshard)
+        return Distributed(exchange.adjoint(x.tensor).outputs[0], buffers)
 
     result = outcome(buffers, range(6), adjoint)
     # The exchange whose adjoint is taken is made and not used.
@@ -182,7 +182,7 @@ def test_a_convolution_by_parts_is_the_whole_one(extent: int, kernel: Kernel, nu
     whole = slid(np.pad(together(result.x, buffers.bulk), kernel.padding), weights, kernel)
     assert len(whole) == kernel.num_outputs(extent)
     parts = [slid(part, weights, kernel) for part in result.forward]
-    assert [len(part) for part in parts] == [r.output[1] - r.output[0] for r in buffers.regions[0]]
+    assert [len(part) for part in parts] == [r.output[1] - r.output[0] for (r,) in buffers.workers]
     np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-13)
 
 

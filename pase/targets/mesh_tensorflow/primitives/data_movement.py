@@ -9,12 +9,22 @@ from itertools import pairwise
 from typing import Any
 
 from pase.errors import PrimitiveError
-from pase.sharding.boxes import Box, Partition, blocks, expect_cover, extents, intersection, partition, whole
-from pase.sharding.halos import Buffers
-from pase.sharding.layouts import Layout, PlainDim, layout_of, partition_layout
-from pase.sharding.reshard import ReshardStep
+from pase.sharding.boxes import (
+    Box,
+    Partition,
+    blocks,
+    expect_cover,
+    expect_shape,
+    extents,
+    intersection,
+    partition,
+    whole,
+)
+from pase.sharding.halos import Buffers, exchange_steps
+from pase.sharding.layouts import Layout, Place, PlainDim, apart, layout_of, partition_layout
+from pase.sharding.reshard import ReshardStep, addition, clearing, framing
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.operations import Add, Clear, Frame, HaloExchange, Place, Reshard
+from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, expect_workers
 from pase.targets.mesh_tensorflow.runtime.compat import mtf
 
@@ -24,15 +34,17 @@ def send_receive(x: Distributed, mesh: LayerMesh) -> Distributed:
 
     The sender's part may still be used: its gradient is then the sum of both.
     """
-    held = _partition(x, "send_receive")
-    return _moved("send_receive", x, (held, held), mesh)
+    return _copied("send_receive", x, range(len(x.held.extents)), mesh)
 
 
 def scatter(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed:
-    """Return the parts of a tensor that one worker holds, on many workers; the adjoint is `gather`."""
+    """Return parts of a tensor that one worker holds, on many workers; the adjoint gathers.
+
+    Parts may overlap, or leave elements out: the adjoint adds what came from one element, and none is zero.
+    """
     held = _partition(x, "scatter")
     _expect_one(held, "scatter")
-    expect_cover(parts, held.shape, "scatter")
+    expect_shape(parts, held.shape, "scatter")
     return _moved("scatter", x, (held, parts), mesh)
 
 
@@ -43,21 +55,19 @@ def gather(x: Distributed, mesh: LayerMesh) -> Distributed:
     return _moved("gather", x, (held, partition(held.shape, [whole(held.shape)])), mesh)
 
 
-def broadcast(x: Distributed, mesh: LayerMesh, roots: Sequence[int] | None = None) -> Distributed:
+def broadcast(x: Distributed, mesh: LayerMesh, roots: Sequence[int | None] | None = None) -> Distributed:
     """Return copies of parts on many workers (Eq. 8); the adjoint is `sum_reduce` (Eq. 9).
 
-    roots: [workers of the mesh] which worker of x each one copies; by default x has one worker. Parts of x must not
-    overlap.
+    roots: [workers of the mesh] which worker of x each one copies, None for one that gets an empty part; by default x
+    has one worker.
     """
     held = _partition(x, "broadcast")
     if roots is None:
         _expect_one(held, "broadcast")
         roots = [0] * len(mesh.device_names)
-    if any(not 0 <= root < len(held.boxes) for root in roots):
+    if any(root is not None and not 0 <= root < len(held.boxes) for root in roots):
         raise PrimitiveError(f"broadcast: the roots {list(roots)} must be workers 0 to {len(held.boxes) - 1} of x")
-    _expect_disjoint(held, "broadcast")
-    target = partition(held.shape, [held.boxes[root] for root in roots])
-    return _moved("broadcast", x, (held, target), mesh)
+    return _copied("broadcast", x, roots, mesh)
 
 
 def sum_reduce(x: Distributed, mesh: LayerMesh, parts: Partition | None = None) -> Distributed:
@@ -95,12 +105,16 @@ def all_reduce(x: Distributed) -> Distributed:
     return _moved("all_reduce", x, (held, partition(held.shape, shares), held), x.mesh)
 
 
-def all_to_all(x: Distributed, mesh: LayerMesh, parts: Partition) -> Distributed:
-    """Return a partitioned tensor in another partition, on any workers; the adjoint takes it back."""
+def all_to_all(x: Distributed, mesh: LayerMesh, parts: Partition, *, fill: float = 0.0) -> Distributed:
+    """Return a partitioned tensor in other parts, on any workers; the adjoint takes it back.
+
+    The workers of x hold each element once. The parts that are asked for may overlap, or leave elements out: the
+    adjoint adds what came from one element, and none is zero. fill: what stands where a part sticks out of the tensor.
+    """
     held = _partition(x, "all_to_all")
     expect_cover(held, held.shape, "all_to_all")
-    expect_cover(parts, held.shape, "all_to_all")
-    return _moved("all_to_all", x, (held, parts), mesh)
+    expect_shape(parts, held.shape, "all_to_all")
+    return _moved("all_to_all", x, (held, parts), mesh, fill=fill)
 
 
 def allocate(x: Distributed, buffers: Buffers) -> Distributed:
@@ -109,13 +123,13 @@ def allocate(x: Distributed, buffers: Buffers) -> Distributed:
     if held != buffers.bulk:
         raise PrimitiveError(
             f"allocate: workers hold {list(held.boxes)}, the bulks of the buffers are {list(buffers.bulk.boxes)}; "
-            "partition the tensor in balanced blocks first"
+            "partition the tensor as the buffers have it first"
         )
     frames = [
         tuple((-low, n - low) for (low, _), n in zip(bulk, shape, strict=True))
         for bulk, shape in zip(buffers.bulk_boxes, buffers.extents, strict=True)
     ]
-    return Distributed(Frame(x.tensor, held.extents, frames).outputs[0], buffers)
+    return _within("frame", x, framing(held.extents, frames, x.mesh.devices.devices), buffers)
 
 
 def halo_exchange(x: Distributed) -> Distributed:
@@ -124,21 +138,21 @@ def halo_exchange(x: Distributed) -> Distributed:
     In the adjoint (Eq. 12) halos are added to the bulk that they are copies of.
     """
     buffers = _buffers(x, "halo_exchange")
-    return Distributed(HaloExchange(x.tensor, buffers).outputs[0], buffers)
+    return _within("halo_exchange", x, exchange_steps(buffers, x.mesh.devices.devices), buffers)
 
 
 def windows(x: Distributed, *, fill: float = 0.0) -> Distributed:
     """Return what each worker's kernel is applied to: buffers without what is unused, with `fill` as padding."""
     buffers = _buffers(x, "windows")
-    frame = Frame(x.tensor, buffers.extents, buffers.window_boxes, fill=fill)
-    return Distributed(frame.outputs[0], buffers.windows)
+    steps = framing(buffers.extents, buffers.window_boxes, x.mesh.devices.devices)
+    return _within("frame", x, steps, buffers.windows, fill=fill)
 
 
 def clear(x: Distributed, *places: Place) -> Distributed:
     """Return x with zeros in some subsets (Eq. 5); its own adjoint. places: (worker, box in its part's coordinates)."""
     for place in places:
         _expect_place(x, place, "clear")
-    return Distributed(Clear(x.tensor, x.held.extents, places).outputs[0], x.held)
+    return _within("clear", x, clearing(x.held.extents, places, x.mesh.devices.devices), x.held)
 
 
 def add(x: Distributed, source: Place, target: Place) -> Distributed:
@@ -159,7 +173,7 @@ def add(x: Distributed, source: Place, target: Place) -> Distributed:
         raise PrimitiveError(
             f"add: {list(source[1])} and {list(target[1])} of worker {source[0]} overlap; give boxes that share nothing"
         )
-    return Distributed(Add(x.tensor, x.held.extents, source, target).outputs[0], x.held)
+    return _within("add", x, addition(x.held.extents, source, target, x.mesh.devices.devices), x.held)
 
 
 def copy(x: Distributed, source: Place, target: Place) -> Distributed:
@@ -204,15 +218,49 @@ def _plain(mesh: LayerMesh, shape: Any) -> Layout:
     return layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in shape.dims], layer=mesh.layer)
 
 
-def _moved(primitive: str, x: Distributed, path: Sequence[Partition], mesh: LayerMesh) -> Distributed:
+def _moved(
+    primitive: str, x: Distributed, path: Sequence[Partition], mesh: LayerMesh, *, fill: float = 0.0
+) -> Distributed:
     """Move along a path of partitions; what it passes through lies on the result's workers."""
-    target = path[-1]
-    expect_workers(target, mesh, primitive)
+    expect_workers(path[-1], mesh, primitive)
     meshes = [x.mesh, *[mesh] * (len(path) - 1)]
     stops = [partition_layout(stop, at.devices.devices) for stop, at in zip(path, meshes, strict=True)]
-    steps = [ReshardStep(source, goal) for source, goal in pairwise(stops)]
-    moved = Reshard(x.tensor, steps, mesh=mesh, primitive=primitive, source=path[0].extents, target=target.extents)
-    return Distributed(moved.outputs[0], target)
+    return _within(primitive, x, [ReshardStep(*ends) for ends in pairwise(stops)], path[-1], mesh, fill=fill)
+
+
+def _copied(primitive: str, x: Distributed, roots: Sequence[int | None], mesh: LayerMesh) -> Distributed:
+    """Give each worker of a mesh the part of one of x's workers, whether parts overlap or not."""
+    boxes = _partition(x, primitive).boxes
+    nothing = whole([0] * len(x.held.shape))
+    target = Partition(shape=x.held.shape, boxes=tuple(nothing if root is None else boxes[root] for root in roots))
+    expect_workers(target, mesh, primitive)
+    step = ReshardStep(
+        apart(enumerate(boxes), x.mesh.devices.devices),
+        apart(((root or 0, box) for root, box in zip(roots, target.boxes, strict=True)), mesh.devices.devices),
+    )
+    return _within(primitive, x, [step], target, mesh)
+
+
+def _within(
+    primitive: str,
+    x: Distributed,
+    steps: Sequence[ReshardStep],
+    held: Partition | Buffers,
+    mesh: LayerMesh | None = None,
+    *,
+    fill: float = 0.0,
+) -> Distributed:
+    """Return what workers, by default those of x, hold after some steps."""
+    made = Reshard(
+        x.tensor,
+        steps,
+        mesh=mesh or x.mesh,
+        primitive=primitive,
+        source=x.held.extents,
+        target=held.extents,
+        fill=fill,
+    )
+    return Distributed(made.outputs[0], held)
 
 
 def _shares(box: Box, num_workers: int) -> list[Box]:

@@ -1,8 +1,8 @@
-"""One primitive on arrays, without a program around it: what every worker gets, what comes back, and Eq. 13."""
+"""Primitives on arrays, without a program around them: what every worker gets, what comes back, and Eq. 13."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -10,8 +10,10 @@ from pase.errors import PrimitiveError
 from pase.sharding.boxes import Partition
 from pase.sharding.halos import Buffers, Kernel, halo_buffers
 from pase.sharding.layouts import DeviceMesh
+from pase.sharding.reshard import Pairs, add_pairs, moved_pairs
 from pase.targets.mesh_tensorflow.primitives.data_movement import allocate, halo_exchange, windows
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts, part_tensors
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
@@ -53,6 +55,84 @@ def adjoint_defect(x: Sequence[Array], fx: Sequence[Array], y: Sequence[Array], 
     return difference / largest if largest else difference
 
 
+class Workspace:
+    """Sets of workers on virtual CPUs, in a graph of their own: arrays go in, primitives between them, arrays come out.
+
+    A context in which operations are added to that graph.
+    """
+
+    def __init__(self) -> None:
+        self.graph = mtf.Graph()
+        self.traffic = Traffic()
+        self._tensorflow = tf.Graph()
+        self._meshes: list[LayerMesh] = []
+
+    def __enter__(self) -> Self:
+        self._context = self._tensorflow.as_default()
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+
+    def workers(self, devices: Sequence[int]) -> LayerMesh:
+        """Return a set of workers on these devices."""
+        name = f"workers{len(self._meshes)}"
+        grid = DeviceMesh((("worker", len(devices)),), tuple(devices))
+        mesh = LayerMesh(self.graph, name=name, layer=name, devices=grid, device_name=lambda i: f"/device:CPU:{i + 1}")
+        self._meshes.append(mesh)
+        return mesh
+
+    def put(self, mesh: LayerMesh, held: Partition | Buffers, parts: Sequence[Array]) -> Distributed:
+        """Return the tensor of which each worker holds an array."""
+        tensors = []
+        for part, name in zip(parts, mesh.device_names, strict=False):
+            with tf.device(name):
+                tensors.append(tf.constant(part))
+        return from_parts(mesh, held, tensors)
+
+    def share(self, mesh: LayerMesh, held: Partition, array: Array) -> Distributed:
+        """Return the tensor of which each worker holds its box of an array."""
+        return self.put(mesh, held, [array[tuple(slice(*limits) for limits in box)] for box in held.boxes])
+
+    def gradients(
+        self, y: Distributed, xs: Sequence[Distributed], dy: Distributed | None = None
+    ) -> tuple[Distributed, ...]:
+        """Return the gradients of y, by default of a number that one worker holds, as the xs lie."""
+        found = mtf.gradients([y.tensor], [x.tensor for x in xs], grad_ys=None if dy is None else [dy.tensor])
+        return tuple(Distributed(tensor, x.held) for tensor, x in zip(found, xs, strict=True))
+
+    def run(self, *xs: Distributed, **options: Any) -> list[list[Array]]:
+        """Return [tensors][workers] the parts. options: of TensorFlow's session."""
+        lowering = mtf.Lowering(
+            self.graph, {mesh: mesh.implementation(self.traffic) for mesh in self._meshes}, autostack=False
+        )
+        tensors = [part_tensors(lowering, x) for x in xs]
+        config = tf.ConfigProto(device_count={"CPU": 2 + max(max(mesh.devices.devices) for mesh in self._meshes)})
+        # Where a process has fewer virtual CPUs than workers, these share some.
+        config.allow_soft_placement = True
+        # Nothing folded or merged: what is sent is what was planned.
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
+        with tf.Session(config=config) as session:
+            found: list[list[Array]] = session.run(tensors, **options)
+        return found
+
+    @property
+    def operations(self) -> tuple[Reshard, ...]:
+        """The primitives that were made, adjoints included."""
+        return tuple(operation for operation in self.graph.operations if isinstance(operation, Reshard))
+
+    @property
+    def predicted_bytes(self) -> Pairs:
+        """What these move between devices: (sender, receiver) → bytes."""
+        total: Pairs = {}
+        for operation in self.operations:
+            size = operation.inputs[0].dtype.size
+            add_pairs(total, ((ends, points * size) for ends, points in moved_pairs(operation.steps).items()))
+        return total
+
+
 def evaluate(
     primitive: Callable[[Distributed, Workers], Distributed],
     held: Partition | Buffers,
@@ -73,41 +153,21 @@ def evaluate(
     Raises:
         PrimitiveError: where partitions and workers do not fit together.
     """
-    with tf.Graph().as_default():
-        graph, traffic, meshes = mtf.Graph(), Traffic(), list[LayerMesh]()
-
-        def workers(of: Sequence[int]) -> LayerMesh:
-            name = f"workers{len(meshes)}"
-            grid = DeviceMesh((("worker", len(of)),), tuple(of))
-            mesh = LayerMesh(graph, name=name, layer=name, devices=grid, device_name=lambda i: f"/device:CPU:{i + 1}")
-            meshes.append(mesh)
-            return mesh
-
-        def placed(mesh: LayerMesh, of: Partition | Buffers, arrays: Sequence[Array]) -> Distributed:
-            return from_parts(mesh, of, [tf.constant(array) for array in arrays])
-
-        x = placed(workers(range(len(held.extents)) if devices is None else devices), held, parts)
-        result = primitive(x, workers)
+    with Workspace() as space:
+        x = space.put(space.workers(range(len(held.extents)) if devices is None else devices), held, parts)
+        result = primitive(x, space.workers)
         if cotangent is None:
             numbers = np.random.default_rng(0)
             cotangent = [numbers.standard_normal(shape).astype(parts[0].dtype) for shape in result.held.extents]
-        dy = placed(result.mesh, result.held, cotangent)
-        (dx,) = mtf.gradients([result.tensor], [x.tensor], grad_ys=[dy.tensor])
-        lowering = mtf.Lowering(graph, {mesh: mesh.implementation(traffic) for mesh in meshes}, autostack=False)
-        tensors = part_tensors(lowering, result), part_tensors(lowering, Distributed(dx, held))
-        # Where a process has fewer virtual CPUs than workers, these share some.
-        config = tf.ConfigProto(device_count={"CPU": 1 + max(max(mesh.devices.devices) for mesh in meshes) + 1})
-        config.allow_soft_placement = True
-        with tf.Session(config=config) as session:
-            forward, adjoint = session.run(tensors)
-        names = tuple(operation.primitive for operation in graph.operations if hasattr(operation, "primitive"))
+        (dx,) = space.gradients(result, [x], space.put(result.mesh, result.held, cotangent))
+        forward, adjoint = space.run(result, dx)
     return Evaluation(
         x=tuple(parts),
         forward=tuple(forward),
         y=tuple(cotangent),
         adjoint=tuple(adjoint),
-        primitives=names,
-        moved_bytes=traffic.total_bytes,
+        primitives=tuple(operation.primitive for operation in space.operations),
+        moved_bytes=sum(space.predicted_bytes.values()),
     )
 
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from pase.errors import PrimitiveError
-from pase.sharding.boxes import Box, Partition, extents, intersection, num_points, offsets, whole
+from pase.sharding.boxes import Box, Partition, extents, offsets, whole
 from pase.sharding.halos import Buffers
-from pase.sharding.layouts import HOST
-from pase.sharding.reshard import ReshardStep, pieces
+from pase.sharding.reshard import ReshardStep, pieces, point_to_point
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Account
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, placement, tf
@@ -86,34 +87,35 @@ def part_tensors(lowering: Any, x: Distributed) -> list[Any]:
 def to_slices(parts: Sequence[Any], shapes: Sequence[Shape], mesh: LayerMesh) -> list[Any]:
     """Return [workers] slices of one shape, zeros behind each part."""
     largest = capacity(shapes)
-    leading = [1] * len(mesh.devices.axes)
     slices = []
     for part, shape, name in zip(parts, shapes, mesh.device_names, strict=True):
         with tf.device(name):
-            padded = part if shape == largest else assembled([(whole(shape), part)], whole(largest), 0, part.dtype)
-            slices.append(tf.reshape(padded, [*leading, *largest]))
+            slices.append(to_slice(part, shape, largest, len(mesh.devices.axes)))
     return slices
+
+
+def to_slice(part: Any, shape: Shape, largest: Shape, num_axes: int) -> Any:
+    """Return the slice of a mesh of that many axes that a worker's part, of a shape, stands in."""
+    if shape != largest:
+        own = part if tuple(part.shape.as_list()) == shape else tf.reshape(part, shape)
+        part = _padded(own, whole(shape), whole(largest), 0)
+    return tf.reshape(part, [*[1] * num_axes, *largest])
 
 
 def from_slices(slices: Sequence[Any], shapes: Sequence[Shape], mesh: LayerMesh) -> list[Any]:
     """Return [workers] what stands at the beginning of each slice."""
-    largest = capacity(shapes)
     parts = []
     for tensor, shape, name in zip(slices, shapes, mesh.device_names, strict=True):
         with tf.device(name):
-            flat = tf.reshape(tensor, largest)
-            parts.append(flat if shape == largest else tf.slice(flat, [0] * len(shape), shape))
+            parts.append(from_slice(tensor, shape))
     return parts
 
 
-def framed(part: Any, shape: Shape, frame: Box, device: str, fill: float = 0.0) -> Any:
-    """Return what a box in a part's own coordinates holds, `fill` where it sticks out of the part."""
-    inside = intersection(whole(shape), frame)
-    with tf.device(device):
-        if inside is None:
-            return tf.fill(extents(frame), tf.constant(fill, part.dtype))
-        cut = part if inside == whole(shape) else tf.slice(part, offsets(inside, whole(shape)), extents(inside))
-        return assembled([(inside, cut)], frame, fill, part.dtype)
+def from_slice(tensor: Any, shape: Shape) -> Any:
+    """Return a worker's part, of a shape, from its slice."""
+    largest = tensor.shape.as_list()[-len(shape) :]
+    flat = tf.reshape(tensor, largest)
+    return flat if list(shape) == largest else tf.slice(flat, [0] * len(shape), shape)
 
 
 # -- carrying out a movement
@@ -140,13 +142,13 @@ def run_step(
     # A scope of its own for each movement: what crosses devices is told apart by it.
     with tf.name_scope("move") as scope:
         local = [
-            _as_shape(x, extents(box), name, is_own=traffic.keeps_alive)
+            as_shape(x, extents(box), name, is_own=traffic.keeps_alive)
             for x, box, name in zip(slices, step.source.boxes, source_names, strict=True)
         ]
         cuts: dict[tuple[int, Box], Any] = {}
         results = []
-        moved_bytes = 0
-        for position, taken in enumerate(pieces(step)):
+        every = pieces(step)
+        for position, taken in enumerate(every):
             box, device = step.target.boxes[position], step.target.devices[position]
             placed: list[_Placed] = []
             for piece in taken:
@@ -155,15 +157,12 @@ def run_step(
                     held = step.source.boxes[piece.source]
                     cuts[key] = _cut(local[piece.source], held, piece.box, source_names[piece.source])
                 placed.append((piece.box, cuts[key]))
-                sender = step.source.devices[piece.source]
-                if sender != device and HOST not in (sender, device):
-                    moved_bytes += num_points(piece.box) * slices[0].dtype.size
             with tf.device(target_names[position]):
                 whole = assembled(placed, box, fill, slices[0].dtype)
                 is_sent = len(placed) == 1 and whole is placed[0][1] and step.source.devices[taken[0].source] != device
                 # Brought here once, whoever uses it.
                 results.append(tf.identity(whole) if is_sent else whole)
-        traffic.add(scope.rstrip("/"), moved_bytes)
+        traffic.add(scope.rstrip("/"), sum(point_to_point(step, every).values()) * slices[0].dtype.size)
         traffic.keep(results)
     return results
 
@@ -176,8 +175,14 @@ def assembled(placed: Sequence[_Placed], box: Box, fill: float, dtype: Any) -> A
     if not placed:
         return tf.fill(extents(box), tf.constant(fill, dtype))
     if not _form_grid([part for part, _ in placed]):
-        assert fill == 0, "pieces of windows form a grid"
-        return tf.add_n([_padded(tensor, part, box, 0) for part, tensor in placed])
+        total = tf.add_n([_padded(tensor, part, box, 0) for part, tensor in placed])
+        if not fill:
+            return total
+        is_filled = np.ones(extents(box), dtype=np.bool_)
+        for part, _ in placed:
+            low = offsets(part, box)
+            is_filled[tuple(slice(a, a + n) for a, n in zip(low, extents(part), strict=True))] = False
+        return tf.where(tf.constant(is_filled), tf.fill(extents(box), tf.constant(fill, dtype)), total)
     for dim in reversed(range(len(box))):
         rows: dict[Box, list[_Placed]] = {}
         for part, tensor in placed:
@@ -255,7 +260,7 @@ def _cut(tensor: Any, held: Box, wanted: Box, device: str) -> Any:
         return tf.slice(tensor, offsets(wanted, held), extents(wanted))
 
 
-def _as_shape(tensor: Any, shape: tuple[int, ...], device: str, *, is_own: bool) -> Any:
+def as_shape(tensor: Any, shape: Shape, device: str, *, is_own: bool = False) -> Any:
     """Return a tensor in a shape; is_own: as one of its own, so that TensorFlow does not send it for several uses."""
     if tuple(tensor.shape.as_list()) == shape:
         if not is_own:

@@ -11,7 +11,7 @@ from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, layout
 from pase.sharding.reshard import reshard_steps
 from pase.sharding.sums import SumEnd, joint_steps
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
-from pase.targets.mesh_tensorflow.primitives.operations import LinearOperation, Reshard
+from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 
 
@@ -87,10 +87,10 @@ class _Handed(Reshard):
         super().__init__(x, steps, **options)
         self._dims = tuple(dims)
 
-    def adjoint(self, grad_y: Any) -> LinearOperation:
+    def adjoint(self, grad_y: Any) -> Reshard:
         """Return the way of the gradient back, in parts where the fan-out sums them."""
         (x,) = self.inputs
-        return _Return(grad_y, [step.adjoint for step in reversed(self._steps)], self._dims, x)
+        return _Return(grad_y, [step.adjoint for step in reversed(self.steps)], self._dims, x)
 
 
 class _Return(Reshard):

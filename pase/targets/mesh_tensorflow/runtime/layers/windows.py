@@ -87,33 +87,38 @@ class _Convolution:
         x = _shaped(_turned(x, self._x, order), [batch, *self._points, groups * inputs])
         order = [*self._kernels, *self._groups, *self._inputs, *self._outputs]
         filters = _turned(filters, self._w, order)
-        y = self._convolved(x, filters, (groups, inputs, outputs))
+        filters = _shaped(filters, [*self._extents, *([groups] if groups > 1 else []), inputs, outputs])
+        y = convolved(x, filters, self._windows, groups)
         shape = [self._count([n]) for n in self._batch] + self._outs
         y = _shaped(y, shape + [self._count([n]) for n in (*self._groups, *self._outputs)])
         return _turned(y, [*self._batch, *self._positions, *self._groups, *self._outputs], self._y)
 
-    def _convolved(self, x: Any, filters: Any, counts: tuple[int, int, int]) -> Any:
-        groups, inputs, outputs = counts
-        strides = [window.stride for window in self._windows]
-        dilations = [window.dilation for window in self._windows]
-        if groups > 1 and inputs == 1 and len(strides) == 2 and len(set(strides)) == 1:
-            filters = _spread(_shaped(filters, [*self._extents, groups, outputs]), dilations)
-            return tf.nn.depthwise_conv2d(x, filters, [1, *strides, 1], "VALID")
-        # A line is an image of one row: TensorFlow has no convolution of lines.
-        flat = [1] * (len(strides) == 1)
-        batch, *points, channels = x.shape.as_list()
-        x = _shaped(x, [batch, *flat, *points, channels])
-        strides, dilations = [1, *flat, *strides, 1], [*flat, *dilations]
-        shape = [*flat, *self._extents, *([groups] if groups > 1 else []), inputs, outputs]
-        filters = _spread(_shaped(filters, shape), dilations)
-        function = tf.nn.conv2d if len(dilations) == 2 else tf.nn.conv3d
-        if groups == 1:
-            return function(x, filters, strides, "VALID")
-        parts = zip(tf.split(x, groups, -1), tf.unstack(filters, axis=len(dilations)), strict=True)
-        return tf.concat([function(a, w, strides, "VALID") for a, w in parts], -1)
-
     def _count(self, names: Sequence[str]) -> int:
         return prod(self._sizes[n] for n in names)
+
+
+def convolved(x: Any, filters: Any, windows: Sequence[WindowDim], groups: int = 1) -> Any:
+    """Return the convolution of x, [batch, spatial…, groups · inputs], without padding.
+
+    Strides and dilations are those of the windows. filters: [kernel…, inputs, outputs], where there are groups
+    [kernel…, groups, inputs, outputs].
+    """
+    strides, dilations = [window.stride for window in windows], [window.dilation for window in windows]
+    *extents, inputs, outputs = filters.shape.as_list()
+    if groups > 1 and inputs == 1 and len(strides) == 2 and len(set(strides)) == 1:
+        filters = _spread(_shaped(filters, [*extents, outputs]), dilations)
+        return tf.nn.depthwise_conv2d(x, filters, [1, *strides, 1], "VALID")
+    # A line is an image of one row: TensorFlow has no convolution of lines.
+    flat = [1] * (len(strides) == 1)
+    batch, *points, channels = x.shape.as_list()
+    x = _shaped(x, [batch, *flat, *points, channels])
+    strides, dilations = [1, *flat, *strides, 1], [*flat, *dilations]
+    filters = _spread(_shaped(filters, [*flat, *extents, inputs, outputs]), dilations)
+    function = tf.nn.conv2d if len(dilations) == 2 else tf.nn.conv3d
+    if groups == 1:
+        return function(x, filters, strides, "VALID")
+    parts = zip(tf.split(x, groups, -1), tf.unstack(filters, axis=len(dilations)), strict=True)
+    return tf.concat([function(a, w, strides, "VALID") for a, w in parts], -1)
 
 
 def _spread(filters: Any, dilations: Sequence[int]) -> Any:
@@ -192,7 +197,7 @@ def pool(
 
     def compute(weight: _NumPy | None, local: Any) -> Any:
         local = _shaped(_turned(local, names, [*present, *absent]), shape)
-        found = _pooled(local, windows, outs, function)
+        found = pooled(local, windows, outs, function)
         if weight is not None:
             found = found * weight.astype(local.dtype.as_numpy_dtype)[..., np.newaxis]
         return _turned(_shaped(found, [extents[n] for n in order]), order, written)
@@ -207,7 +212,7 @@ def pool(
     return Shardwise(compute, [x], shape=list(out), name=name, per_position=weights, recompute=True).outputs[0]
 
 
-def _pooled(x: Any, windows: Sequence[WindowDim], outs: Sequence[int], function: str) -> Any:
+def pooled(x: Any, windows: Sequence[WindowDim], outs: Sequence[int], function: str) -> Any:
     """Return windows of [batch, spatial…, channels] by poolings of images: TensorFlow pools no lines.
 
     A volume is pooled plane by plane and then across its planes, which stand for the rows of an image whose other
