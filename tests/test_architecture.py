@@ -28,8 +28,7 @@ ORDER = (
     "pase.solver",
     "pase.planning",
     "pase.analysis",
-    # The one module that loads the framework: emitted programs name it, and the primitives stand on it.
-    "pase.targets.mesh_tensorflow.runtime.compat",
+    # With the one module that loads the framework.
     "pase.targets.mesh_tensorflow.primitives",
     "pase.targets.mesh_tensorflow.runtime",
     "pase.datasets",  # of what programs read
@@ -45,8 +44,8 @@ ORDER = (
 """Modules and packages, in the order in which data flows through them: each may import those before it."""
 
 FRAMEWORKS = {
-    "tensorflow": ("pase.targets.mesh_tensorflow.runtime.compat",),
-    "mesh_tensorflow": ("pase.targets.mesh_tensorflow.runtime.compat",),
+    "tensorflow": ("pase.targets.mesh_tensorflow.primitives.compat",),
+    "mesh_tensorflow": ("pase.targets.mesh_tensorflow.primitives.compat",),
     "torch": ("pase.importers",),
     "keras": ("pase.importers",),
     "jax": ("pase.importers",),

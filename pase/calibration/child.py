@@ -40,7 +40,7 @@ def main() -> None:
 
 def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> Samples:
     from pase.calibration import kernels
-    from pase.targets.mesh_tensorflow.runtime.compat import tf
+    from pase.targets.mesh_tensorflow.primitives.compat import tf
     from pase.targets.mesh_tensorflow.runtime.devices import local_devices
 
     count = num_devices or max(2, _DEFAULT_COUNT[choice.kind]())
@@ -124,7 +124,7 @@ def _processor() -> str:
 
 
 def _described_gpu(devices: Any, _count: int) -> tuple[str, int]:
-    from pase.targets.mesh_tensorflow.runtime.compat import tf
+    from pase.targets.mesh_tensorflow.primitives.compat import tf
 
     found = tf.config.experimental.list_physical_devices(GPU)
     details = tf.config.experimental.get_device_details(found[devices.visible_gpus[0]])

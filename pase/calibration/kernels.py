@@ -11,9 +11,9 @@ from typing import Any
 
 from pase.calibration.samples import Convolution, Effort, Rate, TransferSample, binary
 from pase.sharding.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import Devices
 from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU
 

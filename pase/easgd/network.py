@@ -26,9 +26,9 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.initial import initial_value

@@ -31,9 +31,9 @@ from pase.easgd.job import Job, Snapshot, task_ranks
 from pase.easgd.messages import EXCHANGED, Inbox, Kind, Message, Piece
 from pase.easgd.ranks import Outcome, run_ranks
 from pase.errors import TrainingError
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.cluster import PROBE_EVERY_S, Cluster, is_lost
 from pase.targets.mesh_tensorflow.runtime.cluster_server import leave, open_server, wait_for_others
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import JOB
 
 _HEADER_LENGTH = 6

@@ -37,7 +37,7 @@ SMALL: dict[str, dict[str, Scalar]] = {
 
 STOCK = """\
 import runpy, sys
-from pase.targets.mesh_tensorflow.runtime.compat import placement
+from pase.targets.mesh_tensorflow.primitives.compat import placement
 from pase.targets.mesh_tensorflow.primitives.mesh import MeshImplementation
 MeshImplementation.allreduce = placement.PlacementMeshImpl.allreduce
 sys.argv = sys.argv[1:]

@@ -7,7 +7,7 @@ import pytest
 
 from pase.calibration import kernels
 from pase.calibration.samples import EFFORTS, Convolution
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU
 

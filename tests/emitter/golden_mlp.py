@@ -9,7 +9,7 @@ replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes
     python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]
 """
 
-from pase.targets.mesh_tensorflow.runtime.compat import mtf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf
 from pase.targets.mesh_tensorflow.runtime.layers import dims, relu, reshard, softmax_loss
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.script import main

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pase import Builder, Plan
 from pase.graph.names import visible
 from pase.graph.operators import dense
-from pase.targets.mesh_tensorflow.runtime.compat import mtf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf
 from pase.views.exports import export
 from pase.views.exports.mesh_tensorflow_layout import different_splits, shared_meshes
 from tests.hostile import hostile_plan

@@ -17,7 +17,7 @@ from pase.importers.weights import read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.targets.mesh_tensorflow.emitter import emit  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.compat import tf  # noqa: E402
+from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from pase.sharding.boxes import Box, Partition, blocks, partition
 from pase.sharding.halos import Buffers
 from pase.sharding.layouts import DeviceMesh
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts, part_tensors
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
 

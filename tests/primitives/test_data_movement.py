@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pase.errors import PrimitiveError
 from pase.sharding.boxes import Partition, blocks, copies, partition
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import (
     all_reduce,
     all_to_all,
@@ -19,7 +20,6 @@ from pase.targets.mesh_tensorflow.primitives.data_movement import (
     sum_reduce,
 )
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from tests.primitives.lab import (
     NUM_DEVICES,
     TOLERANCE,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pase.errors import PrimitiveError, ProgramError
 from pase.sharding.boxes import blocks, copies
 from pase.sharding.layouts import PlainDim, TensorDim, layout_of
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import to_parts, to_tensor
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, part_tensors
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from tests.primitives.lab import NUM_DEVICES, Lab, covers, cut, randoms, worker_sets
 from tests.runtime.geometry import held, meshes
 

@@ -13,8 +13,8 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime import layers
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput, Evaluation, StepEvaluation, evaluated
 from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program

@@ -3,12 +3,12 @@ import sys
 
 import pytest
 
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 
 
 @pytest.mark.parametrize("missing", ["tensorflow", "mesh_tensorflow"])
 def test_a_missing_library_is_named_with_the_command_that_installs_it(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; import pase.targets.mesh_tensorflow.runtime.compat"
+    code = f"import sys; sys.modules[{missing!r}] = None; import pase.targets.mesh_tensorflow.primitives.compat"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
@@ -19,7 +19,7 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(missing: s
 
 def test_the_import_is_silent_and_leaves_eager_execution_on() -> None:
     code = (
-        "from pase.targets.mesh_tensorflow.runtime.compat import tf; "
+        "from pase.targets.mesh_tensorflow.primitives.compat import tf; "
         "import tensorflow; assert tensorflow.executing_eagerly()"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
@@ -27,7 +27,7 @@ def test_the_import_is_silent_and_leaves_eager_execution_on() -> None:
 
 
 def test_it_works_without_standard_error() -> None:
-    code = "import os; os.close(2); from pase.targets.mesh_tensorflow.runtime.compat import tf; print(tf.__name__)"
+    code = "import os; os.close(2); from pase.targets.mesh_tensorflow.primitives.compat import tf; print(tf.__name__)"
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
     assert done.stdout.startswith("tensorflow")
 

@@ -6,7 +6,7 @@ import pytest
 
 from pase.errors import ProgramError
 from pase.sharding.layouts import HOST
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import (
     HOST_PLACE,
     Devices,

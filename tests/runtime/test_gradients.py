@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers import (
     attention,
     batch_norm,

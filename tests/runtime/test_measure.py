@@ -1,4 +1,4 @@
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
 
 

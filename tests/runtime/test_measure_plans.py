@@ -11,8 +11,8 @@ from pase.planning.planner import search
 from pase.sharding.edges import edge_bytes
 from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
 from pase.targets.mesh_tensorflow.runtime.program import Program

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from pase.costs.memory import device_memory
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import peak_bytes

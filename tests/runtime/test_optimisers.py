@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.initial import initial_value
 from pase.targets.mesh_tensorflow.runtime.layers import dims, reshard
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule, name_of, options_of

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.initial import initial_value
 from pase.targets.mesh_tensorflow.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise

@@ -12,8 +12,8 @@ import pytest
 
 from pase.models import build
 from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing, newest_checkpoint
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.script import main, train

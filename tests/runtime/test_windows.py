@@ -23,7 +23,7 @@ from pase.graph.operators import (
 )
 from pase.sharding.traffic import bytes_by_movement, flows
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from pase.targets.mesh_tensorflow.runtime.reference_kinds import COMPUTE
 from tests.networks import slow_machine

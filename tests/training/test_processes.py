@@ -23,9 +23,9 @@ from pase.easgd.messages import Endpoint, Inbox, Kind
 from pase.easgd.processes import ServerTransport, Wiring, run_task
 from pase.easgd.ranks import Outcome, train_in_threads
 from pase.errors import TrainingError
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from tests.training import process_driver
 from tests.training.process_driver import LAYERS, START, Request
 

@@ -12,7 +12,7 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.layers import dims, relu, reshard
 from pase.targets.mesh_tensorflow.runtime.layers import softmax_loss as layer_of_the_loss

@@ -40,7 +40,7 @@ def training_head(plan: Plan, body: Sequence[Text], layers: Mapping[Text, Sequen
     return [
         *docstring([f"{title}: a training program for Mesh-TensorFlow.", "", *built, *TRAINING]),
         code(""),
-        code("from pase.targets.mesh_tensorflow.runtime.compat import mtf"),
+        code("from pase.targets.mesh_tensorflow.primitives.compat import mtf"),
         *imports,
         code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
         code("from pase.targets.mesh_tensorflow.runtime.script import main"),

@@ -23,10 +23,10 @@ from pase.sharding.boxes import (
 from pase.sharding.halos import Buffers, exchange_steps
 from pase.sharding.layouts import Layout, Place, PlainDim, apart, layout_of, partition_layout
 from pase.sharding.reshard import ReshardStep, addition, clearing, framing
+from pase.targets.mesh_tensorflow.primitives.compat import mtf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, expect_workers
-from pase.targets.mesh_tensorflow.runtime.compat import mtf
 
 
 def send_receive(x: Distributed, mesh: LayerMesh) -> Distributed:

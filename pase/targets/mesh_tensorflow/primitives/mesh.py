@@ -7,8 +7,8 @@ from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh
 from pase.sharding.sums import SMALL_POINTS
 from pase.sharding.traffic import Phase
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, placement, tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, placement, tf
 
 
 class LayerMesh(mtf.Mesh):

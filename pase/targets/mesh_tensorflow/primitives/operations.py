@@ -10,10 +10,10 @@ from typing import Any
 
 from pase.sharding.layouts import HOST
 from pase.sharding.reshard import ReshardStep
+from pase.targets.mesh_tensorflow.primitives.compat import mtf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.parts import Shape, as_shape, from_slices, mesh_shape, run_step, to_slices
 from pase.targets.mesh_tensorflow.primitives.traffic import Account
-from pase.targets.mesh_tensorflow.runtime.compat import mtf
 
 ADJOINTS: Mapping[str, str] = MappingProxyType(
     {

@@ -17,9 +17,9 @@ from pase.errors import PrimitiveError
 from pase.sharding.boxes import Box, Partition, extents, offsets, whole
 from pase.sharding.halos import Buffers
 from pase.sharding.reshard import ReshardStep, pieces, point_to_point
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, placement, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Account
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, placement, tf
 
 Shape = tuple[int, ...]
 

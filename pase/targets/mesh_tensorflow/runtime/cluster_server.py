@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, Never
 
 from pase.errors import PaseError, ProgramError
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.cluster import PROBE_EVERY_S, Cluster, is_lost, is_up, keep_to, split_address
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import JOB, Devices, spread
 
 START_TIMEOUT_S = 300.0

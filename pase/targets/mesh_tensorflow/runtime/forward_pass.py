@@ -15,9 +15,9 @@ import numpy as np
 from pase.common.documents import write_atomically
 from pase.errors import PaseError, ProgramError
 from pase.sharding.traffic import Phase
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values, read_arrays
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.initial import given_value

@@ -12,7 +12,7 @@ from typing import Any
 from pase.errors import ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
 from pase.graph.body import MOVES, POINTWISE, Body, Step
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.points import functions_of_points
 
 Named = tuple[Any, tuple[str, ...]]

@@ -9,8 +9,8 @@ from typing import Any
 
 from pase.sharding.layouts import HOST
 from pase.sharding.traffic import Movement
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.traffic import NOTHING_MOVED, Traffic
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import HOST_PLACE, Devices, place
 
 _FED = re.compile(r"_arg_(.+)_(\d+)_\d+(?::0)?")

@@ -8,8 +8,8 @@ from typing import Any
 
 from pase.errors import ProgramError
 from pase.sharding.layouts import HOST, DeviceMesh, device_mesh
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, assign_slice
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.masks import Key

@@ -14,7 +14,7 @@ from pase.graph import Graph, Operator, Role
 from pase.graph.body import Body, elementary
 from pase.graph.loss import is_imported, leading_to, loss_layer
 from pase.sharding.held import parameter_name
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import (
     Array,
     Batches,

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from pase.graph import Operator, Window
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 
 Compute = Callable[[Operator, Sequence[Any]], Any]
 """Takes an operator and its reads in order, weights included; returns what it writes."""

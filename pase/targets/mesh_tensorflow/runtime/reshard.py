@@ -10,9 +10,9 @@ from typing import Any
 from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, layout_of
 from pase.sharding.reshard import reshard_steps
 from pase.sharding.sums import SumEnd, joint_steps
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 
 
 class FanOut(mtf.Operation):

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pase.errors import PaseError, ProgramError
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpoint, Checkpointing, check_fits
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.mesh_tensorflow.runtime.cluster_server import (
@@ -23,7 +24,6 @@ from pase.targets.mesh_tensorflow.runtime.cluster_server import (
     start_server,
     wait_for_others,
 )
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import (
     Array,
     Batches,

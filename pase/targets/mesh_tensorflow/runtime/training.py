@@ -9,10 +9,10 @@ import numpy as np
 
 from pase.errors import ProgramError
 from pase.sharding.traffic import Phase
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import PhaseMark
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import Gate, check_operations, first_not_finite
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Array, Evaluation
 from pase.targets.mesh_tensorflow.runtime.initial import given_value, initial_value
 from pase.targets.mesh_tensorflow.runtime.layers.loss import SoftmaxLoss

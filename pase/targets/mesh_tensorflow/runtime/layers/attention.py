@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Slices, begins
 
 

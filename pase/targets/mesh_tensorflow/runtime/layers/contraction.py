@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, begins
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 
 Gradient = Callable[[Any], Sequence[Any]]
 """Takes the gradient of the output, returns those of the inputs (None for one that has none)."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, Slices, begins
 from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor
 

@@ -8,10 +8,10 @@ from pase.errors import ProgramError
 from pase.sharding.boxes import Box, extents
 from pase.sharding.layouts import Layout, PlainDim, WindowDim, layout_of, shifted
 from pase.sharding.reshard import ReshardStep
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import run_step
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor, reshard
 
 

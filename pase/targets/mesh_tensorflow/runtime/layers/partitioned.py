@@ -13,6 +13,7 @@ from pase.errors import PrimitiveError
 from pase.sharding.boxes import Box, Partition, partition
 from pase.sharding.halos import Kernel, buffers_of
 from pase.sharding.layouts import WindowDim
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import (
     allocate,
     broadcast,
@@ -22,7 +23,6 @@ from pase.targets.mesh_tensorflow.primitives.data_movement import (
 )
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, capacity, from_slice, mesh_shape, to_slice
-from pase.targets.mesh_tensorflow.runtime.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
 from pase.targets.mesh_tensorflow.runtime.layers.windows import convolved, pooled
 

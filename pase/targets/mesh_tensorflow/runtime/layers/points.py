@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
 from pase.targets.mesh_tensorflow.runtime.masks import ROUND, WORD, layer_key, threshold
 

@@ -5,7 +5,7 @@ from math import prod
 from typing import Any
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, Slices, begins
 from pase.targets.mesh_tensorflow.runtime.layers.points import apply, arrange
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pase.errors import ProgramError
 from pase.sharding.layouts import WindowDim
-from pase.targets.mesh_tensorflow.runtime.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
 
 _NumPy = np.ndarray[Any, Any]
