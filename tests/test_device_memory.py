@@ -12,6 +12,7 @@ from pase.costs import OPTIMISER_STATE, memory_tables, strategy_memory
 from pase.costs.memory import MAX_LANES, DeviceMemory, device_memory, keeping, kept_by_layer, optimiser_state
 from pase.errors import CostError
 from pase.graph import Access, AllReduce, Builder, Graph, Operator, Role, SliceOf, Window
+from pase.graph.body import LOSSES, is_loss
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
 from pase.machine import load_machine
 from pase.planning.memory_limit import weighted_problem
@@ -19,7 +20,6 @@ from pase.planning.plan import Plan
 from pase.planning.planner import problem_of
 from pase.sharding.held import held_weights, optimiser_numbers
 from pase.sharding.traffic import LOSS_KINDS
-from pase.targets.mesh_tensorflow.emitter.kinds import KINDS
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import EXCHANGING, mixed, small, tied
@@ -271,7 +271,8 @@ def test_the_state_of_every_optimiser_is_what_its_rule_keeps(name: str) -> None:
 
 
 def test_losses_are_those_that_programs_end_in() -> None:
-    assert {kind for kind, entry in KINDS.items() if entry.is_loss} == LOSS_KINDS
+    ends = {operator.kind for name in SMALL for operator in small_graph(name).operators if is_loss(operator.body)}
+    assert ends == LOSS_KINDS == set(LOSSES)
 
 
 @pytest.mark.parametrize("name", SMALL)

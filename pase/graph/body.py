@@ -4,8 +4,8 @@ Tensors have named dims, so that a step says nothing of their order in memory: w
 its points.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 
@@ -42,18 +42,30 @@ MOVES = ("concat", "padded", "piece", "copy")
 WINDOWED = ("convolve", "pool")
 """Functions that read a tensor through windows."""
 
+LOSSES = ("softmax_loss",)
+"""Functions whose result is the loss: one number, whatever the dims of what their operator writes."""
+
 FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict(POINTWISE)
     | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
-    | dict.fromkeys(("convolve", "embedding", "pick"), (2, 2))
-    | {"einsum": (2, 8), "concat": (1, 1 << 20), "batch_norm": (3, 3)}
+    | dict.fromkeys(("convolve", "embedding", "pick", "softmax_loss"), (2, 2))
+    | dict.fromkeys(("attention", "batch_norm", "normalise"), (3, 3))
+    | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
 )
 """All functions of steps, and how few and how many operands they take."""
 
+_NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"attention": (5, 5), "causal": (2, 2), "pick": (1, 1), "softmax_loss": (1, 64)}
+)
+"""How few and how many dims the steps of a function have, where these are told apart by their places."""
+
 OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyType(
     {
+        "attention": {"causal": bool, "scale": float},
         "concat": {"along": str},
         "batch_norm": {"epsilon": float},
+        "dropout": {"rate": float},
+        "normalise": {"epsilon": float},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
     }
 )
@@ -69,6 +81,13 @@ class Step:
     at places, along the one of `dims`; "batch_norm": a tensor without its mean, by its deviation, over `dims`, with the
     kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and "embedding" as
     the accesses of the operator have them; "concat", "padded", "piece" and "copy": data that are moved alone.
+
+    Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
+    `dims` the batch, the heads, the queries, the keys and the features; "normalise": a tensor without its mean, by its
+    deviation, over `dims`, times the second operand, plus the third; "softmax_loss" of logits and labels, its `dims`
+    those of the points and then the classes. Others: "dropout", whose points are numbered row-major over `dims`;
+    "lstm": a stack of layers over a sequence, as the accesses of its input, its two weights and its bias have them;
+    "fan_out": a tensor whose gradient arrives in parts over `dims`.
     """
 
     result: str
@@ -124,36 +143,105 @@ class Body:
     problem: str = ""
 
 
-def elementary(body: Body, *, trains: bool) -> Body:
-    """Return a body with steps in place of those that a network which is trained computes otherwise.
+def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Body:
+    """Return a body with elementary steps in place of those that are defined by such.
 
     Args:
         body: of any operator.
-        trains: whether normalisations are by the moments of the batch, not by those that were kept.
+        trains: whether normalisations are by the moments of the batch, not by those that were kept, and points are
+            dropped.
+        kernels: functions that are left as they are.
     """
-    steps: list[Step] = []
-    taken = {step.result for step in body.steps}
+    written = _Elementary(taken={step.result for step in body.steps}, trains=trains)
     for step in body.steps:
-        if step.function != "batch_norm":
-            steps.append(step)
-            continue
-        x, mean, variance = step.operands
-        epsilon = float(step.option("epsilon", 0.0))
+        define = None if step.function in kernels else _DEFINITIONS.get(step.function)
+        if define is None:
+            written.steps.append(step)
+        else:
+            define(written, step)
+    return replace(body, steps=tuple(written.steps))
 
-        def add(function: str, *operands: Operand, dims: tuple[str, ...] = (), name: str = "", of: Step = step) -> str:
-            letters = (f"{of.result}_{number}" for number in count(1))
-            result = name or next(letter for letter in letters if letter not in taken)
-            taken.add(result)
-            steps.append(Step(result=result, function=function, operands=operands, dims=dims))
-            return result
 
-        if trains:
-            mean = add("mean", x, dims=step.dims)
-        centred = add("subtract", x, mean)
-        if trains:
-            variance = add("mean", add("square", centred), dims=step.dims)
-        add("multiply", centred, add("rsqrt", add("add", variance, epsilon)), name=step.result)
-    return replace(body, steps=tuple(steps))
+@dataclass(slots=True)
+class _Elementary:
+    """Elementary steps as they are written. taken: names of results that are not to be given again."""
+
+    taken: set[str]
+    trains: bool
+    steps: list[Step] = field(default_factory=list)
+
+    def add(
+        self, of: Step, function: str, *operands: Operand, dims: tuple[str, ...] = (), is_result: bool = False
+    ) -> str:
+        """Write a step in place of another one; return its result's name, that of the other where it is its result."""
+        letters = (f"{of.result}_{number}" for number in count(1))
+        result = of.result if is_result else next(letter for letter in letters if letter not in self.taken)
+        self.taken.add(result)
+        self.steps.append(Step(result=result, function=function, operands=operands, dims=dims))
+        return result
+
+    def normalised(self, of: Step, *, mean: Operand | None, variance: Operand | None, is_result: bool) -> str:
+        """Write the first operand of a step without its mean, by its deviation; None: that of the tensor itself."""
+        x, epsilon = of.operands[0], float(of.option("epsilon", 0.0))
+        mean = self.add(of, "mean", x, dims=of.dims) if mean is None else mean
+        centred = self.add(of, "subtract", x, mean)
+        variance = self.add(of, "mean", self.add(of, "square", centred), dims=of.dims) if variance is None else variance
+        inverse = self.add(of, "rsqrt", self.add(of, "add", variance, epsilon))
+        return self.add(of, "multiply", centred, inverse, is_result=is_result)
+
+
+def _batch_norm(written: _Elementary, step: Step) -> None:
+    mean, variance = (None, None) if written.trains else step.operands[1:]
+    written.normalised(step, mean=mean, variance=variance, is_result=True)
+
+
+def _normalise(written: _Elementary, step: Step) -> None:
+    _, scale, shift = step.operands
+    normal = written.normalised(step, mean=None, variance=None, is_result=False)
+    written.add(step, "add", written.add(step, "multiply", normal, scale), shift, is_result=True)
+
+
+def _attention(written: _Elementary, step: Step) -> None:
+    queries, keys, values = step.operands
+    batch, heads, query, key, feature = step.dims
+    scores = written.add(step, "einsum", queries, keys, dims=(batch, heads, query, key))
+    scores = written.add(step, "multiply", scores, float(step.option("scale", 1.0)))
+    if step.option("causal", False):
+        scores = written.add(step, "causal", scores, dims=(query, key))
+    softmax = written.add(step, "softmax", scores, dims=(key,))
+    written.add(step, "einsum", softmax, values, dims=(batch, query, heads, feature), is_result=True)
+
+
+def _softmax_loss(written: _Elementary, step: Step) -> None:
+    logits, labels = step.operands
+    *points, classes = step.dims
+    found = written.add(step, "log_softmax", logits, dims=(classes,))
+    found = written.add(step, "pick", found, labels, dims=(classes,))
+    written.add(step, "negate", written.add(step, "mean", found, dims=tuple(points)), is_result=True)
+
+
+def _dropout(written: _Elementary, step: Step) -> None:
+    if written.trains:
+        written.steps.append(step)
+    else:
+        written.add(step, "identity", *step.operands, is_result=True)
+
+
+_DEFINITIONS: Mapping[str, Callable[[_Elementary, Step], None]] = MappingProxyType(
+    {
+        "attention": _attention,
+        "batch_norm": _batch_norm,
+        "dropout": _dropout,
+        "normalise": _normalise,
+        "softmax_loss": _softmax_loss,
+    }
+)
+"""How functions are told by elementary ones; what a network drops while it is trained is told by no other one."""
+
+
+def is_loss(body: Body | None) -> bool:
+    """Return whether a body ends with a loss."""
+    return bool(body and body.steps and body.steps[-1].function in LOSSES)
 
 
 def is_before_layout(steps: Sequence[Step], tensor: str) -> bool:
@@ -203,12 +291,17 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
     fewest, most = FUNCTIONS[step.function]
     if not fewest <= len(step.operands) <= most:
         raise GraphError(f"{where}, {step.function!r}, has {len(step.operands)} operands; expected {fewest} to {most}")
+    fewest, most = _NUM_DIMS.get(step.function, (0, len(dims)))
+    if not fewest <= len(step.dims) <= most:
+        raise GraphError(f"{where}, {step.function!r}, has {len(step.dims)} dims; expected {fewest} to {most}")
     known = OPTIONS.get(step.function, {})
     for name, value in step.options:
         expected = known.get(name, ())
         fits = type(value) is expected if isinstance(expected, type) else value in expected
-        if name == "along" and value not in dims:
-            fits = False
+        if name == "along":
+            fits = fits and value in dims
+        elif name == "rate":
+            fits = fits and 0 <= float(value) < 1
         if not fits:
             shown = f"{short(name)} = {short(repr(value))}"
             raise GraphError(f"{where}, {step.function!r}, has option {shown}; it has {', '.join(known) or 'none'}")

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from math import prod
 
 from pase.errors import EmitError
+from pase.graph.body import is_loss
 from pase.graph.graph import Graph
 from pase.graph.names import listed, short
 
@@ -24,12 +25,28 @@ def leading_to(graph: Graph, ends: Iterable[str]) -> set[str]:
 
 
 def is_imported(graph: Graph) -> bool:
-    """Return whether all layers of a network say themselves what they compute: those of an imported model do."""
-    return all(operator.body is not None for operator in graph.operators)
+    """Return whether a network is an imported model: its layers say which inputs and outputs of it they have."""
+    return any(operator.body and (operator.body.inputs or operator.body.outputs) for operator in graph.operators)
 
 
 def loss_layer(graph: Graph) -> str:
-    """Return the layer of an imported model that computes its loss: the one output that is a single number."""
+    """Return the layer that computes the loss.
+
+    Of an imported model that of its one output which is a single number, otherwise the one whose body ends with a
+    loss; EmitError where there is none or are several.
+    """
+    if is_imported(graph):
+        return _loss_among_outputs(graph)
+    found = [operator.name for operator in graph.operators if is_loss(operator.body)]
+    if len(found) != 1:
+        raise EmitError(
+            f"network {short(graph.name)!r} has {len(found)} losses; a training program needs exactly one "
+            "(a softmax_loss layer)"
+        )
+    return found[0]
+
+
+def _loss_among_outputs(graph: Graph) -> str:
     found = [
         (operator.name, output.name)
         for operator in graph.operators

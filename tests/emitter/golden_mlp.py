@@ -10,7 +10,7 @@ replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes
 """
 
 from pase.targets.mesh_tensorflow.primitives.compat import mtf
-from pase.targets.mesh_tensorflow.runtime.layers import dims, relu, reshard, softmax_loss
+from pase.targets.mesh_tensorflow.runtime.layers import dims, fn, product, reshard, softmax_loss
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.script import main
 
@@ -25,21 +25,21 @@ def build(program: Program) -> mtf.Tensor:
     mesh = program.mesh("fc1", [("b", 4)])
     x = reshard(inputs, mesh, [b, c])
     weights, bias = program.weight(mesh, "fc1/w", [c, n], 0.2887), program.weight(mesh, "fc1/bias", [n])
-    fc1 = relu(mtf.einsum([x, weights], [b, n]) + bias)
+    fc1 = fn.relu(product(x, weights, [b, n]) + bias)
 
     # -- fc2   n=2 c=2                                  y[b,n] = relu(x[b,c] w[c,n] + bias[n])
     b, n, c = dims(b=24, n=24, c=24)
     mesh = program.mesh("fc2", [("n", 2), ("c", 2)], devices=[0, 2, 1, 3])
     x = reshard(fc1, mesh, [b, c])  # 3456 B forward + 1152 B backward
     weights, bias = program.weight(mesh, "fc2/w", [c, n], 0.2041), program.weight(mesh, "fc2/bias", [n])
-    fc2 = relu(mtf.einsum([x, weights], [b, n]) + bias)
+    fc2 = fn.relu(product(x, weights, [b, n]) + bias)
 
     # -- fc3   b=2                                      y[b,n] = x[b,c] w[c,n] + bias[n]
     b, n, c = dims(b=24, n=12, c=24)
     mesh = program.mesh("fc3", [("b", 2)])
     x = reshard(fc2, mesh, [b, c])  # 2304 B forward + 2304 B backward
     weights, bias = program.weight(mesh, "fc3/w", [c, n], 0.2041), program.weight(mesh, "fc3/bias", [n])
-    fc3 = mtf.einsum([x, weights], [b, n]) + bias
+    fc3 = product(x, weights, [b, n]) + bias
 
     # -- softmax   b=2 n=2                              loss = mean of -log softmax(x[b,n]) at labels[b]
     b, n = dims(b=24, n=12)

@@ -46,8 +46,8 @@ def test_a_block_says_what_it_reads_and_computes() -> None:
     source = emit_forward(make_plan(network(), 2, {"fc": {"n": 2}, "sum": {"b": 2}}))
     assert 'pixels = program.floats("pixels", [4, 8])' in source
     assert 'mesh = program.mesh("fc", [("n", 2)])' in source
-    assert 'w = program.weight(mesh, "fc/w", [c, n])' in source
-    assert "fc = arrange(fn.clip(product(x, w, [b, n]), 0, 6), [b, n])" in source
+    assert 'weights = program.weight(mesh, "fc/w", [c, n])' in source
+    assert "fc = fn.clip(product(x, weights, [b, n]), 0, 6)" in source
     assert "x0 = reshard(fc, mesh, [b, n])  # 48 B" in source
     assert 'return {"scores": (sum_2, (4, 6))}' in source
 
@@ -114,9 +114,9 @@ def with_a_loss(first: Body = DENSE) -> Graph:
 def test_a_training_program_returns_the_loss() -> None:
     source = emit(make_plan(with_a_loss(), 2, {"fc": {"n": 2}, "loss": {"b": 2}}))
     assert "def build(program: Program) -> mtf.Tensor:" in source
-    assert 'w = program.weight(mesh, "fc/w", [c, n], 0.3536)' in source
+    assert 'weights = program.weight(mesh, "fc/w", [c, n], 0.3536)' in source
     assert "x = reshard(sum_2, mesh, [b, n])  # 0 B forward + 96 B backward" in source
-    assert "loss = arrange(mean(x, [b, n]), [])\n\n    return loss\n" in source
+    assert "    return mean(x, [b, n])\n" in source
 
 
 def test_what_a_training_program_cannot_say_is_refused_by_layer_and_line() -> None:

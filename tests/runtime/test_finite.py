@@ -8,7 +8,7 @@ import pytest
 
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
+from pase.targets.mesh_tensorflow.runtime.layers import convolve, dims, fn, pool, reshard, softmax_loss, window
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
@@ -28,7 +28,7 @@ def two_layers(program: Program) -> Training:
     inputs, labels = program.floats("inputs", [8, 6]), program.indices("labels", [8], below=4)
     b, k, c = dims(b=8, k=6, c=6)
     mesh = program.mesh("fc1", [("b", 2), ("k", 2)])
-    hidden = relu(mtf.einsum([reshard(inputs, mesh, [b, c]), program.weight(mesh, "fc1/w", [c, k], 0.4)], [b, k]))
+    hidden = fn.relu(mtf.einsum([reshard(inputs, mesh, [b, c]), program.weight(mesh, "fc1/w", [c, k], 0.4)], [b, k]))
     b, n, c = dims(b=8, n=4, c=6)
     mesh = program.mesh("fc2", [("n", 2), ("c", 2)], [3, 1, 0, 2])
     logits = mtf.einsum([reshard(hidden, mesh, [b, c]), program.weight(mesh, "fc2/w", [c, n], 0.4)], [b, n])
@@ -94,11 +94,13 @@ def test_the_padding_of_a_maximum_is_no_failure(program: Program) -> None:
     b, c, h, w, r, s, n = dims(b=4, c=2, h=4, w=4, r=3, s=3, n=2)
     mesh = program.mesh("pool", [("h", 2)])
     rows, columns = window(h, r, of=4, pad=1), window(w, s, of=4, pad=1)
-    pooled = max_pool2d(reshard(images, mesh, [b, c, rows, columns], fill=-np.inf), rows, columns, [b, c, h, w])
+    pooled = pool(
+        reshard(images, mesh, [b, c, rows, columns], fill=-np.inf), [rows, columns], [b, c, h, w], function="max"
+    )
     mesh = program.mesh("conv", [("b", 2)])
     (out,) = dims(out=2)
     filters = program.weight(mesh, "filters", [out, c, r, s], 1.0)
-    features = conv2d(reshard(pooled, mesh, [b, c, rows, columns]), filters, rows, columns, [b, out, h, w])
+    features = convolve(reshard(pooled, mesh, [b, c, rows, columns]), filters, [rows, columns], [b, out, h, w])
     logits = mtf.reduce_sum(features, output_shape=mtf.Shape([b, out]))
     loss = softmax_loss(reshard(logits, program.mesh("loss", []), [b, n]), reshard(labels, program.meshes[-1], [b]), n)
     training = Training.start(program, loss, learning_rate=0.1, seed=0)

@@ -10,7 +10,7 @@ from scipy import special
 from pase.errors import ProgramError
 from pase.graph.body import POINTWISE
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
-from pase.targets.mesh_tensorflow.runtime.layers.forward import (
+from pase.targets.mesh_tensorflow.runtime.layers import (
     arrange,
     dims,
     fn,

@@ -14,31 +14,28 @@ from torch.nn import functional
 
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers import (
-    attention,
-    batch_norm,
-    dims,
-    dropout,
-    embedding,
-    layer_norm,
-    reshard,
-    softmax_loss,
-    window,
-)
-from pase.targets.mesh_tensorflow.runtime.layers.forward import (
     arrange,
+    attention,
     concat,
     convolve,
+    dims,
+    dropout,
     fn,
     greatest,
     least,
     log_softmax,
+    lookup,
     mean,
+    normalise,
     padded,
     piece,
     pool,
     product,
+    reshard,
     softmax,
+    softmax_loss,
     total,
+    window,
     without_later_keys,
 )
 from pase.targets.mesh_tensorflow.runtime.program import Program
@@ -214,7 +211,7 @@ def test_looking_up(axes: Axes) -> None:
     def build(program: Program, mesh: Any, table: Any) -> Any:
         b, s = dims(b=2, s=3)
         own = reshard(program.indices("indices", [2, 3], below=6), mesh, [b, s])
-        found = embedding(table, own, [b, s, table.shape.dims[1]])
+        found = lookup(table, own, *table.shape.dims)
         weights = reshard(program.floats("factors", [2, 3, 4]), mesh, found.shape.dims)
         return arrange(total(fn.multiply(found, weights), found.shape.dims), [])
 
@@ -335,15 +332,18 @@ def test_attention(axes: Axes, causal: bool) -> None:
 
     shapes = {"q": {"b": 2, "s": 4, "h": 2, "k": 2}, "k": {"b": 2, "t": 4, "h": 2, "k": 2}}
     shapes["v"] = shapes["k"]
-    same(lambda q, k, v: attention(q, k, v, causal=causal), defined, shapes, axes, [2, 4, 2, 2])
+    same(lambda q, k, v: attention(q, k, v, scale=sqrt(1 / 2), causal=causal), defined, shapes, axes, [2, 4, 2, 2])
 
 
 @pytest.mark.parametrize("axes", SPLITS)
-@pytest.mark.parametrize("fused", [batch_norm, layer_norm])
-def test_normalisations(fused: Callable[..., Any], axes: Axes) -> None:
+@pytest.mark.parametrize("over", [0, 1], ids=["batch", "layer"])
+def test_normalisations(over: int, axes: Axes) -> None:
+    def fused(x: Any, scale: Any, shift: Any) -> Any:
+        return normalise(x, scale + 1, shift, [x.shape.dims[over]], epsilon=1e-5)
+
     def defined(x: Any, scale: Any, shift: Any) -> Any:
         b, n = x.shape.dims
-        reduced = [b] if fused is batch_norm else [n]
+        reduced = [x.shape.dims[over]]
         centred = fn.subtract(x, mean(x, reduced))
         variance = mean(fn.square(centred), reduced)
         normal = arrange(fn.divide(centred, fn.sqrt(fn.add(variance, 1e-5))), [b, n])

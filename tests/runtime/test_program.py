@@ -9,7 +9,7 @@ import pytest
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.initial import initial_value
-from pase.targets.mesh_tensorflow.runtime.layers import conv2d, dims, max_pool2d, relu, reshard, softmax_loss, window
+from pase.targets.mesh_tensorflow.runtime.layers import convolve, dims, fn, pool, reshard, softmax_loss, window
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
 from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
@@ -33,7 +33,7 @@ def dense_loss(program: Program, axes: list[tuple[str, int]], devices: list[int]
     mesh = program.mesh("fc", axes, devices)
     x = reshard(inputs, mesh, [b, c])
     y = mtf.einsum([x, program.weight(mesh, "fc/w", [c, n], 0.4)], [b, n]) + program.weight(mesh, "fc/bias", [n])
-    return softmax_loss(relu(y), reshard(labels, mesh, [b]), n)
+    return softmax_loss(fn.relu(y), reshard(labels, mesh, [b]), n)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_windows_that_cannot_be_split_or_do_not_belong_are_refused(program: Prog
     rows, columns = window(h, r, of=6), window(w, s, of=6)
     x = reshard(images, mesh, [b, c, rows, columns])
     with pytest.raises(ProgramError, match=r"filters .* do not produce other; give the same dims to both"):
-        conv2d(x, program.weight(mesh, "w", [n, c, r, s]), rows, columns, [b, other, h, w])
+        convolve(x, program.weight(mesh, "w", [n, c, r, s]), [rows, columns], [b, other, h, w])
     with tf.Graph().as_default():
         split = Program(num_devices=3)
         mesh = split.mesh("pool", [("r", 3)])
@@ -105,7 +105,7 @@ def test_windows_that_cannot_be_split_or_do_not_belong_are_refused(program: Prog
         with pytest.raises(
             ProgramError, match=r"layer 'pool' pools windows of r, which cannot be split; take r out of the mesh"
         ):
-            max_pool2d(x, rows, columns, [b, c, h, w])
+            pool(x, [rows, columns], [b, c, h, w], function="max")
 
 
 def test_names_that_tensorflow_does_not_accept_are_made_acceptable(program: Program) -> None:

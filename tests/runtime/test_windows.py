@@ -24,8 +24,8 @@ from pase.graph.operators import (
 from pase.sharding.traffic import bytes_by_movement, flows
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.runtime.interpreter import interpret
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
-from pase.targets.mesh_tensorflow.runtime.reference_kinds import COMPUTE
 from tests.networks import slow_machine
 from tests.runtime.plans import configurations, make_plan, random_plan
 from tests.runtime.test_measure_plans import run, that_move
@@ -105,6 +105,12 @@ def read_tensors(operator: Operator, dtype: str) -> list[Any]:
     return [tf.constant(generator.normal(size=access.shape).astype(dtype)) for access in operator.reads]
 
 
+def computed(operator: Operator, reads: list[Any]) -> Any:
+    assert operator.body is not None
+    names = [access.tensor for access in operator.reads]
+    return interpret(operator, operator.body, dict(zip(names, reads, strict=True)))
+
+
 def last(x: Any) -> Any:
     return tf.transpose(x, [0, *range(2, len(x.shape)), 1])
 
@@ -126,7 +132,7 @@ def test_convolutions_are_those_of_tensorflow(rank: int, stride: int, padding: A
     operator = CONVOLUTIONS[rank]("conv", SHAPES[rank], out=6, kernel=3, stride=stride, padding=padding)
     with tf.Graph().as_default():
         reads = read_tensors(operator, "float64")
-        found = value_and_gradients(COMPUTE[operator.kind](operator, reads), reads, "float64")
+        found = value_and_gradients(computed(operator, reads), reads, "float64")
         x, w, bias = reads
         filters = tf.transpose(w, [*range(2, rank + 2), 1, 0])
         how = "SAME" if padding == "same" else "VALID"
@@ -149,7 +155,7 @@ def test_poolings_are_those_of_tensorflow(rank: int, reduction: str, padding: An
     operator = POOLINGS[rank]("pool", SHAPES[rank], kernel=3, stride=2, padding=padding, reduction=reduction)
     with tf.Graph().as_default():
         reads = read_tensors(operator, dtype)
-        found = value_and_gradients(COMPUTE[operator.kind](operator, reads), reads, dtype)
+        found = value_and_gradients(computed(operator, reads), reads, dtype)
         how = "SAME" if padding == "same" else "VALID"
         functions = {
             "max": {1: tf.nn.max_pool1d, 2: tf.nn.max_pool2d, 3: tf.nn.max_pool3d},
@@ -165,7 +171,7 @@ def test_dilated_strided_convolutions_are_those_of_numpy(rank: int) -> None:
     operator = CONVOLUTIONS[rank]("conv", SHAPES[rank], out=6, **options)
     with tf.Graph().as_default(), tf.Session() as session:
         reads = read_tensors(operator, "float64")
-        x, w, found = session.run([*reads, COMPUTE[operator.kind](operator, reads)])
+        x, w, found = session.run([*reads, computed(operator, reads)])
     axes = tuple(range(2, rank + 2))
     padded = np.pad(x, [(0, 0), (0, 0), *[(1, 1)] * rank])
     windows = np.lib.stride_tricks.sliding_window_view(padded, (4,) * rank, axis=axes)

@@ -14,7 +14,7 @@ from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.data import Batches
-from pase.targets.mesh_tensorflow.runtime.layers import dims, relu, reshard
+from pase.targets.mesh_tensorflow.runtime.layers import dims, fn, reshard
 from pase.targets.mesh_tensorflow.runtime.layers import softmax_loss as layer_of_the_loss
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
@@ -184,7 +184,7 @@ def test_a_weight_that_the_loss_does_not_use_has_gradient_zero() -> None:
         b, n, c = dims(b=4, n=2, c=3)
         mesh = program.mesh("fc", [])
         program.weight(mesh, "unused", [n], 1.0)
-        x = relu(mtf.einsum([reshard(inputs, mesh, [b, c]), program.weight(mesh, "fc/w", [c, n], 1.0)], [b, n]))
+        x = fn.relu(mtf.einsum([reshard(inputs, mesh, [b, c]), program.weight(mesh, "fc/w", [c, n], 1.0)], [b, n]))
         return layer_of_the_loss(x, reshard(labels, mesh, [b]), n)
 
     net = Network.load(build, num_devices=1, dtype="float64")

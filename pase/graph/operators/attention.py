@@ -1,7 +1,10 @@
 """`attention`: scaled dot-product attention over heads, as one vertex."""
 
+from math import sqrt
+
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
+from pase.graph.body import Body, Step
 from pase.graph.operator import AllReduce, Intermediate, Operator, Work
 
 _SOFTMAX_FLOP_PER_SCORE = 5
@@ -70,6 +73,17 @@ def attention(
             if is_fused
             # Backward, its gradient, and that of the scores as it is and as a product takes it.
             else Intermediate(tensor="softmax", shape=scores.shape, index_map=over_scores, kept=1, working=3),
+        ),
+        body=Body(
+            steps=(
+                Step(
+                    result="attended",
+                    function="attention",
+                    operands=("q", "k", "v"),
+                    dims=(*over_scores, "k"),
+                    options=(("causal", causal), ("scale", 1 / sqrt(size))),
+                ),
+            )
         ),
         attributes=(("causal", causal),),
     )

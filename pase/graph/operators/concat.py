@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, SliceOf
+from pase.graph.body import Body, Step
 from pase.graph.operator import Operator
 
 
@@ -31,6 +32,16 @@ def concat(
             for i, (shape, offset) in enumerate(zip(inputs, offsets, strict=True))
         ),
         writes=(Access(tensor="y", shape=output, index_map=dims),),
+        body=Body(
+            steps=(
+                Step(
+                    result="joined",
+                    function="concat",
+                    operands=tuple(f"x{i}" for i in range(len(inputs))),
+                    options=(("along", along),),
+                ),
+            )
+        ),
         attributes=(("along", along),),
     )
 

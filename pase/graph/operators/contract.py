@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
+from pase.graph.body import Body, Step
 from pase.graph.operator import Operator, Work
 
 Names = tuple[str, ...]
@@ -51,4 +52,14 @@ def contract(
         reads=reads,
         writes=(Access(tensor="z", shape=tuple(extents[dim] for dim in out), index_map=out),),
         work=(Work(dims=order, flop_per_point=2 * share if share < 1 else 2, inputs=(0, 1), contraction=True),),
+        body=Body(
+            steps=(
+                Step(
+                    result="products",
+                    function="einsum",
+                    operands=tuple(read.tensor for read in reads),
+                    dims=out,
+                ),
+            )
+        ),
     )

@@ -2,8 +2,9 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role
+from pase.graph.body import Step
 from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue
+from pase.graph.operators.activations import check_activation, epilogue, finished
 from pase.graph.operators.windows import Each, Padding, sliding
 
 
@@ -133,5 +134,8 @@ def _convolution(
         reads=tuple(reads),
         writes=(y,),
         work=tuple(work),
+        body=finished(
+            Step(result="products", function="convolve", operands=("x", "w")), has_bias=bias, activation=activation
+        ),
         attributes=(("activation", check_activation(name, activation)), ("groups", groups)),
     )

@@ -2,8 +2,9 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
+from pase.graph.body import Step
 from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue
+from pase.graph.operators.activations import check_activation, epilogue, finished
 
 NamedExtents = tuple[tuple[str, int], ...]
 
@@ -59,5 +60,10 @@ def dense(
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=x[: len(lead)] + out_shape, index_map=(*lead, *out_names)),),
         work=tuple(work),
+        body=finished(
+            Step(result="products", function="einsum", operands=("x", "w"), dims=(*lead, *out_names)),
+            has_bias=bias,
+            activation=activation,
+        ),
         attributes=(("activation", check_activation(name, activation)),),
     )

@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
+from pase.graph.body import Body, Step
 from pase.graph.operator import Intermediate, Operator, Work
 
 
@@ -26,5 +27,16 @@ def dropout(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], rate: float
         work=(Work(dims=dims, flop_per_point=1, inputs=(0,)),),
         # The mask is drawn again backward, from whole numbers of 64 bits.
         intermediates=(Intermediate(tensor="drawn", shape=x, index_map=dims, working=6),),
+        body=Body(
+            steps=(
+                Step(
+                    result="kept",
+                    function="dropout",
+                    operands=("x",),
+                    dims=dims,
+                    options=(("rate", float(rate)),),
+                ),
+            )
+        ),
         attributes=(("rate", float(rate)),),
     )

@@ -2,8 +2,9 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
+from pase.graph.body import POINTWISE, Body, Step
 from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue
+from pase.graph.operators.activations import check_activation, epilogue, finished
 
 FUNCTIONS = ("add", "multiply", "relu", "gelu", "tanh")
 
@@ -22,6 +23,12 @@ def elementwise(
             f"layer {name!r} reads shapes {inputs}; expected one or more of one shape, dims {', '.join(dims)}"
         )
     shape = inputs[0]
+    tensors = tuple(f"x{i}" for i in range(len(inputs)))
+    fewest, most = POINTWISE[function]
+    problem = "" if len(inputs) <= most else f"it applies {function!r} to {len(inputs)} tensors; expected one"
+    # The sum, and the product, of one tensor is the tensor itself.
+    step = Step(result="values", function=function if len(inputs) >= fewest else "identity", operands=tensors)
+    body = Body(problem=problem) if problem else finished(step, activation=activation)
     every = tuple(range(len(inputs)))
     match function:
         case "add":
@@ -35,9 +42,10 @@ def elementwise(
         name=name,
         kind="elementwise",
         dims=tuple(Dim(n, e) for n, e in zip(dims, shape, strict=True)),
-        reads=tuple(Access(tensor=f"x{i}", shape=shape, index_map=dims) for i in range(len(inputs))),
+        reads=tuple(Access(tensor=tensor, shape=shape, index_map=dims) for tensor in tensors),
         writes=(Access(tensor="y", shape=shape, index_map=dims),),
         work=(work, *epilogue(dims, has_bias=False, activation=activation, num_reads=len(inputs))),
+        body=body,
         attributes=(("function", function), ("activation", check_activation(name, activation))),
     )
 
@@ -58,4 +66,5 @@ def add_parameter(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over:
         reads=(Access(tensor="x", shape=x, index_map=dims), parameter),
         writes=(Access(tensor="y", shape=x, index_map=dims),),
         work=(Work(dims=dims, flop_per_point=1),),
+        body=Body(steps=(Step(result="sums", function="add", operands=("x", "p")),)),
     )

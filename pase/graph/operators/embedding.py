@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role
+from pase.graph.body import Body, Step
 from pase.graph.operator import Operator, Work
 
 
@@ -27,6 +28,7 @@ def embedding(
         ),
         writes=(Access(tensor="y", shape=(*x, size), index_map=(*dims, "d")),),
         work=(Work(dims=(*dims, "d"), flop_per_point=1, inputs=(1,)),),
+        body=Body(steps=(Step(result="rows", function="embedding", operands=("table", "x")),)),
     )
 
 

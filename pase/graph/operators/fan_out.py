@@ -33,7 +33,7 @@ def fan_out(
         dims=(*(Dim(dim, extent) for dim, extent in extents.items()), Dim(over, parts)),
         reads=(read,),
         writes=(Access(tensor="y", shape=x, index_map=axes, partial_over=()),),
-        body=Body(steps=(Step(result="y1", function="copy", operands=("x",)),)),
+        body=Body(steps=(Step(result="handed", function="fan_out", operands=("x",), dims=(over,)),)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role, SliceOf
+from pase.graph.body import Body, Step
 from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
 
 _GATES = 4
@@ -102,5 +103,6 @@ def lstm(name: str, x: tuple[int, ...], *, layers: int, units: int) -> Operator:
                 tensor="gate_sums", shape=(batch, steps, _GATES, units), index_map=("b", "s", None, "e"), working=3
             ),
         ),
+        body=Body(steps=(Step(result="states", function="lstm", operands=("x", "w", "u", "bias")),)),
         attributes=(("layers", layers), ("units", units)),
     )

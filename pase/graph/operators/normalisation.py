@@ -2,9 +2,13 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
+from pase.graph.body import Step
 from pase.graph.operator import AllReduce, Intermediate, Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue
+from pase.graph.operators.activations import check_activation, epilogue, finished
 from pase.graph.operators.windows import position_names
+
+EPSILON = 1e-5
+"""Added to the variance: in both papers' common implementations of batch normalisation, and here for both kinds."""
 
 _FLOP_PER_POINT = 3
 """Subtract the mean, square for the variance, divide."""
@@ -73,6 +77,18 @@ def _normalisation(
                 tensor="moments", shape=(2, *(extents[n] for n in kept)), index_map=(None, *kept), kept=1, working=1
             ),
             Intermediate(tensor="normalised", shape=x, index_map=names, working=2),
+        ),
+        # Scales are counted from 1, so that weights of zero leave the normalised tensor as it is.
+        body=finished(
+            Step(result="factor", function="add", operands=("scale", 1.0)),
+            Step(
+                result="normalised",
+                function="normalise",
+                operands=("x", "factor", "shift"),
+                dims=over,
+                options=(("epsilon", EPSILON),),
+            ),
+            activation=activation,
         ),
         attributes=(("activation", check_activation(name, activation)),),
     )

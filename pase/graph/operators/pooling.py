@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
+from pase.graph.body import Body, Step
 from pase.graph.operator import Operator, Work
 from pase.graph.operators.windows import Each, Padding, position_names, refuse_empty_windows, sliding
 
@@ -85,6 +86,16 @@ def _pooling(
         ),
         work=(Work(dims=tuple(dim.name for dim in dims), flop_per_point=1, inputs=(0,)),),
         unsplittable=windows.kernel_names,
+        body=Body(
+            steps=(
+                Step(
+                    result="pooled",
+                    function="pool",
+                    operands=("x",),
+                    options=(("reduction", reduction), ("count_padding", count_padding and reduction == "mean")),
+                ),
+            )
+        ),
         attributes=(("reduction", reduction), ("count_padding", count_padding)),
     )
 
@@ -99,4 +110,5 @@ def global_pool(name: str, x: tuple[int, ...]) -> Operator:
         reads=(Access(tensor="x", shape=x, index_map=names),),
         writes=(Access(tensor="y", shape=x[:2], index_map=names[:2]),),
         work=(Work(dims=names, flop_per_point=1, inputs=(0,)),),
+        body=Body(steps=(Step(result="means", function="mean", operands=("x",), dims=names[2:]),)),
     )

@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
+from pase.graph.body import Body, Step
 from pase.graph.operator import AllReduce, Intermediate, Operator, Work
 
 _FLOP_PER_POINT = 4
@@ -33,4 +34,5 @@ def softmax_loss(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b",
             Intermediate(tensor="softmax", shape=x, index_map=dims, working=2),
         ),
         exchanges=(AllReduce(tensor="extremes", shape=x[:-1], index_map=points, over=(classes,), times=3),),
+        body=Body(steps=(Step(result="loss", function="softmax_loss", operands=("x", "labels"), dims=dims),)),
     )

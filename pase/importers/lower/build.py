@@ -287,7 +287,8 @@ class _Builder:
             if found is not None:
                 producer, output = found
                 self.edges.append(Edge(producer=producer, output=output, consumer=name, input=i))
-        self.operators.append(replace(operator, writes=tuple(writes)))
+        # What is computed is told once all vertices are there.
+        self.operators.append(replace(operator, writes=tuple(writes), body=None))
 
     def _fitted(self, draft: LoweredOperator, scope: str) -> tuple[Operator, list[Use]]:
         """Return the operator with its reads as their tensors lie, and its sources.

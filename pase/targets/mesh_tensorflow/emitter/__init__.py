@@ -3,7 +3,6 @@
 No framework is loaded to write one.
 """
 
-from pase.targets.mesh_tensorflow.emitter.emit import emit
-from pase.targets.mesh_tensorflow.emitter.forward import emit_forward, outputs_left_out
+from pase.targets.mesh_tensorflow.emitter.emit import emit, emit_forward, outputs_left_out
 
 __all__ = ["emit", "emit_forward", "outputs_left_out"]

@@ -1,13 +1,23 @@
-"""What the blocks of all programs begin with: a comment, the dims, the mesh, the windows."""
+"""The block of one layer: a comment, its dims, its mesh, its windows, what it reads, what it computes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
 
-from pase.graph import Operator
+from pase.errors import EmitError, PaseError, ProgramError
+from pase.graph import Access, Operator, Role
+from pase.graph.body import MOVES, WINDOWED, Body, Step, is_before_layout
+from pase.graph.loss import is_imported
 from pase.planning.plan import LayerPlan, Plan
-from pase.sharding.layouts import WindowDim
+from pase.sharding.edges import edge_bytes
+from pase.sharding.held import parameter_name
+from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
+from pase.targets.mesh_tensorflow.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,
+    Identifiers,
     Text,
     call,
     code,
@@ -15,19 +25,232 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     devices_argument,
     printable,
     together,
+    with_comment,
 )
+from pase.targets.mesh_tensorflow.runtime.initial import initial_moments, shared_order, weight_name
+
+WINDOWS = (code("planes"), code("rows"), code("columns"))
+"""Variables of sliding windows: of a line the last alone, of an image the last two."""
+
+GATES = code("GATES")
+"""The dim of the programs that stands for the gates of an LSTM's weights, which no iteration dim indexes."""
+
+_CALLED: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("add", "p"): "parameter",
+        ("attention", "k"): "keys",
+        ("attention", "q"): "queries",
+        ("attention", "v"): "values",
+        ("convolve", "w"): "filters",
+        ("einsum", "w"): "weights",
+        ("softmax_loss", "labels"): "targets",
+    }
+)
+"""Variables of tensors, by the function of the step that reads them, where their own names would mislead."""
+
+LOCALS = (*_CALLED.values(), "x", "bias", "table", "scale", "shift")
+"""Names that layers do not have: blocks use them for what they read."""
 
 
-def commented(layer: LayerPlan, formula: str) -> Text:
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One layer of a program.
+
+    body: with elementary steps and kernels alone. variables: of all dims. sources: variable of each input's tensor.
+    result: of what it computes, "" where that is returned as the loss. reserved: variables and words that are others'.
+    trains: whether the program does.
+    """
+
+    plan: Plan
+    layer: LayerPlan
+    body: Body
+    variables: Mapping[str, Text]
+    sources: Mapping[int, Text]
+    result: Text
+    reserved: frozenset[str]
+    trains: bool
+
+    @property
+    def operator(self) -> Operator:
+        """The layer's operator."""
+        return self.plan.graph[self.layer.name]
+
+    def lines(self) -> Iterator[Text]:
+        """Yield the lines of the block."""
+        before, body = _taken_apart(self.body)
+        local = Identifiers(self.reserved)
+        used = {name for step in body.steps for name in step.operands}
+        reads = [(i, access) for i, access in enumerate(self.operator.reads) if access.tensor in used]
+        inputs = [(i, access) for i, access in reads if access.role is not Role.PARAMETER]
+        found = [dim for _, access in reads for dim in self._dims_of(access) if isinstance(dim, WindowDim)]
+        windows = dict(zip(found, WINDOWS[-len(found) :], strict=True)) if found else {}
+        names = self._input_names(inputs, local)
+        yield _comment(self.layer, printable(formula(self.operator, body), 200))
+        yield from _declared_dims(self.operator, self.variables)
+        yield from _declared_mesh(self.plan, self.layer)
+        yield from together([(name, code("window"), self._window(dim)) for dim, name in windows.items()])
+        if not self._is_moved:
+            for i, access in inputs:
+                source = nested(before, {"x": Expression(self.sources[i])}) if self._is_after(before, i) else None
+                yield from self._read(i, names[access.tensor].text, source or self.sources[i], windows)
+        weights, lines = self._weights([access for i, access in reads if access.role is Role.PARAMETER], used, local)
+        yield from lines
+        written = Written(
+            operator=self.operator,
+            dims=self.variables,
+            names=names | weights,
+            windows=tuple(windows.values()),
+            head=code("{} =", self.result) if self.result else code("return"),
+            result_names=named_dims(self.operator.writes[0]) if self.result else (),
+            new=local.new,
+        )
+        steps = written_steps(body, written)
+        moved = self._bytes([i for i, _ in inputs]) if self._is_moved and len(steps) == 1 else ""
+        yield from with_comment(steps, moved)
+
+    def returned(self, identifiers: Identifiers) -> Iterator[tuple[str, Text, tuple[int, ...], list[Text]]]:
+        """Yield the outputs of the model that the layer computes: name, variable, shape, lines that lay them out."""
+        own = named_dims(self.operator.writes[0])
+        if not self.body.outputs:
+            yield self.operator.name, self.result, self.operator.writes[0].shape, []
+        for output in self.body.outputs:
+            kept = tuple(dim for dim in own if self.operator.extents.get(dim, 1) > 1)
+            if output.dims == kept or not output.dims:
+                yield output.name, self.result, output.shape, []
+                continue
+            variable = identifiers.new(f"{output.name}_out", fallback="output")
+            dims = [self.variables[dim] for dim in output.dims]
+            lines = call(code("{} = arrange", variable), [self.result, code("[{}]", dims)])
+            yield output.name, variable, output.shape, lines
+
+    @cached_property
+    def _is_moved(self) -> bool:
+        """Whether the layer moves data alone: it takes its inputs from where they are."""
+        return self.body.steps[0].function in MOVES
+
+    def _dims_of(self, access: Access) -> tuple[PlainDim | WindowDim, ...]:
+        return () if self._is_moved else tensor_dims(self.operator, access)
+
+    def _variable(self, dim: str) -> Text:
+        if dim == WHOLE and any(step.function == "lstm" for step in self.body.steps):
+            return GATES
+        if dim not in self.variables:
+            raise EmitError(
+                f"layer {self.layer.name!r} ({self.operator.kind}) cannot be written as a program: a dim of one of its "
+                "tensors is none of its iteration space; give it a name there"
+            )
+        return self.variables[dim]
+
+    def _is_after(self, before: Sequence[Step], read: int) -> bool:
+        return bool(before) and self.operator.reads[read].tensor == "x"
+
+    def _input_names(self, inputs: Sequence[tuple[int, Access]], local: Identifiers) -> dict[str, Expression]:
+        """Return what the steps call each input: its tensor on the layer's mesh, or where it is if data are moved."""
+        names = {}
+        for i, access in inputs:
+            if i not in self.sources:
+                raise EmitError(
+                    f"layer {self.layer.name!r} reads a part of an input of the model, which programs cannot take yet"
+                )
+            dims = tuple(dim.out if isinstance(dim, WindowDim) else dim.name for dim in self._dims_of(access))
+            name = self.sources[i] if self._is_moved else self._new(access, local)
+            names[access.tensor] = Expression(
+                name, None if self._is_moved else dims, is_index=access.role is Role.INDEX
+            )
+        return names
+
+    def _new(self, access: Access, local: Identifiers) -> Text:
+        """Return a variable of a tensor that the layer reads."""
+        first = next(step.function for step in self.body.steps if access.tensor in step.operands)
+        fallback = "w" if access.role is Role.PARAMETER else "x"
+        return local.new(_CALLED.get((first, access.tensor), access.tensor), fallback=fallback)
+
+    def _window(self, dim: WindowDim) -> list[Text]:
+        found = [self._variable(dim.out), self._variable(dim.kernel), code("of={}", dim.extent)]
+        found += [code("stride={}", dim.stride)] if dim.stride != 1 else []
+        found += [code("dilation={}", dim.dilation)] if dim.dilation != 1 else []
+        return [*found, code("pad={}", dim.pad)] if dim.pad else found
+
+    def _read(self, read: int, name: Text, source: Text, windows: Mapping[WindowDim, Text]) -> list[Text]:
+        """Return the lines that bring an input to the layer's mesh."""
+        dims = [
+            windows[dim] if isinstance(dim, WindowDim) else self._variable(dim.name)
+            for dim in self._dims_of(self.operator.reads[read])
+        ]
+        arguments = [source, code("mesh"), code("[{}]", dims)]
+        pools = any(s.function == "pool" and s.option("reduction", "max") == "max" for s in self.body.steps)
+        if pools and windows:
+            arguments.append(code("fill={}", float("-inf")))
+        return with_comment(call(code("{} = reshard", name), arguments), self._bytes([read]))
+
+    def _weights(
+        self, parameters: Sequence[Access], used: set[str | float], local: Identifiers
+    ) -> tuple[dict[str, Expression], list[Text]]:
+        """Return what the steps call the weights and the constants, and the lines that declare these."""
+        names: dict[str, Expression] = {}
+        lines = []
+        for access in parameters:
+            dims, values = self._weight(access)
+            name = self._new(access, local)
+            names[access.tensor] = Expression(name, dims)
+            own = [code("{}", self._weight_name(access)), code("[{}]", [self._variable(dim) for dim in dims])]
+            lines.append((name, code("program.weight"), [code("mesh"), *own, *values]))
+        for item in self.body.constants:
+            if item.name in used:
+                name = local.new(item.name, fallback="w")
+                names[item.name] = Expression(name, item.dims)
+                shape = code("[{}]", [self._variable(dim) for dim in item.dims])
+                arguments = [code("mesh"), code("{}", f"{self.layer.name}/{item.name}"), shape]
+                lines.append((name, code("program.constant"), arguments))
+        return names, together(lines)
+
+    def _weight_name(self, access: Access) -> str:
+        """Return the name that a weight is kept under; where layers share it that of the first, if it is trained."""
+        if not self.trains:
+            return f"{self.layer.name}/{access.tensor}"
+        graph = self.plan.graph
+        return (
+            weight_name(graph, self.operator, access) if is_imported(graph) else parameter_name(self.operator, access)
+        )
+
+    def _weight(self, access: Access) -> tuple[tuple[str, ...], list[Text]]:
+        """Return the dims of a weight, in the order of the layer that declares it, and how its values are drawn."""
+        dims = tuple(dim.name for dim in tensor_dims(self.operator, access) if isinstance(dim, PlainDim))
+        if not self.trains:
+            return dims, []
+        order = shared_order(self.plan.graph, self.operator, access)
+        if len(order) == len(dims):
+            dims = tuple(dims[order.index(i)] for i in range(len(order)))
+        mean, deviation = initial_moments(self.operator, access)
+        return dims, [code("{}", deviation)] if deviation else [code("mean={}", mean)] if mean else []
+
+    def _bytes(self, reads: Sequence[int]) -> str:
+        """Return what moves where the layer reads, for a comment; nothing where that is not told."""
+        edges = (self.plan.graph.incoming.get((self.layer.name, i)) for i in reads)
+        try:
+            moved = [edge_bytes(self.plan, edge) for edge in edges if edge is not None]
+        except ProgramError as error:
+            raise EmitError(str(error)) from error
+        except PaseError:
+            return ""
+        if not moved:
+            return ""
+        forward, backward = (sum(column) for column in zip(*moved, strict=True))
+        if self.trains:
+            return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"
+        return f"{forward} B" if forward else "nothing moves"
+
+
+def _comment(layer: LayerPlan, told: str) -> Text:
     """Return the comment that a block begins with: its name, its splits, what it computes."""
     splits = " ".join(f"{dim}={parts}" for dim, parts in layer.splits.items() if parts != 1) or "not split"
     head = f"-- {printable(layer.name)}   {printable(splits)}"
     room = WIDTH - len(INDENT) - len("# ")
-    padded = f"{head:<49} {formula}"
-    return code("{}{}", INDENT, comment(padded if len(padded) <= room else f"{head}   {formula}"[:room].rstrip()))
+    padded = f"{head:<49} {told}"
+    return code("{}{}", INDENT, comment(padded if len(padded) <= room else f"{head}   {told}"[:room].rstrip()))
 
 
-def block_dims(operator: Operator, variables: Mapping[str, Text]) -> list[Text]:
+def _declared_dims(operator: Operator, variables: Mapping[str, Text]) -> list[Text]:
     """Return the lines that declare an iteration space."""
     # Extents by keyword where the name is what the variable is called, as pairs before them otherwise.
     pairs = [dim for dim in operator.dims if variables[dim.name] != dim.name]
@@ -38,7 +261,7 @@ def block_dims(operator: Operator, variables: Mapping[str, Text]) -> list[Text]:
     return call(code("{}, = dims" if len(targets) == 1 else "{} = dims", targets), arguments)
 
 
-def block_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
+def _declared_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
     """Return the lines that declare a layer's mesh."""
     axes = [code("({}, {})", dim, parts) for dim, parts in layer.splits.items() if parts != 1]
     head = code("mesh = program.mesh")
@@ -53,22 +276,12 @@ def block_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
     return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
 
 
-WINDOWS = (code("planes"), code("rows"), code("columns"))
-"""Variables of sliding windows: of a line the last alone, of an image the last two."""
-
-
-def window_variables(dims: Sequence[WindowDim]) -> dict[WindowDim, Text]:
-    """Return the variable of each sliding window that a layer reads through."""
-    return dict(zip(dims, WINDOWS[-len(dims) :], strict=True)) if dims else {}
-
-
-def declared_windows(windows: Mapping[WindowDim, Text], variables: Mapping[str, Text]) -> list[Text]:
-    """Return the lines that declare sliding windows."""
-    return together([(name, code("window"), _window_arguments(dim, variables)) for dim, name in windows.items()])
-
-
-def _window_arguments(dim: WindowDim, variables: Mapping[str, Text]) -> list[Text]:
-    found = [variables[dim.out], variables[dim.kernel], code("of={}", dim.extent)]
-    found += [code("stride={}", dim.stride)] if dim.stride != 1 else []
-    found += [code("dilation={}", dim.dilation)] if dim.dilation != 1 else []
-    return [*found, code("pad={}", dim.pad)] if dim.pad else found
+def _taken_apart(body: Body) -> tuple[tuple[Step, ...], Body]:
+    """Return functions that are applied before a tensor is laid out for its windows, and the other steps."""
+    place = next((i for i, step in enumerate(body.steps) if step.function in WINDOWED), 0)
+    before = body.steps[:place]
+    if not before or not is_before_layout(before, "x"):
+        return (), body
+    laid = body.steps[place]
+    laid = replace(laid, operands=tuple("x" if operand == before[-1].result else operand for operand in laid.operands))
+    return before, replace(body, steps=(laid, *body.steps[place + 1 :]))

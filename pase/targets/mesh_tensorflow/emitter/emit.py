@@ -1,26 +1,17 @@
-"""`emit`: the source of a Mesh-TensorFlow training program for a plan."""
+"""`emit`, `emit_forward`: the source of a Mesh-TensorFlow program for a plan, one block for each layer."""
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 
-from pase.errors import EmitError, ProgramError
-from pase.graph import Access, Operator, Role
-from pase.graph.body import elementary
-from pase.graph.loss import is_imported, leading_to
+from pase.errors import EmitError, GraphError
+from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
+from pase.graph.body import Body, elementary
+from pase.graph.loss import is_imported, leading_to, loss_layer
+from pase.graph.names import short
 from pase.planning.plan import LayerPlan, Plan
-from pase.sharding.edges import edge_bytes
-from pase.sharding.held import parameter_name
-from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
-from pase.targets.mesh_tensorflow.emitter.block import (
-    WINDOWS,
-    block_dims,
-    block_mesh,
-    commented,
-    declared_windows,
-    window_variables,
-)
-from pase.targets.mesh_tensorflow.emitter.forward import LAYERS, BodyBlock, check_body, emit_training
-from pase.targets.mesh_tensorflow.emitter.kinds import KINDS, Block
-from pase.targets.mesh_tensorflow.emitter.program import assembled, check_splits, training_head
+from pase.targets.mesh_tensorflow.emitter.block import LOCALS, WINDOWS, Block
+from pase.targets.mesh_tensorflow.emitter.steps import KERNELS
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,
     WIDTH,
@@ -28,231 +19,307 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     Text,
     call,
     code,
-    together,
-    with_comment,
+    docstring,
+    joined,
+    printable,
+    word,
 )
 from pase.targets.mesh_tensorflow.runtime.data import data_inputs
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, shared_order
 
-_LAYERS = (
+LAYERS = (
     "GATES",
+    "arrange",
     "attention",
-    "batch_norm",
     "concat",
-    "conv1d",
-    "conv2d",
-    "conv3d",
+    "convolve",
     "dims",
     "dropout",
-    "embedding",
     "fan_out",
-    "gelu",
-    "global_pool",
-    "layer_norm",
+    "fn",
+    "greatest",
+    "least",
+    "log_softmax",
+    "lookup",
     "lstm",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "mean_pool1d",
-    "mean_pool2d",
-    "mean_pool3d",
-    "relu",
+    "mean",
+    "normalise",
+    "padded",
+    "pick",
+    "piece",
+    "pool",
+    "product",
     "reshard",
-    "sigmoid",
+    "softmax",
     "softmax_loss",
-    "tanh",
+    "total",
     "window",
+    "without_later_keys",
 )
-"""What an emitted program may import from `pase.targets.mesh_tensorflow.runtime.layers`."""
+"""What a program may import from `pase.targets.mesh_tensorflow.runtime.layers`."""
 
-_OF_BODIES = tuple(name for name in LAYERS if name not in _LAYERS)
-"""What it may import besides, for layers that say themselves what they compute."""
-
-_WORDS = ("Program", "build", "loss", "main", "mesh", "mtf", "program", *WINDOWS, *_LAYERS)
-_LOCALS = (
-    "x",
-    "weights",
-    "filters",
-    "bias",
-    "table",
-    "parameter",
-    "scale",
-    "shift",
-    "queries",
-    "keys",
-    "values",
-    "targets",
-)
+_WORDS = ("Outputs", "Program", "build", "main", "mesh", "mtf", "outputs", "program", *WINDOWS, *LAYERS)
 
 
 def emit(plan: Plan) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
-    Layers that do not lead to the loss are left out. Raises EmitError for a layer of a kind that cannot be written
-    yet, a split that does not divide its dim, and a network without one loss.
+    Layers that do not lead to the loss are left out. Raises EmitError for a network without one loss, a layer that does
+    not tell how it is computed, and a split that does not divide its dim.
     """
-    if is_imported(plan.graph):
-        return emit_training(plan)
-    wanted = _leading_to_loss(plan)
-    for layer in plan.layers:
-        if layer.name in wanted:
-            _check(plan, layer)
-    body = list(_body(plan, wanted))
-    layers: dict[Text, tuple[str, ...]] = {code("pase.targets.mesh_tensorflow.runtime.layers"): _LAYERS}
-    if any(_is_told(plan.graph[name]) for name in wanted):
-        layers[code("pase.targets.mesh_tensorflow.runtime.layers.forward")] = _OF_BODIES
-    return assembled(training_head(plan, body, layers), body, plan.num_devices)
+    bodies = _bodies(plan, trains=True)
+    ends = [loss_layer(plan.graph)]
+    body = list(_body(plan, bodies, _checked(plan, bodies, ends), ends, trains=True))
+    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
+    told = [
+        f"{title}: a training program for Mesh-TensorFlow.",
+        *_told_of(plan),
+        "replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes are those of a float32 step.",
+        "",
+        "    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
+    ]
+    imports = [
+        code("from pase.targets.mesh_tensorflow.primitives.compat import mtf"),
+        *_imported_layers(body),
+        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
+        code("from pase.targets.mesh_tensorflow.runtime.script import main"),
+    ]
+    return _assembled([*docstring(told), code(""), *imports], body, plan.num_devices)
 
 
-def _is_told(operator: Operator) -> bool:
-    """Return whether an operator is of no kind of ours, and says itself what it computes."""
-    return operator.kind not in KINDS and operator.body is not None
+def emit_forward(plan: Plan) -> str:
+    """Return a Python script that computes what the plan's model computes, one block for each layer.
 
-
-def _leading_to_loss(plan: Plan) -> set[str]:
-    losses = [o.name for o in plan.graph.operators if o.kind in KINDS and KINDS[o.kind].is_loss]
-    unknown = [o for o in plan.graph.operators if o.kind not in KINDS and not _is_told(o)]
-    if unknown:
-        operator = unknown[0]
+    Layers that lead to no output are left out, and so are outputs of which the import could not tell how they are
+    computed, as long as there is another one; the script says so. Raises EmitError where none is left, and for a
+    network that was not imported.
+    """
+    bodies = _bodies(plan, trains=False)
+    if not is_imported(plan.graph):
         raise EmitError(
-            f"layer {operator.name!r} is a {operator.kind!r}, which cannot be written as a program yet; "
-            f"kinds that can are {', '.join(sorted(KINDS))}, and any whose operators have a body"
+            f"network {plan.graph.name!r} is a built-in one: programs of a forward pass are written for imported "
+            "models; emit one that trains instead (without --forward)"
         )
-    if len(losses) != 1:
-        raise EmitError(
-            f"network {plan.graph.name!r} has {len(losses)} losses; a training program needs exactly one "
-            "(a softmax_loss layer)"
-        )
-    return leading_to(plan.graph, losses)
+    ends = _ends(plan, bodies)
+    lost = _problems(plan, bodies, ends)
+    kept = [name for name in ends if name not in lost] or ends
+    body = list(_body(plan, bodies, _checked(plan, bodies, kept), kept, trains=False))
+    left_out = outputs_left_out(plan)
+    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
+    told = [
+        f"{title}: its forward pass, a program for Mesh-TensorFlow.",
+        *_told_of(plan, *(line for text in left_out for line in wrap(f"Its {printable(text, 400)}.", 110))),
+        "replicas. Edit the axes of a mesh and run again: the outputs stay the same. Bytes are those of float32.",
+        "",
+        "    python FILE --weights weights.npz --data inputs.npz --output outputs.npz [--json]",
+    ]
+    imports = [
+        code("from pase.targets.mesh_tensorflow.runtime.forward_pass import Outputs, main"),
+        *_imported_layers(body),
+        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
+    ]
+    return _assembled([*docstring(told), code(""), *imports], body, plan.num_devices)
 
 
-def _check(plan: Plan, layer: LayerPlan) -> None:
-    operator = plan.graph[layer.name]
-    if operator.body is not None and _is_told(operator):
-        check_body(layer, operator, operator.body)
-        return
-    problem = KINDS[operator.kind].why_not(operator)
-    if problem:
-        raise EmitError(f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: {problem}")
-    whole = [access.tensor for access in (*operator.reads, *operator.writes) if None in access.index_map]
-    if whole and not KINDS[operator.kind].whole:
-        raise EmitError(
-            f"layer {layer.name!r} ({operator.kind}) cannot be written as a program: a dim of its tensor {whole[0]!r} "
-            "is none of its iteration space; give it a name there"
-        )
-    check_splits(layer, operator)
+def outputs_left_out(plan: Plan) -> tuple[str, ...]:
+    """Return, in words, which outputs of the model a program of its forward pass leaves out, and why."""
+    bodies = _bodies(plan, trains=False)
+    lost = _problems(plan, bodies, _ends(plan, bodies))
+    return tuple(
+        f"output {short(output)} is left out, as layer {short(at)} cannot be written: {printable(reason, 200)}"
+        for end, (at, reason) in lost.items()
+        for output in ([item.name for item in bodies[end].outputs] or [end])
+    )
 
 
-def _body(plan: Plan, wanted: set[str]) -> Iterator[Text]:
-    yield code("def build(program: Program) -> mtf.Tensor:")
-    yield code('{}"""Declare the layers in order and return the loss."""', INDENT)
+# -- what is written
+
+
+def _bodies(plan: Plan, *, trains: bool) -> dict[str, Body]:
+    """Return what each layer computes; EmitError for one that does not tell it."""
+    found: dict[str, Body] = {}
+    for operator in plan.graph.operators:
+        if operator.body is None:
+            raise EmitError(
+                f"layer {operator.name!r} is a {operator.kind!r} that does not say how it is computed; give the "
+                "operator a body, or search the model again where the plan is an older version's"
+            )
+        try:
+            verify_operator(operator)
+        except GraphError as error:
+            raise EmitError(str(error)) from None
+        found[operator.name] = elementary(operator.body, trains=trains, kernels=KERNELS)
+    return found
+
+
+def _checked(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> set[str]:
+    """Return the layers that lead to some; EmitError for the first that cannot be written."""
+    wanted = leading_to(plan.graph, ends)
+    for name in sorted(wanted, key=plan.index.__getitem__):
+        operator, body = plan.graph[name], bodies[name]
+        if body.problem or not body.steps:
+            raise EmitError(
+                f"layer {name!r} ({operator.kind}) cannot be written as a program: "
+                f"{body.problem or 'it has no steps'}; replace it in the model, or use the plan without a program"
+            )
+        _check_splits(plan[name], operator)
+    return wanted
+
+
+def _check_splits(layer: LayerPlan, operator: Operator) -> None:
+    """Raise EmitError where a layer's splits are none that a program can have."""
+    for dim, parts in layer.splits.items():
+        extent = operator.extents.get(dim, 0)
+        if not extent or extent % parts or (parts != 1 and dim in operator.unsplittable):
+            raise EmitError(
+                f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program needs splits that divide "
+                f"their dims (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
+            )
+
+
+def _ends(plan: Plan, bodies: Mapping[str, Body]) -> list[str]:
+    """Return the layers that the model returns; those that nobody reads where it is not told which these are."""
+    returned = [name for name, body in bodies.items() if body.outputs]
+    read = {edge.producer for edge in plan.graph.edges}
+    return returned or [operator.name for operator in plan.graph.operators if operator.name not in read]
+
+
+def _problems(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return the ends that cannot be computed, with the first layer that they need and that is the reason."""
+    found: dict[str, tuple[str, str]] = {}
+    for end in ends:
+        needed = sorted(leading_to(plan.graph, [end]), key=plan.index.__getitem__)
+        first = next((name for name in needed if bodies[name].problem), None)
+        if first is not None:
+            found[end] = first, bodies[first].problem
+    return found
+
+
+# -- the text
+
+
+def _told_of(plan: Plan, *told: str) -> list[str]:
+    """Return the middle of a program's docstring: how the network was made, other lines, how to read the program."""
+    arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
+    made = "imported" if is_imported(plan.graph) else "built"
+    return [
+        "",
+        *([f"The network was {made} with {printable(arguments, 90)}.", ""] if arguments else []),
+        *told,
+        *([""] if told else []),
+        "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
+        "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
+    ]
+
+
+def _imported_layers(body: Sequence[Text]) -> list[Text]:
+    """Return the import of the layers that a program's body uses."""
+    used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
+    names = [word(name, LAYERS) for name in LAYERS if name in used]
+    line = code("from pase.targets.mesh_tensorflow.runtime.layers import {}", names)
+    if len(line) <= WIDTH:
+        return [line]
+    head = code("from pase.targets.mesh_tensorflow.runtime.layers import (")
+    return [head, *(code("{}{},", INDENT, name) for name in names), code(")")]
+
+
+def _assembled(head: Sequence[Text], body: Sequence[Text], num_devices: int) -> str:
+    """Return the source of a program, which is checked to be Python's."""
+    apart = (code(""), code(""))
+    foot = [code('if __name__ == "__main__":'), code("{}main(build, num_devices={})", INDENT, num_devices), code("")]
+    source = str(joined([*head, *apart, *body, *apart, *foot]))
+    compile(source, "<emitted>", "exec", dont_inherit=True)
+    return source
+
+
+def _body(
+    plan: Plan, bodies: Mapping[str, Body], wanted: set[str], ends: Sequence[str], *, trains: bool
+) -> Iterator[Text]:
+    """Yield the lines of the function that declares the layers."""
+    returned, told = (code("mtf.Tensor"), code("the loss")) if trains else (code("Outputs"), code("its outputs"))
+    yield code("def build(program: Program) -> {}:", returned)
+    yield code('{}"""Declare the layers in order and return {}."""', INDENT, told)
     graph = plan.graph
+    identifiers = Identifiers(_WORDS)
     dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
-    words = (*_WORDS, *(_OF_BODIES if any(map(_is_told, graph.operators)) else ()))
-    identifiers = Identifiers(words)
-    dim_variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
-    for word in _LOCALS:
-        identifiers.new(word)
-    inputs = {key: item for key, item in data_inputs(graph).items() if key[0] in wanted}
-    tensors: dict[tuple[str, int], Text] = {}
-    for key, item in inputs.items():
-        tensors[key] = identifiers.new(item.name, fallback="input")
-        declare = code("{} = program.indices" if item.below else "{} = program.floats", tensors[key])
-        below = [code("below={}", item.below)] if item.below else []
-        yield from call(declare, [code("{}", item.name), code("[{}]", item.shape), *below])
+    variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
+    for name in LOCALS:
+        identifiers.new(name)
+    fed, lines = _inputs(plan, wanted, identifiers)
+    yield from lines
     results: dict[str, Text] = {}
+    outputs: list[tuple[str, Text, tuple[int, ...]]] = []
     for layer in plan.layers:
         if layer.name not in wanted:
             continue
-        operator = graph[layer.name]
-        kind = KINDS.get(operator.kind)
-        results[layer.name] = code("loss") if kind and kind.is_loss else identifiers.new(layer.name)
+        is_end = layer.name in ends
+        results[layer.name] = code("") if trains and is_end else identifiers.new(layer.name)
+        taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in outputs)}
         sources = {
-            i: tensors[layer.name, i] if (layer.name, i) in tensors else results[graph.incoming[layer.name, i].producer]
-            for i, access in enumerate(operator.reads)
-            if access.role is not Role.PARAMETER
+            i: fed[layer.name, i] if (layer.name, i) in fed else _made(plan, graph.incoming[layer.name, i], results)
+            for i, access in enumerate(graph[layer.name].reads)
+            if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
         }
-        taken = {*dim_variables.values(), *tensors.values(), *results.values()}
+        block = Block(
+            plan=plan,
+            layer=layer,
+            body=bodies[layer.name],
+            variables=variables,
+            sources=sources,
+            result=results[layer.name],
+            reserved=frozenset({*taken, *_WORDS}),
+            trains=trains,
+        )
         yield code("")
-        if operator.body is not None and _is_told(operator):
-            body = elementary(operator.body, trains=True)
-            yield from BodyBlock(
-                plan, layer, body, dim_variables, sources, results[layer.name], taken, trains=True
-            ).lines()
-        else:
-            yield from _layer(plan, layer, dim_variables, sources, results[layer.name], taken)
+        yield from block.lines()
+        if is_end and not trains:
+            for name, variable, shape, extra in block.returned(identifiers):
+                yield from extra
+                outputs.append((name, variable, shape))
+    if trains:
+        return
+    yield code("")
+    items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in outputs]
+    line = code("{}return {{}}", INDENT, items)
+    if len(line) <= WIDTH:
+        yield line
+        return
+    yield code("{}return {", INDENT)
+    yield from (code("{}{}{},", INDENT, INDENT, item) for item in items)
+    yield code("{}}", INDENT)
 
 
-def _layer(
-    plan: Plan,
-    layer: LayerPlan,
-    dim_variables: dict[str, Text],
-    sources: dict[int, Text],
-    result: Text,
-    taken: set[Text],
-) -> Iterator[Text]:
-    """Write one block. sources: variable of each input's tensor. taken: variables that must keep their values."""
-    operator = plan.graph[layer.name]
-    kind = KINDS[operator.kind]
-    own = dict(kind.variables)
-    dim_variables = {**dim_variables, WHOLE: kind.whole}
-    local = Identifiers({*taken, *_WORDS})
-    names = [local.new(own.get(access.tensor, access.tensor), fallback="x") for access in operator.reads]
-    yield commented(layer, kind.formula(operator))
-    yield from block_dims(operator, dim_variables)
-    yield from block_mesh(plan, layer)
-    found = [dim for access in operator.reads for dim in _dims_of(operator, access) if isinstance(dim, WindowDim)]
-    windows = window_variables(found)
-    yield from declared_windows(windows, dim_variables)
-    if not kind.joins:
-        for i, source in sources.items():
-            dims = [
-                windows[dim] if isinstance(dim, WindowDim) else dim_variables[dim.name]
-                for dim in _dims_of(operator, operator.reads[i])
-            ]
-            arguments = [source, code("mesh"), code("[{}]", dims)]
-            if kind.fill(operator):
-                arguments.append(code("fill={}", kind.fill(operator)))
-            yield from with_comment(call(code("{} = reshard", names[i]), arguments), _bytes(plan, layer.name, [i]))
-    yield from together(
-        [
-            (names[i], code("program.weight"), _weight(plan, operator, i, dim_variables))
-            for i, access in enumerate(operator.reads)
-            if access.role is Role.PARAMETER
-        ]
-    )
-    reads = tuple(sources[i] if kind.joins and i in sources else name for i, name in enumerate(names))
-    block = Block(operator=operator, dims=dim_variables, reads=reads, windows=tuple(windows.values()))
-    head = code("{}return ", INDENT) if kind.is_loss else code("{}{} = ", INDENT, result)
-    line = [code("{}{}", head, kind.result(block))]
-    if len(line[0]) > WIDTH:
-        line = [code("{}(", head), code("{}{}{}", INDENT, INDENT, kind.result(block)), code("{})", INDENT)]
-    yield from with_comment(line, _bytes(plan, layer.name, list(sources)) if kind.joins else "")
+def _tuple(shape: tuple[int, ...]) -> Text:
+    return code("({},)" if len(shape) == 1 else "({})", shape)
 
 
-def _dims_of(operator: Operator, access: Access) -> tuple[PlainDim | WindowDim, ...]:
-    return () if KINDS[operator.kind].joins else tensor_dims(operator, access)
+def _inputs(plan: Plan, wanted: set[str], identifiers: Identifiers) -> tuple[dict[tuple[str, int], Text], list[Text]]:
+    """Return the variable of each read that inputs of the program feed, and the lines that declare these."""
+    fed: dict[tuple[str, int], Text] = {}
+    declared: dict[str, Text] = {}
+    lines: list[Text] = []
+    for (layer, read), item in data_inputs(plan.graph, wanted).items():
+        if item.name not in declared:
+            declared[item.name] = identifiers.new(item.name, fallback="input")
+            head = code("{} = program.indices" if item.below else "{} = program.floats", declared[item.name])
+            below = [code("below={}", item.below)] if item.below else []
+            lines += call(head, [code("{}", item.name), code("[{}]", item.shape), *below])
+        fed[layer, read] = declared[item.name]
+    return fed, lines
 
 
-def _weight(plan: Plan, operator: Operator, read: int, variables: dict[str, Text]) -> list[Text]:
-    access = operator.reads[read]
-    dims = [dim for dim in tensor_dims(operator, access) if isinstance(dim, PlainDim)]
-    order = shared_order(plan.graph, operator, access)
-    if len(dims) == len(order):
-        # As the layer that declares it has them.
-        dims = [dims[order.index(i)] for i in range(len(order))]
-    name, shape = parameter_name(operator, access), [variables[dim.name] for dim in dims]
-    deviation = initial_deviation(operator, access)
-    return [code("mesh"), code("{}", name), code("[{}]", shape), *([code("{}", deviation)] if deviation else [])]
-
-
-def _bytes(plan: Plan, layer: str, reads: list[int]) -> str:
-    edges = [plan.graph.incoming[layer, i] for i in reads if (layer, i) in plan.graph.incoming]
-    if not edges:
-        return ""
-    try:
-        moved = [edge_bytes(plan, edge) for edge in edges]
-    except ProgramError as error:
-        raise EmitError(str(error)) from error
-    forward, backward = (sum(column) for column in zip(*moved, strict=True))
-    return f"{forward} B forward + {backward} B backward" if forward or backward else "nothing moves"
+def _made(plan: Plan, edge: Edge, results: Mapping[str, Text]) -> Text:
+    """Return what a producer wrote, or the piece of it that an edge carries."""
+    producer = plan.graph[edge.producer]
+    name = results[edge.producer]
+    if edge.output == 0:
+        return name
+    write = producer.writes[edge.output]
+    parts = [axis for axis in write.index_map if isinstance(axis, SliceOf)]
+    whole = producer.writes[0]
+    if len(parts) != 1 or parts[0].dim not in whole.index_map:
+        raise EmitError(
+            f"layer {edge.consumer!r} reads output {edge.output} of layer {edge.producer!r}, which programs cannot "
+            "tell apart from the first yet"
+        )
+    part = parts[0]
+    return code("piece({}, {}, {}, {})", name, part.dim, part.offset, part.extent)

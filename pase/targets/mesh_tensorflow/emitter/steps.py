@@ -8,11 +8,32 @@ from types import MappingProxyType
 
 from pase.errors import EmitError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
-from pase.graph.body import MOVES, POINTWISE, Body, Step
-from pase.sharding.layouts import WHOLE
-from pase.targets.mesh_tensorflow.emitter.text import Text, call, code, word
+from pase.graph.body import LOSSES, MOVES, POINTWISE, Body, Step
+from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
 
-_INLINED = 48
+KERNELS = frozenset({"attention", "dropout", "lstm", "normalise", "softmax_loss"})
+"""Steps of bodies that programs have a layer for, as they are."""
+
+_INLINED = 64
+
+Dims = tuple[str, ...] | None
+"""The iteration dims of a tensor in its order; None where they are not told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An expression of a tensor. arguments: of the function that it calls, none where it is a name or a sum."""
+
+    text: Text
+    dims: Dims = None
+    arguments: tuple[Text, ...] = ()
+    is_sum: bool = False
+    is_index: bool = False
+
+
+def called(function: Text, arguments: Sequence[Text], dims: Dims = None) -> Expression:
+    """Return a call of a function."""
+    return Expression(code("{}({})", function, arguments), dims, (function, *arguments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,219 +41,212 @@ class Written:
     """The names that a block uses.
 
     dims: variable of each iteration dim. names: of the tensors that are read. windows: of the sliding windows.
-    result: of what the layer computes. new: makes another name.
+    head: what stands before the result, a name and = or return. result_names: the iteration dims that it has. new:
+    makes another name.
     """
 
     operator: Operator
     dims: Mapping[str, Text]
-    names: Mapping[str, Text]
+    names: Mapping[str, Expression]
     windows: tuple[Text, ...]
-    result: Text
+    head: Text
+    result_names: tuple[str, ...]
     new: Callable[[str], Text]
 
     def listed(self, names: Sequence[str]) -> Text:
         """Return dims as a list of their variables."""
         return code("[{}]", [self.dims[name] for name in names])
 
+    def ordered(self, x: Expression, dims: Sequence[str]) -> Text:
+        """Return a tensor with its dims in an order."""
+        return x.text if x.dims == tuple(dims) else code("arrange({}, {})", x.text, self.listed(dims))
+
     @property
     def result_dims(self) -> Text:
         """The dims of what the layer writes, as a list of their variables."""
-        found: list[str] = []
-        for axis in self.operator.writes[0].index_map:
-            match axis:
-                case str():
-                    found.append(axis)
-                case tuple():
-                    found += axis
-        return self.listed(found)
+        return self.listed(self.result_names)
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call of a function."""
-
-    function: Text
-    arguments: tuple[Text, ...]
-
-    @property
-    def text(self) -> Text:
-        return code("{}({})", self.function, self.arguments)
+def named_dims(access: Access) -> tuple[str, ...]:
+    """Return the iteration dims that index a tensor throughout, in order; of a window that of its positions."""
+    found: list[str] = []
+    for axis in access.index_map:
+        match axis:
+            case str():
+                found.append(axis)
+            case Window():
+                found.append(axis.out)
+            case tuple():
+                found += axis
+    return tuple(found)
 
 
 def written_steps(body: Body, block: Written) -> list[Text]:
     """Return the lines that compute the steps; the last one gives the result its dims' order."""
     uses = Counter(name for step in body.steps for name in step.operands if isinstance(name, str))
-    expressions: dict[str, Text] = dict(block.names)
+    known = dict(block.names)
     lines: list[Text] = []
     for i, step in enumerate(body.steps):
-        found = _call(step, _operands(step, expressions), block)
+        found = _expression(step, _operands(step, known), block)
         if i == len(body.steps) - 1:
-            return [*lines, *_assigned(block.result, _last(step, found, block))]
+            return [*lines, *assigned(block.head, _last(step, found, block))]
         if uses[step.result] == 1 and len(found.text) <= _INLINED:
-            expressions[step.result] = found.text
+            known[step.result] = found
             continue
-        expressions[step.result] = block.new(step.result)
-        lines += _assigned(expressions[step.result], found)
+        known[step.result] = Expression(block.new(step.result), found.dims)
+        lines += assigned(code("{} =", known[step.result].text), found)
     raise EmitError(f"layer {block.operator.name!r} has no steps")
 
 
-_INFIX = {"add": " + ", "subtract": " - ", "multiply": " · ", "divide": " / "}
-_LONGEST_FORMULA = 60
-
-
-def formula(operator: Operator, body: Body) -> str:
-    """Return what a body computes as a formula, for a comment; the names of its functions where that is long."""
-    reads = {access.tensor: _indexed(access.tensor, access.index_map) for access in operator.reads}
-    known = reads | {item.name: _indexed(item.name, item.dims) for item in body.constants}
-    is_sum = set[str]()
-    for step in body.steps:
-        operands = [known[operand] if isinstance(operand, str) else f"{operand:g}" for operand in step.operands]
-        if step.function in _INFIX:
-            if step.function in ("multiply", "divide"):
-                operands = [
-                    f"({text})" if name in is_sum else text for name, text in zip(step.operands, operands, strict=True)
-                ]
-            known[step.result] = _INFIX[step.function].join(operands)
-            if step.function in ("add", "subtract"):
-                is_sum.add(step.result)
-        elif step.function == "einsum":
-            known[step.result] = " ".join(operands)
-        else:
-            over = f" over {','.join(step.dims)}" if step.dims else ""
-            known[step.result] = f"{step.function}({', '.join(operands)}{over})"
-        if len(known[step.result]) > _LONGEST_FORMULA:
-            return f"{operator.kind}: {', '.join(step.function for step in body.steps)}"
-    write = operator.writes[0]
-    return (
-        f"{_indexed(write.tensor, write.index_map)} = {known[body.steps[-1].result]}" if body.steps else operator.kind
-    )
-
-
-def _indexed(tensor: str, axes: Sequence[DimIndex]) -> str:
-    names: list[str] = []
-    for axis in axes:
-        match axis:
-            case Window():
-                names.append(f"{axis.out}~")
-            case SliceOf():
-                names.append(axis.dim)
-            case tuple():
-                names += axis
-            case str():
-                names.append(axis)
-    return f"{tensor}[{','.join(names)}]"
-
-
-def nested(steps: Sequence[Step], names: Mapping[str, Text]) -> Text:
+def nested(steps: Sequence[Step], names: Mapping[str, Expression]) -> Text:
     """Return functions of points as one expression."""
-    expressions = dict(names)
+    known = dict(names)
     for step in steps:
-        expressions[step.result] = _of_points(step, _operands(step, expressions)).text
-    return expressions[steps[-1].result]
+        known[step.result] = _of_points(step, _operands(step, known))
+    return known[steps[-1].result].text
 
 
-def _last(step: Step, found: _Call, block: Written) -> _Call:
-    if step.function in MOVES or step.function in ("einsum", "convolve", "pool"):
-        # Their dims are those of the result already.
-        return found
-    return _Call(code("arrange"), (found.text, block.result_dims))
+def assigned(head: Text, found: Expression) -> list[Text]:
+    """Return the lines of an assignment, or of a return."""
+    if found.arguments:
+        function, *arguments = found.arguments
+        return call(code("{} {}", head, function), arguments)
+    line = code("{}{} {}", INDENT, head, found.text)
+    if len(line) <= WIDTH:
+        return [line]
+    return [code("{}{} (", INDENT, head), code("{}{}{}", INDENT, INDENT, found.text), code("{})", INDENT)]
 
 
-def _assigned(variable: Text, found: _Call) -> list[Text]:
-    return call(code("{} = {}", variable, found.function), found.arguments)
+def _last(step: Step, found: Expression, block: Written) -> Expression:
+    is_placed = step.function in MOVES or step.function in LOSSES or found.dims == block.result_names
+    return found if is_placed else called(code("arrange"), (found.text, block.result_dims))
 
 
-def _operands(step: Step, expressions: Mapping[str, Text]) -> tuple[Text, ...]:
-    return tuple(expressions[operand] if isinstance(operand, str) else _number(operand) for operand in step.operands)
+def _operands(step: Step, known: Mapping[str, Expression]) -> tuple[Expression, ...]:
+    return tuple(
+        known[operand] if isinstance(operand, str) else Expression(_number(operand), ()) for operand in step.operands
+    )
 
 
 def _number(value: float) -> Text:
     return code("{}", int(value) if isfinite(value) and value == int(value) and abs(value) < 1e15 else value)
 
 
-def _call(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+def _expression(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     if step.function in POINTWISE:
         return _of_points(step, operands)
     if step.function in _OVER:
-        return _Call(_OVER[step.function], (operands[0], block.listed(step.dims)))
+        name, keeps = _OVER[step.function]
+        (x,) = operands
+        dims = x.dims if x.dims is None or keeps else tuple(dim for dim in x.dims if dim not in step.dims)
+        return called(name, (x.text, block.listed(step.dims)), dims)
     if step.function in _WRITTEN:
         return _WRITTEN[step.function](step, operands, block)
     raise EmitError(f"layer {block.operator.name!r}: its body has a step {step.function!r} that is not known")
 
 
-def _of_points(step: Step, operands: tuple[Text, ...]) -> _Call:
-    return _Call(code("fn.{}", word(step.function, POINTWISE, "function of points")), operands)
+def _of_points(step: Step, operands: tuple[Expression, ...]) -> Expression:
+    tensors = [x for x, operand in zip(operands, step.operands, strict=True) if isinstance(operand, str)]
+    own = [x.dims for x in tensors]
+    dims = None if None in own else _joined([x for x in own if x is not None])
+    if step.function == "add" and not any(x.is_index for x in tensors) and _is_sum(own, dims):
+        # The first operand of a sum is a tensor.
+        terms = sorted(zip(operands, step.operands, strict=True), key=lambda pair: not isinstance(pair[1], str))
+        texts = [code("({})" if i and x.is_sum else "{}", x.text) for i, (x, _) in enumerate(terms)]
+        text = joined(texts, code(" + "))
+        if len(text) <= WIDTH - 3 * len(INDENT):
+            return Expression(text, dims, is_sum=True)
+    function = code("fn.{}", word(step.function, POINTWISE, "function of points"))
+    return called(function, [x.text for x in operands], dims)
 
 
-def _product(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    return _Call(code("product"), (*operands, block.listed(step.dims)))
+def _joined(tensors: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the dims of a function of points: those of its tensors, the most dims first, each once."""
+    return tuple(dict.fromkeys(dim for own in sorted(tensors, key=lambda x: -len(x)) for dim in own))
 
 
-def _causal(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    if len(step.dims) != 2:
-        raise _unwritten(block, f"hides later keys along {len(step.dims)} dims; expected queries and keys")
+def _is_sum(tensors: Sequence[Dims], dims: Dims) -> bool:
+    """Return whether a sum, term by term, has those dims: the first has them all, the others some in their order."""
+    if dims is None or not tensors or tensors[0] != dims:
+        return False
+    return all(own is not None and own == tuple(dim for dim in dims if dim in own) for own in tensors)
+
+
+def _product(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    return called(code("product"), (*(x.text for x in operands), block.listed(step.dims)), step.dims)
+
+
+def _causal(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     query, key = (block.dims[name] for name in step.dims)
-    return _Call(code("without_later_keys"), (operands[0], query, key))
+    return called(code("without_later_keys"), (operands[0].text, query, key), operands[0].dims)
 
 
-def _pick(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    return _Call(code("pick"), (*operands, block.dims[step.dims[0]]))
+def _pick(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    return called(code("pick"), (*(x.text for x in operands), block.dims[step.dims[0]]), operands[1].dims)
 
 
-def _convolve(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    return _Call(code("convolve"), (operands[0], operands[1], code("[{}]", block.windows), block.result_dims))
+def _convolve(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    arguments = (*(x.text for x in operands), code("[{}]", _windows(block)), block.result_dims)
+    return called(code("convolve"), arguments, block.result_names)
 
 
-def _pool(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    function = code("function={}", step.option("reduction", "max"))
+def _pool(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    function = code('function="{}"', word(str(step.option("reduction", "max")), ("max", "mean"), "reduction"))
     counted = [code("count_padding=True")] if step.option("count_padding", False) else []
-    return _Call(code("pool"), (operands[0], code("[{}]", block.windows), block.result_dims, function, *counted))
+    arguments = (operands[0].text, code("[{}]", _windows(block)), block.result_dims, function, *counted)
+    return called(code("pool"), arguments, block.result_names)
 
 
-def _embedding(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    axes = next((access.index_map for access in block.operator.reads if access.tensor == "table"), ())
-    names = [axis for axis in axes if isinstance(axis, str)]
-    if len(names) != 2 or len(axes) != 2:
+def _windows(block: Written) -> tuple[Text, ...]:
+    if not block.windows:
+        raise _unwritten(block, "computes with windows, which none of its tensors is read through")
+    return block.windows
+
+
+def _embedding(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    table, indices = operands
+    access = next((access for access in block.operator.reads if access.tensor == step.operands[0]), None)
+    if access is None or len(access.index_map) != 2 or len(named_dims(access)) != 2:
         raise _unwritten(block, "looks up a table whose dims are put together of others")
-    return _Call(code("lookup"), (operands[0], operands[1], *(block.dims[name] for name in names)))
+    rows, columns = named_dims(access)
+    dims = None if indices.dims is None else (*indices.dims, columns)
+    return called(code("lookup"), (table.text, indices.text, block.dims[rows], block.dims[columns]), dims)
 
 
-def _concat(step: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     dim = str(step.option("along", ""))
     if dim not in block.dims:
         raise _unwritten(block, f"joins tensors along {dim!r}, which is none of its dims")
-    along = code("along={}", block.dims[dim])
-    return _Call(code("concat"), (code("[{}]", operands), code("mesh"), block.result_dims, along))
+    tensors = code("[{}]", [x.text for x in operands])
+    return called(code("concat"), (tensors, code("mesh"), block.result_dims, code("along={}", block.dims[dim])))
 
 
-def _padded(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+def _padded(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     read = _read(block)
     before = code("before=[{}]", [axis.offset if isinstance(axis, SliceOf) else 0 for axis in read.index_map])
     shape = code("shape=[{}]", read.shape)
-    return _Call(code("padded"), (operands[0], code("mesh"), block.result_dims, before, shape))
+    return called(code("padded"), (operands[0].text, code("mesh"), block.result_dims, before, shape))
 
 
-def _piece(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
+def _piece(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     read = _read(block)
     names = [axis for axis in read.index_map if isinstance(axis, str)]
     parts = [axis for axis in block.operator.writes[0].index_map if isinstance(axis, SliceOf)]
     if len(parts) != 1 or len(names) != len(read.index_map):
         raise _unwritten(block, "takes a box of a tensor, which cannot be written yet")
-    whole = _brought(operands[0], block.listed(names)).text
-    return _Call(code("piece"), (whole, code("{}, {}, {}", parts[0].dim, parts[0].offset, parts[0].extent)))
+    whole = _brought(operands[0], names, block).text
+    return called(code("piece"), (whole, code("{}, {}, {}", parts[0].dim, parts[0].offset, parts[0].extent)))
 
 
-def _copy(_: Step, operands: tuple[Text, ...], block: Written) -> _Call:
-    read = _read(block)
-    names: list[str] = []
-    for axis in read.index_map:
-        names += [axis] if isinstance(axis, str) else list(axis) if isinstance(axis, tuple) else [WHOLE]
-    if block.operator.is_fan_out:
-        over = block.listed(read.partial_over or ())
-        return _Call(code("fan_out"), (_brought(operands[0], block.result_dims).text, over))
-    if block.operator.kind != "reorder":
-        return _brought(operands[0], block.result_dims)
-    return _Call(code("arrange"), (_brought(operands[0], block.listed(names)).text, block.result_dims))
+def _copy(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    read, written = _read(block), block.result_names
+    names = named_dims(read)
+    kept = tuple(name for name in names if name in written)
+    is_told = all(axis is not None or extent == 1 for axis, extent in zip(read.index_map, read.shape, strict=True))
+    # What is laid out anew is read in its own order first.
+    if is_told and kept != written and all(name in kept or block.operator.extents[name] == 1 for name in names):
+        return called(code("arrange"), (_brought(operands[0], names, block).text, block.result_dims), written)
+    return _brought(operands[0], written, block)
 
 
 def _read(block: Written) -> Access:
@@ -246,34 +260,166 @@ def _unwritten(block: Written, problem: str) -> EmitError:
     return EmitError(f"layer {block.operator.name!r} {problem}")
 
 
-def _brought(operand: Text, dims: Text) -> _Call:
-    return _Call(code("reshard"), (operand, code("mesh"), dims))
+def _brought(operand: Expression, names: Sequence[str], block: Written) -> Expression:
+    return called(code("reshard"), (operand.text, code("mesh"), block.listed(names)), tuple(names))
 
 
-_OVER: Mapping[str, Text] = MappingProxyType(
+def _fan_out(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    return called(code("fan_out"), (operands[0].text, block.listed(step.dims)), operands[0].dims)
+
+
+def _dropout(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    rate = code("rate={}", float(step.option("rate", 0.0)))
+    return called(code("dropout"), (block.ordered(operands[0], step.dims), code("program.mask_key"), rate), step.dims)
+
+
+def _attention(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    batch, heads, query, key, feature = step.dims
+    orders = ((batch, query, heads, feature), (batch, key, heads, feature), (batch, key, heads, feature))
+    tensors = [block.ordered(x, order) for x, order in zip(operands, orders, strict=True)]
+    causal = [code("causal=True")] if step.option("causal", False) else []
+    scale = code("scale={}", float(step.option("scale", 1.0)))
+    return called(code("attention"), (*tensors, scale, *causal), orders[0])
+
+
+def _normalise(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    over, epsilon = block.listed(step.dims), code("epsilon={}", float(step.option("epsilon", 0.0)))
+    return called(code("normalise"), (*(x.text for x in operands), over, epsilon), operands[0].dims)
+
+
+def _lstm(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    return called(code("lstm"), (*(x.text for x in operands), block.result_dims), block.result_names)
+
+
+def _softmax_loss(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    logits, labels = operands
+    *points, classes = step.dims
+    tensors = block.ordered(logits, step.dims), block.ordered(labels, points)
+    return called(code("softmax_loss"), (*tensors, block.dims[classes]), ())
+
+
+_OVER: Mapping[str, tuple[Text, bool]] = MappingProxyType(
     {
-        "log_softmax": code("log_softmax"),
-        "max": code("greatest"),
-        "mean": code("mean"),
-        "min": code("least"),
-        "softmax": code("softmax"),
-        "sum": code("total"),
+        "log_softmax": (code("log_softmax"), True),
+        "max": (code("greatest"), False),
+        "mean": (code("mean"), False),
+        "min": (code("least"), False),
+        "softmax": (code("softmax"), True),
+        "sum": (code("total"), False),
     }
 )
-"""Functions over some dims of one tensor."""
+"""Functions over some dims of one tensor, and whether the result has these dims too."""
 
-_WRITTEN: Mapping[str, Callable[[Step, tuple[Text, ...], Written], _Call]] = MappingProxyType(
+_WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Expression]] = MappingProxyType(
     {
+        "attention": _attention,
         "causal": _causal,
         "concat": _concat,
         "convolve": _convolve,
         "copy": _copy,
+        "dropout": _dropout,
         "einsum": _product,
         "embedding": _embedding,
+        "fan_out": _fan_out,
+        "lstm": _lstm,
+        "normalise": _normalise,
         "padded": _padded,
         "pick": _pick,
         "piece": _piece,
         "pool": _pool,
+        "softmax_loss": _softmax_loss,
     }
 )
 """How the other functions that are none of points are written."""
+
+
+# -- formulas, for comments
+
+_INFIX = {"add": " + ", "subtract": " - ", "multiply": " · ", "divide": " / "}
+_LONGEST_FORMULA = 90
+
+
+def formula(operator: Operator, body: Body) -> str:
+    """Return what a body computes as a formula, for a comment; the names of its functions where that is long."""
+    known = {access.tensor: _indexed(access.tensor, access.index_map) for access in operator.reads}
+    known |= {item.name: _indexed(item.name, item.dims) for item in body.constants}
+    sums = set[str]()
+    for step in body.steps:
+        texts = [known[operand] if isinstance(operand, str) else f"{operand:g}" for operand in step.operands]
+        if step.function in ("multiply", "divide", "normalise"):
+            texts = [f"({text})" if name in sums else text for name, text in zip(step.operands, texts, strict=True)]
+        if step.function in ("add", "subtract"):
+            sums.add(step.result)
+        known[step.result] = _told(operator, step, texts)
+        if len(known[step.result]) > _LONGEST_FORMULA:
+            return f"{operator.kind}: {', '.join(step.function for step in body.steps)}"
+    if not body.steps:
+        return operator.kind
+    write, last = operator.writes[0], body.steps[-1]
+    left = "loss" if last.function in LOSSES else _indexed(write.tensor, write.index_map)
+    return f"{left} = {known[last.result]}"
+
+
+def _told(operator: Operator, step: Step, texts: Sequence[str]) -> str:
+    if step.function in _INFIX:
+        return _INFIX[step.function].join(texts)
+    if step.function in _FORMULAS:
+        return _FORMULAS[step.function](operator, step, texts)
+    over = f" over {','.join(step.dims)}" if step.dims else ""
+    return f"{step.function}({', '.join(texts)}{over})"
+
+
+def _attention_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
+    causal = f", no later {step.dims[3]}" if step.option("causal", False) else ""
+    return f"softmax({texts[0]} {texts[1]} · {float(step.option('scale', 1.0)):.4g}{causal}) {texts[2]}"
+
+
+def _pool_formula(operator: Operator, step: Step, _: Sequence[str]) -> str:
+    windows = (axis for access in operator.reads for axis in access.index_map if isinstance(axis, Window))
+    sizes = " x ".join(str(operator.extents[window.kernel]) for window in windows)
+    return f"{step.option('reduction', 'max')} of {sizes} windows"
+
+
+def _lstm_formula(operator: Operator, step: Step, texts: Sequence[str]) -> str:
+    weights = next((access for access in operator.reads if access.tensor == step.operands[1]), operator.reads[0])
+    return f"{weights.shape[0]} LSTM layers of {texts[0]}"
+
+
+_FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = MappingProxyType(
+    {
+        "attention": _attention_formula,
+        "concat": lambda _, step, texts: f"{len(texts)} tensors end to end along {step.option('along', '')}",
+        "convolve": lambda _, __, texts: " ".join(texts),
+        "dropout": lambda _, step, texts: f"{texts[0]} / {1 - float(step.option('rate', 0.0)):g} or 0",
+        "einsum": lambda _, __, texts: " ".join(texts),
+        "embedding": lambda _, step, texts: f"{step.operands[0]}[{texts[1]}]",
+        "fan_out": lambda _, __, texts: f"{texts[0]} for several layers",
+        "lstm": _lstm_formula,
+        "normalise": lambda _, __, texts: f"normal({texts[0]}) {texts[1]} + {texts[2]}",
+        "pool": _pool_formula,
+        "softmax_loss": lambda _, __, texts: f"mean of -log softmax({texts[0]}) at {texts[1]}",
+    }
+)
+
+
+def _indexed(tensor: str, axes: Sequence[DimIndex]) -> str:
+    names: list[str] = []
+    for axis in axes:
+        match axis:
+            case Window():
+                names.append(_position(axis))
+            case SliceOf(extent=1):
+                pass
+            case SliceOf():
+                names.append(axis.dim)
+            case tuple():
+                names += axis
+            case str():
+                names.append(axis)
+    return f"{tensor}[{','.join(names)}]"
+
+
+def _position(axis: Window) -> str:
+    """Return the point of a tensor that a window's position and a point of its kernel read."""
+    stride, dilation = (str(step) if step != 1 else "" for step in (axis.stride, axis.dilation))
+    return f"{stride}{axis.out}+{dilation}{axis.kernel}{f'-{axis.pad}' if axis.pad else ''}"

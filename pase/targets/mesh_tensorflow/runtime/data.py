@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,6 +14,8 @@ from pase.common.array_files import mapped_array, opened_archive, reading
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
+from pase.graph.body import LOSSES
+from pase.graph.loss import is_imported
 from pase.graph.names import listed, short
 from pase.targets.mesh_tensorflow.runtime.initial import generator
 
@@ -32,43 +34,49 @@ class DataInput:
     below: int = 0
 
 
-def data_inputs(graph: Graph) -> dict[tuple[str, int], DataInput]:
+def data_inputs(graph: Graph, layers: Collection[str] | None = None) -> dict[tuple[str, int], DataInput]:
     """Return what no edge feeds, by (layer, input).
 
     Of an imported model: its inputs, by their names and in their shapes. Otherwise names are "labels" for the labels of
     a loss, "inputs" where there is a single other one, the layer's name (and the tensor's, where a layer has two)
-    otherwise.
+    otherwise. layers: whose, by default all.
     """
-    named: dict[tuple[str, int], DataInput] = {}
-    for operator in graph.operators:
-        for item in operator.body.inputs if operator.body else ():
-            read = operator.reads[item.read]
-            below = index_bound(operator, read) if read.role is Role.INDEX else 0
-            named[operator.name, item.read] = DataInput(name=item.name, shape=item.shape, below=below)
-    if named:
-        return named
+    wanted = [operator for operator in graph.operators if layers is None or operator.name in layers]
+    told = [(o, item.read, item.name, item.shape) for o in wanted if o.body for item in o.body.inputs]
+    if not is_imported(graph):
+        told = [(o, i, name, o.reads[i].shape) for (o, i), name in _input_names(graph).items() if o in wanted]
+    return {
+        (operator.name, i): DataInput(
+            name=name,
+            shape=shape,
+            below=index_bound(operator, operator.reads[i]) if operator.reads[i].role is Role.INDEX else 0,
+        )
+        for operator, i, name, shape in told
+    }
+
+
+def _input_names(graph: Graph) -> dict[tuple[Operator, int], str]:
+    """Return what the inputs of a built-in network are called."""
     free = [
         (operator, i)
         for operator in graph.operators
         for i, read in enumerate(operator.reads)
         if read.role is not Role.PARAMETER and (operator.name, i) not in graph.incoming
     ]
-    labels = [(o, i) for o, i in free if o.kind == "softmax_loss" and o.reads[i].role is Role.INDEX]
+    labels = [(o, i) for o, i in free if _is_label(o, i)]
     others = [pair for pair in free if pair not in labels]
-    names: dict[tuple[str, int], str] = {}
+    names: dict[tuple[Operator, int], str] = {}
     for group, single in ((labels, "labels"), (others, "inputs")):
         for operator, i in group:
             of_layer = [j for o, j in group if o is operator]
             own = operator.name if len(of_layer) == 1 else f"{operator.name}/{operator.reads[i].tensor}"
-            names[operator.name, i] = single if len(group) == 1 else own
-    result = {}
-    for operator, i in free:
-        read = operator.reads[i]
-        below = 0
-        if read.role is Role.INDEX:
-            below = index_bound(operator, read)
-        result[operator.name, i] = DataInput(name=names[operator.name, i], shape=read.shape, below=below)
-    return result
+            names[operator, i] = single if len(group) == 1 else own
+    return {pair: names[pair] for pair in free}
+
+
+def _is_label(operator: Operator, read: int) -> bool:
+    steps = operator.body.steps if operator.body else ()
+    return any(step.function in LOSSES and operator.reads[read].tensor in step.operands[1:] for step in steps)
 
 
 def index_bound(operator: Operator, read: Access) -> int:

@@ -6,14 +6,14 @@ A tensor is an array and the names of its dims; nothing here knows of shards.
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import product
-from math import inf
+from math import inf, prod
 from typing import Any
 
 from pase.errors import ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import MOVES, POINTWISE, Body, Step
+from pase.graph.body import MOVES, POINTWISE, Body, Step, is_loss
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.layers.points import functions_of_points
+from pase.targets.mesh_tensorflow.runtime.functions import functions_of_points
 
 Named = tuple[Any, tuple[str, ...]]
 """An array and the name of each of its dims."""
@@ -21,31 +21,51 @@ Named = tuple[Any, tuple[str, ...]]
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any]) -> Any:
-    """Return what an operator writes first.
+Draw = Callable[[Step, tuple[int, ...]], Any]
+"""Takes a step that drops points and the shape of its tensor; returns what each point is multiplied by."""
+
+WHOLE = frozenset({"lstm"})
+"""Functions whose operands are tensors in the shapes in which they are read."""
+
+
+def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: Draw | None = None) -> Any:
+    """Return what an operator writes first; its loss, where it computes one.
 
     Args:
         operator: how its tensors are indexed.
         body: its elementary steps.
         tensors: of what it reads, by name, in the shapes that it reads; of the body's constants, [dims].
+        draw: gives the factors of the points that are dropped.
 
     Raises:
         ProgramError: a step is none that can be interpreted.
     """
-    known: dict[str, Named] = {
-        access.tensor: named(operator, access, tensors[access.tensor])
-        for access in operator.reads
-        if access.tensor in tensors
-    }
+    known: dict[str, Named] = {}
+    told = {operand for step in body.steps if step.function not in WHOLE for operand in step.operands}
+    for access in operator.reads:
+        if access.tensor in tensors:
+            is_told = access.tensor in told
+            array = tensors[access.tensor]
+            known[access.tensor] = named(operator, access, array) if is_told else (array, ())
     for constant in body.constants:
         if constant.name in tensors:
             shape = [operator.extents[dim] for dim in constant.dims]
             known[constant.name] = tf.reshape(tensors[constant.name], shape), constant.dims
     for step in body.steps:
-        known[step.result] = _step(operator, step, known)
+        known[step.result] = _dropped(step, known, draw) if step.function == "dropout" else _step(operator, step, known)
+    last = body.steps[-1]
+    if is_loss(operator.body):
+        return known[last.result][0]
     write = operator.writes[0]
-    y, _ = _arranged(known[body.steps[-1].result], _dims(operator, write), operator)
+    y, _ = _arranged(known[last.result], _dims(operator, write), operator)
     return tf.reshape(y, write.shape)
+
+
+def _dropped(step: Step, known: Mapping[str, Named], draw: Draw | None) -> Named:
+    if draw is None:
+        raise ProgramError(f"{step.result!r} drops points, and nothing tells which")
+    array = _broadcast(known[str(step.operands[0])], step.dims)
+    return array * draw(step, tuple(array.shape.as_list())), step.dims
 
 
 def named(operator: Operator, access: Access, array: Any) -> Named:
@@ -152,50 +172,79 @@ def _pick(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
     return tf.reduce_sum(tf.transpose(x, order) * chosen, axis=-1), dims
 
 
-def _windows(operator: Operator, x: Named, fill: float) -> list[tuple[tuple[int, ...], Any]]:
-    """Return, for each point of the kernels, what it reads of x for all positions."""
-    access = next(access for access in operator.reads if any(isinstance(axis, Window) for axis in access.index_map))
+def _windowed(operator: Operator) -> Access:
+    return next(access for access in operator.reads if any(isinstance(axis, Window) for axis in access.index_map))
+
+
+def _padded_windows(operator: Operator, x: Named, fill: float) -> tuple[Any, list[int]]:
+    """Return a tensor padded or cut to what its windows read, and how many points that is for each window."""
     array, dims = x
-    windows = [axis for axis in access.index_map if isinstance(axis, Window)]
-    places = {axis.out: dims.index(axis.out) for axis in windows}
     pads = [(0, 0)] * len(dims)
-    for axis in windows:
-        place, kernel = places[axis.out], operator.extents[axis.kernel]
-        end = (operator.extents[axis.out] - 1) * axis.stride + (kernel - 1) * axis.dilation + 1
-        pads[place] = axis.pad, max(0, end - axis.pad - int(array.shape[place]))
-    array = tf.pad(array, pads, constant_values=tf.constant(fill, array.dtype))
+    cuts = [slice(None)] * len(dims)
+    ends = []
+    for axis in _windowed(operator).index_map:
+        if isinstance(axis, Window):
+            place, kernel = dims.index(axis.out), operator.extents[axis.kernel]
+            ends.append((operator.extents[axis.out] - 1) * axis.stride + (kernel - 1) * axis.dilation + 1)
+            pads[place] = axis.pad, max(0, ends[-1] - axis.pad - int(array.shape[place]))
+            cuts[place] = slice(0, ends[-1])
+    return tf.pad(array, pads, constant_values=tf.constant(fill, array.dtype))[tuple(cuts)], ends
+
+
+def _windows(operator: Operator, x: Named, fill: float) -> list[Any]:
+    """Return, for each point of the kernels, what it reads of x for all positions."""
+    windows = [axis for axis in _windowed(operator).index_map if isinstance(axis, Window)]
+    array, _ = _padded_windows(operator, x, fill)
     found = []
     for points in product(*(range(operator.extents[axis.kernel]) for axis in windows)):
-        index = [slice(None)] * len(dims)
+        index = [slice(None)] * len(x[1])
         for point, axis in zip(points, windows, strict=True):
             first = point * axis.dilation
-            index[places[axis.out]] = slice(
-                first, first + (operator.extents[axis.out] - 1) * axis.stride + 1, axis.stride
-            )
-        found.append((points, array[tuple(index)]))
+            last = first + (operator.extents[axis.out] - 1) * axis.stride
+            index[x[1].index(axis.out)] = slice(first, last + 1, axis.stride)
+        found.append(array[tuple(index)])
     return found
 
 
 def _convolve(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
+    """A sum of products over windows, as TensorFlow's convolution of [batch, positions, channels], group by group."""
     x, (filters, own) = operands
-    kernels = [axis.kernel for access in operator.reads for axis in access.index_map if isinstance(axis, Window)]
-    rest = tuple(dim for dim in own if dim not in kernels)
-    filters = tf.transpose(filters, [own.index(dim) for dim in (*kernels, *rest)])
+    access = _windowed(operator)
+    windows = [axis for axis in access.index_map if isinstance(axis, Window)]
+    kernels, positions = [axis.kernel for axis in windows], [axis.out for axis in windows]
+    extents = operator.extents
     written = _dims(operator, operator.writes[0])
-    step = Step(result="", function="einsum", dims=written)
+    rest = [dim for dim in own if dim not in kernels]
+    groups = [dim for dim in rest if dim in x[1] and dim in written]
+    inputs = [dim for dim in rest if dim not in written]
+    outputs = [dim for dim in rest if dim in written and dim not in x[1]]
+    batch = [dim for dim in x[1] if dim not in (*rest, *positions)]
+    padded, ends = _padded_windows(operator, x, 0.0)
+    image = _broadcast((padded, x[1]), [*batch, *positions, *groups, *inputs])
+    num_groups, num_inputs, num_outputs = (prod(extents[dim] for dim in dims) for dims in (groups, inputs, outputs))
+    image = tf.reshape(image, [prod(extents[dim] for dim in batch), *ends, num_groups, num_inputs])
+    filters = tf.transpose(filters, [own.index(dim) for dim in (*kernels, *groups, *inputs, *outputs)])
+    filters = tf.reshape(filters, [*(extents[dim] for dim in kernels), num_groups, num_inputs, num_outputs])
+    strides, dilations = [axis.stride for axis in windows], [axis.dilation for axis in windows]
+    # TensorFlow has either, not both: what it computes with dilation alone, at every stride.
+    steps = strides if max(strides) > 1 and max(dilations) > 1 else [1] * len(strides)
+    strides = [1] * len(strides) if steps is strides else strides
     parts = [
-        _einsum(operator, step, [(part, x[1]), (filters[points], rest)]) for points, part in _windows(operator, x, 0.0)
+        tf.nn.convolution(a, w, strides=strides, dilation_rate=dilations, padding="VALID")
+        for a, w in zip(tf.unstack(image, axis=-2), tf.unstack(filters, axis=-3), strict=True)
     ]
-    return tf.add_n([part for part, _ in parts]), parts[0][1]
+    y = tf.stack(parts, axis=-2)[(slice(None), *(slice(None, None, step) for step in steps))]
+    dims = (*batch, *positions, *groups, *outputs)
+    return tf.reshape(y, [extents[dim] for dim in dims]), dims
 
 
 def _pool(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
     x = operands[0]
     if step.option("reduction", "max") == "max":
         # Of equal values the first counts.
-        return reduce(tf.maximum, [part for _, part in _windows(operator, x, -inf)]), x[1]
-    parts = [part for _, part in _windows(operator, x, 0.0)]
-    counts = [part for _, part in _windows(operator, (tf.ones_like(x[0]), x[1]), 0.0)]
+        return reduce(tf.maximum, _windows(operator, x, -inf)), x[1]
+    parts = _windows(operator, x, 0.0)
+    counts = _windows(operator, (tf.ones_like(x[0]), x[1]), 0.0)
     divisor = len(parts) if step.option("count_padding", False) else tf.add_n(counts)
     return tf.add_n(parts) / divisor, x[1]
 
@@ -228,6 +277,24 @@ def piece_of(dims: Sequence[str], access: Access) -> tuple[slice, ...]:
     return tuple(index)
 
 
+def _lstm(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
+    """Layers one after the other, each step by step: input, forget and output gate, and the candidate."""
+    x, w, u, bias = (array for array, _ in operands)
+    sequence = x[0]
+    for layer in range(int(w.shape[0])):
+        hidden = cell = tf.zeros_like(sequence[:, 0])
+        outputs = []
+        for step in range(int(sequence.shape[1])):
+            gates = tf.einsum("bd,dge->bge", sequence[:, step], w[layer]) + tf.einsum("bd,dge->bge", hidden, u[layer])
+            into, forget, out, candidate = tf.unstack(gates + bias[layer], 4, axis=1)
+            cell = tf.sigmoid(forget) * cell + tf.sigmoid(into) * tf.tanh(candidate)
+            hidden = tf.sigmoid(out) * tf.tanh(cell)
+            outputs.append(hidden)
+        sequence = tf.stack(outputs, axis=1)
+    dims = _dims(operator, operator.writes[0])
+    return tf.reshape(sequence, [1] * (len(dims) - 3) + sequence.shape.as_list()), dims
+
+
 _OVER: Mapping[str, Callable[[Any, list[int]], Any]] = {
     "sum": tf.reduce_sum,
     "mean": tf.reduce_mean,
@@ -253,6 +320,8 @@ _OTHERS: Mapping[str, Callable[[Operator, Step, Sequence[Any]], Named]] = {
     "causal": _causal,
     "convolve": _convolve,
     "einsum": _einsum,
+    "fan_out": lambda _, __, operands: operands[0],
+    "lstm": _lstm,
     "embedding": _embedding,
     "pick": _pick,
     "pool": _pool,

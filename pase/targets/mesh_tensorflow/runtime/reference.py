@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import ProgramError
+from pase.errors import EmitError, ProgramError
 from pase.graph import Graph, Operator, Role
-from pase.graph.body import Body, elementary
+from pase.graph.body import Step, elementary, is_loss
 from pase.graph.loss import is_imported, leading_to, loss_layer
 from pase.sharding.held import parameter_name
 from pase.targets.mesh_tensorflow.primitives.compat import tf
@@ -37,7 +37,6 @@ from pase.targets.mesh_tensorflow.runtime.interpreter import interpret, named, p
 from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, Key, kept, step_key
 from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, name_of, options_of
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
-from pase.targets.mesh_tensorflow.runtime.reference_kinds import COMPUTE
 
 Slot = Callable[..., Any]
 """Takes a name and a shape (by default the weight's) and returns the variable that is kept under it, at first zeros."""
@@ -266,27 +265,26 @@ class _Network:
         self._moments: dict[str, tuple[float, float]] = {}
         self._graph, self._dtype = graph, dtype
         self._items = data_inputs(graph)
-        self._masks: list[tuple[Operator, Any]] = []
+        self._masks: list[tuple[str, float, Any]] = []
         self._written: dict[str, Any] = {}
-        if is_imported(graph):
-            self._compute_bodies()
-        else:
-            self._compute_kinds()
-
-    def _compute_bodies(self) -> None:
-        """Compute what leads to the loss of an imported model, step by step."""
-        loss = loss_layer(self._graph)
-        wanted = leading_to(self._graph, [loss])
-        for operator in self._graph.operators:
-            if operator.name not in wanted or operator.body is None:
-                continue
-            self._compute_body(operator, operator.body)
+        try:
+            loss = loss_layer(graph)
+        except EmitError as error:
+            raise ProgramError(str(error)) from None
+        wanted = leading_to(graph, [loss])
+        for operator in graph.operators:
+            if operator.name in wanted:
+                self._compute(operator)
         self.loss = tf.reshape(self._written[loss], [])
 
-    def _compute_body(self, operator: Operator, body: Body) -> None:
-        if body.problem:
-            raise ProgramError(f"layer {operator.name!r} cannot be computed: {body.problem}")
-        body = elementary(body, trains=True)
+    def _compute(self, operator: Operator) -> None:
+        """Compute what an operator writes, step by step."""
+        if operator.body is None or operator.body.problem:
+            problem = operator.body.problem if operator.body else "it does not say how"
+            raise ProgramError(
+                f"layer {operator.name!r} is a {operator.kind!r}, which the reference cannot compute: {problem}"
+            )
+        body = elementary(operator.body, trains=True)
         used = {operand for step in body.steps for operand in step.operands}
         reads = {access.tensor: i for i, access in enumerate(operator.reads) if access.tensor in used}
         tensors = {tensor: self._read(operator, i) for tensor, i in reads.items()}
@@ -296,30 +294,11 @@ class _Network:
                 self.constants.add(name)
                 shape = tuple(operator.extents[dim] for dim in constant.dims)
                 tensors[constant.name] = self._variable(name, shape, (0.0, 0.0))
-        self._written[operator.name] = interpret(operator, body, tensors)
-
-    def _compute_kinds(self) -> None:
-        """Compute the layers of a built-in network by their kinds."""
-        losses = []
-        for operator in self._graph.operators:
-            if operator.kind not in COMPUTE and operator.body is not None:
-                self._compute_body(operator, operator.body)
-                continue
-            if operator.kind not in COMPUTE:
-                raise ProgramError(
-                    f"layer {operator.name!r} is a {operator.kind!r}, which the reference cannot compute; "
-                    f"kinds that it can are {', '.join(sorted(COMPUTE))}"
-                )
-            values = [self._read(operator, i) for i in range(len(operator.reads))]
-            if operator.kind == "dropout":
-                values.append(self._mask(operator, self._dtype))
-            self._written[operator.name] = COMPUTE[operator.kind](operator, values)
-            if operator.kind == "softmax_loss":
-                losses.append(self._written[operator.name])
-                self.accuracy = (_accuracy(*values),)
-        if len(losses) != 1:
-            raise ProgramError(f"network {self._graph.name!r} has {len(losses)} losses; training needs exactly one")
-        (self.loss,) = losses
+        self._written[operator.name] = interpret(
+            operator, body, tensors, lambda step, shape: self._mask(operator.name, step, shape)
+        )
+        if is_loss(operator.body):
+            self.accuracy = (_accuracy(*(tensors[str(operand)] for operand in operator.body.steps[-1].operands)),)
 
     def _read(self, operator: Operator, position: int) -> Any:
         """Return a tensor in the shape in which an operator reads it."""
@@ -371,15 +350,15 @@ class _Network:
     def mask_feeds(self, key: Key) -> dict[Any, Array]:
         """Return what the layers that drop points multiply them by in the step of a key."""
         feeds: dict[Any, Array] = {}
-        for operator, mask in self._masks:
-            rate = operator.attribute("rate", 0.0)
-            is_kept = kept(operator.name, operator.reads[0].shape, rate, key)
+        for layer, rate, mask in self._masks:
+            is_kept = kept(layer, tuple(mask.shape.as_list()), rate, key)
             feeds[mask] = is_kept.astype(np.float64) / (1 if key is NOTHING_DROPPED else 1 - rate)
         return feeds
 
-    def _mask(self, operator: Operator, dtype: Any) -> Any:
-        mask = tf.placeholder(dtype, operator.reads[0].shape)
-        self._masks.append((operator, mask))
+    def _mask(self, layer: str, step: Step, shape: tuple[int, ...]) -> Any:
+        """Return what a step that drops points multiplies them by."""
+        mask = tf.placeholder(self._dtype, shape)
+        self._masks.append((layer, float(step.option("rate", 0.0)), mask))
         return mask
 
     def _placeholder(self, item: DataInput) -> Any:

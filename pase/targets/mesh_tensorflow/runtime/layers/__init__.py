@@ -1,52 +1,50 @@
-"""Layers of emitted programs: one module for each kind, one line here for each name that a program may use."""
+"""Layers of emitted programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
 from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
-from pase.targets.mesh_tensorflow.runtime.layers.contraction import embedding
+from pase.targets.mesh_tensorflow.runtime.layers.contraction import lookup, pick, product
 from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
-from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, window
-from pase.targets.mesh_tensorflow.runtime.layers.normalisation import batch_norm, layer_norm
-from pase.targets.mesh_tensorflow.runtime.layers.points import dropout, gelu, relu, sigmoid, tanh
+from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, padded, piece, window
+from pase.targets.mesh_tensorflow.runtime.layers.normalisation import normalise
+from pase.targets.mesh_tensorflow.runtime.layers.points import arrange, dropout, fn
 from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, lstm
-from pase.targets.mesh_tensorflow.runtime.layers.reductions import global_pool
-from pase.targets.mesh_tensorflow.runtime.layers.windows import (
-    conv1d,
-    conv2d,
-    conv3d,
-    max_pool1d,
-    max_pool2d,
-    max_pool3d,
-    mean_pool1d,
-    mean_pool2d,
-    mean_pool3d,
+from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
+    greatest,
+    least,
+    log_softmax,
+    mean,
+    softmax,
+    total,
+    without_later_keys,
 )
+from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, pool
 from pase.targets.mesh_tensorflow.runtime.reshard import fan_out, reshard
 
 __all__ = [
     "GATES",
+    "arrange",
     "attention",
-    "batch_norm",
     "concat",
-    "conv1d",
-    "conv2d",
-    "conv3d",
+    "convolve",
     "dims",
     "dropout",
-    "embedding",
     "fan_out",
-    "gelu",
-    "global_pool",
-    "layer_norm",
+    "fn",
+    "greatest",
+    "least",
+    "log_softmax",
+    "lookup",
     "lstm",
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "mean_pool1d",
-    "mean_pool2d",
-    "mean_pool3d",
-    "relu",
+    "mean",
+    "normalise",
+    "padded",
+    "pick",
+    "piece",
+    "pool",
+    "product",
     "reshard",
-    "sigmoid",
+    "softmax",
     "softmax_loss",
-    "tanh",
+    "total",
     "window",
+    "without_later_keys",
 ]

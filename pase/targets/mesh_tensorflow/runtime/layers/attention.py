@@ -1,7 +1,6 @@
 """`attention`: scaled dot-product attention; batch, heads, queries, keys and features may all be split."""
 
 from collections.abc import Sequence
-from math import sqrt
 from typing import Any
 
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
@@ -11,10 +10,10 @@ from pase.targets.mesh_tensorflow.runtime.layers.local import Slices, begins
 class _Attention(mtf.Operation):
     """Inputs: queries, keys, values. Outputs: the result and the softmax [b, h, s, t], which the gradient needs."""
 
-    def __init__(self, queries: Any, keys: Any, values: Any, *, causal: bool) -> None:
+    def __init__(self, queries: Any, keys: Any, values: Any, *, scale: float, causal: bool) -> None:
         super().__init__([queries, keys, values], name="attention")
         self._names = _Names(queries, keys)
-        self._causal = causal
+        self._scale, self._causal = scale, causal
         self._outputs = [
             mtf.Tensor(self, queries.shape, queries.dtype, index=0),
             mtf.Tensor(self, mtf.Shape(self._names.scores), queries.dtype, index=1),
@@ -22,14 +21,14 @@ class _Attention(mtf.Operation):
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
         """Return the gradients of queries, keys and values."""
-        return list(_AttentionGradient([*self.inputs, self.outputs[1], grad_ys[0]], self._names).outputs)
+        return list(_AttentionGradient([*self.inputs, self.outputs[1], grad_ys[0]], self._names, self._scale).outputs)
 
     def lower(self, lowering: Any) -> None:
         """Reduce the scores over the features, then the maximum, the sum and the result over the keys."""
         local = Slices(lowering, self)
         queries, keys, values = local.inputs
         names = self._names
-        factor = 1 / sqrt(names.feature.size)
+        factor = self._scale
         scores = local.summed(
             local.each(lambda q, k: tf.einsum("bshk,bthk->bhst", q, k) * factor, queries, keys), [names.feature]
         )
@@ -49,9 +48,9 @@ class _Attention(mtf.Operation):
 class _AttentionGradient(mtf.Operation):
     """Inputs: queries, keys, values, softmax, gradient of the result. Outputs: gradients of the first three."""
 
-    def __init__(self, inputs: Sequence[Any], names: "_Names") -> None:
+    def __init__(self, inputs: Sequence[Any], names: "_Names", scale: float) -> None:
         super().__init__(list(inputs), name="attention_gradient")
-        self._names = names
+        self._names, self._scale = names, scale
         self._outputs = [mtf.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(inputs[:3])]
 
     def lower(self, lowering: Any) -> None:
@@ -59,7 +58,7 @@ class _AttentionGradient(mtf.Operation):
         local = Slices(lowering, self)
         queries, keys, values, softmax, dy = local.inputs
         names = self._names
-        factor = 1 / sqrt(names.feature.size)
+        factor = self._scale
         d_values = local.each(lambda a, d: tf.einsum("bhst,bshk->bthk", a, d), softmax, dy)
         d_softmax = local.summed(
             local.each(lambda d, v: tf.einsum("bshk,bthk->bhst", d, v), dy, values), [names.feature]
@@ -91,9 +90,9 @@ def _masked(first_query: int, first_key: int, scores: Any) -> Any:
     return tf.where_v2(is_later, tf.constant(float("-inf"), scores.dtype), scores)
 
 
-def attention(queries: Any, keys: Any, values: Any, *, causal: bool = False) -> Any:
-    """Return ``y[b,s,h,k] = Σ_t softmax_t(q[b,s,h,·] · k[b,t,h,·] / √k) v[b,t,h,k]`` (Vaswani et al. 2017).
+def attention(queries: Any, keys: Any, values: Any, *, scale: float, causal: bool = False) -> Any:
+    """Return ``y[b,s,h,k] = Σ_t softmax_t(q[b,s,h,·] · k[b,t,h,·] scale) v[b,t,h,k]`` (Vaswani et al. 2017).
 
     Dims in that order: queries [b, s, h, k], keys and values [b, t, h, k]. causal: no query attends to a later key.
     """
-    return _Attention(queries, keys, values, causal=causal).outputs[0]
+    return _Attention(queries, keys, values, scale=scale, causal=causal).outputs[0]

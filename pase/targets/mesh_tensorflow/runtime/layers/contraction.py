@@ -1,6 +1,5 @@
 """Sums of products: of tensors over the dims that the result lacks, and of a table with the indices of its rows."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
@@ -14,13 +13,13 @@ def product(*operands: Any) -> Any:
     return mtf.einsum(tensors, list(out))
 
 
-def embedding(table: Any, indices: Any, out: Sequence[Any]) -> Any:
-    """Return rows of `table`, dims [v, d], by `indices`, dims [b, …]; out: [b, …, d].
+def lookup(table: Any, indices: Any, rows: Any, columns: Any) -> Any:
+    """Return rows of a table by index: dims of the indices, then the columns'.
 
-    A device looks up the indices that fall in its rows and leaves zeros for the others; a split of v leaves
+    A device looks up the indices that fall in its rows and leaves zeros for the others; a split of the rows leaves
     partial sums.
     """
-    rows, _ = table.shape.dims
+    table = arrange(table, [rows, columns])
     num_rows = rows.size // table.mesh.devices.size(rows.name)
 
     def looked_up(begin: int, table: Any, indices: Any) -> Any:
@@ -31,16 +30,15 @@ def embedding(table: Any, indices: Any, out: Sequence[Any]) -> Any:
         found = tf.gather(table, tf.where(is_inside, local, tf.zeros_like(local)))
         return found * tf.cast(is_inside, found.dtype)[..., tf.newaxis]
 
-    operation = Shardwise(
+    return Shardwise(
         looked_up,
         [table, indices],
-        shape=list(out),
-        name="embedding",
+        shape=[*indices.shape.dims, columns],
+        name="lookup",
         partial_over=[rows.name],
         per_position=lambda: begins(table.mesh, rows),
         recompute=True,
-    )
-    return operation.outputs[0]
+    ).outputs[0]
 
 
 def pick(x: Any, places: Any, along: Any) -> Any:
@@ -66,8 +64,3 @@ def pick(x: Any, places: Any, along: Any) -> Any:
         per_position=lambda: begins(x.mesh, along),
         recompute=True,
     ).outputs[0]
-
-
-def lookup(table: Any, indices: Any, rows: Any, columns: Any) -> Any:
-    """Return rows of a table by index: dims of the indices, then the columns'."""
-    return embedding(arrange(table, [rows, columns]), indices, [*indices.shape.dims, columns])

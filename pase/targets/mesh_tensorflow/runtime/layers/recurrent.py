@@ -381,8 +381,6 @@ class Chain:
 GATES = mtf.Dimension("gates", 4)
 """Input, forget and output gate, and the candidate, in this order."""
 
-_CHAINED = ("l", "s", "d", "e")
-
 
 class _Lstm(mtf.Operation):
     """Inputs: x [b, s, d], w and u [l, d, gates, e], bias [l, gates, e]. Output: [b, s, e] of the last layer."""
@@ -390,6 +388,9 @@ class _Lstm(mtf.Operation):
     def __init__(self, inputs: Sequence[Any], out: Sequence[Any]) -> None:
         super().__init__(list(inputs), name="lstm")
         self._outputs = [mtf.Tensor(self, mtf.Shape(list(out)), inputs[0].dtype)]
+        layers, width, _, units = inputs[1].shape.dimension_names
+        # Layers, steps, inputs and units.
+        self.chained = layers, inputs[0].shape.dimension_names[1], width, units
         self.chains: list[Chain] = []
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
@@ -402,7 +403,7 @@ class _Lstm(mtf.Operation):
         slices = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in self.inputs]
         results: list[Any] = [None] * implementation.size
         with _exchange() as scope:
-            for grid in _grids(self.mesh):
+            for grid in _grids(self.mesh, self.chained):
                 wires = Wires(self.mesh)
                 chain = Chain(grid, wires, *slices)
                 self.chains.append(chain)
@@ -440,7 +441,7 @@ class _LstmGradient(mtf.Operation):
             lacking = names - names_of(tensor)
             if tensor is self.outputs[3]:
                 # All devices along d have the whole gradient of the gates.
-                lacking -= {"d"}
+                lacking -= {self._forward.chained[2]}
             value = partial_sums(implementation, implementation.LaidOutTensor(column), lacking)
             lowering.set_tensor_lowering(tensor, value)
 
@@ -452,12 +453,12 @@ def _exchange() -> Iterator[str]:
         yield tf.get_default_graph().get_name_scope()
 
 
-def _grids(mesh: Any) -> list[Grid]:
-    """Return the positions of each part of the batch (and each replica) by their coordinates along l, s, d and e."""
+def _grids(mesh: Any, chained: Sequence[str]) -> list[Grid]:
+    """Return the positions of each part of the batch (and each replica) by their coordinates along some dims."""
     found: dict[tuple[tuple[str, int], ...], Grid] = defaultdict(dict)
     for position, point in enumerate(mesh.devices.coordinates):
-        key = tuple((name, coordinate) for name, coordinate in point.items() if name not in _CHAINED)
-        layer, step, row, column = (point.get(name, 0) for name in _CHAINED)
+        key = tuple((name, coordinate) for name, coordinate in point.items() if name not in chained)
+        layer, step, row, column = (point.get(name, 0) for name in chained)
         found[key][layer, step, row, column] = position
     return list(found.values())
 

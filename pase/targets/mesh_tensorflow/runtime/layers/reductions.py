@@ -24,11 +24,6 @@ def mean(x: Any, over: Sequence[Any]) -> Any:
     return apply("multiply", total(x, over), 1 / prod(dim.size for dim in over))
 
 
-def global_pool(x: Any, out: Sequence[Any]) -> Any:
-    """Return the mean of x over the dims that `out` lacks."""
-    return arrange(mean(x, [dim for dim in x.shape.dims if dim not in out]), out)
-
-
 def greatest(x: Any, over: Sequence[Any]) -> Any:
     """Return the maximum of a tensor over some of its dims; its gradient goes to all points that are as great."""
     return _Greatest(x, over).outputs[0]

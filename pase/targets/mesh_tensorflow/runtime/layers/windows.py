@@ -14,25 +14,6 @@ from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_o
 _NumPy = np.ndarray[Any, Any]
 
 
-def conv1d(x: Any, filters: Any, columns: WindowDim, out: Sequence[Any]) -> Any:
-    """Return the convolution of x, dims [b, c, columns], with filters [n, c, s]; otherwise as `conv2d`."""
-    return convolve(x, filters, [columns], out)
-
-
-def conv2d(x: Any, filters: Any, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
-    """Return the convolution of x, dims [b, c, rows, columns] as delivered by `reshard`, with filters [n, c, r, s].
-
-    out: the result's dims, [b, n, h, w]. A group dim g may stand before c and n in all of them. Each device
-    convolves the windows that it got, without padding; a split of c, r or s leaves partial sums.
-    """
-    return convolve(x, filters, [rows, columns], out)
-
-
-def conv3d(x: Any, filters: Any, planes: WindowDim, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
-    """Return the convolution of x, dims [b, c, planes, rows, columns], with filters [n, c, q, r, s]; as `conv2d`."""
-    return convolve(x, filters, [planes, rows, columns], out)
-
-
 def convolve(x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[Any]) -> Any:
     """Return a convolution of one to three spatial dims; x as delivered by `reshard`, with a window for each.
 
@@ -130,41 +111,6 @@ def _spread(filters: Any, dilations: Sequence[int]) -> Any:
             count = (len(points) - 1) * dilation + 1
             filters = tf.stack([points[i // dilation] if i % dilation == 0 else gap for i in range(count)], axis=axis)
     return filters
-
-
-def max_pool1d(x: Any, columns: WindowDim, out: Sequence[Any]) -> Any:
-    """Return the maximum of each window of x, dims [b, c, columns] delivered by `reshard` with fill -inf."""
-    return pool(x, [columns], out, function="max")
-
-
-def max_pool2d(x: Any, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
-    """Return the maximum of each window of x, dims [b, c, rows, columns] delivered by `reshard` with fill -inf."""
-    return pool(x, [rows, columns], out, function="max")
-
-
-def max_pool3d(x: Any, planes: WindowDim, rows: WindowDim, columns: WindowDim, out: Sequence[Any]) -> Any:
-    """Return the maximum of each window of x, dims [b, c, planes, rows, columns] delivered with fill -inf."""
-    return pool(x, [planes, rows, columns], out, function="max")
-
-
-def mean_pool1d(x: Any, columns: WindowDim, out: Sequence[Any], *, count_padding: bool = False) -> Any:
-    """Return the mean of each window of x, dims [b, c, columns] delivered by `reshard`; otherwise as `mean_pool2d`."""
-    return pool(x, [columns], out, function="mean", count_padding=count_padding)
-
-
-def mean_pool2d(x: Any, rows: WindowDim, columns: WindowDim, out: Sequence[Any], *, count_padding: bool = False) -> Any:
-    """Return the mean of each window of x, dims [b, c, rows, columns] delivered by `reshard`.
-
-    count_padding: whether the padding's points count as well as those of the tensor.
-    """
-    return pool(x, [rows, columns], out, function="mean", count_padding=count_padding)
-
-
-def mean_pool3d(
-    x: Any, planes: WindowDim, rows: WindowDim, columns: WindowDim, out: Sequence[Any], *, count_padding: bool = False
-) -> Any:
-    """Return the mean of each window of x, dims [b, c, planes, rows, columns]; otherwise as `mean_pool2d`."""
-    return pool(x, [planes, rows, columns], out, function="mean", count_padding=count_padding)
 
 
 def pool(
