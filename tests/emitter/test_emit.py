@@ -210,7 +210,7 @@ def test_weights_that_cannot_be_shared_are_refused() -> None:
 def test_a_piece_of_a_dim_has_no_layout() -> None:
     operator = concat("join", (2, 3), (2, 4), dims=("b", "c"))
     with pytest.raises(
-        EmitError, match=r"layer 'join' \(concat\): tensor 'x1' is indexed by Part\(.* cannot lay out yet"
+        EmitError, match=r"layer 'join' \(concat\): tensor 'x1' is indexed by SliceOf\(.* cannot lay out yet"
     ):
         tensor_dims(operator, operator.reads[1])
 

@@ -175,7 +175,8 @@ def read(document: Any) -> Graph:
 
 def renamed(graph: Graph, names: dict[str, str]) -> Graph:
     """Return a graph that has other names for itself, its layers, dims and shared weights."""
-    kept = {"kind", "role", "pattern", "tensor"}
+    # Of a step what it computes from what: its dims alone are names of the graph.
+    kept = {"kind", "role", "pattern", "tensor", "function", "operands", "result"}
 
     def change(value: Any, key: str = "") -> Any:
         match value:
@@ -251,7 +252,10 @@ def check_anywhere(seed: int) -> None:
             assert found[way] == expected[way], (seed, way)
 
 
-VOCABULARY = {"P", "P.UNCONSTRAINED", "Partial", "Replicate", "Shard", "piece", "program.floats", "window", "reshard"}
+VOCABULARY = {
+    *("P", "P.UNCONSTRAINED", "Partial", "Replicate", "Shard"),
+    *("arrange", "piece", "program.floats", "reshard", "window"),
+}
 
 
 def _texts(value: Any) -> Any:
