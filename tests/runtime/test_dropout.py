@@ -1,5 +1,6 @@
 """Dropout: masks that depend on seed, layer, step and point alone, whatever the strategy; the same in the gradient."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import comb, prod
@@ -259,7 +260,14 @@ def test_a_shape_that_does_not_fit_is_refused() -> None:
 def test_an_edited_rate_is_refused() -> None:
     graph = dropping()
     object.__setattr__(graph["drop1"], "attributes", (("rate", 1.5),))
-    with pytest.raises(EmitError, match=r"'drop1' \(dropout\) .* it drops a fraction of 1\.5; expected a rate from 0"):
+    with pytest.raises(EmitError, match=r"'drop1' \(dropout\): attribute 'rate' is 1\.5; expected a number from 0"):
+        emit(make_plan(graph, 2, {}))
+    graph = dropping()
+    body = graph["drop1"].body
+    assert body is not None
+    steps = tuple(replace(step, options=(("rate", 1.5),)) for step in body.steps)
+    object.__setattr__(graph["drop1"], "body", replace(body, steps=steps))
+    with pytest.raises(EmitError, match=r"'drop1': a step of its body, 'dropout', has option rate = 1\.5; it has rate"):
         emit(make_plan(graph, 2, {}))
     with tf.Graph().as_default():
         program = Program(num_devices=1)
