@@ -251,6 +251,37 @@ class Call:
         op = ops.Pointwise(functions=(function,), **details)
         return self.add(op, *inputs, shape=broadcast_shape(inputs), dtype=dtype, out=out, name=name)
 
+    def softmax(self, x: Value, dim: int, *, is_log: bool = False, out: Value | None = None) -> Value:
+        """Write exponentials divided by their sum over a dim, or the logarithms of that."""
+        return self.add(ops.Softmax(dim=dim, is_log=is_log), x, shape=x.shape, out=out)
+
+    def normalise(
+        self,
+        kind: Any,
+        x: Value,
+        over: Iterable[int],
+        channels: Iterable[int],
+        *,
+        scale: Sequence[Value] = (),
+        shift: Sequence[Value] = (),
+        statistics: Sequence[Value] = (),
+        **details: Any,
+    ) -> None:
+        """Write a normalisation, which makes the first result.
+
+        scale, shift: those that there are, one each. statistics: kept ones. details: of the Normalise.
+        """
+        op = ops.Normalise(
+            kind=kind,
+            over=tuple(over),
+            channels=tuple(channels),
+            has_scale=bool(scale),
+            has_shift=bool(shift),
+            num_statistics=len(statistics),
+            **details,
+        )
+        self.add(op, x, *scale, *shift, *statistics, out=self.result)
+
     def reduce(
         self, function: str, x: Value, over: Iterable[int], *, keeps_dims: bool = False, out: Value | None = None
     ) -> Value:

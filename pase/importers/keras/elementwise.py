@@ -20,11 +20,6 @@ def _identity(call: KerasCall) -> None:
 # -- layers that work point by point
 
 
-def prelu(call: KerasCall) -> None:
-    """Write a leaky ReLU whose slopes are trained."""
-    call.give(ops.Pointwise(functions=("prelu",)), call.x, *call.parameters(call.operation.alpha))
-
-
 def softmax_layer(call: KerasCall) -> None:
     """Write a softmax over one dim, or over several that lie side by side and are one for it."""
     axes, shape = call.axes(), call.x.shape
@@ -32,32 +27,27 @@ def softmax_layer(call: KerasCall) -> None:
     if axes != tuple(range(first, last)):
         raise UntranslatableError
     flat = call.reshape(call.x, (*shape[:first], prod(shape[first:last]), *shape[last:]))
-    if flat is call.x:
-        call.give(ops.Softmax(dim=first), flat)
-    else:
-        call.give(ops.Reshape(), call.add(ops.Softmax(dim=first), flat, shape=flat.shape))
+    call.reshape(call.softmax(flat, first), out=call.result)
 
 
 def relu(call: KerasCall) -> None:
     """Write max(x, 0), perhaps with a largest value, or with a slope below 0."""
     layer = call.operation
-    slope, top, least = float(layer.negative_slope or 0), layer.max_value, float(layer.threshold or 0)
-    if least or (slope and top is not None):
-        call.pointwise("bounded_relu")
-    elif slope:
-        call.pointwise("leaky_relu", numbers=(slope,))
-    elif top is not None:
-        call.pointwise("clip", numbers=(0.0, float(top)))
-    else:
-        call.pointwise("relu")
+    slope, top = float(layer.negative_slope or 0), layer.max_value
+    if float(layer.threshold or 0) or (slope and top is not None):
+        return call.pointwise("bounded_relu")
+    if top is not None:
+        return call.pointwise("clip", numbers=(0.0, float(top)))
+    return call.pointwise("leaky_relu", numbers=(slope,)) if slope else call.pointwise("relu")
 
 
 def rescaling(call: KerasCall) -> None:
     """Write x · scale + offset."""
     scale, offset = call.operation.scale, call.operation.offset
     if isinstance(scale, int | float) and isinstance(offset, int | float):
-        scaled = call.add(ops.Pointwise(functions=("multiply",), constant=float(scale)), call.x, shape=call.x.shape)
-        call.give(ops.Pointwise(functions=("add",), constant=float(offset)), scaled)
+        call.point(
+            "add", call.point("multiply", call.x, constant=float(scale)), constant=float(offset), out=call.result
+        )
     else:
         call.pointwise("multiply", "add")
 
@@ -70,8 +60,7 @@ def normalization(call: KerasCall) -> None:
     mean, deviation = (
         call.writer.leaf(f"{call.scope}/{name}", shape, x.dtype, "constant") for name in ("mean", "deviation")
     )
-    centred = call.add(ops.Pointwise(functions=("subtract",)), x, mean, shape=x.shape)
-    call.give(ops.Pointwise(functions=("divide",)), centred, deviation)
+    call.point("divide", call.point("subtract", x, mean), deviation, out=call.result)
 
 
 def merge(call: KerasCall) -> None:
@@ -105,7 +94,7 @@ def batch_normalisation(call: KerasCall) -> None:
     layer, channels = call.operation, call.axes()
     over = [i for i in range(len(call.x.shape)) if i not in channels]
     statistics = [call.writer.weight(v, is_trained=False) for v in (layer.moving_mean, layer.moving_variance)]
-    _normalise(call, "batch", over, channels, statistics)
+    _normalise(call, "batch", over, channels, statistics=statistics)
 
 
 def layer_normalisation(call: KerasCall) -> None:
@@ -123,50 +112,24 @@ def group_normalisation(call: KerasCall) -> None:
         _normalise(call, "group", sorted((channel, *spatial)), (channel,), groups=groups)
 
 
-def _normalise(
-    call: KerasCall,
-    kind: Any,
-    over: Sequence[int],
-    channels: Sequence[int],
-    statistics: Sequence[Value] = (),
-    *,
-    groups: int = 1,
-) -> None:
+def _normalise(call: KerasCall, kind: str, over: Sequence[int], channels: Sequence[int], **details: Any) -> None:
     """Write the normalisation that a layer is, with the scale and the shift that it has."""
     layer = call.operation
     scale, shift = (call.parameters(getattr(layer, name, None)) for name in ("gamma", "beta"))
-    op = ops.Normalise(
-        kind=kind,
-        over=tuple(over),
-        channels=tuple(channels),
-        has_scale=bool(scale),
-        has_shift=bool(shift),
-        num_statistics=len(statistics),
-        groups=groups,
-        epsilon=float(layer.epsilon),
-    )
-    call.give(op, call.x, *scale, *shift, *statistics)
+    call.normalise(kind, call.x, over, channels, scale=scale, shift=shift, epsilon=float(layer.epsilon), **details)
 
 
 def rms_normalisation(call: KerasCall) -> None:
     """Write normalisation by the root of the mean square."""
-    over, epsilon = call.axes(), float(call.operation.epsilon or 1e-6)
-    op = ops.Normalise(kind="rms", over=over, channels=over, has_shift=False, epsilon=epsilon)
-    call.give(op, call.x, *call.parameters(call.operation.scale))
+    axes, epsilon = call.axes(), float(call.operation.epsilon or 1e-6)
+    call.normalise("rms", call.x, axes, axes, scale=call.parameters(call.operation.scale), epsilon=epsilon)
 
 
 def normalisation_operation(call: KerasCall) -> None:
     """Write a normalisation without weights of its own: the tensor, then scale and shift where there are any."""
-    over, affine = call.axes(), call.tensors[1:3]
     is_layer = call.name == "LayerNorm" and not getattr(call.operation, "rms_scaling", False)
-    op = ops.Normalise(
-        kind="layer" if is_layer else "rms",
-        over=over,
-        channels=over,
-        has_scale=len(affine) > 0,
-        has_shift=len(affine) > 1,
-    )
-    call.give(op, call.x, *affine)
+    kind, axes = "layer" if is_layer else "rms", call.axes()
+    call.normalise(kind, call.x, axes, axes, scale=call.tensors[1:2], shift=call.tensors[2:3])
 
 
 ELEMENTWISE_LAYERS = table(
@@ -178,7 +141,7 @@ ELEMENTWISE_LAYERS = table(
     (lambda call: call.pointwise("leaky_relu", numbers=(float(call.operation.negative_slope),)), "LeakyReLU"),
     (lambda call: call.pointwise("multiply"), "Masking"),
     (normalization, "Normalization"),
-    (prelu, "PReLU"),
+    (lambda call: call.point("prelu", call.x, *call.parameters(call.operation.alpha), out=call.result), "PReLU"),
     (rms_normalisation, "RMSNormalization"),
     (relu, "ReLU"),
     (rescaling, "Rescaling"),
@@ -266,17 +229,16 @@ def sparse_cross_entropy(call: KerasCall) -> None:
     axis = call.axis(len(x.shape))
     places = call.add(ops.Identity(), target, shape=target.shape, dtype="int32") if target.is_float else target
     box = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    found = call.add(ops.Gather(dim=axis), _logarithm(call, x, axis), call.reshape(places, box), shape=box)
-    call.give(ops.Pointwise(functions=("negate",)), call.reshape(found, call.result.shape))
+    found = call.gather(_logarithm(call, x, axis), call.reshape(places, box), axis)
+    call.point("negate", call.reshape(found, call.result.shape), out=call.result)
 
 
 def cross_entropy(call: KerasCall) -> None:
     """Write the cross-entropy of probabilities of all classes."""
     target, x = call.tensor(0, "target"), call.tensor(1, "output")
     axis = call.axis(len(x.shape))
-    product = call.add(ops.Pointwise(functions=("multiply",)), _logarithm(call, x, axis), target, shape=x.shape)
-    total = call.add(ops.Reduce(function="sum", over=(axis,)), product, shape=call.result.shape)
-    call.give(ops.Pointwise(functions=("negate",)), total)
+    total = call.reduce("sum", call.point("multiply", _logarithm(call, x, axis), target), (axis,))
+    call.point("negate", total, out=call.result)
 
 
 def binary_cross_entropy(call: KerasCall) -> None:
@@ -290,12 +252,9 @@ def binary_cross_entropy(call: KerasCall) -> None:
 def _logarithm(call: KerasCall, x: Value, axis: int) -> Value:
     """Return the logarithms of probabilities, which scores are made into first."""
     if call.operation.from_logits:
-        return call.add(ops.Softmax(dim=axis, is_log=True), x, shape=x.shape)
-    rows = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
-    total = call.add(ops.Reduce(function="sum", over=(axis,), keeps_dims=True), x, shape=rows)
-    shares = call.add(ops.Pointwise(functions=("divide",)), x, total, shape=x.shape)
-    clipped = call.add(ops.Pointwise(functions=("clip",), numbers=_CLIPPED), shares, shape=x.shape)
-    return call.add(ops.Pointwise(functions=("log",)), clipped, shape=x.shape)
+        return call.softmax(x, axis, is_log=True)
+    shares = call.point("divide", x, call.reduce("sum", x, (axis,), keeps_dims=True))
+    return call.point("log", call.point("clip", shares, numbers=_CLIPPED))
 
 
 _POINTWISE = """
@@ -319,8 +278,8 @@ ELEMENTWISE_OPERATIONS = table(
     (binary_cross_entropy, "BinaryCrossentropy"),
     (cross_entropy, "CategoricalCrossentropy"),
     (lambda call: glu(call, call.axis()), "Glu"),
-    (lambda call: call.give(ops.Softmax(dim=call.axis(), is_log=True), call.x), "LogSoftmax"),
-    (lambda call: call.give(ops.Softmax(dim=call.axis()), call.x), "Softmax"),
+    (lambda call: call.softmax(call.x, call.axis(), is_log=call.name == "LogSoftmax", out=call.result), "LogSoftmax"),
+    (lambda call: call.softmax(call.x, call.axis(), out=call.result), "Softmax"),
     (sparse_cross_entropy, "SparseCategoricalCrossentropy"),
 )
 """Of `keras.ops`."""

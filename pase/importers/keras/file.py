@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from pase.errors import ModelError
+from pase.importers.keras.graph import LAYERS
 
 _MAX_BYTES = 64 * 2**20
 """Of the configuration; that of a model of a thousand layers has about one million."""
@@ -40,33 +41,10 @@ _REFUSED: Mapping[str, str] = {
 }
 """Classes of Keras' own that a file may not name, and why."""
 
-_LAYERS = frozenset({
-    "Activation", "ActivityRegularization", "AdaptiveAveragePooling1D", "AdaptiveAveragePooling2D",
-    "AdaptiveAveragePooling3D", "AdaptiveMaxPooling1D", "AdaptiveMaxPooling2D", "AdaptiveMaxPooling3D", "Add",
-    "AdditiveAttention", "AlphaDropout", "Attention", "AugMix", "AutoContrast", "Average", "AveragePooling1D",
-    "AveragePooling2D", "AveragePooling3D", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNormalization",
-    "Bidirectional", "CategoryEncoding", "CenterCrop", "Concatenate", "Conv1D", "Conv1DTranspose", "Conv2D",
-    "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D", "Convolution1D",
-    "Convolution1DTranspose", "Convolution2D", "Convolution2DTranspose", "Convolution3D", "Convolution3DTranspose",
-    "Cropping1D", "Cropping2D", "Cropping3D", "CutMix", "Dense", "DepthwiseConv1D", "DepthwiseConv2D",
-    "Discretization", "Dot", "Dropout", "ELU", "EinsumDense", "Embedding", "Equalization", "Flatten", "GRU",
-    "GRUCell", "GaussianDropout", "GaussianNoise", "GlobalAveragePooling1D", "GlobalAveragePooling2D",
-    "GlobalAveragePooling3D", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D",
-    "GlobalMaxPool2D", "GlobalMaxPool3D", "GlobalMaxPooling1D", "GlobalMaxPooling2D", "GlobalMaxPooling3D",
-    "GroupNormalization", "GroupQueryAttention", "GroupedQueryAttention", "Identity", "InputLayer", "LSTM",
-    "LSTMCell", "LayerNormalization", "LeakyReLU", "Masking", "MaxNumBoundingBoxes", "MaxPool1D", "MaxPool2D",
-    "MaxPool3D", "MaxPooling1D", "MaxPooling2D", "MaxPooling3D", "Maximum", "Minimum", "MixUp", "MultiHeadAttention",
-    "Multiply", "Normalization", "PReLU", "Permute", "Pipeline", "RMSNormalization", "RNN", "RandAugment",
-    "RandomBrightness", "RandomColorDegeneration", "RandomColorJitter", "RandomContrast", "RandomCrop",
-    "RandomElasticTransform", "RandomErasing", "RandomFlip", "RandomGaussianBlur", "RandomGrayscale", "RandomHue",
-    "RandomInvert", "RandomPerspective", "RandomPosterization", "RandomRotation", "RandomSaturation",
-    "RandomSharpness", "RandomShear", "RandomTranslation", "RandomZoom", "ReLU", "RepeatVector", "Rescaling",
-    "Reshape", "Resizing", "ReversibleEmbedding", "SeparableConv1D", "SeparableConv2D", "SeparableConvolution1D",
-    "SeparableConvolution2D", "SimpleRNN", "SimpleRNNCell", "Softmax", "Solarization", "SpatialDropout1D",
-    "SpatialDropout2D", "SpatialDropout3D", "SpectralNormalization", "StackedRNNCells", "Subtract", "TimeDistributed",
-    "UnitNormalization", "UpSampling1D", "UpSampling2D", "UpSampling3D", "ZeroPadding1D", "ZeroPadding2D",
-    "ZeroPadding3D",
-})  # fmt: skip
+_LAYERS = LAYERS.keys() | {
+    *("Attention", "CategoryEncoding", "Discretization", "GRUCell", "InputLayer", "LSTMCell", "Pipeline", "RandomCrop"),
+    *("SimpleRNNCell", "StackedRNNCells"),
+}
 """Layers that a file may name: they compute with tensors, and making one reads and allocates nothing."""
 
 _MODELS = ("keras.src.models.functional", "keras.src.models.model", "keras.src.models.sequential")
@@ -355,8 +333,8 @@ def _is_harmless(keras: Any, found: Any, *, is_function: bool) -> bool:
         return any(found is thing for thing in vars(keras.activations).values())
     if is_function:
         return False
-    layers = (getattr(keras.layers, name, None) for name in _LAYERS)
-    if any(found is thing for thing in layers) or (owner in _MODELS and issubclass(found, keras.Model)):
+    is_layer = found.__name__ in _LAYERS and any(found is thing for thing in vars(keras.layers).values())
+    if is_layer or (owner in _MODELS and issubclass(found, keras.Model)):
         return True
     if owner.startswith("keras.src.ops."):
         return issubclass(found, keras.Operation)

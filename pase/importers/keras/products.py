@@ -213,7 +213,7 @@ def dot_operation(call: KerasCall) -> None:
     if x.shape and y.shape:
         _tensordot(call, [-1], [max(0, len(y.shape) - 2)])
     else:
-        call.give(ops.Pointwise(functions=("multiply",)), x, y)
+        call.point("multiply", x, y, out=call.result)
 
 
 def tensordot(call: KerasCall) -> None:
@@ -282,7 +282,7 @@ def multi_head(call: KerasCall) -> None:
         found = call.part("attention").add(op, *heads, *masks, shape=(*heads[0].shape[:3], v.shape[-1]))
     joined = call.reshape(call.transpose(found, (0, 2, 1, 3)), (*q.shape[:-1], v.shape[-1]))
     if gate is not None:
-        joined = call.add(ops.Pointwise(functions=("multiply",)), joined, gate, shape=joined.shape)
+        joined = call.point("multiply", joined, gate)
     call.identity(call.apply(layer._output_dense, joined), out=call.result)
 
 
@@ -298,7 +298,7 @@ def _with_scores(call: KerasCall, q: Value, k: Value, v: Value) -> Value:
     if len(q.shape) != 4 or q.shape[2] != k.shape[2]:
         raise UntranslatableError
     scores = call.part("scores").contract(q, k, ("bshk", "bthk"), "bhst")
-    weights = call.part("softmax").add(ops.Softmax(dim=3), scores, out=call.results[1])
+    weights = call.part("softmax").softmax(scores, 3, out=call.results[1])
     return call.part("attention").contract(weights, v, ("bhst", "bthe"), "bhse")
 
 
@@ -318,7 +318,7 @@ def additive(call: KerasCall) -> None:
         raise UntranslatableError
     (scale,) = call.parameters(layer.scale)
     scores = call.part("scores").contract(both, scale, ("bqkd", "d"), "bqk")
-    weights = call.part("softmax").add(ops.Softmax(dim=2), scores, shape=scores.shape)
+    weights = call.part("softmax").softmax(scores, 2)
     call.contract(weights, value, ("bqk", "bkd"), "bqd", out=call.result)
     if len(call.results) > 1:
         call.identity(weights, out=call.results[1])
@@ -408,7 +408,7 @@ def time_distributed(call: KerasCall) -> None:
     found = values_of(call.reader.apply(inner, (flat,), {}, f"{call.scope}/{inner.name}"))
     if len(found) != 1 or found[0].shape != (flat.shape[0], *call.result.shape[2:]):
         raise UntranslatableError
-    call.give(ops.Reshape(), found[0])
+    call.reshape(found[0], out=call.result)
 
 
 _ALONG_LAST = frozenset({"Dense", "Activation", "Dropout", "ReLU", "LeakyReLU", "ELU", "Identity", "Embedding"})
@@ -465,14 +465,14 @@ def _write_states(call: KerasCall, results: tuple[Value, ...], states: list[Valu
     if len(results) != len(states):
         raise UntranslatableError
     for result, state in zip(results, states, strict=True):
-        call.add(ops.Identity(), state, out=result)
+        call.identity(state, out=result)
 
 
 def _steps(call: KerasCall, value: Value, result: Value) -> None:
     """Write all steps, or the last one alone, as the result."""
     if value.shape != result.shape:
         value = call.cut(value, 1, value.shape[1] - 1, 1)
-    call.add(ops.Reshape(), value, out=result)
+    call.reshape(value, out=result)
 
 
 PRODUCT_LAYERS = table(

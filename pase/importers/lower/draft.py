@@ -11,7 +11,7 @@ from pase.graph.access import DimIndex
 from pase.graph.attributes import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.graph.operator import EPILOGUE
 from pase.importers.ir import Folded, Node, Trace, Use, View, ops
-from pase.importers.passes.views import composed
+from pase.importers.passes.views import seen_through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ def shaped(trace: Trace, use: Use, shape: tuple[int, ...]) -> Use:
     if trace.shape(use) == shape:
         return use
     view = View.plain(trace.shape(use)).reshaped(shape) if use.seen_as is None else None
-    seen = None if view is None else composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+    seen = seen_through(trace, use, view)
     return seen or replace(use, piece=None, view=None, seen_as=shape)
 
 
@@ -73,7 +73,7 @@ def repeated(trace: Trace, use: Use, heads: int) -> Use:
     wide = apart.broadcast((*shape[:2], heads // shape[1], *shape[2:]), range(5))
     view = wide.reshaped((shape[0], heads, *shape[2:]))
     assert view is not None
-    seen = composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+    seen = seen_through(trace, use, view)
     return seen or replace(use, piece=None, view=None, seen_as=view.shape)
 
 
@@ -85,7 +85,7 @@ def reordered(trace: Trace, use: Use, order: Sequence[int]) -> Use:
     if use.seen_as is not None:
         return replace(use, seen_as=tuple(shape[i] for i in order))
     view = View.plain(shape).transposed(order)
-    seen = composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+    seen = seen_through(trace, use, view)
     assert seen is not None, "dims can always be put in another order"
     return seen
 

@@ -119,15 +119,17 @@ def normalisation(call: OnnxCall) -> None:
         "InstanceNormalization": ("instance", spatial),
         "GroupNormalization": ("group", (1, *spatial)),
     }[call.name]
-    op = ops.Normalise(
-        kind=kind,  # type: ignore[arg-type]
-        over=over,
-        channels=(1,),
+    call.normalise(
+        kind,
+        call.x,
+        over,
+        (1,),
+        scale=[call.value(1)],
+        shift=[call.value(2)],
+        statistics=[call.value(3), call.value(4)] if kind == "batch" else (),
         groups=call.get("num_groups", 1) if kind == "group" else 1,
-        num_statistics=2 if kind == "batch" else 0,
         epsilon=call.get("epsilon", 1e-5),
     )
-    call.add(op, *(call.value(i) for i in range(5 if kind == "batch" else 3)), out=call.result)
 
 
 def layer_normalisation(call: OnnxCall) -> None:
@@ -148,26 +150,17 @@ def _over_last_dims(call: OnnxCall, x: Value, *, scale: int, shift: int | None) 
         # A mean or deviation that is read as well makes it one not known.
         return call.opaque()
     rank = len(x.shape)
-    over = tuple(range(place(call.get("axis", -1), rank), rank))
-    op = ops.Normalise(
-        kind="rms" if shift is None else "layer",
-        over=over,
-        channels=over,
-        has_scale=call.has(scale),
-        has_shift=shift is not None and call.has(shift),
-        epsilon=call.get("epsilon", 1e-5),
-    )
-    call.add(op, x, *call.maybe(scale, *([] if shift is None else [shift])), out=call.result)
+    over = range(place(call.get("axis", -1), rank), rank)
+    kind, shifts = ("rms", ()) if shift is None else ("layer", call.maybe(shift))
+    call.normalise(kind, x, over, over, scale=call.maybe(scale), shift=shifts, epsilon=call.get("epsilon", 1e-5))
     return None
 
 
 def plain_normalisation(call: OnnxCall) -> None:
     """Write a normalisation without scale and shift: over given dims, or by neighbouring channels."""
-    is_response, rank = call.name == "LRN", len(call.x.shape)
-    over = (1,) if is_response else places(call.wholes("axes") or (0, 2, 3), rank)
-    kind = "response" if is_response else "layer"
-    op = ops.Normalise(kind=kind, over=over, channels=over, has_scale=False, has_shift=False)  # type: ignore[arg-type]
-    call.add(op, call.x, out=call.result)
+    is_response = call.name == "LRN"
+    over = (1,) if is_response else places(call.wholes("axes") or (0, 2, 3), len(call.x.shape))
+    call.normalise("response" if is_response else "layer", call.x, over, over)
 
 
 def softmax(call: OnnxCall) -> None:
@@ -179,10 +172,10 @@ def softmax(call: OnnxCall) -> None:
     axis = call.axis(-1 if is_per_dim else 1) if rank > 1 else 0
     last = [i for i in range(axis, rank) if x.shape[i] > 1]
     if is_per_dim or len(last) <= 1:
-        call.add(ops.Softmax(dim=axis if is_per_dim or not last else last[0], is_log=is_log), x, out=call.result)
+        call.softmax(x, axis if is_per_dim or not last else last[0], is_log=is_log, out=call.result)
     else:
         flat = call.reshape(x, (prod(x.shape[:axis]), prod(x.shape[axis:])))
-        call.reshape(call.add(ops.Softmax(dim=1, is_log=is_log), flat, shape=flat.shape), out=call.result)
+        call.reshape(call.softmax(flat, 1, is_log=is_log), out=call.result)
     return None
 
 

@@ -5,7 +5,7 @@ from math import prod
 
 from pase.importers.ir import Node, Trace, Use, Value, View, ops
 from pase.importers.passes.regions import is_activation
-from pase.importers.passes.views import composed, see_views, without_dead_nodes
+from pase.importers.passes.views import see_views, seen_through, without_dead_nodes
 
 
 def recover_attention(trace: Trace) -> Trace:
@@ -148,7 +148,7 @@ def _arranged(trace: Trace, use: Use, letters: str, wanted: tuple[str, ...]) -> 
         return None
     order = [letters.index(letter) for letter in wanted]
     view = View.plain(trace.shape(use)).transposed(order)
-    return composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+    return seen_through(trace, use, view)
 
 
 def _heads(trace: Trace, uses: list[Use | None], num_batch: int) -> tuple[Use, Use, Use] | None:
@@ -169,7 +169,7 @@ def _heads(trace: Trace, uses: list[Use | None], num_batch: int) -> tuple[Use, U
             b = parts[0].extent if len(parts) == 2 else h
             h = h // b
         view = View.plain(shape).reshaped((b, h, *rest))
-        seen = None if view is None else composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+        seen = seen_through(trace, use, view)
         if seen is None:
             return None
         found.append(seen)

@@ -10,7 +10,7 @@ from math import prod
 
 from pase.importers.ir import Folded, Node, Trace, Use, View, ops
 from pase.importers.passes.alignment import Alignment, aligned, dims_along
-from pase.importers.passes.views import composed, without_dead_nodes
+from pase.importers.passes.views import seen_through, without_dead_nodes
 
 _SIMPLE = frozenset({"add", "subtract", "multiply", "divide", "power"})
 
@@ -164,7 +164,7 @@ def _whole(trace: Trace, uses: Sequence[Use], shape: tuple[int, ...]) -> Use | N
             continue
         view = View.plain(trace.shape(use)).reshaped(shape)
         if view is not None:
-            return composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+            return seen_through(trace, use, view)
     return None
 
 

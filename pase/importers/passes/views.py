@@ -38,6 +38,11 @@ def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:
     return Use(value=inner.value, piece=piece, view=None if view.is_plain else view)
 
 
+def seen_through(trace: Trace, use: Use, view: View | None) -> Use | None:
+    """Return a use through one more view, of the shape in which it reads; None where it cannot be told so."""
+    return None if view is None else composed(Use(value=use.value, view=view), use, trace.values[use.value].shape)
+
+
 def redirected(trace: Trace, aliases: Mapping[str, Use], *, without: frozenset[str]) -> Trace:
     """Return the trace with values replaced by plain uses of others, and without some nodes, by name."""
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from math import inf, prod
 
-from pase.importers.ir import Generic, Identity, Lookup, Normalise, Pointwise, Softmax, Value
+from pase.importers.ir import Generic, Identity, Lookup, Pointwise, Value
 from pase.importers.ir.call import Call, as_list, broadcast_shape, places, table
 from pase.importers.ir.shared import FUNCTIONS, glu, reduction
 
@@ -111,17 +111,17 @@ def normalisation(call: Call) -> None:
     over = {"group": (1, *spatial), "instance": spatial, "batch": (0, *spatial)}.get(kind, last)
     kept = call.maybe("running_mean", "running_var") if kind == "batch" else ()
     kept = kept if len(kept) == 2 and not call.get("training", call.get("train", False)) else ()
-    op = Normalise(
-        kind=kind,  # type: ignore[arg-type]
-        over=over,
-        channels=last if kind in ("layer", "rms") else (1,),
+    call.normalise(
+        kind,
+        call.x,
+        over,
+        last if kind in ("layer", "rms") else (1,),
+        scale=call.maybe("weight"),
+        shift=call.maybe("bias"),
+        statistics=kept,
         groups=int(call.get("num_groups", call.get("group", 1))) if kind == "group" else 1,
-        has_scale=bool(call.maybe("weight")),
-        has_shift=bool(call.maybe("bias")),
-        num_statistics=len(kept),
         epsilon=float(call.get("eps", 1e-5) or 1e-5),
     )
-    call.add(op, call.x, *call.maybe("weight", "bias"), *kept, out=call.result)
     call.unread(call.results[1:])
 
 
@@ -181,7 +181,7 @@ _IGNORED = -100
 def cross_entropy(call: Call) -> None:
     """Write the cross-entropy of a softmax with targets, which are classes or their probabilities."""
     x, target = call.tensors[:2]
-    log = call.add(Softmax(dim=_classes(x), is_log=True), x, shape=x.shape)
+    log = call.softmax(x, _classes(x), is_log=True)
     (_of_probabilities if target.is_float else _of_classes)(call, log, smoothing=float(call.get("label_smoothing", 0)))
 
 
@@ -289,7 +289,7 @@ TRANSLATIONS = dict.fromkeys(FUNCTIONS, pointwise) | table(
     (reduce, "nansum nanmean count_nonzero"),
     (moments, "var_mean std_mean aminmax"),
     (normalisation, " ".join(_KINDS)),
-    (lambda call: call.give(Softmax(dim=call.dim(), is_log="log" in call.name), call.x), _SOFTMAX),
+    (lambda call: call.softmax(call.x, call.dim(), is_log="log" in call.name, out=call.result), _SOFTMAX),
     (distance, "cosine_similarity pairwise_distance"),
     (transformed, _FOURIER),
     (
