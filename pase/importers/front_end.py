@@ -3,29 +3,24 @@
 Naming a factory, ``package.module:function``, is what allows its code to run.
 """
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
-from pase.errors import missing_extra
+from pase.errors import ModelError, missing_extra
 from pase.graph import Scalar
 
 if TYPE_CHECKING:
     # It is the start of `pase` that waits for what is imported here.
     from pase.importers.ir import Trace
-import importlib
-import inspect
-import re
-import sys
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
-from pathlib import Path
-
-from pase.errors import ModelError
 
 
 class FrontEnd(Protocol):
@@ -49,8 +44,8 @@ class FrontEnd(Protocol):
         ...
 
     def without_weights(self) -> AbstractContextManager[object]:
-        """Return a context in which the framework makes models without allocating their weights."""
-        ...
+        """Return a context in which the framework makes models without allocating their weights; it may do nothing."""
+        return nullcontext()
 
 
 def framework(package: str, extra: str) -> ModuleType:
@@ -119,7 +114,7 @@ def _may_use(function: Callable[..., object], package: str) -> bool:
 
 def _function(module_name: str, path: str, source: str) -> Callable[..., object]:
     try:
-        found: object = importlib.import_module(module_name)
+        found: object = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
             _show(error)

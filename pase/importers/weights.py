@@ -5,7 +5,6 @@ This is the one place where weights are read: a search needs their shapes alone.
 
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike, fspath
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,14 @@ def read_weights(
     if isinstance(source, str) and is_factory(source):
         source, took_batch = call_factory(source, batch=batch, arguments=given, front_ends=())
         batch, given = None if took_batch else batch, {}
-    kind = _kind(source)
-    source = _OPENED[kind](source)
+    kind = next((front_end.package for front_end in FRONT_ENDS if front_end.takes(source)), "")
+    if kind not in _VALUES:
+        raise ModelError(
+            "weights are read of ONNX files, Keras models and torch modules (as a file, or made by "
+            f"package.module:function); {_called(source)} is none of them"
+        )
+    if kind == "keras" and isinstance(source, str):
+        source = keras_model.load_with_weights(source)
     model = import_model(source, batch=batch, arguments=given)
     uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
     uses |= model.execution.constants
@@ -83,20 +88,6 @@ def _viewed(array: Array, view: View) -> Array:
     return np.broadcast_to(seen, [factor.extent for factor in factors]).reshape(view.shape)
 
 
-def _kind(source: object) -> str:
-    if isinstance(source, str):
-        suffix = PurePath(source).suffix.lower()
-        if suffix in _SUFFIXES:
-            return _SUFFIXES[suffix]
-    for front_end in FRONT_ENDS:
-        if front_end.takes(source) and front_end.package in _VALUES:
-            return front_end.package
-    raise ModelError(
-        "weights are read of ONNX files, Keras models and torch modules (as a file, or made by "
-        f"package.module:function); {_called(source)} is none of them"
-    )
-
-
 def _called(source: object) -> str:
     """Return what a source is called in a message: not its values."""
     if isinstance(source, str):
@@ -104,14 +95,6 @@ def _called(source: object) -> str:
     first = source[0] if isinstance(source, list | tuple) and source else source
     kind = "a JAX function" if callable(first) and JaxFrontEnd().takes(source) else f"a {type(first).__name__}"
     return f"{kind}, whose arguments hold them," if kind.startswith("a JAX") else kind
-
-
-def _as_it_is(source: Any) -> Any:
-    return source
-
-
-def _open_keras(source: Any) -> Any:
-    return keras_model.load_with_weights(source) if isinstance(source, str) else source
 
 
 def _torch_values(
@@ -182,11 +165,6 @@ def _needed(graph: Any, names: set[str]) -> set[str]:
             frontier += [other for other in makers[name].input if other] if name in makers else []
     return found
 
-
-_SUFFIXES: Mapping[str, str] = {".onnx": "onnx", ".keras": "keras"}
-
-_OPENED: Mapping[str, Callable[[Any], Any]] = {"keras": _open_keras, "onnx": _as_it_is, "torch": _as_it_is}
-"""How a model is opened whose weights are to be read, by its framework."""
 
 _VALUES: Mapping[str, Values] = {"keras": _keras_values, "onnx": _onnx_values, "torch": _torch_values}
 """Where the values are."""

@@ -179,10 +179,7 @@ class Trace:
         sizes: dict[str, int] = {}
         for leaf in self.leaves:
             if leaf.role == "parameter":
-                size = 1
-                for extent in leaf.value.shape:
-                    size *= extent
-                sizes[leaf.storage or leaf.value.name] = size
+                sizes[leaf.storage or leaf.value.name] = prod(leaf.value.shape)
         return sum(sizes.values())
 
 

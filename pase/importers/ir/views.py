@@ -189,23 +189,17 @@ class View:
         base = (*self.base[:at], size * inner, *self.base[at + 1 :])
         own = Factor(size, first)
         dims = [(own,) if i == dim else other for i, other in enumerate(self.dims)]
-        shift = len(factors) - 1
-        moved = [
+        # Of a single element no factor is left.
+        shift = len(factors) - (size > 1)
+        moved = tuple(
             tuple(
-                Factor(f.extent, f.base - shift if f.base is not None and f.base > first else f.base) for f in factors
+                Factor(f.extent, f.base - shift if f.base is not None and f.base > first else f.base)
+                for f in dim_factors
+                if size > 1 or f.base != first
             )
-            for factors in dims
-        ]
-        if size == 1:
-            moved = [
-                tuple(
-                    Factor(f.extent, f.base - 1 if f.base is not None and f.base > first else f.base)
-                    for f in factors
-                    if f.base != first
-                )
-                for factors in moved
-            ]
-        return (at, start * inner, size * inner), View(base=base, dims=tuple(moved)).simplified()
+            for dim_factors in dims
+        )
+        return (at, start * inner, size * inner), View(base=base, dims=moved).simplified()
 
     def runs(self) -> tuple[tuple[int, tuple[Factor, ...]], ...]:
         """Return maximal runs of factors that lie side by side in one dim, in the base's order: (dim, factors).

@@ -18,13 +18,12 @@ A last tuple of arguments may stand for them: (function, (first, inputs…)).
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pase.errors import ModelError, PaseError
 from pase.graph import Scalar
-from pase.importers.front_end import first_line, framework
+from pase.importers.front_end import FrontEnd, first_line, framework
 from pase.importers.ir import Leaf, Trace, Value, check_trace
 from pase.importers.jax.call import dtype_name, shape_of
 from pase.importers.jax.program import read_program
@@ -45,11 +44,11 @@ class Source:
     entry: str = ""
 
 
-class JaxFrontEnd:
+class JaxFrontEnd(FrontEnd):
     """Takes (function, parameters, inputs…), (module, inputs…) or a dict of function, parameters and inputs.
 
-    Arrays may be `jax.ShapeDtypeStruct`, as `jax.eval_shape` gives them for a whole model without its weights; what
-    the module says of each kind of model tells which are the parameters.
+    Arrays may be `jax.ShapeDtypeStruct`, as `jax.eval_shape` gives them for a whole model without its weights, which
+    allocates nothing; what the module says of each kind of model tells which are the parameters.
     """
 
     package = "jax"
@@ -66,13 +65,6 @@ class JaxFrontEnd:
             raise ModelError(f"a JAX function takes no argument {next(iter(arguments))!r}: bind it in the function")
         found = source_of(jax, source)
         return trace_source(jax, found if batch is None else _with_batch(jax, found, batch))
-
-    def without_weights(self) -> AbstractContextManager[object]:
-        """Return a context that changes nothing: a factory says itself that it wants shapes alone, by `jax.eval_shape`.
-
-        One that does allocates nothing, whatever the size of the model.
-        """
-        return nullcontext()
 
 
 def trace_source(jax: Any, source: Source) -> Trace:

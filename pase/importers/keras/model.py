@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -190,10 +191,7 @@ def _notes(reader: Reader, model: Any) -> list[str]:
 
 
 def _size(variable: Any) -> int:
-    size = 1
-    for extent in variable.shape:
-        size *= extent
-    return size
+    return prod(variable.shape)
 
 
 # -- shapes of inputs: what a model was made with, the batch, and what the user says of the rest

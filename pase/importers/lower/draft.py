@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, count, islice, pairwise
 from math import prod
 
 from pase.graph import Access, AllReduce, Dim, Handoff, Operator, Relayout, Role, SliceOf, Window, Work
@@ -42,18 +42,10 @@ def shaped(trace: Trace, use: Use, shape: tuple[int, ...]) -> Use:
     return seen or replace(use, piece=None, view=None, seen_as=shape)
 
 
-def spare(taken: Sequence[str], count: int, letters: str) -> tuple[str, ...]:
+def spare(taken: Sequence[str], num: int, letters: str) -> tuple[str, ...]:
     """Return so many names of dims that are not taken, the letters first."""
-    found: list[str] = []
-    number = 0
-    for letter in letters:
-        if len(found) < count and letter not in taken:
-            found.append(letter)
-    while len(found) < count:
-        number += 1
-        if f"i{number}" not in taken:
-            found.append(f"i{number}")
-    return tuple(found)
+    names = chain(letters, (f"i{number}" for number in count(1)))
+    return tuple(islice((name for name in names if name not in taken), num))
 
 
 def is_parameter(trace: Trace, use: Use) -> bool:
@@ -365,14 +357,9 @@ def _axis(axis: DimIndex, pieces: Pieces) -> DimIndex:
             return axis
 
 
-def _parts(dim: str, count: int, taken: Mapping[str, int]) -> tuple[str, ...]:
-    names: list[str] = []
-    number = 0
-    while len(names) < count:
-        number += 1
-        if f"{dim}{number}" not in taken:
-            names.append(f"{dim}{number}")
-    return tuple(names)
+def _parts(dim: str, num: int, taken: Mapping[str, int]) -> tuple[str, ...]:
+    names = (f"{dim}{number}" for number in count(1))
+    return tuple(islice((name for name in names if name not in taken), num))
 
 
 def _on_base(access: Access, view: View, extents: Mapping[str, int]) -> Access | None:

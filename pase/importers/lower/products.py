@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 
 from pase.graph import Access, Dim, Role, Work
 from pase.graph.operators.attention import attention
@@ -178,7 +179,9 @@ def lower_pool(trace: Trace, node: Node, name: str) -> LoweredOperator:
     is_plain = len(rest) == 2 and all(d == 1 for d in op.dilation) and len(op.spatial) in _POOLS
     if not is_plain:
         passes = tuple((i, i) for i in rest)
-        operator = opaque(name, [shape], [output], passes=passes, flop=_pool_flop(output, op.kernel), function="pool")
+        operator = opaque(
+            name, [shape], [output], passes=passes, flop=float(prod((*output, *op.kernel))), function="pool"
+        )
         return LoweredOperator(operator=operator, sources=node.inputs[:1])
     order = (*rest, *op.spatial)
     x = reordered(trace, node.inputs[0], order)
@@ -194,13 +197,6 @@ def lower_pool(trace: Trace, node: Node, name: str) -> LoweredOperator:
         count_padding=op.counts_padding,
     )
     return LoweredOperator(operator=operator, sources=(x,), orders=(_inverse(order),))
-
-
-def _pool_flop(output: Sequence[int], kernel: Sequence[int]) -> float:
-    total = 1.0
-    for extent in (*output, *kernel):
-        total *= extent
-    return total
 
 
 def _pads(

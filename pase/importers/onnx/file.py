@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import PurePath
@@ -13,7 +12,7 @@ import numpy as np
 
 from pase.errors import ModelError
 from pase.graph import Scalar
-from pase.importers.front_end import framework
+from pase.importers.front_end import FrontEnd, framework
 from pase.importers.ir import Leaf, Node, Origin, Step, Trace, Value, check_trace
 from pase.importers.ir.call import Array, Shape, Translation
 from pase.importers.ir.trace import Names
@@ -43,7 +42,7 @@ RUNTIME: dict[str, Translation] = {name: TRANSLATIONS[name] for name in _AS_IN_O
 _DOMAINS = {"": TRANSLATIONS, "com.microsoft": RUNTIME}
 
 
-class OnnxFrontEnd:
+class OnnxFrontEnd(FrontEnd):
     """Takes paths that end in .onnx, and onnx.ModelProto."""
 
     package = "onnx"
@@ -60,10 +59,6 @@ class OnnxFrontEnd:
         """Return the trace of a model; ModelError where it is damaged or cannot be traced."""
         framework("onnx", "onnx")
         return trace_onnx(open_model(source), batch=batch, arguments=arguments)
-
-    def without_weights(self) -> AbstractContextManager[object]:
-        """Return a context that does nothing: ONNX makes no models."""
-        return nullcontext()
 
 
 def trace_onnx(model: OnnxModel, *, batch: int | None = None, arguments: Mapping[str, Scalar] | None = None) -> Trace:
