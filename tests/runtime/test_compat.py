@@ -17,10 +17,12 @@ def test_a_missing_library_is_named_with_the_command_that_installs_it(missing: s
     assert missing in last
 
 
-def test_the_import_is_silent_and_leaves_eager_execution_on() -> None:
+def test_the_import_is_silent_leaves_eager_execution_on_and_keras_to_whoever_uses_it() -> None:
     code = (
-        "from pase.targets.mesh_tensorflow.primitives.compat import tf; "
-        "import tensorflow; assert tensorflow.executing_eagerly()"
+        "import sys; from pase.targets.mesh_tensorflow.primitives.compat import tf; assert 'keras' not in sys.modules; "
+        "import tensorflow; assert tensorflow.executing_eagerly(); "
+        "from tensorflow.keras.layers import Dense; import keras; "
+        "assert Dense is tensorflow.keras.layers.Dense is keras.layers.Dense"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -18,6 +18,8 @@ from pase.errors import missing_extra
 
 _NEEDED = "running a program needs TensorFlow and Mesh-TensorFlow"
 
+_LEGACY_KERAS = "TF_USE_LEGACY_KERAS"
+
 
 @contextmanager
 def _quiet() -> Iterator[None]:
@@ -40,12 +42,29 @@ def _quiet() -> Iterator[None]:
         os.close(saved)
 
 
+@contextmanager
+def _without_keras() -> Iterator[None]:
+    """Let TensorFlow import Keras when somebody uses `tensorflow.keras`, not with itself: programs need none of it.
+
+    TensorFlow imports the older package, where it is asked for, in place of Keras; it looks again when it is used.
+    """
+    if _LEGACY_KERAS in os.environ:
+        yield
+        return
+    os.environ[_LEGACY_KERAS] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_LEGACY_KERAS]
+
+
 def _import() -> tuple[Any, Any, Any]:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     with _quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            import tensorflow.compat.v1 as tf
+            with _without_keras():
+                import tensorflow.compat.v1 as tf
             from tensorflow._api.v2.compat import v1 as inner
             from tensorflow.python.framework import ops, tensor_conversion_registry
         except ImportError as error:

@@ -61,16 +61,7 @@ class MeshImplementation(placement.PlacementMeshImpl):
             for position, device in enumerate(mesh_impl.devices):
                 with tf.device(device):
                     name = f"{variable.name}_slice_{position}"
-                    self._slices.append(
-                        tf.get_variable(
-                            name,
-                            slice_shape,
-                            dtype=variable.slice_dtype,
-                            initializer=tf.zeros_initializer(),
-                            collections=[],
-                            use_resource=True,
-                        )
-                    )
+                    self._slices.append(_SliceVariable(name, slice_shape, variable.slice_dtype))
                     # One read for all uses: another one could happen after the update of the same step.
                     reads.append(self._slices[-1].read_value())
             self.laid_out_tensor = mesh_impl.LaidOutTensor(reads)
@@ -173,6 +164,28 @@ def _reduce_group(slices: list[Any], devices: list[str], reduce: Callable[[list[
     return gathered
 
 
+class _SliceVariable:
+    """A part of a variable on the device in whose scope it is made: a handle alone.
+
+    TensorFlow's own variables come with an initial value, its assignment and a check of it. A slice gets its first
+    value from the master, and building those operations for every slice took a fifth of the time to build a program.
+    """
+
+    def __init__(self, name: str, shape: Sequence[int], dtype: Any) -> None:
+        self._shape, self._dtype = shape, dtype
+        self._handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, name=name)
+
+    def read_value(self) -> Any:
+        """Return a tensor of what it holds."""
+        value = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=self._dtype)
+        value.set_shape(self._shape)
+        return value
+
+    def assign(self, value: Any) -> Any:
+        """Return the operation that gives it a value."""
+        return tf.raw_ops.AssignVariableOp(resource=self._handle, value=value, validate_shape=True)
+
+
 class PhaseMark(mtf.Operation):
     """Computes nothing: what is lowered after it belongs to another phase of the step."""
 
@@ -187,7 +200,7 @@ class PhaseMark(mtf.Operation):
 
 def assign_slice(_: Any, slice_: Any, value: Any) -> Any:
     """Return the operation that assigns a value to a slice of a variable, and does not read it back."""
-    return slice_.assign(value, read_value=False)
+    return slice_.assign(value)
 
 
 def _maximum(values: list[Any]) -> Any:
