@@ -1,13 +1,13 @@
 """InceptionV3 (Szegedy et al. 2015), in the form that Keras and torchvision train: stem, modules A to E, classifier."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from pase.graph import Builder, Graph, Tensor
 from pase.graph.operators import concat, pool2d
 from pase.graph.operators.windows import Pair
 from pase.models.blocks import conv_norm, pooled_classifier
-from pase.models.parameters import divided, network
+from pase.models.parameters import Depths, divided, network
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +38,20 @@ class _Writer:
 
 
 @network
-def inception_v3(*, batch: int = 128, image: int = 299, classes: int = 1000, width: int = 1) -> Graph:
+def inception_v3(
+    *, batch: int = 128, image: int = 299, classes: int = 1000, width: int = 1, blocks: Depths = (3, 4, 2)
+) -> Graph:
     """Return InceptionV3 on images of `image` x `image` x 3, at least 75, without the auxiliary head.
 
     Vertices: 94 convolutions without bias, 94 batch normalisations with their ReLU folded in, 4 maximum and 9
     mean poolings, 15 concatenations, the global pooling, the fully connected layer: 218, and the softmax. A split
-    into branches is no vertex: each branch reads the module's input. width divides the number of every channel.
+    into branches is no vertex: each branch reads the module's input. width divides the number of every channel;
+    blocks: modules A, C and E, of images of 35 x 35, 17 x 17 and 8 x 8; one module B and one D stand between them.
     """
     net = Builder("inception_v3")
     writer = _Writer(net, width)
     x = _stem(writer, net.input((batch, 3, image, image)))
-    for name, module, size in _MODULES:
+    for name, module, size in _modules(blocks):
         x = module(writer, name, x, size)
     pooled_classifier(net, x, classes)
     return net.build()
@@ -115,19 +118,14 @@ def _forked(writer: _Writer, name: str, x: Tensor, channels: int) -> Tensor:
     return writer.net.add(concat, f"{name}_concat", row, col)
 
 
-_Module = Callable[[_Writer, str, Tensor, int], Tensor]
-
-_MODULES: tuple[tuple[str, _Module, int], ...] = (
-    ("a1", _module_a, 32),
-    ("a2", _module_a, 64),
-    ("a3", _module_a, 64),
-    ("b", _module_b, 384),
-    ("c1", _module_c, 128),
-    ("c2", _module_c, 160),
-    ("c3", _module_c, 160),
-    ("c4", _module_c, 192),
-    ("d", _module_d, 192),
-    ("e1", _module_e, 384),
-    ("e2", _module_e, 384),
-)
-"""Name, kind, and the one width in which modules of a kind differ."""
+def _modules(blocks: tuple[int, ...]) -> Iterator[tuple[str, Callable[[_Writer, str, Tensor, int], Tensor], int]]:
+    """Yield the modules between stem and classifier: name, kind, and the one width in which those of a kind differ."""
+    at_35, at_17, at_8 = blocks
+    for number in range(1, at_35 + 1):
+        yield f"a{number}", _module_a, 32 if number == 1 else 64
+    yield "b", _module_b, 384
+    for number in range(1, at_17 + 1):
+        yield f"c{number}", _module_c, 128 if number == 1 else 192 if number == at_17 else 160
+    yield "d", _module_d, 192
+    for number in range(1, at_8 + 1):
+        yield f"e{number}", _module_e, 384

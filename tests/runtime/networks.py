@@ -21,10 +21,18 @@ from pase.graph.operators import (
 from pase.models import build
 
 
-def small(name: str) -> Graph:
-    """A built-in network whose extents have many divisors."""
-    batch, arguments = _SMALL[name]
-    return build(_NETWORKS.get(name, name), batch=batch, arguments=arguments)
+def small(name: str, **arguments: str | int | float | bool) -> Graph:
+    """A built-in network whose extents have many divisors; arguments: in place of those that make it small."""
+    batch, own = _SMALL[name]
+    return build(_NETWORKS.get(name, name), batch=batch, arguments=own | arguments)
+
+
+def deep(name: str) -> Graph:
+    """A built-in network as `small` returns it, but with all the modules that it has."""
+    return small(name, **_ALL_MODULES[name])
+
+
+_ALL_MODULES: dict[str, dict[str, str | int | float | bool]] = {"inception_v3": {"blocks": "3,4,2"}}
 
 
 _NETWORKS = {"lstm_lm": "rnnlm"}
@@ -41,7 +49,7 @@ _SMALL: dict[str, tuple[int, dict[str, str | int | float | bool]]] = {
     "alexnet": (24, {"image": 127, "width": 16, "classes": 24}),
     "rnnlm": (24, {"vocabulary": 24, "units": 12, "steps": 4, "layers": 0}),
     "vgg16": (8, {"image": 32, "width": 16, "classes": 8}),
-    "inception_v3": (8, {"image": 75, "width": 16, "classes": 8}),
+    "inception_v3": (8, {"image": 75, "width": 16, "classes": 8, "blocks": "1,1,1"}),
     "resnet101": (8, {"image": 32, "width": 16, "classes": 8, "blocks": "1,1,1,1"}),
     "densenet121": (8, {"image": 32, "growth": 4, "classes": 8, "blocks": "2,1,1,1"}),
     "lstm_lm": (4, {"vocabulary": 24, "units": 12, "steps": 4, "layers": 2}),

@@ -11,14 +11,14 @@ from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
-from tests.runtime.networks import EXCHANGING, small
+from tests.runtime.networks import EXCHANGING, deep, small
 from tests.runtime.plans import configurations, make_plan, random_plan
 from tests.runtime.training import Weights, options, parallel_training
 
 TOLERANCE = 1e-12
 RATES = {"inception_v3": 1e-6, "lstm": 0.5, "lstm_lm": 0.5}
 NETWORKS = (
-    "vgg16", "resnet101", "densenet121", pytest.param("inception_v3", marks=pytest.mark.slow),
+    "vgg16", "resnet101", "densenet121", "inception_v3",
     "lstm_lm", "transformer", "transformer_big", "bert_large", "gpt",
 )  # fmt: skip
 
@@ -86,7 +86,16 @@ def test_networks_under_the_searched_strategy(name: str) -> None:
     check(name, pase.search(network(name), devices=4))
 
 
-# A random strategy of InceptionV3 takes minutes.
-@pytest.mark.parametrize("name", [name for name in NETWORKS if isinstance(name, str)])
+@pytest.mark.full
+def test_all_of_a_deep_network_under_the_searched_strategy() -> None:
+    graph = deep("inception_v3")
+    losses, weights = parallel_training(pase.search(graph, devices=4), steps=3, rate=RATES["inception_v3"])
+    expected = reference_training(graph, options(3, rate=RATES["inception_v3"]))
+    assert max_relative_difference(losses, expected.losses) < TOLERANCE
+    assert weight_difference(weights, expected.weights) < TOLERANCE
+
+
+# InceptionV3 under a random one is in test_strategies, on two devices: on four it takes long.
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "inception_v3"])
 def test_networks_under_a_random_strategy(name: str) -> None:
     check(name, random_plan(network(name), 4, 1))

@@ -17,7 +17,7 @@ from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import peak_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
-from tests.runtime.networks import small
+from tests.runtime.networks import deep, small
 from tests.runtime.plans import data_parallel_plan, placed_plan
 from tests.runtime.training import builder_of
 
@@ -77,9 +77,9 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, pytest.param("all of inception_v3", marks=pytest.mark.full)])
 def test_a_program_takes_no_more_than_is_predicted(name: str) -> None:
-    graph = NETWORKS[name]()
+    graph = NETWORKS[name]() if name in NETWORKS else deep("inception_v3")
     for plan in (data_parallel_plan(graph, 4), placed_plan(graph, 4, 0), placed_plan(graph, 2, 1)):
         measured, predicted = peak(plan), device_memory(plan).total_bytes
         assert measured <= predicted < 2.5 * measured
