@@ -5,7 +5,7 @@ Nothing is downloaded. Packages are imported when one of their functions is call
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -388,6 +388,20 @@ KERAS_APPLICATIONS: tuple[str, ...] = (
 )  # fmt: skip
 
 
+KERAS_FAMILIES: dict[str, str] = {
+    "VGG19": "VGG16",
+    **dict.fromkeys(("ResNet101", "ResNet152"), "ResNet50"),
+    **dict.fromkeys(("ResNet101V2", "ResNet152V2"), "ResNet50V2"),
+    **dict.fromkeys(("DenseNet169", "DenseNet201"), "DenseNet121"),
+    "NASNetLarge": "NASNetMobile",
+    **dict.fromkeys((f"EfficientNetB{i}" for i in range(1, 8)), "EfficientNetB0"),
+    **dict.fromkeys(("EfficientNetV2B1", "EfficientNetV2B2", "EfficientNetV2B3"), "EfficientNetV2B0"),
+    **dict.fromkeys(("EfficientNetV2M", "EfficientNetV2L"), "EfficientNetV2S"),
+    **dict.fromkeys((f"ConvNeXt{size}" for size in ("Small", "Base", "Large", "XLarge")), "ConvNeXtTiny"),
+}
+"""Networks that have the blocks of another one, more of them or wider ones, and that one."""
+
+
 def _of_applications(name: str) -> Make:
     def make(_batch: int) -> Any:
         import keras
@@ -408,6 +422,24 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
     "diffusers": _DIFFUSERS,
     "keras": {name: _of_applications(name) for name in KERAS_APPLICATIONS},
 }
+
+
+def cases(quick: Collection[tuple[str, str]]) -> list[Any]:
+    """Return (package, name) of every architecture as parameters of a test, those that are not quick marked as slow.
+
+    Of a family of Keras' networks the smallest stands for the others.
+    """
+
+    def marks(package: str, name: str) -> tuple[pytest.MarkDecorator, ...]:
+        if package == "keras" and name in KERAS_FAMILIES:
+            return pytest.mark.slow, pytest.mark.full
+        return () if (package, name) in quick else (pytest.mark.slow,)
+
+    return [
+        pytest.param(package, name, marks=marks(package, name))
+        for package, makes in ARCHITECTURES.items()
+        for name in makes
+    ]
 
 
 def imported(package: str, name: str, *batches: int) -> list[ImportedModel]:

@@ -2,26 +2,18 @@
 
 import pytest
 
-from tests.importers.architectures import ARCHITECTURES, BATCH, RESIZED, ROUTED, imported
+from tests.importers.architectures import ARCHITECTURES, BATCH, KERAS_FAMILIES, RESIZED, ROUTED, cases, imported
 
 QUICK = {
-    "transformers": ("gpt2", "bert", "falcon", "vit"),
-    "keras": ("MobileNetV3Small", "ResNet50", "EfficientNetB0", "ConvNeXtTiny"),
-    "diffusers": ("dit",),
-    "timm": (),
-    "torchvision": (),
+    *(("transformers", name) for name in ("gpt2", "bert", "falcon", "vit")),
+    *(("keras", name) for name in ("MobileNetV3Small", "ResNet50", "EfficientNetB0", "ConvNeXtTiny")),
+    ("diffusers", "dit"),
 }
-"""Those that are tried in every run of the tests; the others are slow."""
-
-_ALL = [
-    pytest.param(package, name, marks=() if name in QUICK[package] else (pytest.mark.slow,))
-    for package, makes in ARCHITECTURES.items()
-    for name in makes
-]
+"""Those that take little time; the others are slow."""
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("package", "name"), _ALL)
+@pytest.mark.parametrize(("package", "name"), cases(QUICK))
 def test_nothing_is_opaque_but_routers_and_resizing(package: str, name: str) -> None:
     (model,) = imported(package, name, BATCH)
     assert model.differences == ()
@@ -38,4 +30,7 @@ def test_nothing_is_opaque_but_routers_and_resizing(package: str, name: str) -> 
 
 def test_there_are_enough_of_them() -> None:
     assert len(ARCHITECTURES["keras"]) == 40
+    assert len(KERAS_FAMILIES) == 24
+    assert {*KERAS_FAMILIES, *KERAS_FAMILIES.values()} <= {*ARCHITECTURES["keras"]}
+    assert not {*KERAS_FAMILIES} & {*KERAS_FAMILIES.values()}
     assert sum(len(makes) for package, makes in ARCHITECTURES.items() if package != "keras") >= 60

@@ -17,7 +17,7 @@ from pase.machine import DEFAULT_MACHINE, load_machine
 from pase.planning.planner import data_parallel_cost, problem_of
 from pase.sharding.configurations import data_parallel
 from tests.importers import torch_zoo
-from tests.importers.architectures import ARCHITECTURES, imported
+from tests.importers.architectures import cases, imported
 
 torch = pytest.importorskip("torch")
 
@@ -172,18 +172,11 @@ QUICK = {
     ("keras", "MobileNetV3Small"),
     ("keras", "ConvNeXtTiny"),
 }
-"""Those that are tried in every run of the tests; the others are slow."""
+"""Those that take little time; the others are slow."""
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("package", "name"),
-    [
-        pytest.param(package, name, marks=() if (package, name) in QUICK else (pytest.mark.slow,))
-        for package, makes in ARCHITECTURES.items()
-        for name in makes
-    ],
-)
+@pytest.mark.parametrize(("package", "name"), cases(QUICK))
 def test_architectures_of_other_packages_with_their_losses(package: str, name: str) -> None:
     graph, wider = (model.graph for model in imported(package, name, BATCH, 2 * BATCH))
     check_batch_splits(graph, wider)
