@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,17 +72,20 @@ def _tree(module: str) -> ast.Module:
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def _imports(module: str) -> Iterator[tuple[str, int]]:
-    """Yield (imported module, line), those within functions included."""
+@cache
+def _imports(module: str) -> tuple[tuple[str, int], ...]:
+    """Return (imported module, line), those within functions included."""
+    found: list[tuple[str, int]] = []
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}:{node.lineno} imports relatively; give the module's full name"
             assert node.module is not None
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield (full if full in MODULES else node.module), node.lineno
+                found.append((full if full in MODULES else node.module, node.lineno))
+    return tuple(found)
 
 
 def _rank(module: str) -> int:
