@@ -1,6 +1,5 @@
 """The process that measures: it loads TensorFlow, reports progress and at last the samples as lines of JSON."""
 
-import argparse
 import json
 import os
 import sys
@@ -10,9 +9,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import click
+
 from pase.calibration.samples import EFFORTS, Effort, Rate, Samples, TransferSample
 from pase.errors import PaseError
-from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU, KINDS, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import (
+    CPU,
+    GPU,
+    DeviceChoice,
+    ProgramCommand,
+    device_choice,
+    device_options,
+    option,
+)
 
 MOST_CPU_DEVICES = 8
 """So many virtual devices are measured at most, unless more are asked for."""
@@ -20,19 +29,20 @@ MOST_CPU_DEVICES = 8
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
+@click.command(cls=ProgramCommand)
+@option("--devices", type=int)
+@device_options
+@option("--effort", type=click.Choice(tuple(EFFORTS)), required=True)
+@option("--json", is_flag=True)
+def _command(**values: Any) -> None:
+    """Declare the arguments of the process that measures."""
+
+
 def main() -> None:
     """Measure as the arguments say; end with status 1 and one line on standard error where that is not possible."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int)
-    parser.add_argument("--device", choices=list(KINDS), default=CPU)
-    parser.add_argument("--virtual", action="store_true")
-    parser.add_argument("--gpu-memory", type=int, required=True)
-    parser.add_argument("--effort", choices=list(EFFORTS), required=True)
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+    values = _command.read()
     try:
-        choice = DeviceChoice(kind=arguments.device, virtual=arguments.virtual, memory_mib=arguments.gpu_memory)
-        samples = _measured(choice, arguments.devices, EFFORTS[arguments.effort])
+        samples = _measured(device_choice(values), values["devices"], EFFORTS[values["effort"]])
     except PaseError as error:
         sys.exit(f"error: {error}")
     _report({"event": "measured", "samples": samples.document()})

@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
 from pase.calibration import CalibrationChoice, MeasuredMachine, calibrate, measured_machine
 from pase.calibration.samples import Rate, Samples, binary
-from pase.cli.options import WholeNumber, check_writable, device_options, json_option, output_option, write_output
+from pase.cli.options import WholeNumber, check_writable, json_option, output_option, write_output
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import progress
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text
-from pase.targets.mesh_tensorflow.runtime.options import KINDS, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import KINDS, device_choice, device_options
 
 
 @click.command("calibrate", epilog="Example: pase calibrate --devices 2 --quick -o machine.toml")
@@ -28,12 +29,10 @@ from pase.targets.mesh_tensorflow.runtime.options import KINDS, DeviceChoice
 @json_option
 def calibrate_command(
     devices: int | None,
-    device: str,
-    virtual: bool,
-    gpu_memory: int,
     quick: bool,
     output: Path | None,
     as_json: bool,
+    **device: Any,
 ) -> None:
     """Measure this machine through TensorFlow and write it as a machine file, for --machine.
 
@@ -45,7 +44,7 @@ def calibrate_command(
     begin_s = time.monotonic()
     choice = CalibrationChoice(
         num_devices=devices,
-        device=DeviceChoice(kind=device, virtual=virtual, memory_mib=gpu_memory),
+        device=device_choice(device),
         effort="quick" if quick else "full",
     )
     with progress() as on_progress:

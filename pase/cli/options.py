@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -25,7 +24,7 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
 from pase.solver.ordering import ORDERINGS
-from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, GROUPS, KINDS, Takes
+from pase.targets.mesh_tensorflow.runtime.options import options_of_all
 
 
 def complete_models(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -172,7 +171,7 @@ def machine_option(machine: str | None, text: str, *, shown: bool | str = True) 
 
 def model_options(*, devices_required: bool, machine: str | None = DEFAULT_MACHINE) -> Callable[[CommandT], CommandT]:
     """Return a decorator that adds the options of `ModelArguments`, devices first; machine: where none is given."""
-    options = [
+    return options_of_all(
         click.option(
             "--devices", "-p", type=WholeNumber(min=1), required=devices_required, help="Number of devices, p."
         ),
@@ -189,14 +188,7 @@ def model_options(*, devices_required: bool, machine: str | None = DEFAULT_MACHI
             metavar="BYTES/s",
             help="Of every link, instead of the machine's.",
         ),
-    ]
-
-    def decorate(command: CommandT) -> CommandT:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    )
 
 
 def plan_options(command: CommandT) -> CommandT:
@@ -242,55 +234,6 @@ def write_output(path: Path, text: str | bytes, failure: type[PaseError]) -> Non
         write_atomically(path, text)
     except OSError as error:
         raise failure(f"{path} cannot be written: {error.strerror or error}") from None
-
-
-def training_flags(command: CommandT) -> CommandT:
-    """Add the training options of emitted programs, one parameter for each flag."""
-    for flag in reversed([flag for group in GROUPS.values() for flag in group]):
-        text = f"{flag.text[:1].upper()}{flag.text[1:]}." if flag.text else None
-        command = click.option(
-            f"--{flag.name}",
-            flag.key,
-            type=click.Choice(flag.choices) if flag.choices else _TYPES[flag.takes],
-            is_flag=flag.takes is Takes.NOTHING,
-            default=flag.default,
-            show_default=flag.shows_default,
-            metavar=flag.metavar or None,
-            help=text,
-        )(command)
-    return command
-
-
-_TYPES: Mapping[Takes, click.ParamType[Any]] = MappingProxyType(
-    {
-        Takes.WHOLE: click.INT,
-        Takes.NUMBER: click.FLOAT,
-        Takes.PATH: click.Path(path_type=Path),
-        Takes.NOTHING: click.BOOL,
-    }
-)
-"""How click is told what follows a flag."""
-
-
-def device_options(command: CommandT) -> CommandT:
-    """Add --device, --virtual and --gpu-memory."""
-    options = [
-        click.option(
-            "--device", type=click.Choice(list(KINDS)), default=CPU, show_default=True, help="Virtual CPUs, or GPUs."
-        ),
-        click.option("--virtual", is_flag=True, help="Put several devices on a GPU where there are too few."),
-        click.option(
-            "--gpu-memory",
-            type=click.IntRange(min=1),
-            default=DEFAULT_GPU_MEMORY_MIB,
-            show_default=True,
-            metavar="MIB",
-            help="Of each device of --virtual.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def check_writable(path: Path) -> None:

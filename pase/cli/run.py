@@ -10,7 +10,7 @@ from typing import Any
 import click
 import numpy as np
 
-from pase.cli.options import chosen_plan, complete_models, device_options, json_option, plan_options, training_flags
+from pase.cli.options import chosen_plan, complete_models, json_option, plan_options
 from pase.cli.output import duration, print_json, print_table, quantity, say
 from pase.cli.progress import progress
 from pase.datasets import SOURCES, Part, fit_to, load_dataset
@@ -19,7 +19,7 @@ from pase.sharding.boxes import whole
 from pase.sharding.held import HeldWeight, held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.data import data_inputs
-from pase.targets.mesh_tensorflow.runtime.options import DeviceChoice, training_options
+from pase.targets.mesh_tensorflow.runtime.options import device_choice, device_options, training_flags, training_options
 
 PHASES = ("forward", "backward", "update")
 
@@ -40,12 +40,9 @@ _FEW_COLUMNS = 4
 @json_option
 def run_command(
     plan_or_model: str,
-    device: str,
-    virtual: bool,
-    gpu_memory: int,
     measure: bool,
     as_json: bool,
-    **others: object,
+    **others: Any,
 ) -> None:
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
 
@@ -57,7 +54,7 @@ def run_command(
         for name, part in _PARTS.items():
             others[name] = _as_file(others[name], part, plan, Path(folder))
         options = training_options(others)
-        choice = DeviceChoice(kind=device, virtual=virtual, memory_mib=gpu_memory)
+        choice = device_choice(others)
         result = run_plan(
             plan,
             options,

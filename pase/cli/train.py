@@ -15,7 +15,6 @@ from pase.cli.options import (
     check_writable,
     complete_algorithms,
     complete_models,
-    device_options,
     model_options,
 )
 from pase.cli.output import warn
@@ -40,7 +39,7 @@ from pase.easgd.supervise import train_task as train_task_here
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, kept_text, read_hosts
-from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, device_choice, device_options, options_of_all
 
 _SAVE_EVERY = 100
 
@@ -180,11 +179,8 @@ _KEPT_OPTIONS = (
 )
 
 
-def training_across_options(command: Any) -> Any:
-    """Add the options of `pase train` but those of models and devices."""
-    for option in reversed([*_JOB_OPTIONS, *_DATA_OPTIONS, *_KEPT_OPTIONS, *_PROCESS_OPTIONS]):
-        command = option(command)
-    return command
+training_across_options = options_of_all(*_JOB_OPTIONS, *_DATA_OPTIONS, *_KEPT_OPTIONS, *_PROCESS_OPTIONS)
+"""Adds the options of `pase train` but those of models and devices."""
 
 
 def request_of(model: str, values: Mapping[str, Any]) -> TrainingRequest:
@@ -197,8 +193,8 @@ def request_of(model: str, values: Mapping[str, Any]) -> TrainingRequest:
     return TrainingRequest(
         job=make_job(JobRequest(**{**asked, "averages": asked["averages"] or None})),
         data_split=DataSplit(values["data_split"]),
-        choice=DeviceChoice(kind=values["device"], virtual=values["virtual"], memory_mib=values["gpu_memory"]),
-        checkpointing=_checkpointing(values),
+        choice=device_choice(values),
+        checkpointing=Checkpointing.asked(values),
         **{
             name: values[name]
             for name in ("packed", "dtype", "seed", "data", "test_data", "metrics_path", "trace_path")
@@ -229,17 +225,6 @@ def warn_of_what_is_not_used(model: str, values: Mapping[str, Any]) -> None:
         warn(f"a {finished} names its own model and devices: --devices, --batch and --arg are not used")
     if finished == "program":
         warn(f"note: the code of {model} is executed")
-
-
-def _checkpointing(values: Mapping[str, Any]) -> Checkpointing | None:
-    folder, every, resume = values["checkpoint"], values["save_every"], values["resume"]
-    if folder is None:
-        if resume is not None or every is not None:
-            raise TrainingError("--resume and --save-every need --checkpoint DIR, the folder of the checkpoints")
-        return None
-    return Checkpointing(
-        folder=folder, save_every=_SAVE_EVERY if every is None else every, keep=values["keep"], resume=resume
-    )
 
 
 _ARGUMENTS = "pase.train.arguments"

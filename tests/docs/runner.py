@@ -78,7 +78,7 @@ class PageRun:
         """Check the options of an emitted program; that of the forward pass has its own."""
         from pase.targets.mesh_tensorflow.runtime import script
 
-        script._parser().parse_args(arguments[1:])
+        script.command_of_program.read(arguments[1:])
 
     def _run_python(self, arguments: list[str]) -> Finished:
         from tests.docs.programs import run_module, run_program

@@ -30,8 +30,7 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, read_plan
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward
 from pase.views.exports import FORMATS, export
-from pase.views.reports.document import NamedPlan, report_document
-from pase.views.reports.page import render
+from pase.views.reports.document import NamedPlan, render, report_document
 from tests.emitter.test_forward import network
 from tests.exports.dot_grammar import read_dot
 from tests.graph.test_attributes import CODE

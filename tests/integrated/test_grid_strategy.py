@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from pase import Builder, Graph, load
-from pase.analysis.baselines.integrated_grid import choose, grid_strategy
+from pase.analysis.baselines.registry import choose, grid_strategy
 from pase.costs import Problem, build_problem, cost_model
 from pase.errors import IntegratedError
 from pase.graph.operators import conv2d, dense

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pase.views.reports import render
-from pase.views.reports.page import MODULES
+from pase.views.reports.document import MODULES
 from tests.hostile import HOSTILE_NAMES
 from tests.report import handmade
 

@@ -8,15 +8,14 @@ import pytest
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.optimisers import Adafactor, AdamW, make_rule
 from pase.targets.mesh_tensorflow.runtime.options import (
-    GROUPS,
     Schedule,
     TrainingOptions,
     command_line,
     training_options,
 )
-from pase.targets.mesh_tensorflow.runtime.script import _parser
+from pase.targets.mesh_tensorflow.runtime.script import command_of_program
 
-DEFAULTS: dict[str, Any] = {flag.key: flag.default for group in GROUPS.values() for flag in group}
+DEFAULTS: dict[str, Any] = command_of_program.read([])
 
 
 @pytest.mark.parametrize(
@@ -42,11 +41,11 @@ DEFAULTS: dict[str, Any] = {flag.key: flag.default for group in GROUPS.values() 
     ],
 )
 def test_what_is_handed_on_is_read_again(options: TrainingOptions) -> None:
-    assert training_options(vars(_parser().parse_args(command_line(options)))) == options
+    assert training_options(command_of_program.read(command_line(options))) == options
 
 
 def test_without_flags_the_defaults_hold() -> None:
-    read = training_options(vars(_parser().parse_args(["--steps", "9"])))
+    read = training_options(command_of_program.read(["--steps", "9"]))
     given = TrainingOptions(steps=9)
     for field in ("dtype", "seed", "rule", "data_path", "test_data_path", "test_every"):
         assert getattr(read, field) == getattr(given, field)

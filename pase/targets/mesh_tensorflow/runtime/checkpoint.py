@@ -294,6 +294,19 @@ class Checkpointing:
             if value < 1:
                 raise ProgramError(f"{name} is {value}; expected 1 or more")
 
+    @classmethod
+    def asked(cls, values: Mapping[str, Any]) -> "Checkpointing | None":
+        """Return what the options checkpoint, save_every, keep and resume ask for, None where nothing is kept.
+
+        Raises ProgramError where one of them needs a folder that is not named.
+        """
+        folder, every, resume = values["checkpoint"], values["save_every"], values["resume"]
+        if folder is None:
+            if resume is not None or every is not None:
+                raise ProgramError("--resume and --save-every need --checkpoint DIR, the folder of the checkpoints")
+            return None
+        return cls(folder=folder, save_every=100 if every is None else every, keep=values["keep"], resume=resume)
+
     def found(self) -> Checkpoint | None:
         """Return the checkpoint to go on from, None to begin with the first step.
 

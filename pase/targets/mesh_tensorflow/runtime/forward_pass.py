@@ -1,6 +1,5 @@
 """A program of a forward pass: lowered, with its weights, run in a session; and its command line."""
 
-import argparse
 import io
 import json
 import sys
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
 from pase.common.documents import write_atomically
@@ -22,7 +22,7 @@ from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_va
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.initial import given_value
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
-from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, ITEMSIZES, KINDS, DeviceChoice
+from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, PATH, ProgramCommand, device_choice, device_options
 from pase.targets.mesh_tensorflow.runtime.program import Program
 
 Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -166,26 +166,38 @@ def _joined(name: str, parts: list[Array], num_examples: int, batch: int) -> Arr
     return np.concatenate(parts)[:num_examples]
 
 
+@click.command(cls=ProgramCommand, help="Compute this network's outputs on virtual CPU devices, or on GPUs.")
+@click.option("--weights", type=PATH, required=True, metavar="FILE", help="What 'pase weights' wrote, an .npz file.")
+@click.option(
+    "--data", type=PATH, required=True, metavar="PATH", help="An .npz file with an array [N, ...] for each input."
+)
+@click.option("--output", type=PATH, metavar="FILE", help="Write the outputs to this .npz file.")
+@click.option("--dtype", type=click.Choice(tuple(ITEMSIZES)), default="float32", show_default=True)
+@click.option("--measure", is_flag=True, help="Count the bytes that cross devices in a batch.")
+@click.option("--json", is_flag=True, help="Print one JSON object.")
+@device_options
+def command_of_program(**values: Any) -> None:
+    """Declare the command line of a program that computes outputs, which `main` reads."""
+
+
 def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = None) -> None:
     """Compute as the command line says; exit with status 1 and one line where that cannot be done.
 
     build: declares the layers on a program and returns what the network computes.
     """
-    options = _parser().parse_args(arguments)
+    options = command_of_program.read(arguments)
     try:
         found = compute(
             build,
-            read_arrays(options.weights),
-            read_arrays(options.data),
+            read_arrays(options["weights"]),
+            read_arrays(options["data"]),
             num_devices=num_devices,
-            dtype=options.dtype,
-            devices=local_devices(
-                DeviceChoice(kind=options.device, virtual=options.virtual, memory_mib=options.gpu_memory), num_devices
-            ),
-            measure=options.measure,
+            dtype=options["dtype"],
+            devices=local_devices(device_choice(options), num_devices),
+            measure=options["measure"],
         )
-        if options.output:
-            _write(options.output, found)
+        if options["output"]:
+            _write(options["output"], found)
     except PaseError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None
@@ -201,11 +213,11 @@ def _write(path: Path, found: Computed) -> None:
         raise ProgramError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def _show(found: Computed, options: argparse.Namespace) -> None:
-    if options.json:
+def _show(found: Computed, options: Mapping[str, Any]) -> None:
+    if options["json"]:
         document = {
             "outputs": {name: list(array.shape) for name, array in found.outputs.items()},
-            "output": str(options.output) if options.output else None,
+            "output": str(options["output"]) if options["output"] else None,
             "predicted_bytes": found.predicted_bytes,
             "build_time_s": found.build_time_s,
             "batch_time_s": found.batch_time_s,
@@ -218,23 +230,3 @@ def _show(found: Computed, options: argparse.Namespace) -> None:
     if found.measured["measured_bytes"] is not None:
         moved = f"{found.predicted_bytes:,} B a batch predicted, {found.measured['measured_bytes']:,} B measured"
         sys.stdout.write(f"between devices: {moved}\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Compute this network's outputs on virtual CPU devices, or on GPUs.")
-    parser.add_argument(
-        "--weights", type=Path, required=True, metavar="FILE", help="what 'pase weights' wrote, an .npz file"
-    )
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="PATH", help="an .npz file with an array [N, ...] for each input"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the outputs to this .npz file")
-    parser.add_argument("--dtype", choices=tuple(ITEMSIZES), default="float32", help="(default: %(default)s)")
-    parser.add_argument("--measure", action="store_true", help="count the bytes that cross devices in a batch")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--device", choices=list(KINDS), default=CPU, help="(default: %(default)s, virtual ones)")
-    parser.add_argument("--virtual", action="store_true", help="put several devices on a GPU where there are too few")
-    parser.add_argument(
-        "--gpu-memory", type=int, default=DEFAULT_GPU_MEMORY_MIB, metavar="MIB", help="of each device of --virtual"
-    )
-    return parser

@@ -3,7 +3,6 @@
 This process loads no framework. The chief, task 0, has its output and its errors, and so has a task that is alone here;
 what a server beside the chief writes is shown where it was the one that failed."""
 
-import argparse
 import ctypes
 import json
 import os
@@ -20,6 +19,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
+
+import click
 
 from pase.errors import ProgramError, missing_extra
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, VARIABLE, Cluster, kept_text
@@ -368,11 +369,14 @@ def _command(program: Sequence[str]) -> list[str]:
 
 def _checkpoint_folder(program: Sequence[str]) -> Path | None:
     """Return the folder that the program's own arguments name for its checkpoints."""
-    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
-    parser.add_argument("--checkpoint", type=Path)
+    command = click.Command(
+        "program",
+        params=[click.Option(["--checkpoint"], type=click.Path(path_type=Path))],
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
     try:
-        known, _ = parser.parse_known_args(list(program[1:]))
-    except (argparse.ArgumentError, SystemExit):
+        folder: Path | None = command.make_context("program", list(program[1:])).params["checkpoint"]
+    except click.ClickException:
         return None
-    folder: Path | None = known.checkpoint
     return folder

@@ -1,12 +1,14 @@
 """What a command line asks for: devices, a schedule of the learning rate, how a network is trained; and its flags."""
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from math import cos, pi, sqrt
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import click
 
 from pase.errors import ProgramError, unknown_name
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, Rule, Sgd, make_rule, name_of, options_of
@@ -163,105 +165,153 @@ ITEMSIZES = {"float32": 4, "float64": 8}
 """Bytes of a number of each type."""
 
 
-class Takes(Enum):
-    """What follows a flag."""
-
-    WHOLE = auto()
-    NUMBER = auto()
-    CHOICE = auto()
-    PATH = auto()
-    NOTHING = auto()
+# -- the command line, which `pase run` and emitted programs share
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flag:
-    """One option.
+class Option(click.Option):
+    """An option with the heading that it stands under in a program's help, "" for none."""
 
-    text: what it is, as part of a sentence. choices: of `Takes.CHOICE`. metavar: "" for the usual one.
-    """
-
-    name: str
-    takes: Takes
-    text: str = ""
-    default: Any = None
-    choices: tuple[str, ...] = ()
-    metavar: str = ""
-
-    @property
-    def key(self) -> str:
-        """The name of its value."""
-        return self.name.replace("-", "_")
-
-    @property
-    def shows_default(self) -> bool:
-        """Whether its default says what happens without it."""
-        return self.default is not None
+    def __init__(self, *names: Any, heading: str = "", **attributes: Any) -> None:
+        super().__init__(*names, **attributes)
+        self.heading = heading
 
 
-GROUPS: Mapping[str, tuple[Flag, ...]] = MappingProxyType(
-    {
-        "": (
-            Flag(name="dtype", takes=Takes.CHOICE, choices=tuple(ITEMSIZES), default="float32"),
-            Flag(name="seed", takes=Takes.WHOLE, text="of the initial weights and of made-up data [0]", metavar="N"),
-        ),
-        "data": (
-            Flag(
-                name="data",
-                takes=Takes.PATH,
-                text="an .npz file, or a directory of .npy files, with an array [N, ...] for each input [made up]",
-                metavar="PATH",
-            ),
-            Flag(
-                name="test-data",
-                takes=Takes.PATH,
-                text="data that are not trained on: the loss and accuracy on them are shown after the last step",
-                metavar="PATH",
-            ),
-            Flag(
-                name="weights",
-                takes=Takes.PATH,
-                text="begin with these: an .npz file that 'pase weights' wrote of an imported model [drawn]",
-                metavar="FILE",
-            ),
-            Flag(name="test-every", takes=Takes.WHOLE, text="test after every K steps too", metavar="K"),
-        ),
-        "optimiser": (
-            Flag(name="optimizer", takes=Takes.CHOICE, choices=tuple(OPTIMISERS), default="sgd"),
-            Flag(name="momentum", takes=Takes.NUMBER, text="of momentum [0.9]"),
-            Flag(name="nesterov", takes=Takes.NOTHING, text="of momentum: look ahead"),
-            Flag(
-                name="weight-decay",
-                takes=Takes.NUMBER,
-                text="of an L2 term of sgd and momentum [0], or of adamw [0.01]",
-            ),
-            Flag(name="beta1", takes=Takes.NUMBER, text="of adam and adamw [0.9]"),
-            Flag(name="beta2", takes=Takes.NUMBER, text="of adam and adamw [0.999]"),
-            Flag(name="epsilon", takes=Takes.NUMBER, text="of adam and adamw [1e-8]"),
-        ),
-        "learning rate": (
-            Flag(name="learning-rate", takes=Takes.NUMBER, text="its peak", default=0.01, metavar="RATE"),
-            Flag(name="schedule", takes=Takes.CHOICE, choices=tuple(SCHEDULES), default="constant"),
-            Flag(name="warmup-steps", takes=Takes.WHOLE, text="rise to the peak over N steps", default=0, metavar="N"),
-            Flag(name="schedule-steps", takes=Takes.WHOLE, text="where a cosine ends [the last step]", metavar="N"),
-            Flag(
-                name="final-learning-rate",
-                takes=Takes.NUMBER,
-                text="where a cosine ends",
-                default=0.0,
-                metavar="RATE",
-            ),
-            Flag(name="decay-every", takes=Takes.WHOLE, text="steps of schedule step", default=1000, metavar="N"),
-            Flag(name="decay-factor", takes=Takes.NUMBER, text="of schedule step", default=0.1),
-        ),
-    }
+class ProgramCommand(click.Command):
+    """The command line of an emitted program: its help has options under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those without a heading first."""
+        found: dict[str, list[tuple[str, str]]] = {"Options": []}
+        for param in self.get_params(ctx):
+            if record := param.get_help_record(ctx):
+                found.setdefault(getattr(param, "heading", "") or "Options", []).append(record)
+        for heading, records in found.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+    def read(self, arguments: Sequence[str] | None = None) -> dict[str, Any]:
+        """Return the value of each option; end the process after the help, and on wrong usage.
+
+        arguments: by default those of the process.
+        """
+        given = sys.argv[1:] if arguments is None else arguments
+        try:
+            return self.make_context(Path(sys.argv[0]).name, list(given)).params
+        except click.exceptions.Exit as done:
+            raise SystemExit(done.exit_code) from None
+        except click.ClickException as wrong:
+            wrong.show()
+            raise SystemExit(wrong.exit_code) from None
+
+
+Decorator = Callable[[Any], Any]
+
+
+def options_of_all(*options: Decorator) -> Decorator:
+    """Return one decorator that adds several options to a command, in their order."""
+
+    def decorate(command: Any) -> Any:
+        for add in reversed(options):
+            command = add(command)
+        return command
+
+    return decorate
+
+
+def option(name: str, heading: str = "", *, default: Any = None, **attributes: Any) -> Decorator:
+    """Return the decorator that adds an option under a heading of a program's help; a default is shown."""
+    has_default = default is not None
+    return click.option(name, cls=Option, heading=heading, default=default, show_default=has_default, **attributes)
+
+
+PATH: click.ParamType[Any] = click.Path(path_type=Path)
+
+training_flags = options_of_all(
+    option("--dtype", type=click.Choice(tuple(ITEMSIZES)), default="float32"),
+    option("--seed", type=int, metavar="N", help="Of the initial weights and of made-up data [0]."),
+    option(
+        "--data",
+        "Data",
+        type=PATH,
+        metavar="PATH",
+        help="An .npz file, or a directory of .npy files, with an array [N, ...] for each input [made up].",
+    ),
+    option(
+        "--test-data",
+        "Data",
+        type=PATH,
+        metavar="PATH",
+        help="Data that are not trained on: the loss and accuracy on them are shown after the last step.",
+    ),
+    option(
+        "--weights",
+        "Data",
+        type=PATH,
+        metavar="FILE",
+        help="Begin with these: an .npz file that 'pase weights' wrote of an imported model [drawn].",
+    ),
+    option("--test-every", "Data", type=int, metavar="K", help="Test after every K steps too."),
+    option("--optimizer", "Optimiser", type=click.Choice(tuple(OPTIMISERS)), default="sgd"),
+    option("--momentum", "Optimiser", type=float, help="Of momentum [0.9]."),
+    # Without a default: not given, so that a rule that has no such option does not object.
+    option("--nesterov", "Optimiser", type=bool, is_flag=True, help="Of momentum: look ahead."),
+    option(
+        "--weight-decay",
+        "Optimiser",
+        type=float,
+        help="Of an L2 term of sgd and momentum [0], or of adamw [0.01].",
+    ),
+    option("--beta1", "Optimiser", type=float, help="Of adam and adamw [0.9]."),
+    option("--beta2", "Optimiser", type=float, help="Of adam and adamw [0.999]."),
+    option("--epsilon", "Optimiser", type=float, help="Of adam and adamw [1e-8]."),
+    option("--learning-rate", "Learning rate", type=float, default=0.01, metavar="RATE", help="Its peak."),
+    option("--schedule", "Learning rate", type=click.Choice(tuple(SCHEDULES)), default="constant"),
+    option("--warmup-steps", "Learning rate", type=int, default=0, metavar="N", help="Rise to the peak over N steps."),
+    option("--schedule-steps", "Learning rate", type=int, metavar="N", help="Where a cosine ends [the last step]."),
+    option(
+        "--final-learning-rate",
+        "Learning rate",
+        type=float,
+        default=0.0,
+        metavar="RATE",
+        help="Where a cosine ends.",
+    ),
+    option("--decay-every", "Learning rate", type=int, default=1000, metavar="N", help="Steps of schedule step."),
+    option("--decay-factor", "Learning rate", type=float, default=0.1, help="Of schedule step."),
 )
-"""Flags by the heading that they stand under; what a rule's own default is stands in brackets."""
+"""Adds the options that decide the losses of a training; what a rule's own default is stands in brackets."""
 
-_RULE_OPTIONS = tuple(flag.key for flag in GROUPS["optimiser"] if flag.key != "optimizer")
+device_options = options_of_all(
+    option("--device", "Devices", type=click.Choice(tuple(KINDS)), default=CPU, help="Virtual CPUs, or GPUs."),
+    option(
+        "--virtual",
+        "Devices",
+        is_flag=True,
+        default=False,
+        help="Put several devices on a GPU where there are too few.",
+    ),
+    option(
+        "--gpu-memory",
+        "Devices",
+        type=click.IntRange(min=1),
+        default=DEFAULT_GPU_MEMORY_MIB,
+        metavar="MIB",
+        help="Of each device of --virtual.",
+    ),
+)
+"""Adds the options of `DeviceChoice`."""
+
+
+def device_choice(values: Mapping[str, Any]) -> DeviceChoice:
+    """Return what the values of `device_options` say."""
+    return DeviceChoice(kind=values["device"], virtual=values["virtual"], memory_mib=values["gpu_memory"])
+
+
+_RULE_OPTIONS = ("momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon")
 
 
 def training_options(values: Mapping[str, Any]) -> TrainingOptions:
-    """Return the options that a command line gave: the values of `GROUPS` by key, and of steps.
+    """Return the options that a command line gave: the values of `training_flags` by name, and of steps.
 
     Raises ProgramError for what is out of range and for an option that the optimiser has not.
     """

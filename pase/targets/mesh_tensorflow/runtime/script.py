@@ -1,6 +1,5 @@
 """A training program: its steps from the first to the last, and `main`, the command line of an emitted file."""
 
-import argparse
 import json
 import sys
 import time
@@ -10,8 +9,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
-from types import MappingProxyType
 from typing import Any
+
+import click
 
 from pase.errors import PaseError, ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
@@ -38,14 +38,13 @@ from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices,
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes, tabulated
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile, ProgressLine
 from pase.targets.mesh_tensorflow.runtime.options import (
-    CPU,
-    DEFAULT_GPU_MEMORY_MIB,
-    GROUPS,
-    KINDS,
-    DeviceChoice,
-    Flag,
-    Takes,
+    PATH,
+    ProgramCommand,
     TrainingOptions,
+    device_choice,
+    device_options,
+    option,
+    training_flags,
     training_options,
 )
 from pase.targets.mesh_tensorflow.runtime.program import Program
@@ -219,7 +218,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
 
     build: declares the layers on a program and returns the loss. arguments: by default those of the process.
     """
-    options = _parser().parse_args(arguments)
+    options = command_of_program.read(arguments)
     try:
         cluster = cluster_of()
     except ProgramError as error:
@@ -231,9 +230,9 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
         run_in_cluster(partial(_take_part, build, num_devices, options, cluster), partial(_last_checkpoint, options))
 
 
-def _take_part(build: Build, num_devices: int, options: argparse.Namespace, cluster: Cluster) -> None:
+def _take_part(build: Build, num_devices: int, options: Mapping[str, Any], cluster: Cluster) -> None:
     """Train as the chief of a cluster, or serve it."""
-    local = local_devices(_choice(options), share(num_devices, len(cluster.addresses)), cluster.local_task)
+    local = local_devices(device_choice(options), share(num_devices, len(cluster.addresses)), cluster.local_task)
     devices = start_server(cluster, num_devices, local)
     if cluster.task != 0:
         serve(cluster)
@@ -245,37 +244,33 @@ def _take_part(build: Build, num_devices: int, options: argparse.Namespace, clus
     watch.stop()
 
 
-def _choice(options: argparse.Namespace) -> DeviceChoice:
-    return DeviceChoice(kind=options.device, virtual=options.virtual, memory_mib=options.gpu_memory)
-
-
-def _last_checkpoint(options: argparse.Namespace) -> str:
+def _last_checkpoint(options: Mapping[str, Any]) -> str:
     """Return what to say of the newest checkpoint where a training ends early."""
-    return kept_text(options.checkpoint)
+    return kept_text(options["checkpoint"])
 
 
 def _train(
     build: Build,
     num_devices: int,
-    options: argparse.Namespace,
+    options: Mapping[str, Any],
     devices: Devices | None = None,
     watch: Watch | None = None,
 ) -> None:
-    report = _json_line if options.json else _text_line
-    if options.data_generator:
-        module = options.data_generator.partition(":")[0]
+    report = _json_line if options["json"] else _text_line
+    if options["data_generator"]:
+        module = options["data_generator"].partition(":")[0]
         sys.stderr.write(f"note: --data-generator executes the code of module {module}\n")
     try:
         train(
             build,
-            training_options(vars(options)),
+            training_options(options),
             num_devices=num_devices,
-            devices=devices or local_devices(_choice(options), num_devices),
-            generator=options.data_generator,
-            checkpointing=_checkpointing(options),
-            metrics_path=options.metrics,
-            measure=options.measure,
-            keep_alive=options.keep_alive,
+            devices=devices or local_devices(device_choice(options), num_devices),
+            generator=options["data_generator"],
+            checkpointing=Checkpointing.asked(options),
+            metrics_path=options["metrics"],
+            measure=options["measure"],
+            keep_alive=options["keep_alive"],
             report=watch.reporting(report) if watch else report,
             progress=True,
         )
@@ -283,86 +278,37 @@ def _train(
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        hint = f"; go on with --checkpoint {options.checkpoint} --resume" if options.checkpoint else ""
+        hint = f"; go on with --checkpoint {options['checkpoint']} --resume" if options["checkpoint"] else ""
         sys.stderr.write(f"\nstopped{hint}\n")
         raise SystemExit(130) from None
 
 
-def _checkpointing(options: argparse.Namespace) -> Checkpointing | None:
-    if options.checkpoint is None:
-        if options.resume is not None or options.save_every is not None:
-            raise ProgramError("--resume and --save-every need --checkpoint DIR, the folder of the checkpoints")
-        return None
-    every = 100 if options.save_every is None else options.save_every
-    return Checkpointing(folder=options.checkpoint, save_every=every, keep=options.keep, resume=options.resume)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Train this program on virtual CPU devices, or on GPUs.")
-    parser.add_argument("--steps", type=int, default=10, help="training steps in all (default: %(default)s)")
-    parser.add_argument("--measure", action="store_true", help="count the bytes that cross devices in a step")
-    parser.add_argument(
-        "--keep-alive", action="store_true", help="move all that was planned, also replicas that nobody uses"
-    )
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each event")
-    parser.add_argument("--metrics", type=Path, metavar="FILE", help="append a line of JSON for each step to a file")
-    parser.add_argument(
-        "--data-generator",
-        metavar="PACKAGE.MODULE:FUNCTION",
-        help="a function that yields a dict of arrays for each step; the module's code is executed",
-    )
-    for heading, group in GROUPS.items():
-        _add_flags(parser.add_argument_group(heading) if heading else parser, group)
-    _add_devices(parser.add_argument_group("devices"))
-    _add_checkpoints(parser.add_argument_group("checkpoints"))
-    return parser
-
-
-def _add_devices(group: Any) -> None:
-    group.add_argument("--device", choices=list(KINDS), default=CPU, help="(default: %(default)s, virtual ones)")
-    group.add_argument("--virtual", action="store_true", help="put several devices on a GPU where there are too few")
-    group.add_argument(
-        "--gpu-memory",
-        type=int,
-        default=DEFAULT_GPU_MEMORY_MIB,
-        metavar="MIB",
-        help="of each of --virtual (default: %(default)s)",
-    )
-
-
-def _add_flags(group: Any, flags: Sequence[Flag]) -> None:
-    for flag in flags:
-        text = " ".join(filter(None, [flag.text, "(default: %(default)s)" if flag.shows_default else ""]))
-        keywords = _KEYWORDS[flag.takes] | ({"metavar": flag.metavar} if flag.metavar else {})
-        if flag.choices:
-            keywords["choices"] = flag.choices
-        group.add_argument(f"--{flag.name}", default=flag.default, help=text, **keywords)
-
-
-_KEYWORDS: Mapping[Takes, dict[str, Any]] = MappingProxyType(
-    {
-        Takes.WHOLE: {"type": int},
-        Takes.NUMBER: {"type": float},
-        Takes.CHOICE: {},
-        Takes.PATH: {"type": Path},
-        # Without it: not given, so that a rule that has no such option does not object.
-        Takes.NOTHING: {"action": "store_true"},
-    }
+@click.command(cls=ProgramCommand, help="Train this program on virtual CPU devices, or on GPUs.")
+@option("--steps", type=int, default=10, help="Training steps in all.")
+@option("--measure", is_flag=True, help="Count the bytes that cross devices in a step.")
+@option("--keep-alive", is_flag=True, help="Move all that was planned, also replicas that nobody uses.")
+@option("--json", is_flag=True, help="Print a line of JSON for each event.")
+@option("--metrics", type=PATH, metavar="FILE", help="Append a line of JSON for each step to a file.")
+@option(
+    "--data-generator",
+    metavar="PACKAGE.MODULE:FUNCTION",
+    help="A function that yields a dict of arrays for each step; the module's code is executed.",
 )
-"""How argparse is told what follows a flag."""
-
-
-def _add_checkpoints(group: Any) -> None:
-    group.add_argument("--checkpoint", type=Path, metavar="DIR", help="the folder to keep checkpoints in")
-    group.add_argument("--save-every", type=int, metavar="N", help="steps (default: 100); the last one is saved too")
-    group.add_argument("--keep", type=int, default=3, metavar="K", help="keep the last K (default: %(default)s)")
-    group.add_argument(
-        "--resume",
-        nargs="?",
-        const=NEWEST,
-        metavar="FILE",
-        help="go on from the newest checkpoint in DIR, or from a file; begin with step 1 where there is none",
-    )
+@training_flags
+@device_options
+@option("--checkpoint", "Checkpoints", type=PATH, metavar="DIR", help="The folder to keep checkpoints in.")
+@option("--save-every", "Checkpoints", type=int, metavar="N", help="Steps [100]; the last one is saved too.")
+@option("--keep", "Checkpoints", type=int, default=3, metavar="K", help="Keep the last K.")
+@option(
+    "--resume",
+    "Checkpoints",
+    is_flag=False,
+    flag_value=NEWEST,
+    metavar="[FILE]",
+    help="Go on from the newest checkpoint in DIR, or from a file; begin with step 1 where there is none.",
+)
+def command_of_program(**values: Any) -> None:
+    """Declare the command line of an emitted program, which `main` reads."""
 
 
 def _json_line(event: dict[str, Any]) -> None:
