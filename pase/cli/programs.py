@@ -26,7 +26,7 @@ from pase.errors import EmitError, ModelError
 from pase.importers import is_builtin
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
-from pase.targets.mesh_tensorflow.runtime.launch import launch_here, launch_task
+from pase.targets.mesh_tensorflow.runtime.launch import launch_here, launch_tasks
 
 
 @click.command("emit", epilog="Example: pase emit plan.json -o train.py")
@@ -135,7 +135,7 @@ def launch_command(
     assert task is not None
     cluster = Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=timeout_s)
     warn_of(bind)
-    return launch_task(program, cluster)
+    return launch_tasks(program, [cluster])
 
 
 def warn_of(bind: str) -> None:

@@ -1,6 +1,7 @@
 """`pase train`: train replicas of a network that keep near one another, with one of eleven algorithms."""
 
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
@@ -32,13 +33,13 @@ from pase.easgd.job import (
     TrainingRequest,
     count_tasks,
     make_job,
+    supervise_training,
     task_ranks,
 )
-from pase.easgd.supervise import pase_command, train_here
-from pase.easgd.supervise import train_task as train_task_here
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, kept_text, read_hosts
+from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
 from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, device_choice, device_options, options_of_all
 
 _SAVE_EVERY = 100
@@ -327,25 +328,25 @@ def _start_processes(request: TrainingRequest, arguments: Sequence[str], values:
         raise click.UsageError("give --processes N for this machine, or --hosts with --task K for several")
     if (task is None) != (hosts is None):
         raise click.UsageError("--hosts and --task belong together")
-    run = pase_command(["train", *arguments])
-    is_synchronous = request.job.algorithm.is_synchronous
     if hosts is None:
-        num_tasks = count_tasks(request.job, processes)
-        warn_of(bind)
-        return train_here(
-            run,
-            num_tasks=num_tasks,
-            is_synchronous=is_synchronous,
-            bind=bind,
-            step_timeout_s=values["timeout_s"],
-            checkpoints=_folder(request),
-        )
-    if request.checkpointing is not None and request.checkpointing.resume == NEWEST:
-        raise TrainingError("with --hosts name the file to go on from, which every host can read: --resume FILE")
-    cluster = Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=values["timeout_s"])
-    task_ranks(request.job, len(cluster.addresses))
+        clusters = local_clusters(count_tasks(request.job, processes), bind=bind, step_timeout_s=values["timeout_s"])
+    else:
+        if request.checkpointing is not None and request.checkpointing.resume == NEWEST:
+            raise TrainingError("with --hosts name the file to go on from, which every host can read: --resume FILE")
+        clusters = [Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=values["timeout_s"])]
+        task_ranks(request.job, len(clusters[0].addresses))
     warn_of(bind)
-    return train_task_here(run, cluster, is_synchronous=is_synchronous, checkpoints=_folder(request))
+    return supervise_training(
+        pase_command(["train", *arguments]),
+        clusters,
+        is_synchronous=request.job.algorithm.is_synchronous,
+        checkpoints=_folder(request),
+    )
+
+
+def pase_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command of a process that does what `pase` does with some arguments, in this very Python."""
+    return [sys.executable, "-c", "from pase.cli.main import main; main()", *arguments]
 
 
 def _folder(request: TrainingRequest) -> Path | None:

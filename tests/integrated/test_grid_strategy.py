@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from pase import Builder, Graph, load
-from pase.analysis.baselines.registry import choose, grid_strategy
+from pase.analysis.baselines.registry import grid_strategy, integrated_grid
 from pase.costs import Problem, build_problem, cost_model
 from pase.errors import IntegratedError
 from pase.graph.operators import conv2d, dense
@@ -82,7 +82,9 @@ def test_what_does_not_divide_is_split_less() -> None:
 
 @pytest.mark.parametrize(("pr", "pc"), [(4, 4), (1, 4), (0, 8)])
 def test_a_grid_of_other_devices_is_refused(pr: int, pc: int) -> None:
-    with pytest.raises(IntegratedError, match=rf"^a grid of {pr}x{pc} has {pr * pc} processes, not 8; choose factors"):
+    with pytest.raises(
+        IntegratedError, match=rf"^a grid of {pr}x{pc} has {pr * pc} processes, not 8; integrated_grid factors"
+    ):
         grid_strategy(load("lenet5"), 8, pr, pc)
 
 
@@ -103,7 +105,7 @@ def test_every_grid_is_in_the_search_space_and_the_best_is_chosen(name: str, num
         assert None not in choice, (pr, pc)
         if roles is not mixed:  # these are tried wherever images have rows enough
             costs.append(space.tables.evaluate(tuple(c for c in choice if c is not None)))
-    chosen = choose(space, MACHINE)
+    chosen = integrated_grid(space, MACHINE)
     assert chosen is not None
     cost = space.tables.evaluate(chosen)
     assert solve(space.tables).cost * (1 - 1e-9) <= cost <= min(costs)
@@ -113,7 +115,7 @@ def test_every_grid_is_in_the_search_space_and_the_best_is_chosen(name: str, num
 def test_a_large_network_gains_by_a_grid() -> None:
     graph = load("alexnet")
     space = problem(graph, 16)
-    chosen = choose(space, MACHINE)
+    chosen = integrated_grid(space, MACHINE)
     assert chosen is not None
     assert space.tables.evaluate(chosen) < space.tables.evaluate(data_parallel_choice(space)) / 2
     splits = [space.splits(vertex, index) for vertex, index in enumerate(chosen)]
@@ -123,7 +125,7 @@ def test_a_large_network_gains_by_a_grid() -> None:
 
 @pytest.mark.parametrize("name", ["transformer", "rnnlm"])
 def test_other_networks_have_none(name: str) -> None:
-    assert choose(problem(small_graph(name), 4), MACHINE) is None
+    assert integrated_grid(problem(small_graph(name), 4), MACHINE) is None
 
 
 @pytest.mark.parametrize("roles", [None, ROWS_AND_WEIGHTS], ids=["weights", "rows"])

@@ -98,15 +98,16 @@ def main(text: str) -> int:
         from pase.targets.mesh_tensorflow.runtime.cluster_server import run_in_cluster
 
         run_in_cluster(partial(_take_part, request, cluster, folder), partial(kept_text, folder))
-    from pase.easgd.job import count_tasks
-    from pase.easgd.supervise import train_here
+    from pase.easgd.job import count_tasks, supervise_training
+    from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK
+    from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
 
     try:
-        return train_here(
+        num_tasks = count_tasks(request.job, request.num_processes)
+        return supervise_training(
             [sys.executable, __file__, text],
-            num_tasks=count_tasks(request.job, request.num_processes),
+            local_clusters(num_tasks, bind=LOOPBACK, step_timeout_s=request.timeout_s),
             is_synchronous=request.job.algorithm.is_synchronous,
-            step_timeout_s=request.timeout_s,
             checkpoints=folder,
         )
     except PaseError as error:

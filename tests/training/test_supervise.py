@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from pase.easgd.supervise import pase_command, train_here, train_task
+from pase.cli.train import pase_command
+from pase.easgd.job import supervise_training
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster
+from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
 
 # JAX, where another test has loaded it, warns of every fork; what is forked here runs another program at once.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -36,6 +38,19 @@ def program(folder: Path, *lines: str) -> list[str]:
 
 LISTEN = "listener = listen()"
 WORKER_DIES = "if task == 1: myself(signal.SIGKILL)"
+
+
+def train_here(
+    command: list[str],
+    *,
+    num_tasks: int,
+    is_synchronous: bool,
+    step_timeout_s: float | None = None,
+    checkpoints: Path | None = None,
+) -> int:
+    """Run every task of a job on this machine."""
+    clusters = local_clusters(num_tasks, bind=LOOPBACK, step_timeout_s=step_timeout_s)
+    return supervise_training(command, clusters, is_synchronous=is_synchronous, checkpoints=checkpoints)
 
 
 def test_a_worker_that_dies_ends_a_synchronous_job(tmp_path: Path) -> None:
@@ -109,11 +124,11 @@ def test_workers_that_have_ended_well_are_done(tmp_path: Path) -> None:
 def test_a_host_looks_after_its_own_task(tmp_path: Path) -> None:
     cluster = Cluster(addresses=("127.0.0.1:1", "127.0.0.1:2"), task=1, bind=LOOPBACK)
     with pytest.raises(TrainingError, match=r"^task 1 \(pid \d+\) was ended by signal 9 \(SIGKILL\); no checkpoint"):
-        train_task(program(tmp_path, WORKER_DIES), cluster, is_synchronous=False)
-    assert train_task(program(tmp_path, "sys.exit(task + 4)"), cluster, is_synchronous=False) == 5
+        supervise_training(program(tmp_path, WORKER_DIES), [cluster], is_synchronous=False)
+    assert supervise_training(program(tmp_path, "sys.exit(task + 4)"), [cluster], is_synchronous=False) == 5
 
 
 def test_processes_run_what_this_one_does(capfd: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster(addresses=("127.0.0.1:1",), task=0)
-    assert train_task(pase_command(["--version"]), cluster, is_synchronous=True) == 0
+    assert supervise_training(pase_command(["--version"]), [cluster], is_synchronous=True) == 0
     assert "pase" in capfd.readouterr().out

@@ -1,7 +1,9 @@
-"""`launch`: the processes of a training on this machine, started and watched; when one ends, all do.
+"""The processes of a training on this machine: started, watched over, and ended when it is over.
 
 This process loads no framework. The chief, task 0, has its output and its errors, and so has a task that is alone here;
-what a server beside the chief writes is shown where it was the one that failed."""
+what another task writes is shown where it was the one that failed. When one ends before its time, all do, but for
+asynchronous training across workers: that goes on without the task, and it is said which it was.
+"""
 
 import ctypes
 import json
@@ -14,16 +16,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from pase.errors import ProgramError, missing_extra
-from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, VARIABLE, Cluster, kept_text
+from pase.errors import PaseError, ProgramError, missing_extra
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, VARIABLE, Cluster, answers, kept_text
 
 _LAST_LINES = 15
 
@@ -98,6 +99,10 @@ POLL_S = 0.05
 _STOP_S = 10.0
 """How long an interrupted chief has to end its step."""
 _LONGEST_LINE = 1000
+_GRACE_S = 2.0
+"""How long the chief has to say itself what went wrong, where another task fails with a status of its own."""
+_END_S = 10.0
+"""How long the others have to end when the chief has ended well."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -152,23 +157,6 @@ class Process:
         return f"ended with status {status}" + (f": {said.removeprefix('error: ')}" if said else "")
 
 
-@dataclass(slots=True)
-class StopWatch:
-    """Finds processes that a signal has stopped for longer than a limit; None for no limit."""
-
-    limit_s: float | None
-    _since_s: dict[int, float]
-
-    def too_long(self, processes: Sequence[Process], now_s: float) -> Process | None:
-        """Return such a process, None where there is none. To be asked often."""
-        for process in processes if self.limit_s is not None else ():
-            if not process.is_stopped:
-                self._since_s.pop(process.task, None)
-            elif now_s - self._since_s.setdefault(process.task, now_s) > (self.limit_s or 0):
-                return process
-        return None
-
-
 class Stopped(BaseException):
     """A signal asked for the end. number: of the signal."""
 
@@ -184,18 +172,40 @@ def local_clusters(num_tasks: int, *, bind: str, step_timeout_s: float | None) -
     return [replace(cluster, task=task, local_task=task) for task in reversed(range(num_tasks))]
 
 
-def run_tasks(
+def supervise(
     command: Sequence[str],
     clusters: Sequence[Cluster],
-    watch: Callable[[Sequence[Process]], int],
-    checkpoints: Path | None,
+    *,
+    checkpoints: Path | None = None,
+    goes_on: bool = False,
+    ends_alone: bool = False,
+    failure: type[PaseError] = ProgramError,
 ) -> int:
-    """Start a command once for each cluster and return what `watch` does, or 128 + the number of a signal.
+    """Start a command once for each cluster and return the chief's exit status, or 128 + the number of a signal.
 
     The chief, and a task that is alone here, has our output and errors; those of others are kept in a file. At the end
-    no process is left. checkpoints: folder, named where a signal asked for the end. Raises MissingExtraError.
+    no process is left.
+
+    Args:
+        command: each process has its cluster in PASE_CLUSTER.
+        clusters: what each task on this machine is to know; a step's time limit is theirs.
+        checkpoints: their folder, for messages.
+        goes_on: whether the others go on without a task that ends or is stopped, once it was up.
+        ends_alone: whether tasks end by themselves when all is done, and not only with the chief.
+        failure: what is raised where the job ended before its time.
+
+    Raises:
+        PaseError: a `failure` with the task, the signal and the last checkpoint; MissingExtraError.
     """
     check_packages()
+    supervisor = _Supervisor(
+        addresses=clusters[0].addresses,
+        limit_s=clusters[0].step_timeout_s,
+        checkpoints=checkpoints,
+        goes_on=goes_on,
+        ends_alone=ends_alone,
+        failure=failure,
+    )
     with ExitStack() as opened:
         processes: list[Process] = []
         opened.callback(_end_all, processes)
@@ -205,7 +215,7 @@ def run_tasks(
                     has_our_output = cluster.task == 0 or len(clusters) == 1
                     errors = None if has_our_output else opened.enter_context(tempfile.TemporaryFile())
                     processes.append(_start(command, cluster, errors))
-                return watch(processes)
+                return supervisor.watch(processes)
         except Stopped as stopped:
             _stop(processes, stopped.number)
             if stopped.number != signal.SIGINT:
@@ -213,6 +223,98 @@ def run_tasks(
                 name = signal.Signals(stopped.number).name
                 sys.stderr.write(f"ended by {name}{kept_text(checkpoints)}\n")
             return 128 + stopped.number
+
+
+@dataclass(slots=True, kw_only=True)
+class _Supervisor:
+    """What is done about processes that end, or are stopped.
+
+    limit_s: for how long one may be stopped, None for ever. left: those that the job goes on with. not_up: tasks of it
+    that do not listen yet. stopped_s: since when tasks are stopped. Others: as for `supervise`.
+    """
+
+    addresses: Sequence[str]
+    limit_s: float | None
+    checkpoints: Path | None
+    goes_on: bool
+    ends_alone: bool
+    failure: type[PaseError]
+    left: list[Process] = field(default_factory=list)
+    not_up: set[int] = field(default_factory=set)
+    stopped_s: dict[int, float] = field(default_factory=dict)
+
+    def watch(self, processes: Sequence[Process]) -> int:
+        """Wait until the job is over and return its exit status."""
+        self.left = list(processes)
+        self.not_up = {process.task for process in processes} if self.goes_on else set()
+        # On a host without task 0, its one process is all that there is to watch.
+        chief = next((process for process in processes if process.task == 0), processes[0])
+        while chief.status is None:
+            time.sleep(POLL_S)
+            for process in [each for each in self.left if each is not chief and each.status is not None]:
+                if process.status or not self.ends_alone:
+                    self._fallen(process, chief)
+            if stopped := self._stopped_too_long():
+                self._go_on_without(stopped, "was stopped by a signal, for longer than --timeout", chief)
+                # If it went on, it would only learn that it is too late.
+                stopped.popen.kill()
+            self.not_up -= {task for task in self.not_up if answers(self.addresses[task])}
+        status: int = chief.popen.returncode
+        if status and not self.goes_on and (killed := self._killed()):
+            # What the chief says of it is that it cannot be reached.
+            raise self._failure(killed, killed.how)
+        if status < 0:
+            raise self._failure(chief, chief.how)
+        if status == 0 and self.ends_alone:
+            self._wait_for_the_end()
+        if status:
+            # It has said why.
+            names = [process.name for process in self.left if process.status is None and process.is_stopped]
+            sys.stderr.write(f"note: {', '.join(names)} was stopped by a signal\n" if names else "")
+        return status
+
+    def _killed(self) -> Process | None:
+        """Return a process that a signal ended, None where there is none."""
+        return next((process for process in self.left if (process.status or 0) < 0), None)
+
+    def _stopped_too_long(self) -> Process | None:
+        """Return a process that a signal has stopped for longer than the limit, None where there is none."""
+        now_s = time.monotonic()
+        for process in self.left if self.limit_s is not None else ():
+            if not process.is_stopped:
+                self.stopped_s.pop(process.task, None)
+            elif now_s - self.stopped_s.setdefault(process.task, now_s) > (self.limit_s or 0):
+                return process
+        return None
+
+    def _fallen(self, process: Process, chief: Process) -> None:
+        """Go on after a process has ended, or have all end: the chief says why, if the same mistake ends it, too."""
+        end_s = time.monotonic() + _GRACE_S
+        while (killed := self._killed()) is None and time.monotonic() < end_s:
+            if chief.status is not None:
+                return
+            time.sleep(POLL_S)
+        first = killed or process
+        if first is not chief:
+            self._go_on_without(first, first.how, chief)
+
+    def _go_on_without(self, process: Process, how: str, chief: Process) -> None:
+        # The others wait for one another to come up, whatever the method.
+        if process is chief or not self.goes_on or process.task in self.not_up:
+            raise self._failure(process, how)
+        self.left.remove(process)
+        sys.stderr.write(f"note: {process.name} {how}; the others go on without its workers\n")
+        sys.stderr.flush()
+
+    def _failure(self, process: Process, how: str) -> PaseError:
+        others = "; the other processes were ended" if len(self.left) > 1 else ""
+        return self.failure(f"{process.name} {how}{others}{kept_text(self.checkpoints)}")
+
+    def _wait_for_the_end(self) -> None:
+        """Let the others end by themselves; a moment is enough, they have nothing left to do."""
+        end_s = time.monotonic() + _END_S
+        while any(each.status is None and not each.is_stopped for each in self.left) and time.monotonic() < end_s:
+            time.sleep(POLL_S)
 
 
 def _stop(processes: Sequence[Process], number: int) -> None:
@@ -295,10 +397,6 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-_GRACE_S = 2.0
-"""How long the chief has to say itself what went wrong, where a server fails with a status of its own."""
-
-
 def launch_here(
     program: Sequence[str], *, num_processes: int, bind: str = LOOPBACK, step_timeout_s: float | None = None
 ) -> int:
@@ -309,55 +407,12 @@ def launch_here(
     """
     if num_processes < 1:
         raise ProgramError(f"{num_processes} processes were asked for; expected 1 or more")
-    return _supervise(program, local_clusters(num_processes, bind=bind, step_timeout_s=step_timeout_s))
+    return launch_tasks(program, local_clusters(num_processes, bind=bind, step_timeout_s=step_timeout_s))
 
 
-def launch_task(program: Sequence[str], cluster: Cluster) -> int:
-    """Run one task of a cluster of several machines and return its exit status, like `launch_here`."""
-    return _supervise(program, [cluster])
-
-
-def _supervise(program: Sequence[str], clusters: Sequence[Cluster]) -> int:
-    checkpoints = _checkpoint_folder(program)
-    watch = partial(_watch, checkpoints=checkpoints, stop_timeout_s=clusters[0].step_timeout_s)
-    return run_tasks(_command(program), clusters, watch, checkpoints)
-
-
-def _watch(processes: Sequence[Process], *, checkpoints: Path | None, stop_timeout_s: float | None) -> int:
-    """Wait until a process ends, or is stopped for too long, and return the exit status of the job."""
-    stop_watch = StopWatch(stop_timeout_s, {})
-    while not _ended(processes):
-        time.sleep(POLL_S)
-        if stopped := stop_watch.too_long(processes, time.monotonic()):
-            raise _failure(stopped, "was stopped by a signal, for longer than --timeout", processes, checkpoints)
-    chief = next((process for process in processes if process.task == 0), processes[0])
-    end_s = time.monotonic() + _GRACE_S
-    # Where a server ends with a status of its own, the same mistake may end the chief, which then says it.
-    while chief.status is None and time.monotonic() < end_s and _killed(processes) is None:
-        time.sleep(POLL_S)
-    first = _killed(processes) or (chief if chief.status is not None else _ended(processes)[0])
-    status: int = first.popen.returncode
-    if first is not chief or status < 0:
-        raise _failure(first, first.how, processes, checkpoints)
-    if status:
-        # It has said why.
-        names = [process.name for process in processes if process.status is None and process.is_stopped]
-        sys.stderr.write(f"note: {', '.join(names)} was stopped by a signal\n" if names else "")
-    return status
-
-
-def _ended(processes: Sequence[Process]) -> list[Process]:
-    return [process for process in processes if process.status is not None]
-
-
-def _killed(processes: Sequence[Process]) -> Process | None:
-    """Return a process that a signal ended, None where there is none."""
-    return next((process for process in _ended(processes) if process.popen.returncode < 0), None)
-
-
-def _failure(process: Process, how: str, processes: Sequence[Process], checkpoints: Path | None) -> ProgramError:
-    others = "; the other processes were ended" if len(processes) > 1 else ""
-    return ProgramError(f"{process.name} {how}{others}{kept_text(checkpoints)}")
+def launch_tasks(program: Sequence[str], clusters: Sequence[Cluster]) -> int:
+    """Run tasks of a cluster, of one machine or of several, and return the exit status, like `launch_here`."""
+    return supervise(_command(program), clusters, checkpoints=_checkpoint_folder(program))
 
 
 def _command(program: Sequence[str]) -> list[str]:
