@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import ceil, floor, log2
+from operator import attrgetter
 
 from pase.errors import IntegratedError
 from pase.machine import Machine
@@ -122,21 +123,26 @@ class Terms:
 
     def __add__(self, other: Terms) -> Terms:
         """Return the sum, term by term."""
-        return Terms(**{name: value + getattr(other, name) for name, value in self.as_dict().items()})
+        return total((self, other))
 
     @property
     def time_s(self) -> float:
         """All of them together."""
-        return float(sum(astuple(self)))
+        return float(sum(_seconds(self)))
 
     def as_dict(self) -> dict[str, float]:
         """Return seconds by the name of the term."""
-        return asdict(self)
+        return dict(zip(_TERMS, _seconds(self), strict=True))
+
+
+_TERMS = tuple(term.name for term in fields(Terms))
+_seconds = attrgetter(*_TERMS)
 
 
 def total(terms: Iterable[Terms]) -> Terms:
     """Return the sum of any number of terms."""
-    return sum(terms, start=Terms())
+    columns = list(zip(*map(_seconds, terms), strict=True))
+    return Terms(**dict(zip(_TERMS, map(sum, columns), strict=True))) if columns else Terms()
 
 
 class Role(StrEnum):

@@ -246,7 +246,7 @@ class _Supervisor:
     def watch(self, processes: Sequence[Process]) -> int:
         """Wait until the job is over and return its exit status."""
         self.left = list(processes)
-        self.not_up = {process.task for process in processes} if self.goes_on else set()
+        self.not_up = {process.task for process in processes} if self.ends_alone else set()
         # On a host without task 0, its one process is all that there is to watch.
         chief = next((process for process in processes if process.task == 0), processes[0])
         while chief.status is None:
