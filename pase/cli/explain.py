@@ -136,7 +136,7 @@ def _layer_document(plan: Plan, layer: LayerPlan, placements: Sequence[Placement
         "replicas": layer.num_replicas,
         "compute_cost": layer.compute_cost,
         "communication_cost": layer.communication_cost,
-        "transfer_cost": _transfer_cost(layer),
+        "transfer_cost": layer.transfer_cost,
         "memory_bytes": layer.memory_bytes,
         "placements": [
             {"name": placement.name} | _bytes_document(plan, _within(placement.flows, layer.name))
@@ -185,7 +185,7 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Explana
                 configuration_text(layer.splits, plan.num_devices),
                 *(
                     quantity(cost, plan.cost_unit)
-                    for cost in (layer.compute_cost, layer.communication_cost, _transfer_cost(layer))
+                    for cost in (layer.compute_cost, layer.communication_cost, layer.transfer_cost)
                 ),
                 quantity(layer.memory_bytes, "B"),
                 _moved([flow for flow in _edges(ours) if flow.movement.consumer == layer.name]),
@@ -213,7 +213,7 @@ def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTra
     say(f"  configuration           {configuration_text(layer.splits, plan.num_devices)}")
     say(f"  compute                 {quantity(layer.compute_cost, unit)}")
     say(f"  communication inside    {quantity(layer.communication_cost, unit)}")
-    say(f"  transfers on edges in   {quantity(_transfer_cost(layer), unit)}")
+    say(f"  transfers on edges in   {quantity(layer.transfer_cost, unit)}")
     say(f"  memory                  {quantity(layer.memory_bytes, 'B')} on each device")
     say()
     if why:
@@ -312,10 +312,6 @@ def _levels(plan: Plan, flows: Iterable[Flow]) -> list[int]:
 
 def _moved(flows: Iterable[Flow]) -> str:
     return quantity(sum(flow.total_bytes for flow in flows), "B")
-
-
-def _transfer_cost(layer: LayerPlan) -> float:
-    return sum(transfer.cost for transfer in layer.transfers)
 
 
 def print_why(plan: Plan, explanation: Explanation) -> None:

@@ -225,7 +225,7 @@ def _warn_of_memory(plan: Plan) -> None:
 
 
 def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
-    transfer = sum(t.cost for t in layer.transfers)
+    transfer = layer.transfer_cost
     share = (layer.layer_cost + transfer) / plan.total_cost if plan.total_cost else 0.0
     split = " ".join(f"{dim}={k}" for dim, k in layer.splits.items() if k > 1) or "not split"
     replicas = f" ×{layer.num_replicas}" if layer.num_replicas > 1 else ""

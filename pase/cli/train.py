@@ -27,8 +27,8 @@ from pase.easgd.job import (
     DEFAULT_REPORT_EVERY,
     DEFAULT_STEPS,
     DEFAULT_WORKERS,
+    OPTIONS,
     DataSplit,
-    JobRequest,
     Reduction,
     TrainingRequest,
     count_tasks,
@@ -186,13 +186,17 @@ training_across_options = options_of_all(*_JOB_OPTIONS, *_DATA_OPTIONS, *_KEPT_O
 
 def request_of(model: str, values: Mapping[str, Any]) -> TrainingRequest:
     """Return what the options ask for; PaseError for what cannot be."""
-    asked = {field.name: values[field.name] for field in fields(JobRequest)}
+    asked = {
+        name: values[name]
+        for name in ("algorithm", "num_workers", "num_steps", "learning_rate", "report_every", "test_every")
+    }
+    asked |= {name: values[name] for name in ("until_accuracy", *OPTIONS)}
     if values["trace_path"] is not None:
         if values["processes"] is not None or values["hosts"] is not None:
             raise TrainingError("--trace is of a training in one process: leave out --processes and --hosts")
         check_writable(values["trace_path"])
     return TrainingRequest(
-        job=make_job(JobRequest(**{**asked, "averages": asked["averages"] or None})),
+        job=make_job(**{**asked, "averages": asked["averages"] or None}),
         data_split=DataSplit(values["data_split"]),
         choice=device_choice(values),
         checkpointing=Checkpointing.asked(values),

@@ -234,3 +234,35 @@ def level_fanouts(sizes: Sequence[int], num_devices: int) -> tuple[int, ...]:
     fanouts = tuple(outer // inner for inner, outer in pairwise(bounds))
     assert prod(fanouts) == num_devices, f"levels of {list(sizes)} devices do not divide {num_devices}"
     return fanouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCostModel(AlphaBetaCostModel):
+    """Seconds of a step of an emitted program on a machine; fields as those of `AlphaBetaCostModel`."""
+
+    sums_by_level: bool = False
+
+    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+        """Return the time of a sum, all of it here."""
+        return pairwise_all_reduce(message.size_bytes, list(members), self.links)
+
+    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
+        """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
+        found = AlphaBetaCostModel.sum_members(self, traffic, message)
+        return found[:, :0] if message.ends_on_edge else found
+
+
+def pairwise_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:
+    """Return the time in which each of k devices exchanges a k-th of its n bytes with each of the others, twice.
+
+    members, links: as for `collectives.hierarchical_all_reduce`.
+    """
+    size, group = np.asarray(size_bytes, dtype=np.float64), np.ones(np.shape(size_bytes))
+    for count in members:
+        group = group * count
+    total, within = np.zeros(size.shape), np.ones(size.shape)
+    for count, link in zip(members, links, strict=True):
+        reached = within * count
+        total = total + 2 * (reached - within) * (link.latency_s + size / group * link.s_per_byte)
+        within = reached
+    return np.where(size > 0, total, 0.0)

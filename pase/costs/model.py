@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from pase.costs.alpha_beta import AlphaBetaCostModel
+from pase.costs.alpha_beta import AlphaBetaCostModel, ProgramCostModel
 from pase.costs.paper import PaperCostModel
-from pase.costs.program import ProgramCostModel
 from pase.costs.traffic import Communication, LayerTraffic, PassWork
 from pase.errors import CostError, unknown_name
 from pase.machine import Machine

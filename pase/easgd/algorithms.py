@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 from pase.easgd.equations import (
     Array,
@@ -143,102 +144,42 @@ class Algorithm:
         return MasterState(centre=weights, velocity=weights * 0 if self.master_velocity else None)
 
 
-_ALL = (
-    Algorithm(  # Algorithm 1: workers in turn
-        name="original-easgd",
-        title="Original EASGD",
-        equations="Eq. 1; Algorithm 1, line 15",
-        exchange=Exchange.ROUND_ROBIN,
-        counterpart="async-sgd",
-    ),
-    Algorithm(  # Section 5.1: a parameter server of the centre
-        name="async-easgd",
-        title="Async EASGD",
-        equations="Eq. 1; Eq. 2, one term an event",
-        exchange=Exchange.FIRST_COME,
-        counterpart="async-sgd",
-    ),
-    Algorithm(  # Section 5.1: Async EASGD whose workers have momentum
-        name="async-measgd",
-        title="Async MEASGD",
-        equations="Eq. 5 and 6; Eq. 2, one term an event",
-        exchange=Exchange.FIRST_COME,
-        worker=elastic_momentum_worker,
-        counterpart="async-msgd",
-        worker_velocity=True,
-    ),
-    Algorithm(  # Section 5.1: Async EASGD without the lock on the centre
-        name="hogwild-easgd",
-        title="Hogwild EASGD",
-        equations="Eq. 1; Eq. 2, one term an event",
-        exchange=Exchange.LOCK_FREE,
-        counterpart="hogwild-sgd",
-    ),
-    Algorithm(  # Algorithm 2: all workers in rounds, the centre with the master
-        name="sync-easgd1",
-        title="Sync EASGD1",
-        equations="Eq. 1 and 2",
-        exchange=Exchange.TOGETHER,
-        counterpart="sync-sgd",
-    ),
-    Algorithm(  # Algorithm 3: the centre with worker 0, nothing on the host
-        name="sync-easgd2",
-        title="Sync EASGD2",
-        equations="Eq. 1 and 2",
-        exchange=Exchange.TOGETHER,
-        counterpart="sync-sgd",
-        place=Place.WORKER,
-    ),
-    Algorithm(  # Section 6.1.3, Algorithm 4: Sync EASGD2 with the exchange beside the gradient
-        name="sync-easgd3",
-        title="Sync EASGD3",
-        equations="Eq. 1 and 2",
-        exchange=Exchange.TOGETHER,
-        counterpart="sync-sgd",
-        place=Place.WORKER,
-        overlaps=True,
-    ),
-    Algorithm(  # Section 3.1: a parameter server of the weights
-        name="async-sgd",
-        title="Async SGD",
-        equations="Section 3.1",
-        exchange=Exchange.FIRST_COME,
-        sends=Sends.GRADIENTS,
-        worker=copying_worker,
-        master=sgd_master,
-    ),
-    Algorithm(  # Eq. 3 and 4: Async SGD whose master keeps a momentum
-        name="async-msgd",
-        title="Async MSGD",
-        equations="Eq. 3 and 4",
-        exchange=Exchange.FIRST_COME,
-        sends=Sends.GRADIENTS,
-        worker=copying_worker,
-        master=momentum_master,
-        master_velocity=True,
-    ),
-    Algorithm(  # Section 3.2: Async SGD without the lock on the weights
-        name="hogwild-sgd",
-        title="Hogwild SGD",
-        equations="Section 3.2",
-        exchange=Exchange.LOCK_FREE,
-        sends=Sends.GRADIENTS,
-        worker=copying_worker,
-        master=sgd_master,
-    ),
-    Algorithm(  # Section 2.3: one step along the sum of all gradients
-        name="sync-sgd",
-        title="Sync SGD",
-        equations="Section 2.3",
-        exchange=Exchange.TOGETHER,
-        sends=Sends.GRADIENTS,
-        worker=copying_worker,
-        master=sgd_master,
-        has_average=True,
-    ),
-)
+_SGD: Mapping[str, Any] = {"sends": Sends.GRADIENTS, "worker": copying_worker, "master": sgd_master}
+_MOMENTUM: Mapping[str, Any] = {"worker": elastic_momentum_worker, "worker_velocity": True}
+_MASTER_MOMENTUM: Mapping[str, Any] = {**_SGD, "master": momentum_master, "master_velocity": True}
+_AT_WORKER: Mapping[str, Any] = {"place": Place.WORKER}
 
-ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType({algorithm.name: algorithm for algorithm in _ALL})
+_IN_TURN, _FIRST, _FREE, _TOGETHER = Exchange.ROUND_ROBIN, Exchange.FIRST_COME, Exchange.LOCK_FREE, Exchange.TOGETHER
+
+_EVENT = "Eq. 2, one term an event"
+
+_ROWS: tuple[tuple[str, str, Exchange, str, str, Mapping[str, Any]], ...] = (
+    # Algorithm 1: workers in turn
+    ("original-easgd", "Original EASGD", _IN_TURN, "async-sgd", "Eq. 1; Algorithm 1, line 15", {}),
+    # Section 5.1: a parameter server of the centre; workers that have momentum; without the lock on the centre
+    ("async-easgd", "Async EASGD", _FIRST, "async-sgd", f"Eq. 1; {_EVENT}", {}),
+    ("async-measgd", "Async MEASGD", _FIRST, "async-msgd", f"Eq. 5 and 6; {_EVENT}", _MOMENTUM),
+    ("hogwild-easgd", "Hogwild EASGD", _FREE, "hogwild-sgd", f"Eq. 1; {_EVENT}", {}),
+    # Algorithm 2: all workers in rounds, the centre with the master; Algorithm 3: with worker 0, nothing on the host;
+    # section 6.1.3, Algorithm 4: the exchange beside the gradient
+    ("sync-easgd1", "Sync EASGD1", _TOGETHER, "sync-sgd", "Eq. 1 and 2", {}),
+    ("sync-easgd2", "Sync EASGD2", _TOGETHER, "sync-sgd", "Eq. 1 and 2", _AT_WORKER),
+    ("sync-easgd3", "Sync EASGD3", _TOGETHER, "sync-sgd", "Eq. 1 and 2", {**_AT_WORKER, "overlaps": True}),
+    # Section 3.1: a parameter server of the weights; Eq. 3 and 4: its momentum; section 3.2: without the lock
+    ("async-sgd", "Async SGD", _FIRST, "", "Section 3.1", _SGD),
+    ("async-msgd", "Async MSGD", _FIRST, "", "Eq. 3 and 4", _MASTER_MOMENTUM),
+    ("hogwild-sgd", "Hogwild SGD", _FREE, "", "Section 3.2", _SGD),
+    # Section 2.3: one step along the sum of all gradients
+    ("sync-sgd", "Sync SGD", _TOGETHER, "", "Section 2.3", {**_SGD, "has_average": True}),
+)
+"""Name, title, who is served when, counterpart, equations, and what is not as `Algorithm` has it by default."""
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
+    {
+        name: Algorithm(name=name, title=title, exchange=exchange, counterpart=other, equations=equations, **more)
+        for name, title, exchange, other, equations, more in _ROWS
+    }
+)
 """All of them, by name."""
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from math import inf, isfinite
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from pase.common.documents import LARGEST_INTEGER
 from pase.datasets import has_parts
@@ -155,28 +156,7 @@ ELASTICITY = 0.9
 """β: how far a round moves the centre towards the mean of the workers, P·η·ρ (Zhang, Choromanska and LeCun 2015)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRequest:
-    """What may be asked of a training across workers; None for what was left open.
-
-    The fields are those of Job and Rates, and mean the same.
-    """
-
-    algorithm: str = DEFAULT_ALGORITHM
-    num_workers: int = DEFAULT_WORKERS
-    num_steps: int = DEFAULT_STEPS
-    learning_rate: float = DEFAULT_LEARNING_RATE
-    rho: float | None = None
-    momentum: float | None = None
-    averages: bool | None = None
-    arrivals: tuple[int, ...] | None = None
-    reduction: str | None = None
-    report_every: int = DEFAULT_REPORT_EVERY
-    test_every: int | None = None
-    until_accuracy: float | None = None
-
-
-_OPTIONS: Mapping[str, tuple[str, Callable[[Algorithm], bool]]] = MappingProxyType(
+OPTIONS: Mapping[str, tuple[str, Callable[[Algorithm], bool]]] = MappingProxyType(
     {
         "rho": ("--rho", lambda algorithm: algorithm.has_rho),
         "momentum": ("--momentum", lambda algorithm: algorithm.has_momentum),
@@ -188,41 +168,57 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[Algorithm], bool]]] = MappingProxyTy
 """The options that only some algorithms take, by field: the flag, and whether an algorithm takes it."""
 
 
-def make_job(request: JobRequest) -> Job:
-    """Return the job that was asked for.
+def make_job(
+    *,
+    algorithm: str = DEFAULT_ALGORITHM,
+    num_workers: int = DEFAULT_WORKERS,
+    num_steps: int = DEFAULT_STEPS,
+    learning_rate: float = DEFAULT_LEARNING_RATE,
+    report_every: int = DEFAULT_REPORT_EVERY,
+    test_every: int | None = None,
+    until_accuracy: float | None = None,
+    **options: Any,
+) -> Job:
+    """Return the job that is asked for.
 
-    Raises TrainingError for an unknown algorithm, an option that it does not take, a value out of range.
+    Args:
+        algorithm: by name. Others: as Job and Rates have them.
+        options: those that only some algorithms take: rho, momentum, averages, arrivals, reduction (by its value); None
+            for what is left open.
+
+    Raises:
+        TrainingError: for an unknown algorithm, an option that it does not take, a value out of range.
     """
-    algorithm = algorithm_named(request.algorithm)
-    for name, (flag, takes) in _OPTIONS.items():
-        if getattr(request, name) is not None and not takes(algorithm):
+    chosen = algorithm_named(algorithm)
+    for name, (flag, takes) in OPTIONS.items():
+        if options.get(name) is not None and not takes(chosen):
             *others, last = [each.name for each in ALGORITHMS.values() if takes(each)]
             who = f"{', '.join(others)} and {last} do" if others else f"{last} does"
-            raise TrainingError(f"{algorithm.name} takes no {flag}; {who}: leave it out")
-    if not 1 <= request.num_workers <= MOST_WORKERS:
-        raise TrainingError(f"the number of workers is {request.num_workers}; expected 1 to {MOST_WORKERS}")
-    _check("the learning rate", request.learning_rate, above=0)
-    rho, momentum = request.rho, request.momentum
-    if rho is None and algorithm.has_rho:
-        rho = default_rho(request.num_workers, request.learning_rate)
-    if momentum is None and algorithm.has_momentum:
+            raise TrainingError(f"{chosen.name} takes no {flag}; {who}: leave it out")
+    if not 1 <= num_workers <= MOST_WORKERS:
+        raise TrainingError(f"the number of workers is {num_workers}; expected 1 to {MOST_WORKERS}")
+    _check("the learning rate", learning_rate, above=0)
+    rho, momentum, reduction = options.get("rho"), options.get("momentum"), options.get("reduction")
+    if rho is None and chosen.has_rho:
+        rho = default_rho(num_workers, learning_rate)
+    if momentum is None and chosen.has_momentum:
         momentum = DEFAULT_MOMENTUM
     return Job(
-        algorithm=algorithm,
+        algorithm=chosen,
         rates=Rates(
-            learning_rate=request.learning_rate,
+            learning_rate=learning_rate,
             rho=_check("ρ", rho or 0.0, minimum=0),
             momentum=_check("the momentum", momentum or 0.0, minimum=0, below=1),
-            averages=bool(request.averages),
+            averages=bool(options.get("averages")),
         ),
-        num_workers=request.num_workers,
-        num_steps=request.num_steps,
-        arrivals=request.arrivals or (),
-        reduction=Reduction(request.reduction) if request.reduction else Reduction.TREE,
+        num_workers=num_workers,
+        num_steps=num_steps,
+        arrivals=options.get("arrivals") or (),
+        reduction=Reduction(reduction) if reduction else Reduction.TREE,
         # Where there are fewer steps, the last one is shown all the same.
-        report_every=min(request.report_every, max(1, request.num_steps)),
-        test_every=request.test_every,
-        until_accuracy=_until(request),
+        report_every=min(report_every, max(1, num_steps)),
+        test_every=test_every,
+        until_accuracy=_until(until_accuracy, test_every),
     )
 
 
@@ -231,14 +227,14 @@ def default_rho(num_workers: int, learning_rate: float) -> float:
     return ELASTICITY / (num_workers * learning_rate)
 
 
-def _until(request: JobRequest) -> float | None:
-    if request.until_accuracy is None:
+def _until(accuracy: float | None, test_every: int | None) -> float | None:
+    if accuracy is None:
         return None
-    if request.test_every is None:
+    if test_every is None:
         raise TrainingError("--until-accuracy needs --test-every K, how often to look, and data to test on")
-    if not 0 < request.until_accuracy <= 1:
-        raise TrainingError(f"until-accuracy is {request.until_accuracy:g}; expected a fraction above 0, at most 1")
-    return request.until_accuracy
+    if not 0 < accuracy <= 1:
+        raise TrainingError(f"until-accuracy is {accuracy:g}; expected a fraction above 0, at most 1")
+    return accuracy
 
 
 def _check(what: str, value: float, *, above: float = -inf, minimum: float = -inf, below: float = inf) -> float:

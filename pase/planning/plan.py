@@ -68,6 +68,11 @@ class LayerPlan:
         """How many devices hold each part."""
         return len(self.devices) // self.num_parts
 
+    @property
+    def transfer_cost(self) -> float:
+        """Cost of all that the layer fetches from earlier ones."""
+        return sum((transfer.cost for transfer in self.transfers), 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:

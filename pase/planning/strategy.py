@@ -96,7 +96,7 @@ def plan_layers(
 
 def total_cost(layers: Sequence[LayerPlan]) -> float:
     """Return F(G, φ) (Eq. 1): all layer costs and all transfer costs."""
-    return sum(layer.layer_cost + sum(transfer.cost for transfer in layer.transfers) for layer in layers)
+    return sum(layer.layer_cost + layer.transfer_cost for layer in layers)
 
 
 def _layer_costs(traffic: LayerTraffic, model: CostModel) -> tuple[float, float]:

@@ -7,9 +7,8 @@ import pytest
 
 from pase.analysis.simulation import simulate
 from pase.costs import build_problem, cost_model
-from pase.costs.alpha_beta import AlphaBetaCostModel
+from pase.costs.alpha_beta import AlphaBetaCostModel, pairwise_all_reduce
 from pase.costs.collectives import Link
-from pase.costs.program import pairwise_all_reduce
 from pase.machine import load_machine
 from pase.models import build
 from pase.planning.planner import SearchOptions, search

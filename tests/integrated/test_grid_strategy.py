@@ -82,9 +82,7 @@ def test_what_does_not_divide_is_split_less() -> None:
 
 @pytest.mark.parametrize(("pr", "pc"), [(4, 4), (1, 4), (0, 8)])
 def test_a_grid_of_other_devices_is_refused(pr: int, pc: int) -> None:
-    with pytest.raises(
-        IntegratedError, match=rf"^a grid of {pr}x{pc} has {pr * pc} processes, not 8; integrated_grid factors"
-    ):
+    with pytest.raises(IntegratedError, match=rf"^a grid of {pr}x{pc} has {pr * pc} processes, not 8; choose factors"):
         grid_strategy(load("lenet5"), 8, pr, pc)
 
 

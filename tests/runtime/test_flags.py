@@ -77,4 +77,4 @@ def test_an_option_without_a_flag_is_not_lost_in_silence() -> None:
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ProgramError, match=message):
-        training_options({"steps": 5, **DEFAULTS, **given})
+        training_options({**DEFAULTS, "steps": 5, **given})

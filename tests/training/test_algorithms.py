@@ -78,7 +78,7 @@ def test_each_is_one_declaration_and_training_names_it_nowhere_else() -> None:
     named: dict[str, list[str]] = {}
     for path in sorted(home.parent.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "name"]
+        found = [node.elts[0] for node in ast.walk(tree) if isinstance(node, ast.Tuple) and len(node.elts) == 6]
         for node in found if path == home else ast.walk(tree):
             if isinstance(node, ast.Constant) and (path == home or node.value in PAPER):
                 named.setdefault(str(node.value), []).append(path.name)

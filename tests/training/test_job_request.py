@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.job import JobRequest, Reduction, make_job
+from pase.easgd.job import Reduction, make_job
 from pase.errors import TrainingError
 
 ASYNCHRONOUS = "original-easgd, async-easgd, async-measgd, hogwild-easgd, async-sgd, async-msgd and hogwild-sgd"
@@ -14,7 +14,7 @@ ASYNCHRONOUS = "original-easgd, async-easgd, async-measgd, hogwild-easgd, async-
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_has_its_defaults(name: str) -> None:
-    job = make_job(JobRequest(algorithm=name, num_workers=5, learning_rate=0.02))
+    job = make_job(algorithm=name, num_workers=5, learning_rate=0.02)
     elastic = "easgd" in name or "measgd" in name
     assert job.rates.rho * 5 * 0.02 == pytest.approx(0.9 if elastic else 0)
     assert job.rates.momentum == (0.9 if name in ("async-measgd", "async-msgd") else 0)
@@ -24,17 +24,15 @@ def test_every_algorithm_has_its_defaults(name: str) -> None:
 
 
 def test_what_is_asked_for_is_taken() -> None:
-    job = make_job(
-        JobRequest(algorithm="async-measgd", num_workers=2, rho=0.5, momentum=0.0, arrivals=(1, 0), num_steps=3)
-    )
+    job = make_job(algorithm="async-measgd", num_workers=2, rho=0.5, momentum=0.0, arrivals=(1, 0), num_steps=3)
     assert (job.rates.rho, job.rates.momentum, job.arrivals, job.num_events) == (0.5, 0.0, (1, 0), 6)
-    averaging = make_job(JobRequest(algorithm="sync-sgd", averages=True, reduction="round-robin"))
+    averaging = make_job(algorithm="sync-sgd", averages=True, reduction="round-robin")
     assert (averaging.rates.averages, averaging.reduction) == (True, Reduction.ROUND_ROBIN)
 
 
 def test_a_training_of_few_steps_shows_the_last_one() -> None:
-    assert make_job(JobRequest(num_steps=4)).report_every == 4
-    assert make_job(JobRequest(num_steps=400)).report_every == 10
+    assert make_job(num_steps=4).report_every == 4
+    assert make_job(num_steps=400).report_every == 10
 
 
 @pytest.mark.parametrize(
@@ -71,4 +69,4 @@ def test_a_training_of_few_steps_shows_the_last_one() -> None:
 )
 def test_what_cannot_be_is_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingError, match=message):
-        make_job(JobRequest(**asked))
+        make_job(**asked)

@@ -11,7 +11,7 @@ import pytest
 from pase.easgd.algorithms import ALGORITHMS
 from pase.easgd.checkpoints import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
 from pase.easgd.equations import Array, MasterState, WorkerState
-from pase.easgd.job import Job, JobRequest, Snapshot, WorkerProgress, make_job
+from pase.easgd.job import Job, Snapshot, WorkerProgress, make_job
 from pase.easgd.messages import Packing
 from pase.errors import ProgramError, TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, list_checkpoints, read_checkpoint
@@ -21,7 +21,7 @@ ORIGIN = Origin(packing=PACKING, seed=7, data={"source": "made up", "batch": {"i
 
 
 def job(algorithm: str = "sync-easgd3", num_workers: int = 3, num_steps: int = 9) -> Job:
-    return make_job(JobRequest(algorithm=algorithm, num_workers=num_workers, num_steps=num_steps))
+    return make_job(algorithm=algorithm, num_workers=num_workers, num_steps=num_steps)
 
 
 def snapshot(of: Job, num_events: int = 6) -> Snapshot:
@@ -149,5 +149,5 @@ def test_a_checkpoint_that_lacks_something_says_what() -> None:
 def test_other_rates_are_named_but_not_refused() -> None:
     checkpoint = to_checkpoint(job(), ORIGIN, snapshot(job()))
     assert changed_options(checkpoint, job()) == ()
-    slower = make_job(JobRequest(num_workers=3, num_steps=9, learning_rate=0.005))
+    slower = make_job(num_workers=3, num_steps=9, learning_rate=0.005)
     assert changed_options(checkpoint, slower) == ("learning rate 0.005, not 0.01", "rho 60, not 30")

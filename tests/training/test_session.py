@@ -10,7 +10,7 @@ import pytest
 
 from pase import emit
 from pase.easgd.actors import Part
-from pase.easgd.job import JobRequest, TrainingRequest, make_job
+from pase.easgd.job import Job, TrainingRequest, make_job
 from pase.easgd.ranks import Outcome
 from pase.easgd.session import prepare, train
 from pase.errors import DatasetError, ProgramError, TrainingError
@@ -22,11 +22,11 @@ ARGUMENTS: dict[str, Any] = {"inputs": 6, "hidden": 8, "classes": 3, "layers": 2
 NUM_WEIGHTS = 6 * 8 + 8 + 8 * 3 + 3
 
 
-def request(job: JobRequest | None = None, **others: Any) -> TrainingRequest:
+def request(job: Job | None = None, **others: Any) -> TrainingRequest:
     """Return a training of two small layers by two workers."""
-    asked = job or JobRequest(num_workers=2, num_steps=6, learning_rate=0.1)
+    asked = job or make_job(num_workers=2, num_steps=6, learning_rate=0.1)
     return TrainingRequest(
-        **{"source": "mlp", "batch": 4, "arguments": ARGUMENTS, "job": make_job(asked)} | others,  # type: ignore[arg-type]
+        **{"source": "mlp", "batch": 4, "arguments": ARGUMENTS, "job": asked} | others,  # type: ignore[arg-type]
     )
 
 
@@ -65,7 +65,7 @@ EXACT = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_a_resumed_training_is_that_which_was_not_interrupted(name: str, tmp_path: Path) -> None:
-    job = JobRequest(algorithm=name, num_workers=2, num_steps=6, learning_rate=0.1, arrivals=EXACT[name] or None)
+    job = make_job(algorithm=name, num_workers=2, num_steps=6, learning_rate=0.1, arrivals=EXACT[name] or None)
     data = data_file(tmp_path / "data.npz", 23)
     whole = Checkpointing(folder=tmp_path / "whole", save_every=3)
     outcome, events = trained(request(job, data=data, seed=5, checkpointing=whole))
@@ -84,7 +84,7 @@ def test_a_resumed_training_is_that_which_was_not_interrupted(name: str, tmp_pat
 def test_a_training_that_ended_is_gone_on_with(tmp_path: Path) -> None:
     outcome, _ = trained(request())
     kept = Checkpointing(folder=tmp_path / "kept")
-    trained(request(JobRequest(num_workers=2, num_steps=4, learning_rate=0.1), checkpointing=kept))
+    trained(request(make_job(num_workers=2, num_steps=4, learning_rate=0.1), checkpointing=kept))
     with pytest.raises(ProgramError, match="kept holds checkpoints up to step 4; go on with --resume"):
         train(request(checkpointing=kept))
     resumed, _ = trained(request(checkpointing=replace(kept, resume="newest")))
@@ -92,7 +92,7 @@ def test_a_training_that_ended_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_every_event_has_its_fields(tmp_path: Path) -> None:
-    job = JobRequest(num_workers=2, num_steps=6, learning_rate=0.1, report_every=3, test_every=4)
+    job = make_job(num_workers=2, num_steps=6, learning_rate=0.1, report_every=3, test_every=4)
     data, tests = data_file(tmp_path / "data.npz", 30), data_file(tmp_path / "tests.npz", 10, seed=1)
     kept = Checkpointing(folder=tmp_path / "kept", save_every=5)
     outcome, events = trained(request(job, data=data, test_data=tests, checkpointing=kept))
@@ -132,7 +132,7 @@ def test_every_event_has_its_fields(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sync-easgd3", "sync-sgd", "original-easgd", "hogwild-easgd"])
 def test_events_say_where_the_time_of_steps_went(name: str) -> None:
-    _, events = trained(request(JobRequest(algorithm=name, num_workers=2, num_steps=6, report_every=2)))
+    _, events = trained(request(make_job(algorithm=name, num_workers=2, num_steps=6, report_every=2)))
     done, parts = events[-1], [part.value for part in Part]
     has_master = name != "sync-easgd3"
     assert (done["master_parts"] is not None) == has_master
@@ -152,8 +152,8 @@ def test_events_say_where_the_time_of_steps_went(name: str) -> None:
 def test_the_speed_is_that_of_this_training(tmp_path: Path) -> None:
     """What was done before a resume took no time of it."""
     kept = Checkpointing(folder=tmp_path, save_every=2)
-    trained(request(JobRequest(num_workers=2, num_steps=4), checkpointing=kept))
-    _, events = trained(request(JobRequest(num_workers=2, num_steps=6), checkpointing=replace(kept, resume="newest")))
+    trained(request(make_job(num_workers=2, num_steps=4), checkpointing=kept))
+    _, events = trained(request(make_job(num_workers=2, num_steps=6), checkpointing=replace(kept, resume="newest")))
     done = events[-1]
     assert done["num_samples"] == 6 * 2 * 4
     assert done["examples_per_s"] * done["time_s"] == pytest.approx(2 * 2 * 4)
@@ -161,7 +161,7 @@ def test_the_speed_is_that_of_this_training(tmp_path: Path) -> None:
 
 def test_a_training_ends_when_it_is_good_enough(tmp_path: Path) -> None:
     tests = data_file(tmp_path / "tests.npz", 8, seed=1)
-    job = JobRequest(num_workers=2, num_steps=5000, test_every=1, until_accuracy=0.01, algorithm="async-easgd")
+    job = make_job(num_workers=2, num_steps=5000, test_every=1, until_accuracy=0.01, algorithm="async-easgd")
     asked = request(job, data=data_file(tmp_path / "data.npz", 30), test_data=tests)
     outcome, events = trained(asked)
     assert outcome.num_events < 5000
@@ -195,7 +195,7 @@ def test_a_plan_and_its_program_train_alike(tmp_path: Path) -> None:
 def test_metrics_go_on_where_the_training_does(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     data, tests = data_file(tmp_path / "data.npz", 30), data_file(tmp_path / "tests.npz", 8, seed=1)
-    job = JobRequest(
+    job = make_job(
         algorithm="async-easgd", num_workers=2, num_steps=4, report_every=1, test_every=2, arrivals=(0, 1, 0)
     )
     kept = Checkpointing(folder=tmp_path / "kept", save_every=3)
@@ -226,7 +226,7 @@ def test_metrics_go_on_where_the_training_does(tmp_path: Path) -> None:
         ({"data": "nowhere.npz"}, "there are no data 'nowhere.npz'"),
         ({"data": "mnist"}, "data 'mnist': mnist needs a path; expected mnist:FOLDER"),
         (
-            {"job": JobRequest(num_workers=2, test_every=1)},
+            {"job": make_job(num_workers=2, test_every=1)},
             "--test-every needs data to test on: --test-data PATH, or --data that have a test part$",
         ),
     ],
@@ -245,13 +245,13 @@ def test_data_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         train(request(test_data=str(narrow), data=data_file(tmp_path / "data.npz", 30)))
     few = data_file(tmp_path / "few.npz", 5)
     with pytest.raises(TrainingError, match="5 examples for 6 workers; each needs one of its own, use fewer workers"):
-        train(request(JobRequest(num_workers=6, num_steps=1), data=few))
+        train(request(make_job(num_workers=6, num_steps=1), data=few))
 
 
 def test_a_failure_names_the_checkpoint_that_is_left(tmp_path: Path) -> None:
     data = data_file(tmp_path / "data.npz", 30)
     kept = Checkpointing(folder=tmp_path / "kept", save_every=1)
-    diverging = JobRequest(algorithm="sync-sgd", num_workers=2, num_steps=500, learning_rate=1e18)
+    diverging = make_job(algorithm="sync-sgd", num_workers=2, num_steps=500, learning_rate=1e18)
     with pytest.raises(TrainingError, match=r"not finite|is nan|is inf") as raised:
         train(request(diverging, data=data, checkpointing=kept))
     newest = kept.newest()

@@ -125,7 +125,7 @@ class DrawnPlan:
     def layer_text(self, number: int) -> tuple[str, str]:
         """Return what a layer and its transfers cost, and the memory that it takes."""
         layer = self.plan.layers[number]
-        cost = layer.layer_cost + sum(transfer.cost for transfer in layer.transfers)
+        cost = layer.layer_cost + layer.transfer_cost
         return quantity(cost, self.plan.cost_unit), f"{quantity(layer.memory_bytes, 'B')} on each device"
 
 

@@ -65,7 +65,7 @@ def _row(plan: Plan, position: int, layer: LayerPlan) -> Row:
         layer_cost=layer.layer_cost,
         compute_cost=layer.compute_cost,
         communication_cost=layer.communication_cost,
-        transfer_cost=sum((transfer.cost for transfer in layer.transfers), 0.0),
+        transfer_cost=layer.transfer_cost,
         cost_unit=plan.cost_unit,
         forward_bytes=sum((transfer.forward_bytes for transfer in layer.transfers), 0.0),
         backward_bytes=sum((transfer.backward_bytes for transfer in layer.transfers), 0.0),

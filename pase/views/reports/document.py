@@ -278,7 +278,8 @@ def _explained(plan: Plan, time_limit_s: float | None, on_progress: Progress | N
 def _plan(named: NamedPlan, why: Overview | None, why_note: str) -> dict[str, Any]:
     plan = named.plan
     classes = split_classes(plan.layers)
-    moved, parts = movements(plan), cost_parts(plan)
+    moved = movements(plan)
+    parts = [layer.parts for layer in why.layers] if why else cost_parts(plan)
     orders: dict[tuple[int, ...], int] = {}
     return {
         "name": named.name,
@@ -375,7 +376,7 @@ def _layer(
 ) -> dict[str, Any]:
     layer = plan.layers[number]
     costs = [sum(part.cost for part in parts if part.kind in kinds) for kinds in COST_PARTS.values()]
-    costs[-1] = sum(transfer.cost for transfer in layer.transfers)
+    costs[-1] = layer.transfer_cost
     return {
         "name": layer.name,
         "kind": layer.kind,
