@@ -1,11 +1,8 @@
 """Parts that several image networks are made of."""
 
 from pase.graph import Builder, Tensor
-from pase.graph.operators import batch_norm, conv2d, dense, dropout, global_pool, pool2d, softmax_loss
+from pase.graph.operators import batch_norm, conv2d, dense, dropout, global_pool, softmax_loss
 from pase.graph.operators.windows import Padding, Pair
-from pase.models.parameters import divided
-
-_VGG_HIDDEN = 4096
 
 
 def flattened(net: Builder, x: Tensor) -> Tensor:
@@ -35,20 +32,6 @@ def classifier(net: Builder, x: Tensor, widths: tuple[int, ...], *, rate: float 
 def dropped(net: Builder, name: str, x: Tensor, rate: float, *, dims: tuple[str, ...]) -> Tensor:
     """Append `name`_dropout, which sets points of x to zero; x itself, without a layer, where the rate is 0."""
     return net.add(dropout, f"{name}_dropout", x, dims=dims, rate=rate) if rate else x
-
-
-def vgg(net: Builder, x: Tensor, blocks: tuple[tuple[int, ...], ...], *, classes: int, width: int, rate: float) -> None:
-    """Append blocks of 3x3 convolutions to so many channels, a pooling that halves the image after each; a classifier.
-
-    width: divides the number of every channel. rate: of the dropout after the first two fully connected layers.
-    """
-    for block, channels in enumerate(blocks, 1):
-        for number, out in enumerate(channels, 1):
-            name = f"conv{block}_{number}"
-            x = net.add(conv2d, name, x, out=divided(out, width), kernel=3, padding=1, activation="relu")
-        x = net.add(pool2d, f"pool{block}", x, kernel=2, stride=2)
-    hidden = divided(_VGG_HIDDEN, width)
-    classifier(net, flattened(net, x), (hidden, hidden, classes), rate=rate)
 
 
 def pooled_classifier(net: Builder, x: Tensor, classes: int, *, rate: float = 0.0) -> None:

@@ -11,9 +11,10 @@ import click
 
 from pase.calibration import CalibrationChoice, MeasuredMachine, calibrate, measured_machine
 from pase.calibration.samples import Rate, Samples, binary
-from pase.cli.options import WholeNumber, check_writable, json_option, output_option, write_output
+from pase.cli.options import WholeNumber, check_writable, json_option, output_option
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import progress
+from pase.common.documents import write_or_fail
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text
 from pase.targets.mesh_tensorflow.runtime.options import KINDS, device_choice, device_options
@@ -53,7 +54,7 @@ def calibrate_command(
     measured = measured_machine(samples, date=datetime.now(UTC).date().isoformat(), name=name)
     text = machine_text(measured.machine)
     if output:
-        write_output(output, text, CalibrationError)
+        write_or_fail(output, text, CalibrationError)
     time_s = time.monotonic() - begin_s
     if as_json:
         print_json(_document(measured, samples, output, time_s))

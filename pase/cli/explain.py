@@ -268,12 +268,7 @@ def _parts(plan: Plan, layer: LayerPlan) -> list[list[str]]:
     for device, point in zip(mesh.devices, mesh.coordinates, strict=True):
         part = " ".join(f"{name}={point[name]}" for name in names) or "whole"
         holders.setdefault(part, []).append(device)
-    return [[part, _devices(sorted(devices))] for part, devices in holders.items()]
-
-
-def _devices(devices: Sequence[int]) -> str:
-    shown = ", ".join(map(str, devices[:_SHOWN_DEVICES]))
-    return shown if len(devices) <= _SHOWN_DEVICES else f"{shown} … ({len(devices)} in all)"
+    return [[part, _listed([*map(str, sorted(devices))], _SHOWN_DEVICES)] for part, devices in holders.items()]
 
 
 # -- choosing flows
@@ -503,9 +498,9 @@ _SHOWN = 8
 """Of layers that change, how many are named."""
 
 
-def _listed(texts: Sequence[str]) -> str:
-    shown = ", ".join(texts[:_SHOWN])
-    return shown if len(texts) <= _SHOWN else f"{shown} … ({len(texts)} in all)"
+def _listed(texts: Sequence[str], most: int = _SHOWN) -> str:
+    shown = ", ".join(texts[:most])
+    return shown if len(texts) <= most else f"{shown} … ({len(texts)} in all)"
 
 
 def _outcome(one: Sensitivity) -> tuple[str, str]:

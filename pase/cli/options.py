@@ -12,9 +12,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from pase.cli.output import warn
-from pase.common.documents import write_atomically
 from pase.costs import COST_MODELS
-from pase.errors import PaseError, PlanError
+from pase.errors import PlanError
 from pase.graph import Graph, Scalar
 from pase.graph.names import short
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
@@ -226,14 +225,6 @@ def _is_plan(text: str) -> bool:
     with suppress(OSError, ValueError):  # of names that no file can have
         return suffix == ".json" or (suffix not in MODEL_SUFFIXES and path.exists() and not path.is_dir())
     return False
-
-
-def write_output(path: Path, text: str | bytes, failure: type[PaseError]) -> None:
-    """Write a file whole or not at all; raises a failure that says why it cannot be written."""
-    try:
-        write_atomically(path, text)
-    except OSError as error:
-        raise failure(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def check_writable(path: Path) -> None:

@@ -18,10 +18,10 @@ from pase.cli.options import (
     output_option,
     plan_argument,
     plan_options,
-    write_output,
 )
 from pase.cli.output import print_json, quantity, say, warn
 from pase.cli.progress import progress
+from pase.common.documents import write_or_fail
 from pase.errors import EmitError, ModelError
 from pase.importers import is_builtin
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
@@ -50,7 +50,7 @@ def emit_command(plan: str, output: Path | None, forward: bool, as_json: bool, *
     for text in left_out:
         warn(text)
     if output:
-        write_output(output, source, EmitError)
+        write_or_fail(output, source, EmitError)
         how = "--weights weights.npz --data inputs.npz" if forward else "--steps 10"
         warn(f"program written to {output}; try: python {output} {how}")
     if as_json:
@@ -80,7 +80,7 @@ def weights_command(model: str, batch: int | None, arguments: dict[str, Any], ou
         found = read_weights(model, batch=batch, arguments=arguments)
     buffer = io.BytesIO()
     np.savez(buffer, **found)  # type: ignore[arg-type]
-    write_output(output, buffer.getvalue(), ModelError)
+    write_or_fail(output, buffer.getvalue(), ModelError)
     size_bytes = sum(array.nbytes for array in found.values())
     if as_json:
         shapes = {name: list(array.shape) for name, array in found.items()}

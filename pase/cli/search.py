@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pase.analysis.explanation import Held, held_by_opaque_layers, worthwhile_padding
+from pase.analysis.explanation import Held, configuration_text, held_by_opaque_layers, worthwhile_padding
 from pase.cli.options import (
     ByteSize,
     ModelArguments,
@@ -28,7 +28,7 @@ from pase.planning.memory_limit import size_text
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, search
-from pase.sharding.configurations import data_parallel, enumerate_configurations
+from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
 
 OF_MACHINE = "machine"
@@ -209,10 +209,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _data_parallel_bytes(plan: Plan) -> int:
-    splits = [
-        dict(zip(operator.extents, data_parallel(plan.graph, operator, plan.num_devices), strict=True))
-        for operator in plan.graph.operators
-    ]
+    splits = data_parallel_splits(plan.graph, plan.num_devices)
     return strategy_memory(plan.graph, splits, optimiser=plan.optimiser).total_bytes
 
 
@@ -227,12 +224,10 @@ def _warn_of_memory(plan: Plan) -> None:
 def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
     transfer = layer.transfer_cost
     share = (layer.layer_cost + transfer) / plan.total_cost if plan.total_cost else 0.0
-    split = " ".join(f"{dim}={k}" for dim, k in layer.splits.items() if k > 1) or "not split"
-    replicas = f" ×{layer.num_replicas}" if layer.num_replicas > 1 else ""
     return [
         layer.name,
         " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items()),
-        split + replicas,
+        configuration_text(layer.splits, plan.num_devices),
         quantity(layer.layer_cost, plan.cost_unit),
         quantity(transfer, plan.cost_unit),
         f"{share:.1%}",

@@ -134,6 +134,14 @@ def _shown(value: object) -> str:
             return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+def write_or_fail(path: StrPath, data: str | bytes, failure: type[PaseError], *, called: str = "") -> None:
+    """Replace a file as a whole, as `write_atomically` does; a failure says why it cannot be written."""
+    try:
+        write_atomically(Path(path), data)
+    except OSError as error:
+        raise failure(f"{called}{path} cannot be written: {error.strerror or error}") from None
+
+
 def write_atomically(path: Path, data: str | bytes) -> None:
     """Replace a file as a whole: whoever reads it sees the old contents or the new ones, never a half.
 

@@ -16,7 +16,6 @@ workers know task 0 and themselves alone. For synchronous methods, where all wai
 task that it is for, so that sums go straight from worker to worker.
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,8 +31,8 @@ from pase.easgd.messages import EXCHANGED, Inbox, Kind, Message, Piece
 from pase.easgd.ranks import Outcome, run_ranks
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.cluster import PROBE_EVERY_S, Cluster, is_lost
-from pase.targets.mesh_tensorflow.runtime.cluster_server import leave, open_server, wait_for_others
+from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
+from pase.targets.mesh_tensorflow.runtime.cluster_server import Watch, open_server, too_late, wait_for_others
 from pase.targets.mesh_tensorflow.runtime.devices import JOB
 
 _HEADER_LENGTH = 6
@@ -173,59 +172,24 @@ class Progress:
             return tuple(worker for worker, since_s in self._owed_since_s.items() if now_s - since_s > limit_s)
 
 
-@dataclass(slots=True)
-class TaskWatch:
-    """Task 0 watches over all others, these over task 0, which ends without any that it needs.
+@dataclass(slots=True, kw_only=True)
+class TaskWatch(Watch):
+    """A watch that goes on without a task where the method does not need it; task 0 is needed always.
 
-    inboxes: of this task's ranks. progress: told of what passes through the transport. last_checkpoint: what to add to
-    the message of an early end.
+    inboxes: of this task's ranks. progress: told of what passes through the transport.
     """
 
     job: Job
-    cluster: Cluster
     wiring: "Wiring"
     inboxes: Mapping[int, Inbox]
     transport: "ServerTransport"
     progress: Progress
-    last_checkpoint: Callable[[], str]
-    _over: threading.Event = field(default_factory=threading.Event)
     _given_up: set[int] = field(default_factory=set)
 
-    def start(self) -> None:
-        """Watch from now on, in a thread."""
-        threading.Thread(target=self._run, name="neighbours", daemon=True).start()
-
-    def stop(self) -> None:
-        """Watch no more: the training is over, well or not, and the others may go."""
-        self._over.set()
-
-    def _run(self) -> None:
-        left = {0} if self.cluster.task != 0 else set(range(1, len(self.cluster.addresses)))
-        while not self._over.wait(PROBE_EVERY_S):
-            for task in sorted(left):
-                if is_lost(self.cluster.addresses[task]) and not self._over.is_set():
-                    left.discard(task)
-                    self._gone(task)
-            if self.cluster.task == 0 and self.cluster.step_timeout_s is not None:
-                self._give_up_late(self.cluster.step_timeout_s)
-
-    def _gone(self, task: int) -> None:
-        what = f"{self._called(task)} ended or cannot be reached"
-        if task == 0:
-            sys.stderr.write(f"error: {what}{self.last_checkpoint()}\n")
-            leave(1)
-        self._give_up(task, what)
-
-    def _give_up_late(self, limit_s: float) -> None:
-        late = self.progress.overdue(limit_s)
-        if late and self.job.algorithm.is_synchronous:
-            self._end(f"no step ended within {limit_s:g} s; a process may be stopped, or --timeout is too short")
-        for task, ranks in enumerate(self.wiring.ranks):
-            if task != 0 and not self.job.algorithm.is_synchronous and set(ranks) & set(late):
-                self._give_up(task, f"{self._called(task)} did not answer within {limit_s:g} s")
-
-    def _give_up(self, task: int, what: str) -> None:
+    def lose(self, task: int, what: str) -> None:
         """Go on without a task, or end where the method needs it."""
+        if task == 0:
+            self.fail(what)
         if task in self._given_up or self._over.is_set():
             return
         self._given_up.add(task)
@@ -237,22 +201,31 @@ class TaskWatch:
             for to in (self.job.master, self.job.coordinator):
                 self._tell(to, Message(sender=rank, kind=Kind.LOST, text=what))
 
+    def look_for_late(self, limit_s: float) -> None:
+        """Go on without the tasks whose workers have not answered for longer than a limit, or end."""
+        late = self.progress.overdue(limit_s)
+        if late and self.job.algorithm.is_synchronous:
+            self._end(too_late(limit_s))
+        for task, ranks in enumerate(self.wiring.ranks):
+            if task != 0 and not self.job.algorithm.is_synchronous and set(ranks) & set(late):
+                self.lose(task, f"{self.called(task)} did not answer within {limit_s:g} s")
+
     def _end(self, what: str) -> None:
         """Have the coordinator end the training; this process where it cannot."""
         text = f"{what}{self.last_checkpoint()}"
         self._tell(self.job.coordinator, Message(sender=self.job.master, kind=Kind.LOST, text=text))
         if not self._over.wait(_GRACE_S):
-            sys.stderr.write(f"error: {text}\n")
-            leave(1)
+            self.fail(what)
 
     def _tell(self, to: int, message: Message) -> None:
         if to in self.inboxes:
             self.inboxes[to].put(Piece(message=message))
 
-    def _called(self, task: int) -> str:
+    def called(self, task: int) -> str:
+        """Return what messages call a task, with its workers."""
         workers = [str(rank) for rank in self.wiring.ranks[task] if rank < self.job.num_workers]
-        those = f"worker{'s' if len(workers) > 1 else ''} {', '.join(workers)}"
-        return f"task {task}, {self.cluster.addresses[task]}" + (f", with {those}," if workers else ",")
+        those = f" with worker{'s' if len(workers) > 1 else ''} {', '.join(workers)}," if workers else ""
+        return f"task {task}, {self.cluster.addresses[task]},{those}"
 
 
 # -- messages between processes

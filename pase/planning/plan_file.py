@@ -18,7 +18,7 @@ from pase.graph.operators import with_fan_outs
 from pase.machine import machine_document, machine_from_document
 from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
 from pase.planning.strategy import plan_layers, total_cost
-from pase.sharding.configurations import data_parallel
+from pase.sharding.configurations import data_parallel_splits
 
 _RELATIVE_TOLERANCE = 1e-9
 """Costs are sums of doubles: another order of summation may change their last bits, an edit changes more."""
@@ -291,8 +291,7 @@ def _verify_costs(plan: Plan, document: Field) -> None:
     if not isclose(document["gap"].number(), plan.gap, rel_tol=_RELATIVE_TOLERANCE, abs_tol=1e-12):
         raise document["gap"].fail(f"is {document['gap'].value}; total_cost and lower_bound make it {plan.gap}")
     baseline = document["baselines"]["data_parallel"]
-    operators = plan.graph.operators
-    splits = [dict(zip(op.extents, data_parallel(plan.graph, op, plan.num_devices), strict=True)) for op in operators]
+    splits = data_parallel_splits(plan.graph, plan.num_devices)
     _same(baseline, baseline.number(), total_cost(plan_layers(plan.graph, plan.num_devices, model, splits, devices)))
 
 

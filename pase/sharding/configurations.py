@@ -112,6 +112,14 @@ def data_parallel(graph: Graph, operator: Operator, num_devices: int) -> tuple[i
     return tuple(splits.values())
 
 
+def data_parallel_splits(graph: Graph, num_devices: int) -> list[dict[str, int]]:
+    """Return the splits of `data_parallel` by dim, for each operator of a graph."""
+    return [
+        dict(zip(operator.extents, data_parallel(graph, operator, num_devices), strict=True))
+        for operator in graph.operators
+    ]
+
+
 def num_parts(splits: tuple[int, ...]) -> int:
     """Return how many parts a configuration makes."""
     return prod(splits)

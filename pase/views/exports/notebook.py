@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pase.common.documents import write_atomically
+from pase.common.documents import write_or_fail
 from pase.common.quantities import quantity
 from pase.errors import ExportError, missing_extra
 from pase.graph.html import bar_html, name_html, page_html
@@ -32,10 +32,7 @@ class Picture:
         """Write the picture to an .svg file, replacing an old one as a whole; ExportError where that cannot be."""
         if Path(path).suffix.lower() != ".svg":
             raise ExportError(f"{path} is no .svg file, and pictures are saved as SVG; name one that ends in .svg")
-        try:
-            write_atomically(Path(path), self.text)
-        except OSError as error:
-            raise ExportError(f"{path} cannot be written: {error.strerror or error}") from None
+        write_or_fail(path, self.text, ExportError)
 
 
 def html(plan: Plan) -> str:

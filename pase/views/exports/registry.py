@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 
-from pase.common.documents import StrPath, write_atomically
+from pase.common.documents import StrPath, write_or_fail
 from pase.errors import ExportError, unknown_name
 from pase.planning.plan import Plan
 
@@ -27,10 +26,7 @@ class Exported:
 
     def save(self, path: StrPath) -> None:
         """Write the text to a file, replacing an old one atomically; ExportError where it cannot be written."""
-        try:
-            write_atomically(Path(path), self.text)
-        except OSError as error:
-            raise ExportError(f"{path} cannot be written: {error.strerror or error}") from None
+        write_or_fail(path, self.text, ExportError)
 
 
 Writer = Callable[[Plan, ExportOptions], Exported]

@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from importlib.resources import files
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pase._version import __version__
 from pase.analysis.explanation import LayerOverview, Overview, Part, PartKind, overview, own_parts
-from pase.common.documents import StrPath, write_atomically
+from pase.common.documents import StrPath, write_or_fail
 from pase.costs import cost_model, signature, traffic_of
 from pase.errors import PaseError, PlanError
 from pase.graph import DimIndex, Operator, SliceOf, Window
@@ -462,10 +461,7 @@ def report(
     named = [NamedPlan(name=name, plan=plan) for name, plan in by_name.items()]
     page = render(report_document(named, explains=explains, time_limit_s=time_limit_s))
     if path is not None:
-        try:
-            write_atomically(Path(path), page)
-        except OSError as error:
-            raise PlanError(f"{path} cannot be written: {error.strerror or error}") from None
+        write_or_fail(path, page, PlanError)
     return page
 
 

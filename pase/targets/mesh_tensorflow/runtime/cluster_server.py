@@ -71,23 +71,24 @@ def wait_for_others(cluster: Cluster) -> None:
 
 @dataclass(slots=True)
 class Watch:
-    """Ends the chief where another task is gone, or a step takes too long: TensorFlow itself would wait for ever.
+    """Task 0 watches over all others, these over task 0: TensorFlow itself would wait for ever.
 
-    last_checkpoint: what to say of the checkpoint that is left, "" for nothing.
+    Here the process ends where one that it watches over is gone, or a step takes too long. last_checkpoint: what to say
+    of the checkpoint that is left, "" for nothing.
     """
 
     cluster: Cluster
     last_checkpoint: Callable[[], str]
     _step_began_s: float | None = None
-    _ended: threading.Event = field(default_factory=threading.Event)
+    _over: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
         """Watch from now on, in a thread."""
         threading.Thread(target=self._run, name="watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Watch no more: the other tasks may go."""
-        self._ended.set()
+        """Watch no more: the training is over, well or not, and the others may go."""
+        self._over.set()
 
     def reporting(self, report: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """Return a function that reports an event, and notes that the time of a step begins again."""
@@ -99,18 +100,38 @@ class Watch:
         return told
 
     def _run(self) -> None:
-        while not self._ended.wait(PROBE_EVERY_S):
-            for task, address in enumerate(self.cluster.addresses):
-                if task != self.cluster.task and is_lost(address):
-                    self._fail(f"task {task}, {address}, ended or cannot be reached")
-            limit, began = self.cluster.step_timeout_s, self._step_began_s
-            if limit is not None and began is not None and time.monotonic() - began > limit:
-                self._fail(f"no step ended within {limit:g} s; a process may be stopped, or --timeout is too short")
+        left = {0} if self.cluster.task != 0 else set(range(1, len(self.cluster.addresses)))
+        while not self._over.wait(PROBE_EVERY_S):
+            for task in sorted(left):
+                if is_lost(self.cluster.addresses[task]) and not self._over.is_set():
+                    left.discard(task)
+                    self.lose(task, f"{self.called(task)} ended or cannot be reached")
+            if self.cluster.task == 0 and self.cluster.step_timeout_s is not None:
+                self.look_for_late(self.cluster.step_timeout_s)
 
-    def _fail(self, problem: str) -> None:
-        if not self._ended.is_set():
+    def called(self, task: int) -> str:
+        """Return what messages call a task."""
+        return f"task {task}, {self.cluster.addresses[task]},"
+
+    def lose(self, task: int, what: str) -> None:
+        """Do what is to be done without a task; what: became of it."""
+        self.fail(what)
+
+    def look_for_late(self, limit_s: float) -> None:
+        """Do what is to be done where a step takes longer than a limit."""
+        if self._step_began_s is not None and time.monotonic() - self._step_began_s > limit_s:
+            self.fail(too_late(limit_s))
+
+    def fail(self, problem: str) -> None:
+        """End the process, unless all is over."""
+        if not self._over.is_set():
             sys.stderr.write(f"error: {problem}{self.last_checkpoint()}\n")
             leave(1)
+
+
+def too_late(limit_s: float) -> str:
+    """Return what is said where a step takes longer than a limit."""
+    return f"no step ended within {limit_s:g} s; a process may be stopped, or --timeout is too short"
 
 
 def run_in_cluster(action: Callable[[], None], last_checkpoint: Callable[[], str]) -> Never:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import numpy as np
 
-from pase.common.documents import write_atomically
+from pase.common.documents import write_or_fail
 from pase.errors import PaseError, ProgramError
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
@@ -207,10 +207,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
 def _write(path: Path, found: Computed) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, **dict(found.outputs))  # type: ignore[arg-type]
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as error:
-        raise ProgramError(f"{path} cannot be written: {error.strerror or error}") from None
+    write_or_fail(path, buffer.getvalue(), ProgramError)
 
 
 def _show(found: Computed, options: Mapping[str, Any]) -> None:
