@@ -52,7 +52,7 @@ FRAMEWORKS = {
     "jax": ("pase.importers",),
     "onnx": ("pase.importers",),
     "scipy": (),
-    "sklearn": ("pase.datasets.digits",),
+    "sklearn": ("pase.datasets.images",),
 }
 """Where each may be imported at all."""
 

@@ -1,10 +1,10 @@
-"""The sources of data, by name: one module and one line here for each."""
+"""The sources of data, by name: one line here for each."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from pase.datasets import cifar10, digits, files, mnist
+from pase.datasets import files, images
 from pase.datasets.dataset import PARTS, Dataset, Part, Read, Source
 from pase.errors import DatasetError, unknown_name
 
@@ -26,9 +26,9 @@ def _entries(*rows: tuple[str, str, str, Read, bool]) -> Mapping[str, Source]:
 
 
 SOURCES: Mapping[str, Source] = _entries(
-    ("digits", "", "8×8 digits that scikit-learn ships, enlarged to 1×28×28", digits.read, True),
-    ("mnist", "FOLDER", "MNIST, 1×28×28: the four IDX files, plain or .gz", mnist.read, True),
-    ("cifar10", "PATH", "CIFAR-10, 3×32×32: folder of the binary version, or its .tar.gz", cifar10.read, True),
+    ("digits", "", "8×8 digits that scikit-learn ships, enlarged to 1×28×28", images.read_digits, True),
+    ("mnist", "FOLDER", "MNIST, 1×28×28: the four IDX files, plain or .gz", images.read_mnist, True),
+    ("cifar10", "PATH", "CIFAR-10, 3×32×32: folder of the binary version, or its .tar.gz", images.read_cifar10, True),
     ("arrays", "PATH", "arrays of your own: an .npz file, or a folder of .npy files", files.read, False),
 )
 

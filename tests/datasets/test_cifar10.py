@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pase.datasets import load_dataset
-from pase.datasets.cifar10 import read_files
+from pase.datasets.images import read_cifar10_files
 from pase.errors import DatasetError
 from tests.datasets.written import cifar_files, outcome, tar, write
 
@@ -204,7 +204,7 @@ def test_damaged_archives_give_our_error_or_whole_records(tmp_path: Path, data: 
             content[start + 148 : start + 156] = b"%06o\0 " % sum(block)
     packed = data.draw(st.booleans())
     (tmp_path / "data").write_bytes(gzip.compress(content) if packed else content)
-    found = outcome(lambda: read_files(tmp_path / "data", list(FILES)))
+    found = outcome(lambda: read_cifar10_files(tmp_path / "data", list(FILES)))
     if isinstance(found, DatasetError):
         assert str(tmp_path) in str(found)
     else:
@@ -223,4 +223,4 @@ def test_a_packed_archive_that_was_damaged_is_not_taken(tmp_path: Path, data: st
     content[where] ^= data.draw(st.integers(1, 255))
     (tmp_path / "data").write_bytes(content)
     with pytest.raises(DatasetError, match=r"is damaged|cannot be read as an archive|has no |expected "):
-        read_files(tmp_path / "data", list(FILES))
+        read_cifar10_files(tmp_path / "data", list(FILES))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pase.datasets import load_dataset
-from pase.datasets.cifar10 import NAMES, RECORD_BYTES
+from pase.datasets.images import CIFAR10_FILES, RECORD_BYTES
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS
 from pase.tables.files import export_cfn, read_problem, write_problem
@@ -317,7 +317,7 @@ def _cifar() -> Reader:
     def read(rng: Random, folder: Path) -> None:
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w") as archive:
-            for name in NAMES:
+            for name in CIFAR10_FILES:
                 if rng.random() < 0.02:
                     continue
                 info = tarfile.TarInfo(

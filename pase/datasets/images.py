@@ -1,7 +1,10 @@
-"""CIFAR-10 in its binary format (Krizhevsky 2009): records of a label and 32×32 pixels, red, then green, then blue.
+"""Images to train on as they are published: the 8×8 digits of scikit-learn, MNIST, CIFAR-10.
 
-Its files stand in a folder, or in the archive as it was downloaded, which is not unpacked. Both are read within the
-sizes of the published files: an archive that unpacks to more is not read to its end.
+Digits are enlarged three times and given a border of 2, which makes them 28×28, with values from -1 to 1, and shuffled,
+always in the same way: 1440 to train on, 357 to test on. MNIST is four IDX files (LeCun, Cortes and Burges).
+CIFAR-10 is records of a label and 32×32 pixels, red, then green, then blue (Krizhevsky 2009), in files of a folder or
+in the archive as it was downloaded, which is not unpacked. Both are read within the sizes of the published files: an
+archive that unpacks to more is not read to its end.
 """
 
 import os
@@ -13,23 +16,127 @@ from typing import Any
 
 import numpy as np
 
-from pase.datasets.dataset import Dataset, Part, check_labels, labelled_images, moments
-from pase.datasets.files import listed, opened
-from pase.errors import DatasetError
+from pase.datasets.dataset import INPUTS, LABELS, Dataset, Part, check_labels, labelled_images, moments
+from pase.datasets.files import listed, opened, read_idx
+from pase.errors import DatasetError, missing_extra
 
 Array = np.ndarray[Any, Any]
+
+NUM_TRAIN = 1440
+NUM_CLASSES = 10
+
+
+def digits() -> dict[Part, dict[str, Array]]:
+    """Return inputs, float32 [N, 1, 28, 28], and labels, int32 [N], of the two parts, train and test.
+
+    Raises MissingExtraError where scikit-learn is not installed.
+    """
+    shipped = _shipped()
+    order = np.random.default_rng(0).permutation(len(shipped.target))
+    images = np.kron(shipped.images[order] / 8 - 1, np.ones((3, 3)))
+    images = np.pad(images, ((0, 0), (2, 2), (2, 2)), constant_values=-1)[:, np.newaxis].astype(np.float32)
+    labels = shipped.target[order].astype(np.int32)
+    return {
+        "train": {INPUTS: images[:NUM_TRAIN], LABELS: labels[:NUM_TRAIN]},
+        "test": {INPUTS: images[NUM_TRAIN:], LABELS: labels[NUM_TRAIN:]},
+    }
+
+
+def read_digits(path: Path | None, part: Part) -> Dataset:
+    """Return one part of the digits, with values from -1 to 1; there is no path."""
+    assert path is None
+    arrays = digits()[part]
+    return labelled_images(
+        "digits", part, arrays[INPUTS], arrays[LABELS], num_classes=NUM_CLASSES, called="digits", by=None
+    )
+
+
+def _shipped() -> Any:
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "sklearn":
+            raise
+        raise missing_extra("the digits come with scikit-learn, which is not installed", "data") from None
+    return load_digits()
+
+
+_STEM: Mapping[Part, str] = MappingProxyType({"train": "train", "test": "t10k"})
+_SPELLINGS = ("{}-idx{}-ubyte", "{}-idx{}-ubyte.gz", "{}.idx{}-ubyte", "{}.idx{}-ubyte.gz")
+"""As on LeCun's site, unpacked by hand or not; with a dot, as some programs unpack them."""
+
+
+def read_mnist(folder: Path | None, part: Part) -> Dataset:
+    """Return one part of the MNIST files of a folder: inputs [N, 1, height, width], normalised, and labels [N].
+
+    Mean and deviation are those of the images to train on, for both parts. Raises DatasetError where a file is missing
+    or damaged, or where the files do not belong together.
+    """
+    assert folder is not None
+    images, labels = _read_part(folder, part)
+    to_train_on = images if part == "train" else _read_idx(folder, "train", "images", num_dims=3)
+    if images.shape[1:] != to_train_on.shape[1:]:
+        raise DatasetError(
+            f"mnist:{folder}: images to {part} with are {_image_size(images)}, those to train on "
+            f"{_image_size(to_train_on)}; expected one size: take all files from one data set"
+        )
+    return labelled_images(
+        "mnist",
+        part,
+        images[:, np.newaxis],
+        labels,
+        num_classes=NUM_CLASSES,
+        called=f"mnist:{folder}",
+        by=moments(to_train_on),
+    )
+
+
+def _read_part(folder: Path, part: Part) -> tuple[Array, Array]:
+    """Return images [N, height, width] and labels [N], which are checked."""
+    images = _read_idx(folder, part, "images", num_dims=3)
+    labels = _read_idx(folder, part, "labels", num_dims=1)
+    if len(images) != len(labels):
+        raise DatasetError(
+            f"mnist:{folder}: {len(images)} images to {part} with and {len(labels)} labels; expected one label for "
+            "each image: take both files from one data set"
+        )
+    check_labels(labels, NUM_CLASSES, str(_idx_file(folder, part, "labels", num_dims=1)))
+    return images, labels
+
+
+def _read_idx(folder: Path, part: Part, what: str, *, num_dims: int) -> Array:
+    return read_idx(_idx_file(folder, part, what, num_dims=num_dims), num_dims=num_dims)
+
+
+def _idx_file(folder: Path, part: Part, what: str, *, num_dims: int) -> Path:
+    """Return the file of images or labels, in the first of its spellings that there is."""
+    if not folder.is_dir():
+        found = "is a file" if folder.exists() else "does not exist"
+        raise DatasetError(f"{folder} {found}; expected the folder of the MNIST files: give mnist:FOLDER")
+    names = [spelling.format(f"{_STEM[part]}-{what}", num_dims) for spelling in _SPELLINGS]
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise DatasetError(
+        f"{folder} has no {' or '.join(names)}; {listed(folder)}: expected the four MNIST files, under those names"
+    )
+
+
+def _image_size(images: Array) -> str:
+    return "×".join(map(str, images.shape[1:]))
+
 
 RECORD_BYTES = 1 + 3 * 32 * 32
 MAX_RECORDS = 10_000
 """In one file, as published."""
 
-NAMES: Mapping[str, Part] = MappingProxyType(
+CIFAR10_FILES: Mapping[str, Part] = MappingProxyType(
     {**{f"data_batch_{i}.bin": "train" for i in range(1, 6)}, "test_batch.bin": "test"}
 )
 """The files, in the order of their examples, and the part that each belongs to."""
 
 _FOLDER = "cifar-10-batches-bin"
-_MAX_ARCHIVE_BYTES = len(NAMES) * RECORD_BYTES * MAX_RECORDS + (1 << 20)
+_MAX_ARCHIVE_BYTES = len(CIFAR10_FILES) * RECORD_BYTES * MAX_RECORDS + (1 << 20)
 """Of an unpacked archive: six files, and room for headers and the pages that come with them."""
 _MAX_MEMBERS = 100
 """An empty file costs its archive next to nothing, once compressed."""
@@ -43,7 +150,7 @@ _PICKLED = (
 )
 
 
-def read_files(path: Path, names: Sequence[str]) -> dict[str, Array]:
+def read_cifar10_files(path: Path, names: Sequence[str]) -> dict[str, Array]:
     """Return the records [N, 3073] of some of the files, by name, in that order.
 
     path: a folder that has them, the folder around that, or the archive. Raises DatasetError where one is missing,
@@ -59,7 +166,7 @@ def read_files(path: Path, names: Sequence[str]) -> dict[str, Array]:
 
 def _read_folder(path: Path, names: Sequence[str]) -> dict[str, Array]:
     inner = path / _FOLDER
-    folder = inner if inner.is_dir() and not any((path / name).exists() for name in NAMES) else path
+    folder = inner if inner.is_dir() and not any((path / name).exists() for name in CIFAR10_FILES) else path
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         _refuse_pickles(path, (item.name for item in folder.iterdir()))
@@ -140,7 +247,7 @@ class _Bounded:
 def _own_name(name: str) -> str | None:
     """Return which of the files a member of the archive is, if any: at the top, or in the folder that it came in."""
     path = PurePosixPath(name)
-    return path.name if path.name in NAMES and str(path.parent) in {".", _FOLDER} else None
+    return path.name if path.name in CIFAR10_FILES and str(path.parent) in {".", _FOLDER} else None
 
 
 def _check_number(num_members: int, path: Path) -> None:
@@ -172,7 +279,7 @@ def _records(data: bytes, size_bytes: int, where: str) -> Array:
 
 
 def _refuse_pickles(path: Path, names: Iterable[str]) -> None:
-    pickled = {"cifar-10-batches-py", *(name.removesuffix(".bin") for name in NAMES)}
+    pickled = {"cifar-10-batches-py", *(name.removesuffix(".bin") for name in CIFAR10_FILES)}
     if pickled.intersection(names):
         raise DatasetError(f"{path} {_PICKLED}")
 
@@ -184,12 +291,11 @@ def _begins_as_pickle(path: Path) -> bool:
     return len(first) == 2 and first[0] == 0x80 and 2 <= first[1] <= 5
 
 
-NUM_CLASSES = 10
-IMAGE = (3, 32, 32)
+_CIFAR10_IMAGE = (3, 32, 32)
 """Channels, height, width."""
 
 
-def read(path: Path | None, part: Part) -> Dataset:
+def read_cifar10(path: Path | None, part: Part) -> Dataset:
     """Return one part of CIFAR-10, from a folder or an archive: inputs [N, 3, 32, 32], normalised, and labels [N].
 
     Mean and deviation are those of the images to train on, one of each for the three colours, for both parts. Raises
@@ -197,14 +303,14 @@ def read(path: Path | None, part: Part) -> Dataset:
     """
     assert path is not None
     parts: tuple[Part, ...] = ("train", part)
-    records = read_files(path, [name for name in NAMES if NAMES[name] in parts])
+    records = read_cifar10_files(path, [name for name in CIFAR10_FILES if CIFAR10_FILES[name] in parts])
     for name, of_file in records.items():
         check_labels(of_file[:, 0], NUM_CLASSES, f"{name} of {path}")
     images = {of: np.concatenate([r[:, 1:] for r in _of_part(records, of)]) for of in parts}
     return labelled_images(
         "cifar10",
         part,
-        images[part].reshape(-1, *IMAGE),
+        images[part].reshape(-1, *_CIFAR10_IMAGE),
         np.concatenate([r[:, 0] for r in _of_part(records, part)]),
         num_classes=NUM_CLASSES,
         called=f"cifar10:{path}",
@@ -213,4 +319,4 @@ def read(path: Path | None, part: Part) -> Dataset:
 
 
 def _of_part(records: Mapping[str, Array], part: Part) -> list[Array]:
-    return [of_file for name, of_file in records.items() if NAMES[name] == part]
+    return [of_file for name, of_file in records.items() if CIFAR10_FILES[name] == part]
