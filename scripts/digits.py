@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pase.datasets.images import digits
+from pase.datasets.registry import digits
 from pase.errors import MissingExtraError
 
 

@@ -52,7 +52,7 @@ FRAMEWORKS = {
     "jax": ("pase.importers",),
     "onnx": ("pase.importers",),
     "scipy": (),
-    "sklearn": ("pase.datasets.images",),
+    "sklearn": ("pase.datasets.registry",),
 }
 """Where each may be imported at all."""
 

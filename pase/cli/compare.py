@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from pase.analysis.baselines import BASELINES, Comparison, Contender, Sampling, chosen, compare
-from pase.analysis.baselines.compare import OURS
-from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS
+from pase.analysis.baselines.compare import OURS, Comparison, Contender, compare
+from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS, Sampling
+from pase.analysis.baselines.registry import BASELINES, chosen
 from pase.cli.options import (
     ModelArguments,
     WholeNumber,

@@ -21,7 +21,8 @@ from pase.cli.progress import progress
 from pase.common.documents import write_atomically
 from pase.planning.plan_file import plan_schema
 from pase.views.exports import FORMATS, ExportOptions, export
-from pase.views.reports import NamedPlan, device_numbers, render, report_document, sweep
+from pase.views.reports.document import NamedPlan, render, report_document
+from pase.views.reports.sweep import device_numbers, sweep
 
 _WIDTH = max(map(len, FORMATS))
 _HELP = "\n".join(

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -236,3 +237,16 @@ def check_writable(path: Path) -> None:
         raise PlanError(f"{path} cannot be written: folder {folder} does not exist; make it first")
     if not os.access(path if path.exists() and not path.is_file() else folder, os.W_OK):
         raise PlanError(f"{path} cannot be written: you may not write to {folder}; name another folder")
+
+
+def warn_of(bind: str) -> None:
+    """Warn where a server is to listen on more than this machine."""
+    try:
+        is_loopback = ip_address(bind).is_loopback
+    except ValueError:  # which the cluster says itself
+        return
+    if not is_loopback:
+        warn(
+            f"TensorFlow's server will listen on {bind} and has no authentication: whoever can reach it can run "
+            "anything as you; use it in a network whose every user you trust"
+        )

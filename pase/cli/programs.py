@@ -1,7 +1,6 @@
 """`pase emit`, `pase weights`, `pase launch`: programs of plans, the weights that they read, and where they run."""
 
 import io
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from pase.cli.options import (
     output_option,
     plan_argument,
     plan_options,
+    warn_of,
 )
 from pase.cli.output import print_json, quantity, say, warn
 from pase.cli.progress import progress
@@ -136,16 +136,3 @@ def launch_command(
     cluster = Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=timeout_s)
     warn_of(bind)
     return launch_tasks(program, [cluster])
-
-
-def warn_of(bind: str) -> None:
-    """Warn where a server is to listen on more than this machine."""
-    try:
-        is_loopback = ip_address(bind).is_loopback
-    except ValueError:  # which the cluster says itself
-        return
-    if not is_loopback:
-        warn(
-            f"TensorFlow's server will listen on {bind} and has no authentication: whoever can reach it can run "
-            "anything as you; use it in a network whose every user you trust"
-        )

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from pase.analysis.explanation import Held, configuration_text, held_by_opaque_layers, worthwhile_padding
+from pase.analysis.explanation.model_changes import Held, held_by_opaque_layers, worthwhile_padding
+from pase.analysis.explanation.why_not import configuration_text
 from pase.cli.options import (
     ByteSize,
     ModelArguments,

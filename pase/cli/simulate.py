@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from pase.analysis.simulation import COLLECTIVES, DEFAULT_COLLECTIVES, PathStep, Simulation, chrome_trace, simulate
+from pase.analysis.simulation.simulation import PathStep, Simulation, chrome_trace, simulate
+from pase.analysis.simulation.step import COLLECTIVES, DEFAULT_COLLECTIVES
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_argument, plan_options
 from pase.cli.output import print_json, print_table, quantity, say
 from pase.cli.progress import progress

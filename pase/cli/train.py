@@ -17,9 +17,9 @@ from pase.cli.options import (
     complete_algorithms,
     complete_models,
     model_options,
+    warn_of,
 )
 from pase.cli.output import warn
-from pase.cli.programs import warn_of
 from pase.cli.progress import interrupted, progress
 from pase.easgd.job import (
     DEFAULT_ALGORITHM,

@@ -179,7 +179,7 @@ class Plan:
 
 def _view(name: str) -> Callable[..., Any]:
     """Return a view of plans. Views stand above plans, as formats do: they are found by name when one is asked for."""
-    return _found("pase.views.exports.notebook", name)
+    return _found("pase.views.exports.tables", name)
 
 
 def _found(module: str, name: str) -> Callable[..., Any]:

@@ -9,18 +9,20 @@ branching can hope to, the problem is reduced further (`reductions`) and then sp
 import os
 import time
 from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import count
 
 import numpy as np
 
 from pase.errors import SolverError
 from pase.solver.bounds import decode, tighten_bounds
-from pase.solver.branching import branch
-from pase.solver.elimination import eliminate_exactly, eliminate_tree
+from pase.solver.elimination import Ordered, eliminate_exactly, eliminate_tree, optimal_strategy
 from pase.solver.ordering import (
     AUTO,
     NOT_WORTH_WEIGHING,
     OrderingReport,
     choose_ordering,
+    dependent_sets,
     ordering_named,
     report_ordering,
 )
@@ -224,3 +226,76 @@ def _solution(tables: CostTables, report: OrderingReport, budget: SearchBudget, 
             nodes=budget.nodes,
         ),
     )
+
+
+SWEEPS_EACH = 12
+MAX_OPEN = 2000
+"""With more open parts than this the one split last is taken next, which keeps memory from growing further."""
+
+
+def branch(model: PairwiseModel, ordered: Ordered, max_operations: int, budget: SearchBudget, outcome: Outcome) -> None:
+    """Search the whole model by splitting; the outcome is exact when this returns.
+
+    max_operations: a part is eliminated when that looks at no more combinations than this.
+    """
+    number = count()
+    open_parts: list[tuple[float, int, PairwiseModel]] = [(outcome.lower_bound, next(number), model)]
+    while open_parts:
+        bound, _, part = _take(open_parts)
+        if bound <= outcome.limit:
+            for piece in _split(part, ordered(part)):
+                budget.nodes += 1
+                budget.check()
+                piece_bound = max(bound, tighten_bounds(piece, budget, outcome, max_sweeps=SWEEPS_EACH, whole=False))
+                if piece_bound > outcome.limit:
+                    continue
+                best = optimal_strategy(piece, ordered, max_operations, budget)
+                if best is None:
+                    heappush(open_parts, (piece_bound, next(number), piece))
+                else:
+                    outcome.offer(best[1])
+        least = min((b for b, _, _ in open_parts), default=np.inf)
+        outcome.raise_bound(least)
+        budget.progress(f"branching: {len(open_parts)} parts open, gap {outcome.gap:.2%}", 1 - outcome.gap)
+    outcome.prove()
+
+
+def _take(open_parts: list[tuple[float, int, PairwiseModel]]) -> tuple[float, int, PairwiseModel]:
+    if len(open_parts) <= MAX_OPEN:
+        return heappop(open_parts)
+    last = max(range(len(open_parts)), key=lambda i: open_parts[i][1])
+    taken = open_parts.pop(last)
+    heapify(open_parts)
+    return taken
+
+
+def _split(model: PairwiseModel, order: Sequence[int]) -> list[PairwiseModel]:
+    """Return two models that share the configurations of the vertex that weighs most in the elimination's tables.
+
+    The half with the smaller reparametrised costs comes first; ties go to the lowest index.
+    """
+    v = _heaviest(model, order)
+    ranked = np.argsort(model.reparametrised(v), kind="stable")
+    pieces = []
+    for half in (ranked[: len(ranked) // 2], ranked[len(ranked) // 2 :]):
+        piece = model.copy()
+        keep = np.zeros(len(ranked), dtype=bool)
+        keep[half] = True
+        piece.restrict(v, keep)
+        piece.fix_singles()
+        pieces.append(piece)
+    return pieces
+
+
+def _heaviest(model: PairwiseModel, order: Sequence[int]) -> int:
+    """Return the vertex with more than one configuration whose tables, in all steps, have the most combinations."""
+    around, sizes = model.neighbours()
+    position = {v: i for i, v in enumerate(model.live)}
+    places = [position[v] for v in order]
+    weight = np.zeros(len(sizes))
+    for i, d in zip(places, dependent_sets(around, places), strict=True):
+        scope = [i, *d]
+        cells = float(np.prod([float(sizes[w]) for w in scope]))
+        weight[scope] += cells
+    weight[np.array(sizes) == 1] = -1
+    return model.live[int(weight.argmax())]

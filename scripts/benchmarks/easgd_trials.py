@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.datasets.images import digits
+from pase.datasets.registry import digits
 from pase.easgd.actors import Evaluator, Objective
 from pase.easgd.algorithms import Algorithm, Exchange, Sends
 from pase.easgd.equations import Array, Rates, WorkerState, changed

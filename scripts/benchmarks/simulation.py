@@ -13,7 +13,7 @@ import numpy as np
 
 from pase import Plan, emit, load, load_machine, search
 from pase.analysis.simulation import simulate
-from pase.calibration import CalibrationChoice, calibrate, measured_machine
+from pase.calibration.measured import CalibrationChoice, calibrate, measured_machine
 from pase.costs import cost_model
 from pase.graph import Scalar
 from pase.machine import Machine

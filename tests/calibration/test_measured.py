@@ -8,7 +8,7 @@ import tomllib
 import pytest
 from jsonschema import Draft202012Validator
 
-from pase.calibration import measured_machine
+from pase.calibration.measured import measured_machine
 from pase.calibration.samples import EFFORTS, binary, samples_from_document
 from pase.common.documents import Field
 from pase.errors import CalibrationError

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from pase.calibration import CalibrationChoice, calibrate, child, measured, measured_machine
+from pase.calibration import child, measured
+from pase.calibration.measured import CalibrationChoice, calibrate, measured_machine
 from pase.calibration.samples import Samples
 from pase.cli import calibrate as command
 from pase.errors import CalibrationError, ProgramError

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pase.datasets import load_dataset
-from pase.datasets.images import read_cifar10_files
+from pase.datasets.registry import read_cifar10_files
 from pase.errors import DatasetError
 from tests.datasets.written import cifar_files, outcome, tar, write
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pase.datasets import SOURCES, Dataset, fit_to, has_parts, load_dataset
-from pase.datasets.images import digits
+from pase.datasets.registry import digits
 from pase.errors import DatasetError, MissingExtraError
 from pase.models import build
 from pase.targets.mesh_tensorflow.runtime.data import DataInput, data_inputs

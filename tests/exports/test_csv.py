@@ -10,7 +10,7 @@ import pytest
 from pase import Plan
 from pase.graph.names import visible
 from pase.views.exports import export
-from pase.views.exports.csv import text_cell
+from pase.views.exports.tables import text_cell
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_plan
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pase.datasets import load_dataset
-from pase.datasets.images import CIFAR10_FILES, RECORD_BYTES
+from pase.datasets.registry import CIFAR10_FILES, RECORD_BYTES
 from pase.solver import solve
 from pase.solver.ordering import ORDERINGS
 from pase.tables.files import export_cfn, read_problem, write_problem

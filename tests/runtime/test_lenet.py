@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.datasets.images import digits
+from pase.datasets.registry import digits
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.boxes import extents, num_points

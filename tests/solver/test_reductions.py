@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from pase.solver import solve
 from pase.solver.bounds import decode, sweep
-from pase.solver.branching import branch
 from pase.solver.elimination import eliminate_exactly, eliminate_tree, plan_elimination, run_plan
 from pase.solver.pairwise import ClassAlgebra, PairwiseModel, Partition
 from pase.solver.reductions import contract, drop_dominated, merge_alike
+from pase.solver.search import branch
 from pase.solver.solution import Outcome, SearchBudget
 from pase.tables.cost_tables import CostTables, EdgeTable
 from scripts.benchmarks.recurrences import find_best_strategy
@@ -260,7 +260,7 @@ def test_splitting_finds_the_optimum(seed):
 
 
 def test_splitting_with_many_open_parts(monkeypatch):
-    monkeypatch.setattr("pase.solver.branching.MAX_OPEN", 1)
+    monkeypatch.setattr("pase.solver.search.MAX_OPEN", 1)
     tables = frustrated(3, 7, 4)
     budget, outcome = budget_and_outcome(tables)
     branch(model_of(tables), lambda model: model.live, 5, budget, outcome)

@@ -2,7 +2,6 @@
 
 from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.explain import BriefRunnerUp, ExplainOptions, LayerOverview, Overview, explain, overview
-from pase.analysis.explanation.model_changes import Held, Padding, held_by_opaque_layers, worthwhile_padding
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
 from pase.analysis.explanation.why_not import (
     Explanation,
@@ -24,22 +23,18 @@ __all__ = [
     "ExplainOptions",
     "Explanation",
     "Flip",
-    "Held",
     "LayerExplanation",
     "LayerOverview",
     "MemoryBinding",
     "Overview",
-    "Padding",
     "Part",
     "PartKind",
     "RunnerUp",
     "Sensitivity",
     "configuration_text",
     "explain",
-    "held_by_opaque_layers",
     "overview",
     "own_parts",
     "percent",
     "sensitivity",
-    "worthwhile_padding",
 ]

@@ -66,7 +66,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         one.name: one
         for one in (
-            _format("csv", "csv", ".csv", "a table, one row for each layer"),
+            _format("csv", "tables", ".csv", "a table, one row for each layer"),
             _format("dot", "dot", ".dot", "the graph, for Graphviz"),
             _format("mermaid", "mermaid", ".mmd", "the graph, for Markdown"),
             _format("svg", "svg", ".svg", "the graph, as a picture"),
