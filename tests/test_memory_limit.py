@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pase import Graph, Plan, SearchOptions, load, load_machine, search
+from pase.common.quantities import size_text
 from pase.costs import cost_model, strategy_memory
 from pase.errors import CostError, MemoryLimitError, SolverError
 from pase.graph import Builder
 from pase.graph.operators import dense, elementwise, with_fan_outs
 from pase.models import MODELS
-from pase.planning.memory_limit import size_text
 from pase.planning.planner import WITHOUT_LIMIT
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel

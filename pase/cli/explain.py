@@ -18,13 +18,13 @@ from pase.analysis.explanation import (
     Sensitivity,
     configuration_text,
     explain,
-    percent,
     sensitivity,
 )
 from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
 from pase.cli.options import chosen_plan, json_option, plan_argument, plan_options, time_limit_option
 from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
 from pase.cli.progress import progress
+from pase.common.quantities import number, percent
 from pase.errors import PlanError, unknown_name
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import device_mesh
@@ -407,7 +407,7 @@ def _print_runner_up(runner_up: RunnerUp | None, explanation: Explanation, num_d
     total = quantity(runner_up.total_cost, explanation.cost_unit)
     say(f"  runner-up               {text}: {costs} ({total} in all{proven})")
     if runner_up.changes:
-        changes = [f"{name} {configuration_text(splits, num_devices)}" for name, splits in runner_up.changes]
+        changes = [f"{name} {configuration_text(splits, num_devices)}" for name, splits in runner_up.changes or ()]
         say(f"    with it change        {_listed(changes)}")
     alone = "none fits"
     if runner_up.alone is not None:
@@ -430,7 +430,7 @@ def _searched(explanation: Explanation) -> str:
     ratio = explanation.flop_per_byte
     if ratio is None:
         return f"all links so many times as slow, ×1 as they are; looked for from {_factor(low)} to {_factor(high)}"
-    return f"r is {_number(ratio)} FLOP per byte; looked for from {_number(low * ratio)} to {_number(high * ratio)}"
+    return f"r is {number(ratio)} FLOP per byte; looked for from {number(low * ratio)} to {number(high * ratio)}"
 
 
 def _row(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> list[str]:
@@ -477,21 +477,16 @@ def _ratio(scale: float, explanation: Explanation, *, is_long: bool = False) -> 
     """Return a scale as r where the cost model has one, as a factor otherwise."""
     if explanation.flop_per_byte is None:
         return _factor(scale)
-    ratio = _number(scale * explanation.flop_per_byte)
+    ratio = number(scale * explanation.flop_per_byte)
     return f"r = {ratio} ({_factor(scale)})" if is_long else ratio
 
 
 def _factor(scale: float) -> str:
-    return f"×1/{1 / scale:g}" if scale < 1 and (1 / scale).is_integer() else f"×{_number(scale)}"
+    return f"×1/{1 / scale:g}" if scale < 1 and (1 / scale).is_integer() else f"×{number(scale)}"
 
 
 def _up_to(scale: float, explanation: Explanation) -> str:
     return f"{'down' if scale < 1 else 'up'} to {_ratio(scale, explanation, is_long=True)}"
-
-
-def _number(value: float) -> str:
-    """Return a number with three digits, without an exponent as far as that can be read."""
-    return f"{float(f'{value:.3g}'):,g}" if 1e-3 <= value < 1e6 else f"{value:.3g}"
 
 
 _SHOWN = 8
@@ -584,7 +579,7 @@ def _runner_up_document(runner_up: RunnerUp, explanation: Explanation) -> dict[s
         "relative_difference": explanation.relative(runner_up.difference),
         "is_tie": runner_up.is_tie,
         "exact": runner_up.is_exact,
-        "changes": [{"name": name, "splits": splits} for name, splits in runner_up.changes],
+        "changes": [{"name": name, "splits": splits} for name, splits in runner_up.changes or ()],
         "others_kept": None
         if runner_up.alone is None
         else {

@@ -5,7 +5,8 @@ import textwrap
 import click
 
 from pase.cli.options import complete_machines, json_option
-from pase.cli.output import print_json, print_table, printable, quantity, say
+from pase.cli.output import print_json, print_table, quantity, say
+from pase.common.names import visible
 from pase.machine import Level, Machine, load_machine, machine_document, machine_schema, preset_names
 from pase.models import MODELS
 
@@ -113,7 +114,7 @@ def _print_machine(machine: Machine) -> None:
 def _say_folded(text: str, *, later: str) -> None:
     """Print a text, folded; later: what its lines but the first begin with."""
     # What folding takes for white space might be a command to the terminal.
-    for line in textwrap.wrap(printable(text), _WIDTH, subsequent_indent=later, break_on_hyphens=False):
+    for line in textwrap.wrap(visible(text), _WIDTH, subsequent_indent=later, break_on_hyphens=False):
         say(line)
 
 

@@ -12,8 +12,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from pase._version import __version__
-from pase.cli.output import printable
 from pase.cli.progress import EXIT_INTERRUPTED, Interrupts, interrupted, is_interrupted
+from pase.common.names import visible
 from pase.errors import MissingExtraError, PaseError, unknown_name
 
 COMMANDS = {
@@ -122,7 +122,7 @@ def run(arguments: list[str] | None = None) -> int:
     except click.ClickException as error:
         shown = StringIO()
         error.show(shown)
-        click.echo("\n".join(map(printable, shown.getvalue().split("\n"))), nl=False, err=True)
+        click.echo("\n".join(map(visible, shown.getvalue().split("\n"))), nl=False, err=True)
         return error.exit_code
     except PaseError as error:
         if isinstance(error, MissingExtraError):
@@ -157,7 +157,7 @@ def _install_and_repeat(extra: str, arguments: list[str] | None) -> None:
 
 
 def _failed(text: str) -> int:
-    click.echo(f"pase: {printable(text)}", err=True)
+    click.echo(f"pase: {visible(text)}", err=True)
     return EXIT_INPUT
 
 

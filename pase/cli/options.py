@@ -13,10 +13,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from pase.cli.output import warn
+from pase.common.names import short
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
 from pase.graph import Graph, Scalar
-from pase.graph.names import short
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from pase.common.names import visible
 from pase.common.quantities import duration as duration
 from pase.common.quantities import quantity as quantity
 
@@ -30,24 +31,19 @@ def print_json(document: dict[str, Any]) -> None:
 
 def say(text: str = "") -> None:
     """Print a line on standard output; on a terminal that is narrower it goes on below, where its last part began."""
-    text = printable(text)
+    text = visible(text)
     for line in _folded(text, _columns()) if is_terminal(sys.stdout) else [text]:
         click.echo(line)
 
 
 def say_whole(text: str) -> None:
     """Print a line that is to be copied, a command, whole on any terminal."""
-    click.echo(printable(text))
+    click.echo(visible(text))
 
 
 def warn(text: str) -> None:
     """Print a warning on standard error."""
-    click.echo(f"pase: {printable(text)}", err=True)
-
-
-def printable(text: str) -> str:
-    """Return a text with whatever could steer a terminal written out: names in files come from anywhere."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    click.echo(f"pase: {visible(text)}", err=True)
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -94,7 +90,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[printable(cell) for cell in row] for row in rows]
+    cells = [[visible(cell) for cell in row] for row in rows]
     terminal = sys.stdout.isatty()
     # Into a pipe nothing is folded for a screen that is not there.
     is_text = [header.startswith("<") for header in headers]

@@ -12,7 +12,9 @@ from typing import Protocol
 
 import click
 
-from pase.cli.output import has_colour, is_terminal, printable, shortened, warn
+from pase.cli.output import has_colour, is_terminal, shortened, warn
+from pase.common.names import visible
+from pase.common.quantities import clock
 
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done, 0 to 1."""
@@ -128,7 +130,7 @@ def bar_line(what: str, fraction: float, elapsed_s: float, columns: int) -> str:
     available = columns - 1 - len(figures)
     if available < 1:
         return ""
-    what = shortened(printable(what), available)
+    what = shortened(visible(what), available)
     room = min(available - cell_len(what) - 2, _LONGEST_BAR)
     return f"{what}  {_bar(fraction, room)}{figures}" if fraction and room >= _SHORTEST_BAR else what + figures
 
@@ -140,13 +142,6 @@ def _bar(fraction: float, width: int) -> str:
     if not has_colour(sys.stderr):
         return done * num_done + left * (width - num_done)
     return click.style(done * num_done, fg="cyan") + click.style(left * (width - num_done), dim=True)
-
-
-def clock(time_s: float) -> str:
-    """Return a time as a clock shows it: 0:07, 12:34, 1:02:03."""
-    minutes, seconds = divmod(int(time_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 EXIT_INTERRUPTED = 130

@@ -13,6 +13,7 @@ import numpy as np
 from pase.cli.options import chosen_plan, complete_models, json_option, plan_options
 from pase.cli.output import duration, print_json, print_table, quantity, say
 from pase.cli.progress import progress
+from pase.common.quantities import percentage
 from pase.datasets import SOURCES, Part, fit_to, load_dataset
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
@@ -133,7 +134,7 @@ def _print_steps(result: RunResult) -> None:
     print_table(
         ["step", *heads],
         [
-            [str(step), *_compared(ours, reference), _percentage(accuracy)]
+            [str(step), *_compared(ours, reference), percentage(accuracy, 2)]
             for step, (ours, reference, accuracy) in enumerate(
                 zip(result.losses, result.reference_losses, result.accuracies, strict=True), start=1
             )
@@ -147,7 +148,7 @@ def _print_steps(result: RunResult) -> None:
                 [
                     *(str(ours.step), str(ours.num_examples)),
                     *_compared(ours.loss, reference.loss),
-                    *(_percentage(ours.accuracy), _percentage(reference.accuracy)),
+                    *(percentage(ours.accuracy, 2), percentage(reference.accuracy, 2)),
                 ]
                 for ours, reference in zip(result.tests, result.reference_tests, strict=True)
             ],
@@ -156,10 +157,6 @@ def _print_steps(result: RunResult) -> None:
 
 def _compared(ours: float, reference: float) -> list[str]:
     return [f"{ours:.9g}", f"{reference:.9g}", f"{abs(ours - reference) / max(abs(reference), 1e-300):.1e}"]
-
-
-def _percentage(accuracy: float | None) -> str:
-    return "" if accuracy is None else f"{accuracy:.2%}"
 
 
 def _parameters(weights: Sequence[HeldWeight]) -> dict[str, object]:

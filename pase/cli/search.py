@@ -22,10 +22,10 @@ from pase.cli.options import (
 )
 from pase.cli.output import duration, print_json, print_table, quantity, say, total_cost_text, warn
 from pase.cli.progress import READING, progress
+from pase.common.names import short
+from pase.common.quantities import size_text
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
-from pase.graph.names import short
-from pase.planning.memory_limit import size_text
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, search

@@ -15,8 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pase.cli.output import duration, is_terminal, print_table, printable, quantity, say, warn
+from pase.cli.output import duration, is_terminal, print_table, quantity, say, warn
 from pase.cli.progress import REDRAW_S
+from pase.common.names import visible
+from pase.common.quantities import percentage
 from pase.studies.easgd_costs.paper import PARTS
 
 Event = dict[str, Any]
@@ -86,8 +88,8 @@ class _Progress:
                 str(worker),
                 f"{row['step']}/{self.num_steps}",
                 f"{row['loss']:.4g}",
-                _percentage(row["accuracy"]),
-                _percentage(row["communication_share"]),
+                percentage(row["accuracy"]),
+                percentage(row["communication_share"]),
                 f"{row['examples_per_s']:,.0f}",
             )
         return table
@@ -106,7 +108,7 @@ def live_table() -> Iterator[Report]:
             is_in_table = progress.take(event)
             text = _text(event)
             if text and not is_in_table:
-                console.print(Text(f"pase: {printable(text)}"))
+                console.print(Text(f"pase: {visible(text)}"))
             if progress.rows and monotonic() - drawn_s >= REDRAW_S:
                 live.update(progress.table(), refresh=True)
                 drawn_s = monotonic()
@@ -217,7 +219,7 @@ def _print_parts(done: Event) -> None:
     print_table(
         ["worker", *columns.values()],
         [
-            [name, *(_percentage(parts[column] / max(parts["time_s"], 1e-9)) for column in columns)]
+            [name, *(percentage(parts[column] / max(parts["time_s"], 1e-9)) for column in columns)]
             for name, parts in rows.items()
         ],
     )
@@ -233,11 +235,7 @@ def _row(worker: int, work: Event | None) -> list[str]:
         str(worker),
         str(work["num_steps"]),
         duration(work["time_s"]),
-        _percentage(work["communication_share"]),
+        percentage(work["communication_share"]),
         f"{work['num_messages']:,}",
         quantity(work["num_bytes"], "B"),
     ]
-
-
-def _percentage(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"

@@ -22,3 +22,36 @@ def duration(time_s: float) -> str:
     if time_s < 100:
         return f"{time_s:.1f} s"
     return f"{int(time_s) // 60} min {int(time_s) % 60} s"
+
+
+def clock(time_s: float) -> str:
+    """Return a time as a clock shows it: 0:07, 12:34, 1:02:03."""
+    minutes, seconds = divmod(int(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a number of bytes with three digits and a decimal prefix: 8.12 GB."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size * 0.9995:
+            return f"{num_bytes / size:.3g} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, without an exponent as far as that can be read."""
+    return f"{float(f'{value:.3g}'):,g}" if 1e-3 <= value < 1e6 else f"{value:.3g}"
+
+
+def percentage(value: float | None, digits: int = 1) -> str:
+    """Return a share in per cent, "" for none."""
+    return "" if value is None else f"{value:.{digits}%}"
+
+
+def percent(fraction: float) -> str:
+    """Return a signed part of a hundred with two digits: "+1.2%"."""
+    value = 100 * fraction
+    if 0 < abs(value) < 1e-4:
+        return f"{'+' if value > 0 else '-'}<0.0001%"
+    return f"{value:+.0f}%" if abs(value) >= 9.95 else f"{value:+.2g}%"

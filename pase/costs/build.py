@@ -8,12 +8,12 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from pase.common.names import visible
 from pase.common.quantities import quantity
 from pase.costs.model import CostModel
 from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
-from pase.graph.names import visible
 from pase.graph.operators import with_fan_outs
 from pase.sharding.configurations import Configurations, enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges

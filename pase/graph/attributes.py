@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
 
+from pase.common.names import listed, short
 from pase.errors import GraphError
 from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS
-from pase.graph.names import listed, short
 from pase.graph.operator import EPILOGUE, SCANNED, Operator, Scalar
 from pase.graph.operators.activations import ACTIVATIONS
 from pase.graph.operators.elementwise import FUNCTIONS

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
 
+from pase.common.names import short
 from pase.errors import GraphError, unknown_name
-from pase.graph.names import short
 
 Operand = str | float
 """A tensor by its name, or a number."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pase.common.frozen import FrozenDict
+from pase.common.names import short
 from pase.common.quantities import quantity
 from pase.graph.access import Role
 from pase.graph.batch import Batch, batches
-from pase.graph.names import short
 from pase.graph.operator import Operator, Scalar
 
 

@@ -6,8 +6,8 @@ Colours are the page's own: bars are of the text's colour, thinned.
 from collections.abc import Mapping, Sequence
 from html import escape
 
+from pase.common.names import short, visible
 from pase.graph.access import Access, Role
-from pase.graph.names import short, visible
 from pase.graph.operator import Operator
 
 SHOWN_ROWS = 40

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from math import prod
 
+from pase.common.names import listed, short
 from pase.errors import EmitError
 from pase.graph.body import is_loss
 from pase.graph.graph import Graph
-from pase.graph.names import listed, short
 
 
 def leading_to(graph: Graph, ends: Iterable[str]) -> set[str]:

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
+from pase.common.quantities import size_text
 from pase.costs import MemoryTables, Problem, memory_tables
 from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError
@@ -63,14 +64,6 @@ def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: floa
         peaks=memory.peaks,
         limit=float(limit_bytes),
     )
-
-
-def size_text(num_bytes: float) -> str:
-    """Return a number of bytes with three digits and a decimal prefix: 8.12 GB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= size * 0.9995:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes:.0f} B"
 
 
 def _nothing_fits(problem: Problem, weighted: ConstrainedProblem, limit_bytes: int, optimiser: str) -> str:

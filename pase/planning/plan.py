@@ -9,10 +9,10 @@ from typing import Any
 
 from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
+from pase.common.names import short
 from pase.common.quantities import quantity
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
 from pase.graph import Graph
-from pase.graph.names import short
 from pase.machine import Machine
 
 SCHEMA_VERSION = 2

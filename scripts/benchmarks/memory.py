@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from pase import load, load_machine
+from pase.common.quantities import size_text
 from pase.costs import Problem, memory_tables
 from pase.models import MODELS
-from pase.planning.memory_limit import size_text, weighted_problem
+from pase.planning.memory_limit import weighted_problem
 from pase.planning.planner import problem_of
 from pase.solver import LimitedSolution, lightest_strategy, solve_limited
 from scripts.benchmarks.tables import markdown, publish

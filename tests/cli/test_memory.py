@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pase import SearchOptions, load, search
-from pase.planning.memory_limit import size_text
+from pase.common.quantities import size_text
 from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command
 

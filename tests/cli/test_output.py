@@ -12,7 +12,8 @@ from rich.cells import cell_len
 
 import pase as library
 from pase.cli import output
-from pase.cli.output import duration, printable, quantity
+from pase.cli.output import duration, quantity
+from pase.common.names import visible
 from pase.machine import preset_names
 from pase.models import MODELS
 from pase.planning.plan_file import read_plan
@@ -240,7 +241,7 @@ def test_names_in_a_table_are_shown_as_they_are(capsys: pytest.CaptureFixture[st
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_what_is_printable_stays_and_the_rest_is_written_out(text: str) -> None:
-    shown = printable(text)
+    shown = visible(text)
     assert shown.isprintable()
     assert shown.encode("utf-8").decode("utf-8") == shown
     if text.isprintable():

@@ -15,6 +15,7 @@ import pase as library
 from pase.cli import output, progress
 from pase.cli.progress import bar_line, clock
 from pase.cli.run import _print_parameters as print_parameters
+from pase.common.names import visible
 from pase.planning.plan_file import write_plan
 from pase.sharding.held import held_weights
 from tests.cli.conftest import Command
@@ -97,7 +98,7 @@ def test_colours_can_be_declined(environment: dict[str, str], plans: Path) -> No
 
 @given(st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=60), st.integers(3, 40))
 def test_a_shortened_text_fits_and_keeps_its_ends(text: str, columns: int) -> None:
-    text = output.printable(text)
+    text = visible(text)
     shown = output.shortened(text, columns)
     assert cell_len(shown) <= columns
     if cell_len(text) <= columns:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from pase import Plan, load, search
-from pase.analysis.explanation import ExplainOptions, Explanation, Part, PartKind, configuration_text, explain, percent
+from pase.analysis.explanation import ExplainOptions, Explanation, Part, PartKind, configuration_text, explain
 from pase.analysis.explanation.constrained_search import planned_choice
 from pase.analysis.explanation.sensitivity import FARTHEST, scaled_links
 from pase.analysis.explanation.why_not import CostParts
-from pase.common.quantities import quantity
+from pase.common.quantities import percent, quantity
 from pase.costs import COST_MODELS, cost_model
 from pase.errors import PlanError
 from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from pase import Plan
-from pase.graph.names import visible
+from pase.common.names import visible
 from pase.views.exports import export
 from pase.views.exports.tables import text_cell
 from tests.hostile import HOSTILE_NAMES, hostile_plan

@@ -8,7 +8,7 @@ import pytest
 
 from pase import Plan
 from pase.analysis.explanation.why_not import configuration_text
-from pase.graph.names import short, visible
+from pase.common.names import short, visible
 from pase.views.drawing import split_classes
 from pase.views.exports import ExportOptions, export
 from pase.views.exports.dot import dot

@@ -12,9 +12,9 @@ import pandas
 import pytest
 
 from pase import Graph, Plan
+from pase.common.names import short, visible
 from pase.errors import ExportError, MissingExtraError, PaseError
 from pase.graph.html import MOST_ROWS, SHOWN_ROWS, page_html
-from pase.graph.names import short, visible
 from pase.views.exports import ExportOptions, export
 from tests.hostile import HOSTILE_NAMES, hostile_plan
 from tests.networks import small_graph, small_plan, tiny_plan

@@ -1,7 +1,7 @@
 """Why a plan is as it is: what binds each layer, what the next best would cost, and when the choice would change."""
 
 from pase.analysis.explanation.constrained_search import TIE
-from pase.analysis.explanation.explain import BriefRunnerUp, ExplainOptions, LayerOverview, Overview, explain, overview
+from pase.analysis.explanation.explain import ExplainOptions, LayerOverview, Overview, explain, overview
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
 from pase.analysis.explanation.why_not import (
     Explanation,
@@ -13,13 +13,11 @@ from pase.analysis.explanation.why_not import (
     RunnerUp,
     configuration_text,
     own_parts,
-    percent,
 )
 
 __all__ = [
     "FARTHEST",
     "TIE",
-    "BriefRunnerUp",
     "ExplainOptions",
     "Explanation",
     "Flip",
@@ -35,6 +33,5 @@ __all__ = [
     "explain",
     "overview",
     "own_parts",
-    "percent",
     "sensitivity",
 ]

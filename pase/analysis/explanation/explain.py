@@ -1,6 +1,6 @@
 """`explain`: why a plan is as it is, layer by layer; `overview`: all layers at a glance, in the time of one search."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -215,21 +215,6 @@ def _sides(work: Work, max_solutions: int, on_progress: Progress | None) -> tupl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BriefRunnerUp:
-    """The cheapest strategy in which a layer has another configuration, which it would be.
-
-    difference: its cost less that of the cheapest strategy with the layer's own, in the unit of the plan's total.
-    num_changes: other layers that change with it; None where that was not looked at.
-    """
-
-    splits: Mapping[str, int]
-    difference: float
-    is_tie: bool
-    is_exact: bool
-    num_changes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerOverview:
     """parts: of the layer's own cost, the dearest first. reason: one sentence, None where there was no time for it.
 
@@ -240,7 +225,7 @@ class LayerOverview:
     name: str
     parts: tuple[Part, ...]
     num_configurations: int
-    runner_up: BriefRunnerUp | None
+    runner_up: RunnerUp | None
     reason: str | None
     like: str
 
@@ -286,14 +271,7 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
             groups[key] = work.layer(vertex, NO_FLIPS, NO_FLIPS)
         first = groups.get(key)
         if first and first.runner_up and (brief is None or first.name == layer.name):
-            found = first.runner_up
-            brief = BriefRunnerUp(
-                splits=found.splits,
-                difference=found.difference,
-                is_tie=found.is_tie,
-                is_exact=found.is_exact,
-                num_changes=len(found.changes),
-            )
+            brief = first.runner_up
         layers.append(
             LayerOverview(
                 name=layer.name,
@@ -323,7 +301,7 @@ def _work(
     return Work(plan, problem, choice, present_optimum(plan, problem.tables, choice, search, on_progress), search)
 
 
-def _brief(work: Work, vertex: int) -> BriefRunnerUp | None:
+def _brief(work: Work, vertex: int) -> RunnerUp | None:
     """Return a layer's runner-up where min-marginals know it: without a limit on memory, for an optimal choice."""
     if work.search.limited is not None or work.choice[vertex] != work.optimum.choice[vertex]:
         return None
@@ -331,10 +309,10 @@ def _brief(work: Work, vertex: int) -> BriefRunnerUp | None:
     if least is None:
         return None
     difference = least.total_cost - work.optimum.cost
-    return BriefRunnerUp(
+    return RunnerUp(
         splits=work.problem.splits(vertex, least.configuration),
+        total_cost=least.total_cost,
         difference=difference,
         is_tie=abs(difference) <= TIE * work.optimum.cost,
         is_exact=least.is_exact,
-        num_changes=None,
     )

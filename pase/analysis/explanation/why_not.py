@@ -11,7 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from pase.analysis.explanation.alternatives import Alternative
-from pase.common.quantities import quantity
+from pase.common.quantities import percent, quantity
 from pase.costs import (
     CostModel,
     LayerTraffic,
@@ -176,10 +176,11 @@ def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
 class RunnerUp:
     """The cheapest strategy in which a layer has another configuration.
 
-    difference: its cost less that of the cheapest strategy that keeps the layer's own; below 0 where the layer's own is
-    not the best. is_tie: they cost the same. is_exact: whether that is proven. changes: the other layers
-    whose configuration differs with it, and what it becomes. alone, alone_difference: the best other configuration
-    while all other layers stay as they are (None where none fits), and what that costs more than the plan.
+    difference: its cost less that of the cheapest strategy that keeps the layer's own; below 0 where the layer's own
+    is not the best. is_tie: they cost the same. is_exact: whether that is proven. changes: the other layers whose
+    configuration differs with it, and what it becomes; None where that was not looked at. alone, alone_difference:
+    the best other configuration while all other layers stay as they are (None where none fits), and what that costs
+    more than the plan.
     """
 
     splits: Mapping[str, int]
@@ -187,9 +188,9 @@ class RunnerUp:
     difference: float
     is_tie: bool
     is_exact: bool
-    changes: tuple[tuple[str, dict[str, int]], ...]
-    alone: dict[str, int] | None
-    alone_difference: float
+    changes: tuple[tuple[str, dict[str, int]], ...] | None = None
+    alone: dict[str, int] | None = None
+    alone_difference: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,14 +306,6 @@ def configuration_text(splits: Mapping[str, int], num_devices: int) -> str:
     text = " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
     replicas = num_devices // prod(splits.values())
     return text if replicas == 1 else f"{text} ×{replicas}"
-
-
-def percent(fraction: float) -> str:
-    """Return a signed part of a hundred with two digits: "+1.2%"."""
-    value = 100 * fraction
-    if 0 < abs(value) < 1e-4:
-        return f"{'+' if value > 0 else '-'}<0.0001%"
-    return f"{value:+.0f}%" if abs(value) >= 9.95 else f"{value:+.2g}%"
 
 
 def memory_reason(other: str, memory: MemoryBinding, plan_cost: float) -> str:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from math import prod
 
+from pase.common.names import short
 from pase.graph import Access, AllReduce, Dim, Intermediate, Operator, Role, SliceOf
 from pase.graph.access import DimIndex
-from pase.graph.names import short
 from pase.graph.operators.concat import concat
 from pase.graph.operators.embedding import embedding, gather
 from pase.graph.operators.normalisation import batch_norm, layer_norm, normalising

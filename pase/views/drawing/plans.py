@@ -12,8 +12,8 @@ from math import sqrt
 from typing import Protocol
 
 from pase.analysis.explanation.why_not import configuration_text
+from pase.common.names import short
 from pase.common.quantities import quantity
-from pase.graph.names import short
 from pase.planning.plan import Plan
 from pase.views.drawing.folding import FoldedEdge, FoldedGraph, Repeat, fold, folded
 

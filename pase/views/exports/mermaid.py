@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from pase.graph.names import visible
+from pase.common.names import visible
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined, word
 from pase.views.drawing.plans import FILLS, DrawnPlan, drawn_plan, edge_label, edge_width, vertex_lines

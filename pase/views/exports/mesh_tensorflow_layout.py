@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from pase.graph.names import listed, short, visible
+from pase.common.names import listed, short, visible
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, joined
 from pase.views.exports.registry import Exported, ExportOptions

@@ -12,8 +12,8 @@ from math import dist, sqrt
 from unicodedata import combining, east_asian_width
 
 from pase.analysis.explanation.why_not import configuration_text
+from pase.common.names import visible
 from pase.common.quantities import quantity
-from pase.graph.names import visible
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, joined, word
 from pase.views.drawing.arrangement import Arrangement, Frame, arranged

@@ -12,10 +12,10 @@ from typing import Any
 
 from pase.analysis.explanation.why_not import configuration_text
 from pase.common.documents import write_or_fail
+from pase.common.names import short, visible
 from pase.common.quantities import quantity
 from pase.errors import ExportError, missing_extra
 from pase.graph.html import bar_html, name_html, page_html
-from pase.graph.names import short, visible
 from pase.planning.plan import LayerPlan, Plan
 from pase.views.drawing import certificate_text
 from pase.views.exports.registry import Exported, ExportOptions, export

@@ -409,7 +409,7 @@ def _why(why: LayerOverview | None, total_cost: float) -> dict[str, Any]:
             "relative": runner_up.difference / total_cost if total_cost else 0.0,
             "is_tie": runner_up.is_tie,
             "exact": runner_up.is_exact,
-            "changes": runner_up.num_changes,
+            "changes": None if runner_up.changes is None else len(runner_up.changes),
         },
     }
 

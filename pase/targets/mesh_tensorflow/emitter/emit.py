@@ -4,11 +4,11 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
+from pase.common.names import short
 from pase.errors import EmitError, GraphError
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, elementary
 from pase.graph.loss import is_imported, leading_to, loss_layer
-from pase.graph.names import short
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.mesh_tensorflow.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.mesh_tensorflow.emitter.steps import KERNELS

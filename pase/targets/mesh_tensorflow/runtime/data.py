@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from pase.common.array_files import mapped_array, opened_archive, reading
+from pase.common.names import listed, short
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
 from pase.graph.body import LOSSES
 from pase.graph.loss import is_imported
-from pase.graph.names import listed, short
 from pase.targets.mesh_tensorflow.runtime.initial import generator
 
 Array = np.ndarray[Any, Any]
