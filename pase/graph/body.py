@@ -45,17 +45,21 @@ WINDOWED = ("convolve", "pool")
 LOSSES = ("softmax_loss",)
 """Functions whose result is the loss: one number, whatever the dims of what their operator writes."""
 
+LOCAL = ("cut", "join", "repeat", "rows", "view")
+"""Functions that each device computes of whole dims that it holds."""
+
 FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict(POINTWISE)
     | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
     | dict.fromkeys(("convolve", "embedding", "pick", "softmax_loss"), (2, 2))
     | dict.fromkeys(("attention", "batch_norm", "normalise"), (3, 3))
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
+    | {"cut": (1, 1), "join": (1, 1 << 20), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
 )
 """All functions of steps, and how few and how many operands they take."""
 
 _NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"attention": (5, 5), "causal": (2, 2), "pick": (1, 1), "softmax_loss": (1, 64)}
+    {"attention": (5, 5), "causal": (2, 2), "cut": (2, 2), "pick": (1, 1), "rows": (1, 1), "softmax_loss": (1, 64)}
 )
 """How few and how many dims the steps of a function have, where these are told apart by their places."""
 
@@ -66,6 +70,8 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "batch_norm": {"epsilon": float},
         "dropout": {"rate": float},
         "normalise": {"epsilon": float},
+        "cut": {"start": int, "step": int},
+        "view": {"replaced": int},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
     }
 )
@@ -88,6 +94,12 @@ class Step:
     those of the points and then the classes. Others: "dropout", whose points are numbered row-major over `dims`;
     "lstm": a stack of layers over a sequence, as the accesses of its input, its two weights and its bias have them;
     "fan_out": a tensor whose gradient arrives in parts over `dims`.
+
+    Of dims that are whole on every device (inner ones, and iteration dims that are not split): "cut": each `step`-th
+    point from `start` of the first of `dims`, as the second; "join": tensors end to end along a dim of each, as the
+    last of `dims`; "view": the first `replaced` of `dims`, row-major, as the others; "rows": of the first operand along
+    the one of `dims`, by the numbers in the second; "repeat": a tensor for every point of those of `dims` it lacks.
+    What takes the place of a whole dim may be split: each device keeps its part of it.
     """
 
     result: str
@@ -103,10 +115,27 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A tensor that is not trained: kept statistics, positions, a mask. dims: iteration dims, [rank]."""
+    """A tensor that is not trained: kept statistics, positions, a mask.
+
+    dims: of the body, [rank]. untrained: where it is computed of weights, and these would not be trained, why; else "".
+    """
 
     name: str
     dims: tuple[str, ...]
+    untrained: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InnerDim:
+    """A dim of tensors of a body that is none of the iteration space: no split reaches it.
+
+    tensor, axis: whose dim it is where every device holds all of a weight; "" and 0 where steps make it.
+    """
+
+    name: str
+    extent: int
+    tensor: str = ""
+    axis: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +161,15 @@ class Body:
     """What an operator computes.
 
     steps: in order, each tensor computed once; the last one is what the operator writes. constants: that they read
-    besides what the operator reads. inputs, outputs: of the model, that the operator reads and computes. problem: why
-    it cannot be told as steps, "" if it can.
+    besides what the operator reads. inputs, outputs: of the model, that the operator reads and computes. inner: dims
+    that steps name besides the iteration space's. problem: why it cannot be told as steps, "" if it can.
     """
 
     steps: tuple[Step, ...] = ()
     constants: tuple[Constant, ...] = ()
     inputs: tuple[ModelInput, ...] = ()
     outputs: tuple[ModelOutput, ...] = ()
+    inner: tuple[InnerDim, ...] = ()
     problem: str = ""
 
 
@@ -267,6 +297,10 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
         dims: the names of its iteration dims.
     """
     where = f"layer {short(layer)!r}"
+    inner = [dim.name for dim in body.inner]
+    if len({*inner, *dims}) != len(inner) + len(dims) or any(dim.tensor not in ("", *reads) for dim in body.inner):
+        raise GraphError(f"{where}: inner dims of its body have names or tensors that it cannot have: {inner}")
+    dims = (*dims, *inner)
     known = {*reads, *(constant.name for constant in body.constants)}
     named = {dim for constant in body.constants for dim in constant.dims}
     named |= {dim for output in body.outputs for dim in output.dims}

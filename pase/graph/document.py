@@ -8,7 +8,7 @@ from typing import Any
 from pase.common.documents import Field
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, Window
-from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Operand, Step
+from pase.graph.body import Body, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
 from pase.graph.verify import verify
@@ -103,9 +103,16 @@ def _operator(document: Field) -> Operator:
 def _body_document(body: Body) -> dict[str, Any]:
     document: dict[str, Any] = {
         "steps": [_step_document(step) for step in body.steps],
-        "constants": [{"name": item.name, "dims": list(item.dims)} for item in body.constants],
+        "constants": [
+            {"name": item.name, "dims": list(item.dims)} | ({"untrained": item.untrained} if item.untrained else {})
+            for item in body.constants
+        ],
         "inputs": [{"read": item.read, "name": item.name, "shape": list(item.shape)} for item in body.inputs],
         "outputs": [{"name": item.name, "dims": list(item.dims), "shape": list(item.shape)} for item in body.outputs],
+        "inner": [
+            {"name": dim.name, "extent": dim.extent} | ({"tensor": dim.tensor, "axis": dim.axis} if dim.tensor else {})
+            for dim in body.inner
+        ],
         "problem": body.problem,
     }
     return {key: value for key, value in document.items() if value or key == "steps"}
@@ -134,9 +141,7 @@ def _body(document: Field) -> Body:
     problem = document.get("problem")
     return Body(
         steps=tuple(_step(field) for field in document["steps"].items()),
-        constants=tuple(
-            Constant(name=field["name"].text(), dims=_names(field["dims"])) for field in optional("constants")
-        ),
+        constants=tuple(_constant(field) for field in optional("constants")),
         inputs=tuple(
             ModelInput(read=field["read"].integer(), name=field["name"].text(), shape=_extents(field["shape"]))
             for field in optional("inputs")
@@ -145,7 +150,27 @@ def _body(document: Field) -> Body:
             ModelOutput(name=field["name"].text(), dims=_names(field["dims"]), shape=_extents(field["shape"]))
             for field in optional("outputs")
         ),
+        inner=tuple(_inner_dim(field) for field in optional("inner")),
         problem=problem.text() if problem else "",
+    )
+
+
+def _constant(document: Field) -> Constant:
+    untrained = document.get("untrained")
+    return Constant(
+        name=document["name"].text(),
+        dims=_names(document["dims"]),
+        untrained=untrained.text() if untrained else "",
+    )
+
+
+def _inner_dim(document: Field) -> InnerDim:
+    tensor, axis = document.get("tensor"), document.get("axis")
+    return InnerDim(
+        name=document["name"].text(),
+        extent=document["extent"].integer(),
+        tensor=tensor.text() if tensor else "",
+        axis=axis.integer() if axis else 0,
     )
 
 

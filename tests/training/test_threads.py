@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pase.easgd.actors import Gradient, Objective
+from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import ALGORITHMS, algorithm_named
 from pase.easgd.equations import Array, Rates
 from pase.easgd.job import Job, Reduction, Snapshot, begun
@@ -156,36 +155,14 @@ class Failing:
         return Gradient(loss=1.0, vector=weights * 0)
 
 
-class After:
-    """A worker that goes on from a step only when something has happened: on a busy machine a thread may come last."""
-
-    def __init__(self, objective: Objective, step: int, happened: Event) -> None:
-        self.objective = objective
-        self.batch_size = objective.batch_size
-        self.step = step
-        self.happened = happened
-
-    def gradient(self, weights: Array, step: int) -> Gradient:
-        if step >= self.step:
-            assert self.happened.wait(60)
-        return self.objective.gradient(weights, step)
-
-
 @pytest.mark.parametrize("name", ["async-easgd", "async-sgd", "hogwild-easgd", "original-easgd"])
 def test_asynchronous_methods_go_on_without_a_worker(name: str) -> None:
     job = job_of(name, num_steps=20, save_every=10)
     kept = Kept([])
     events: list[Mapping[str, Any]] = []
-    is_lost = Event()
-
-    def report(event: Mapping[str, Any]) -> None:
-        events.append(event)
-        if event["event"] == "lost":
-            is_lost.set()
-
-    one, two = (After(objective, 5, is_lost) for objective in quadratics(2))
+    one, two, _ = quadratics(3)
     outcome = train_in_threads(
-        job, begun(job, np.zeros(5)), objectives=[one, Failing(3), two], save=kept, report=report
+        job, begun(job, np.zeros(5)), objectives=[one, Failing(3), two], save=kept, report=events.append
     )
     assert outcome.num_events == job.num_events
     assert outcome.lost == (1,)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from types import MappingProxyType
 
 from pase.graph import Graph, Operator, Role, SliceOf, Window
@@ -9,7 +10,6 @@ from pase.graph.body import Body, ModelInput, ModelOutput, Option, is_before_lay
 from pase.importers.execution.sheet import (
     Atom,
     Axes,
-    Axis,
     BodyBuilder,
     NoBodyError,
     TensorRef,
@@ -18,16 +18,16 @@ from pase.importers.execution.sheet import (
     flat,
     grouped,
     seen,
-    through,
 )
 from pase.importers.execution.source import Source
-from pase.importers.execution.steps import COMPUTE
+from pase.importers.execution.steps import COMPUTE, moved_within
 from pase.importers.ir import (
     Broadcast,
     Concat,
     Convolve,
     Gather,
     Generic,
+    Identity,
     Lookup,
     Node,
     Op,
@@ -56,6 +56,9 @@ MOVED = MappingProxyType(
 )
 """Operators that move data alone."""
 
+_MOVING = ("concat", "opaque", "padded", "piece")
+"""Kinds of vertices that are such an operator: their data are moved between devices."""
+
 _KEEPS_ZERO = frozenset(
     {"relu", "relu6", "gelu", "gelu_tanh", "silu", "tanh", "hard_swish", "leaky_relu", "abs", "multiply", "negate",
      "mish", "softsign", "elu", "selu", "identity", "square", "sqrt", "sign"}
@@ -77,7 +80,10 @@ def with_bodies(traces: Sequence[Trace], lowered: Lowered) -> Execution:
     operators: list[Operator] = []
     constants: dict[tuple[str, str], Use] = {}
     for operator in lowered.graph.operators:
-        sheet = BodyBuilder(taken={access.tensor for access in operator.reads} | set(operator.extents))
+        sheet = BodyBuilder(
+            taken={access.tensor for access in operator.reads} | set(operator.extents),
+            fixed={name: operator.extents[name] for name in operator.unsplittable},
+        )
         try:
             body = _body(source, lowered, operator, sheet)
         except NoBodyError as error:
@@ -110,14 +116,22 @@ def _body(source: Source, lowered: Lowered, operator: Operator, sheet: BodyBuild
         return Body(steps=tuple(sheet.steps))
     node = source.node(name)
     value = _Vertex(source, lowered, operator, node, sheet).computed()
-    outputs = tuple(_returned(source, node, value))
-    return Body(steps=tuple(sheet.steps), constants=tuple(sheet.constants), outputs=outputs)
+    outputs = tuple(_returned(source, sheet, node, value))
+    return Body(
+        steps=tuple(sheet.steps),
+        constants=tuple(sheet.constants),
+        outputs=outputs,
+        inner=tuple(sheet.inner.values()),
+    )
 
 
-def _returned(source: Source, node: Node, value: TensorRef) -> Iterator[ModelOutput]:
+def _returned(source: Source, sheet: BodyBuilder, node: Node, value: TensorRef) -> Iterator[ModelOutput]:
     """Yield the outputs of the model that a node's first output is, seen as they are returned."""
     for name, use, shape in source.outputs(node):
-        known = seen(value, use)
+        num_steps = len(sheet.steps)
+        known = seen(sheet, value, use)
+        if len(sheet.steps) > num_steps:
+            raise NoBodyError("what the model returns is a view that cuts a dim")
         assert known.axes is not None
         yield ModelOutput(name=name, dims=tuple(atom.name for atom in flat(known.axes)), shape=shape)
 
@@ -132,6 +146,8 @@ class _Vertex:
         self._sheet = sheet
         self._reads = lowered.reads[operator.name]
         self._known: dict[str, TensorRef] = {}
+        # Of weights, before they stood for what is computed of them.
+        self._computed: dict[str, TensorRef] = {}
         # What stands before the passes for what the node reads: the values that its producers hold in the end.
         self._entries = {source.held(use.value): use.value for use in node.inputs if source.is_computed(use.value)}
 
@@ -146,7 +162,17 @@ class _Vertex:
             )
         for node in inside:
             self._known[node.outputs[0].name] = self._step(node)
-        return self._known[inside[-1].outputs[0].name]
+        return self._laid_as_written(self._known[inside[-1].outputs[0].name])
+
+    def _laid_as_written(self, known: TensorRef) -> TensorRef:
+        """Return what is written with the dims of the iteration space in place of inner ones."""
+        if known.axes is None or not any(self._sheet.is_inner((atom,)) for atom in flat(known.axes)):
+            return known
+        atoms = atoms_of(self._operator, self._operator.writes[0])
+        target = None if atoms is None else grouped(atoms, known.shape)
+        if target is None:
+            raise NoBodyError("what it writes is not told by its iteration space")
+        return self._sheet.laid(known, target)
 
     def _step(self, node: Node) -> TensorRef:
         kind: type[Op] = type(node.op)
@@ -155,8 +181,11 @@ class _Vertex:
             return COMPUTE[kind](self._sheet, node, inputs)
         if kind in LAID:
             return self._laid(node)
-        if kind in MOVED:
+        if kind in MOVED and self._operator.kind in _MOVING and not any(u.value in self._known for u in node.inputs):
             return self._moved(node)
+        if kind in MOVED:
+            inputs = [self._input(node, i) for i in range(self._source.num_inputs(node))]
+            return moved_within(self._sheet, node, inputs)
         if isinstance(node.op, Generic):
             raise NoBodyError("nothing is known of what it computes")
         assert kind is Recurrent, f"{kind} is not computed"
@@ -206,15 +235,31 @@ class _Vertex:
 
     def _moved(self, node: Node) -> TensorRef:
         """What moves data alone, straight from what is read."""
-        if any(use.value in self._known for use in node.inputs):
-            raise NoBodyError("data are moved within it")
-        if isinstance(node.op, Concat) and len(node.inputs) != len(self._operator.reads):
-            raise NoBodyError("constants are joined to it")
-        if any(access.role is Role.PARAMETER for access in self._operator.reads):
-            raise NoBodyError("weights are moved within it")
         options = {"along": self._operator.attribute("along", "")} if isinstance(node.op, Concat) else {}
         tensors = [access.tensor for access in self._operator.reads]
+        if isinstance(node.op, Concat):
+            tensors = [self._end(node, i) for i in range(len(node.inputs))]
+        elif any(access.role is Role.PARAMETER for access in self._operator.reads):
+            raise NoBodyError("a weight is moved by a layer of its own")
         return self._result(node, self._sheet.step(MOVED[type(node.op)], tensors, **options))
+
+    def _end(self, node: Node, position: int) -> str:
+        """Return one of the tensors that are joined end to end: a read as it is, or what is laid out for that."""
+        use = node.inputs[position]
+        if use.value in self._entries:
+            reads = [access for access in self._operator.reads if access.role is not Role.PARAMETER]
+            before = [other for other in node.inputs[:position] if other.value in self._entries]
+            return reads[len(before)].tensor
+        known = self._input(node, position)
+        write = self._operator.writes[0]
+        along = self._sheet.dim(known.shape[node.op.dim])  # type: ignore[union-attr]
+        axes = [Atom(str(axis), extent) for axis, extent in zip(write.index_map, write.shape, strict=True)]
+        if isinstance(known.operand, float) or any(not isinstance(axis, str) for axis in write.index_map):
+            raise NoBodyError("numbers are joined to it")
+        axes[node.op.dim] = along  # type: ignore[union-attr]
+        target = tuple((atom,) if atom.extent > 1 else () for atom in axes)
+        known = self._sheet.constant(known, target) if known.source is not None else self._sheet.laid(known, target)
+        return self._sheet.step("repeat", [known.operand], [atom.name for atom in axes])
 
     def _result(self, node: Node, name: str) -> TensorRef:
         """What a step gives that has the dims of the operator's first output."""
@@ -236,10 +281,12 @@ class _Vertex:
     def _input(self, node: Node, position: int) -> TensorRef:
         use = node.inputs[position]
         if use.value in self._known:
-            return seen(self._known[use.value], use)
+            return seen(self._sheet, self._known[use.value], use)
         if use.value in self._entries:
             return self._entry(use)
-        known = self._source.constant(node, position) or self._weight(use)
+        if self._source.is_weight(use.value):
+            return self._weight(node, position)
+        known = self._source.constant(node, position)
         known = known or TensorRef(operand="", shape=self._source.shape(use), source=use)
         if known.source is not None and self._source.is_of_input(known.source.value):
             number = self._source.number(known.source.value)
@@ -253,57 +300,107 @@ class _Vertex:
         name = self._entries[use.value]
         last = self._source.final_use(self._node, name)
         read = self._read(name, use.piece, None if last is None else last.view)
+        if read is None and use.piece is not None:
+            return seen(self._sheet, self._entry(Use(value=use.value)), use)
         if read is None:
             raise NoBodyError("a part of a tensor is read in a way that is not told")
         view = self._source.view_of_held(use.value, name) if use.piece is None else None
         whole = use.view if view is None else view if use.view is None else use.view.of(view)
         if whole is not None and whole == self._reads[read].use.view:
             return self._as_it_is_read(read, whole)
-        atoms = self._atoms(read)
+        known = self._as_made(read)
         if view is not None:
-            axes = through(view, atoms)
-            if axes is None:
-                raise NoBodyError("a view cuts a dim")
-            atoms = flat(axes)
-        return self._viewed(read, atoms, use)
+            known = self._sheet.seen(known, view)
+        return self._viewed(known, use)
 
     def _as_it_is_read(self, read: int, view: View) -> TensorRef:
         """A tensor that is read in the very shape of the operator's access, or of its producer's dims."""
         atoms = atoms_of(self._operator, self._operator.reads[read])
         if atoms is None:
             raise NoBodyError("a tensor is read whole, in a way that is not told")
-        in_order = _is_in_view_order(self._reads[read], view)
-        axes = grouped(atoms, view.shape) if in_order else through(view, atoms)
-        if axes is None:
-            raise NoBodyError("a view cuts a dim")
-        return TensorRef(operand=self._operator.reads[read].tensor, shape=view.shape, axes=axes)
+        known = TensorRef(operand=self._operator.reads[read].tensor, shape=view.shape, axes=(atoms,))
+        if _is_in_view_order(self._reads[read], view):
+            return self._sheet.grouped(known, view.shape)
+        return self._sheet.seen(known, view)
 
-    def _weight(self, use: Use) -> TensorRef | None:
-        """A weight that the vertex reads; None where it is not told how it lies over the iteration space."""
+    def _weight(self, node: Node, position: int) -> TensorRef:
+        """A weight that the vertex reads, or what is computed of weights alone."""
+        use = node.inputs[position]
+        before = self._source.use_before(node, position)
+        sheet = self._sheet
+        try:
+            if before is None or (use.seen_as is None and not self._is_computed_of_weights(before.value)):
+                return self._weight_as_read(use)
+            return seen(sheet, self._of_weights(before.value), before)
+        except NoBodyError as error:
+            source = before or use
+            known = TensorRef(operand="", shape=self._source.shape(use), source=source)
+            return replace(known, untrained=f"{source.value!r} is computed of weights: {error}")
+
+    def _is_computed_of_weights(self, value: str) -> bool:
+        """Whether a value is more than a view of a weight that is read as such."""
+        producer = self._source.before.producer
+        while value in producer:
+            if not isinstance(producer[value].op, Reshape | Transpose | Slice | Broadcast | Identity):
+                return True
+            value = producer[value].inputs[0].value
+        return False
+
+    def _weight_as_read(self, use: Use) -> TensorRef:
         read = self._read(use.value, use.piece, use.view)
         if read is None:
-            return None
-        try:
-            if use.view is not None and use.view == self._reads[read].use.view:
-                return self._as_it_is_read(read, use.view)
-            return self._viewed(read, self._atoms(read), use)
-        except NoBodyError:
-            return None
+            raise NoBodyError("a part of a weight is read in a way that is not told")
+        access = self._operator.reads[read]
+        if access.index_map and all(axis is None for axis in access.index_map) and prod(access.shape) > 1:
+            return seen(self._sheet, self._sheet.whole(access.tensor, access.shape), use)
+        if use.view is not None and use.view == self._reads[read].use.view:
+            return self._as_it_is_read(read, use.view)
+        return self._viewed(self._as_made(read), use)
 
-    def _viewed(self, read: int, atoms: Axis, use: Use) -> TensorRef:
-        shape = self._source.shape(replace(use, view=None))
-        axes = through(use.view, atoms) if use.view is not None else grouped(atoms, shape)
-        if axes is None:
-            raise NoBodyError("a view cuts a dim")
-        return TensorRef(operand=self._operator.reads[read].tensor, shape=self._source.shape(use), axes=axes)
+    def _of_weights(self, value: str) -> TensorRef:
+        """Compute a value of weights, of which every device holds all."""
+        if value in self._computed:
+            return self._computed[value]
+        before = self._source.before
+        leaf = before.leaf.get(value)
+        if leaf is not None and leaf.number is not None:
+            return TensorRef(operand=leaf.number, shape=(1,), axes=((),))
+        if leaf is not None and leaf.role == "parameter":
+            found = [i for i, read in enumerate(self._reads) if read.use.value == value]
+            if not found or any(axis is not None for axis in self._operator.reads[found[0]].index_map):
+                raise NoBodyError(f"weight {value!r} is not held whole")
+            return self._sheet.whole(self._operator.reads[found[0]].tensor, leaf.value.shape)
+        if not self._source.depends_on_weights(value):
+            known = TensorRef(operand="", shape=before.values[value].shape, source=Use(value=value))
+            return replace(known, is_truth=before.values[value].dtype == "bool")
+        node = before.producer[value]
+        if node.outputs[0].name != value:
+            raise NoBodyError("one of several results")
+        inputs = [seen(self._sheet, self._of_weights(use.value), use) for use in node.inputs]
+        kind: type[Op] = type(node.op)
+        if kind is Identity:
+            made = inputs[0]
+        elif kind in COMPUTE:
+            made = COMPUTE[kind](self._sheet, node, inputs)
+        elif kind in MOVED or kind is Lookup:
+            made = moved_within(self._sheet, node, inputs)
+        else:
+            raise NoBodyError(f"it is the result of {node.origin.operator}")
+        self._computed[value] = made
+        return made
+
+    def _viewed(self, known: TensorRef, use: Use) -> TensorRef:
+        if use.view is not None:
+            return self._sheet.seen(known, use.view)
+        return self._sheet.grouped(known, self._source.shape(use))
 
     def _read(self, value: str, piece: object, view: View | None) -> int | None:
         found = [i for i, read in enumerate(self._reads) if read.use.value == value and read.use.piece == piece]
         same = [i for i in found if self._reads[i].use.view == view]
         return next(iter([*same, *found]), None)
 
-    def _atoms(self, position: int) -> Axis:
-        """Return the atoms of what is read, row-major as its producer has it."""
+    def _as_made(self, position: int) -> TensorRef:
+        """Return what is read, row-major as its producer has it."""
         access, read = self._operator.reads[position], self._reads[position]
         atoms = atoms_of(self._operator, access)
         view = read.use.view
@@ -313,7 +410,7 @@ class _Vertex:
             atoms = None if axes is None else behind(view, axes)
         if atoms is None:
             raise NoBodyError("a tensor is read whole, in a way that is not told")
-        return atoms
+        return TensorRef(operand=access.tensor, shape=(prod(access.shape),), axes=(atoms,))
 
 
 def _is_in_view_order(read: Read, view: View | None) -> bool:

@@ -1,11 +1,12 @@
 """`BodyBuilder`: the steps of a body while they are written, and the iteration dims that make up each tensor's dims."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import gcd, prod
+from typing import Any
 
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import Constant, Operand, Option, Step
+from pase.graph.body import Constant, InnerDim, Operand, Option, Step
 from pase.importers.ir import Use, View
 
 
@@ -66,21 +67,6 @@ def flat(axes: Axes) -> Axis:
     return tuple(atom for axis in axes for atom in axis)
 
 
-def through(view: View, atoms: Axis) -> Axes | None:
-    """Return the dims of a view of a tensor with these atoms; None where the view cuts one."""
-    factors = grouped(atoms, view.factors)
-    if factors is None:
-        return None
-    return tuple(
-        tuple(
-            atom
-            for factor in dim
-            for atom in (factors[factor.base] if factor.base is not None else (Atom("", factor.extent),))
-        )
-        for dim in view.dims
-    )
-
-
 def behind(view: View, axes: Axes) -> Axis | None:
     """Return the atoms of the tensor behind a view that has these dims; None where they cut a factor."""
     found: dict[int, Axis] = {}
@@ -134,7 +120,8 @@ class TensorRef:
     """A tensor, or a number: by what operand it is read, and the atoms of each of its dims.
 
     source: of a constant, what it is of the source; its dims are not known before it meets a tensor. is_truth: it holds
-    truth values (a mask that says what is kept), not numbers.
+    truth values (a mask that says what is kept), not numbers. untrained: of what stands for weights that are not
+    followed, why.
     """
 
     operand: Operand
@@ -142,16 +129,24 @@ class TensorRef:
     axes: Axes | None = None
     source: Use | None = None
     is_truth: bool = False
+    untrained: str = ""
 
 
 @dataclass(slots=True)
 class BodyBuilder:
-    """steps, constants: so far. sources: of the constants, what they are of the source."""
+    """steps, constants, inner: so far. sources: of the constants, what they are of the source.
+
+    fixed: iteration dims that are not split, and their extents: data may be moved along these and inner dims.
+    """
 
     taken: set[str]
+    fixed: Mapping[str, int] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     constants: list[Constant] = field(default_factory=list)
     sources: dict[str, Use] = field(default_factory=dict)
+    inner: dict[str, InnerDim] = field(default_factory=dict)
+    # Of what a cut of a dim gave, that dim.
+    _whole: dict[str, Atom] = field(default_factory=dict)
 
     def step(self, function: str, operands: Sequence[Operand], dims: Sequence[str] = (), **options: Option) -> str:
         """Add a step and return the name of what it computes."""
@@ -169,9 +164,142 @@ class BodyBuilder:
         if any(not atom.name for atom in flat(aligned)):
             raise NoBodyError("a constant meets a tensor whose dims are not told")
         name = self._new("c")
-        self.constants.append(Constant(name=name, dims=names(flat(aligned))))
+        self.constants.append(Constant(name=name, dims=names(flat(aligned)), untrained=known.untrained))
         self.sources[name] = known.source
         return replace(known, operand=name, axes=aligned, source=None)
+
+    def dim(self, extent: int, tensor: str = "", axis: int = 0) -> Atom:
+        """Return a new inner dim; of a weight that every device holds whole, where one is named."""
+        name = self._new("i")
+        self.inner[name] = InnerDim(name=name, extent=extent, tensor=tensor, axis=axis)
+        return Atom(name, extent)
+
+    def whole(self, tensor: str, shape: Sequence[int]) -> TensorRef:
+        """Return a weight that every device holds whole."""
+        axes = tuple(() if e == 1 else (self._dim_of(tensor, i, e),) for i, e in enumerate(shape))
+        return TensorRef(operand=tensor, shape=tuple(shape), axes=axes)
+
+    def _dim_of(self, tensor: str, axis: int, extent: int) -> Atom:
+        found = (dim.name for dim in self.inner.values() if (dim.tensor, dim.axis) == (tensor, axis))
+        name = next(found, None)
+        return self.dim(extent, tensor, axis) if name is None else Atom(name, extent)
+
+    def is_whole(self, axis: Axis) -> bool:
+        """Whether every device has all points of a dim."""
+        return all(atom.name in self.inner or atom.name in self.fixed for atom in axis)
+
+    def is_inner(self, axis: Axis) -> bool:
+        """Whether a dim is of inner ones alone."""
+        return bool(axis) and all(atom.name in self.inner for atom in axis)
+
+    def seen(self, known: TensorRef, view: View) -> TensorRef:
+        """Return a tensor as a view has it; a dim that is whole may be cut."""
+        assert known.axes is not None
+        known = self.grouped(known, view.factors)
+        assert known.axes is not None
+        axes = tuple(
+            tuple(
+                atom
+                for factor in dim
+                for atom in (known.axes[factor.base] if factor.base is not None else (Atom("", factor.extent),))
+            )
+            for dim in view.dims
+        )
+        return replace(known, shape=view.shape, axes=axes)
+
+    def grouped(self, known: TensorRef, shape: Sequence[int]) -> TensorRef:
+        """Return a tensor in another shape of the same elements."""
+        assert known.axes is not None
+        axes = grouped(flat(known.axes), shape)
+        if axes is not None:
+            return replace(known, shape=tuple(shape), axes=axes)
+        atoms, rest = list[Atom](), [extent for extent in shape if extent > 1]
+        for atom in flat(known.axes):
+            parts = _parts(atom.extent, rest)
+            if parts is None:
+                raise NoBodyError("a view lies across dims")
+            if len(parts) == 1 or not atom.name:
+                atoms += [atom] if len(parts) == 1 else [Atom("", part) for part in parts]
+                continue
+            new = [self.dim(part) for part in parts]
+            known = self.as_other(known, (atom,), tuple(new))
+            atoms += new
+        axes = grouped(tuple(atoms), shape)
+        assert axes is not None
+        return replace(known, shape=tuple(shape), axes=axes)
+
+    def as_other(self, known: TensorRef, old: Axis, new: Axis) -> TensorRef:
+        """Return a tensor with a dim that is whole as others; of its axes those that are the dim alone follow."""
+        if not self.is_whole(old):
+            raise NoBodyError(f"data are moved along {', '.join(names(old))}, which may be split")
+        assert known.axes is not None
+        name = self.step("view", [known.operand], (*names(old), *names(new)), replaced=len(names(old)))
+        return replace(known, operand=name, axes=tuple(new if axis == old else axis for axis in known.axes))
+
+    def laid(self, known: TensorRef, axes: Axes) -> TensorRef:
+        """Return a tensor with its dims, where these are whole, as those of axes that it is broadcast to."""
+        if known.axes is None:
+            return known
+        offset = len(axes) - len(known.axes)
+        for i, axis in enumerate(known.axes):
+            if not axis or offset + i < 0 or axes[offset + i] == axis:
+                continue
+            target = axes[offset + i]
+            if merged(axis, target) is None:
+                known = self._as_one(known, i, target)
+        return known
+
+    def _as_one(self, known: TensorRef, place: int, target: Axis) -> TensorRef:
+        assert known.axes is not None
+        axis = known.axes[place]
+        if not self.is_whole(axis) or any(not atom.name for atom in target):
+            raise NoBodyError("points of different dims meet")
+        name = self.step("view", [known.operand], (*names(axis), *names(target)), replaced=len(names(axis)))
+        return replace(known, operand=name, axes=(*known.axes[:place], target, *known.axes[place + 1 :]))
+
+    def single(self, known: TensorRef, place: int) -> TensorRef:
+        """Return a tensor with a dim that data are moved along as one inner or iteration dim."""
+        assert known.axes is not None
+        axis = known.axes[place]
+        if len(axis) == 1 and axis[0].name and self.is_whole(axis):
+            return known
+        if any(not atom.name for atom in axis) or not self.is_whole(axis):
+            raise NoBodyError(f"data are moved along {', '.join(names(axis)) or 'a dim'}, which may be split")
+        return self._as_one(known, place, (self.dim(size(axis)),))
+
+    def cut(self, known: TensorRef, place: int, start: int, extent: int, step: int = 1) -> TensorRef:
+        """Return each `step`-th of a tensor's points along a dim."""
+        known = self.single(known, place)
+        assert known.axes is not None
+        (atom,) = known.axes[place]
+        part = self.dim(extent)
+        self._whole[part.name] = atom
+        name = self.step("cut", [known.operand], (atom.name, part.name), start=start, step=step)
+        axes = (*known.axes[:place], (part,), *known.axes[place + 1 :])
+        return replace(known, operand=name, shape=tuple(size(axis) or 1 for axis in axes), axes=axes)
+
+    def joined(self, knowns: Sequence[TensorRef], place: int) -> TensorRef:
+        """Return tensors end to end along a dim: as the one that they were cut from, if they make it up."""
+        knowns = [self.single(known, place) for known in knowns]
+        axes = result_axes(
+            self,
+            [replace(known, axes=_without(known.axes, place)) for known in knowns],
+            _without(knowns[0].shape, place),
+        )
+        own: list[Atom] = []
+        operands: list[str] = []
+        for known in knowns:
+            assert known.axes is not None
+            own.append(known.axes[place][0])
+            laid = self.laid(known, (*axes[:place], known.axes[place], *axes[place:]))
+            operands.append(str(laid.operand))
+        extent = sum(atom.extent for atom in own)
+        wholes = {self._whole.get(atom.name) for atom in own}
+        whole = wholes.pop() if len(wholes) == 1 else None
+        joined = whole if whole is not None and whole.extent == extent else self.dim(extent)
+        name = self.step("join", operands, (*(atom.name for atom in own), joined.name))
+        found = (*axes[:place], (joined,), *axes[place:])
+        return TensorRef(operand=name, shape=tuple(size(axis) for axis in found), axes=found)
 
     def _new(self, letter: str) -> str:
         number = 1
@@ -179,6 +307,28 @@ class BodyBuilder:
             number += 1
         self.taken.add(f"{letter}{number}")
         return f"{letter}{number}"
+
+
+def _parts(extent: int, rest: list[int]) -> tuple[int, ...] | None:
+    """Return the factors that the first dims of a shape take of an extent, which are taken off them; None across."""
+    found: list[int] = []
+    while extent > 1:
+        if not rest:
+            return None
+        part = gcd(extent, rest[0])
+        if part not in (extent, rest[0]):
+            return None
+        found.append(part)
+        extent //= part
+        rest[0] //= part
+        if rest[0] == 1:
+            rest.pop(0)
+    return tuple(found)
+
+
+def _without(items: Sequence[Any] | None, place: int) -> tuple[Any, ...]:
+    assert items is not None
+    return (*items[:place], *items[place + 1 :])
 
 
 def broadcast_axes(axes: Axes, shape: Sequence[int]) -> Axes:
@@ -194,41 +344,43 @@ def broadcast_axes(axes: Axes, shape: Sequence[int]) -> Axes:
     return tuple(() if extent == 1 else axis for axis, extent in zip(last, shape, strict=True))
 
 
-def result_axes(knowns: Sequence[TensorRef], shape: Sequence[int]) -> Axes:
-    """Return the axes of what point functions of these tensors, broadcast to a shape, give."""
+def result_axes(sheet: BodyBuilder, knowns: Sequence[TensorRef], shape: Sequence[int]) -> Axes:
+    """Return the axes of what point functions of these tensors, broadcast to a shape, give.
+
+    Where dims differ, those of the iteration space stand for whole ones, which are laid out as such.
+    """
     found: list[Axis] = [() if extent == 1 else (Atom("", extent),) for extent in shape]
     for known in knowns:
         if known.axes is None:
             continue
         offset = len(shape) - len(known.axes)
         for i, axis in enumerate(known.axes):
-            if axis and offset + i >= 0:
-                both = merged(found[offset + i], axis)
-                if both is None:
-                    raise NoBodyError("points of different dims meet")
-                found[offset + i] = both
+            if not axis or offset + i < 0:
+                continue
+            both = merged(found[offset + i], axis)
+            if both is None and sheet.is_whole(axis) and not sheet.is_inner(found[offset + i]):
+                both = found[offset + i]
+            elif both is None and sheet.is_whole(found[offset + i]):
+                both = axis
+            if both is None:
+                raise NoBodyError("points of different dims meet")
+            found[offset + i] = both
     return tuple(found)
 
 
-def seen(known: TensorRef, use: Use) -> TensorRef:
+def seen(sheet: BodyBuilder, known: TensorRef, use: Use) -> TensorRef:
     """Return a tensor as a use of it reads it."""
-    if use.piece is not None or use.seen_as is not None:
-        raise NoBodyError("a piece is read within the layer")
-    if use.view is None:
-        return known
+    if use.seen_as is not None:
+        raise NoBodyError("a tensor is read within the layer in a way that is not told")
     if known.axes is None:
         assert known.source is not None
-        return replace(known, shape=use.view.shape, source=replace(known.source, view=use.view))
-    axes = through(use.view, flat(known.axes))
-    if axes is None:
-        raise NoBodyError("a view cuts a dim")
-    return replace(known, shape=use.view.shape, axes=axes)
-
-
-def as_shape(known: TensorRef, shape: Sequence[int]) -> TensorRef:
-    """Return a tensor in another shape of the same elements."""
-    assert known.axes is not None
-    axes = grouped(flat(known.axes), shape)
-    if axes is None:
-        raise NoBodyError("a reshape cuts a dim")
-    return replace(known, shape=tuple(shape), axes=axes)
+        if use.piece is not None:
+            raise NoBodyError("a piece of a constant is read within the layer")
+        return (
+            known
+            if use.view is None
+            else replace(known, shape=use.view.shape, source=replace(known.source, view=use.view))
+        )
+    if use.piece is not None:
+        known = sheet.cut(known, use.piece.dim, use.piece.start, use.piece.size)
+    return known if use.view is None else sheet.seen(known, use.view)

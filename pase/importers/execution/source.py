@@ -1,12 +1,13 @@
 """`Source`: a model before its vertices were put together, and what of it each vertex stands for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import exp, log, prod, sqrt
+from types import MappingProxyType
 
 from pase.importers.execution.sheet import NoBodyError, TensorRef
-from pase.importers.ir import Broadcast, Identity, Node, Pointwise, Reduce, Reshape, Slice, Trace, Transpose, Use, View
+from pase.importers.ir import Broadcast, Identity, Node, Pointwise, Reduce, Reshape, Trace, Transpose, Use, View
 from pase.importers.passes import PASSES
 from pase.importers.passes.constants import Depends, dependencies
 from pase.importers.passes.regions import is_activation
@@ -78,8 +79,9 @@ class Source:
     def held(self, value: str) -> str:
         """Return the value that is held in the end where another one was, for what was folded into its maker."""
         maker = self.final.producer.get(value)
-        first = maker is not None and maker.outputs[0].name == value
-        return maker.computes or value if maker is not None and first else value
+        if maker is None or maker.outputs[0].name != value:
+            return value
+        return maker.computes or (maker.stands_for[0] if maker.stands_for else value)
 
     def final_use(self, node: Node, value: str) -> Use | None:
         """Return how a lowered node reads a value; None where it reads it in several ways."""
@@ -102,10 +104,12 @@ class Source:
     def view_of_held(self, value: str, name: str) -> View | None:
         """Return how a value that is held lies over the one that its maker wrote first; None where it is that."""
         view: View | None = None
-        while value != name:
+        maker = self.final.producer.get(name)
+        first, seen = (maker.stands_for if maker is not None else None) or (name, None)
+        while value != first:
             node = self.spelt.producer[value]
             (use, *others) = [
-                use for use in node.inputs if is_activation(self.spelt, use) and self._leads_to(use.value, name)
+                use for use in node.inputs if is_activation(self.spelt, use) and self._leads_to(use.value, first)
             ]
             shape = self.shape(use)
             own = use.view or View.plain(shape)
@@ -119,6 +123,10 @@ class Source:
             if view is None:
                 raise NoBodyError("a view cuts a dim")
             value = use.value
+        if seen is not None:
+            view = seen if view is None else view.of(seen)
+            if view is None:
+                raise NoBodyError("a view cuts a dim")
         return None if view is None or view.is_plain else view
 
     def _leads_to(self, value: str, name: str) -> bool:
@@ -140,11 +148,25 @@ class Source:
         name = value
         while name in self.before.producer:
             node = self.before.producer[name]
+            if self._is_counted_from_the_end(node):
+                name = node.inputs[2].value
+                continue
             size = prod(self.before.shape(node.inputs[0])) if node.inputs else 0
             if not isinstance(node.op, Identity | Reshape) or size != prod(node.outputs[0].shape):
                 return value, self.before.values[value].shape
             name = node.inputs[0].value
         return name, self.before.values[name].shape
+
+    def _is_counted_from_the_end(self, node: Node) -> bool:
+        """Whether a node is what JAX makes of indices, of which negative ones count from the end: data hold none."""
+        if not isinstance(node.op, Pointwise) or node.op.functions != ("where",) or len(node.inputs) != 3:
+            return False
+        test, _, index = (use.value for use in node.inputs)
+        maker = self.before.producer.get(test)
+        is_test = maker is not None and isinstance(maker.op, Pointwise) and maker.op.functions == ("less",)
+        if maker is None or not is_test or not isinstance(maker.op, Pointwise) or maker.op.constant != 0:
+            return False
+        return maker.inputs[0].value == index and self._depends.get(index) is Depends.INDEX
 
     def number(self, value: str) -> float | None:
         """Return the number that all elements of a value are, for data of the model's vocabulary; None where they vary.
@@ -165,6 +187,11 @@ class Source:
                 return numbers[0] * prod(self.before.shape(node.inputs[0])) / prod(node.outputs[0].shape)
             case Pointwise(functions=("where",)) if numbers[0] is not None and len(numbers) == 3:
                 return numbers[1] if numbers[0] else numbers[2]
+            case Pointwise(functions=(str(function),)) if function in _OF_NUMBERS and None not in numbers:
+                own = [number for number in numbers if number is not None]
+                if node.op.constant is not None:
+                    own = [node.op.constant, *own] if node.op.constant_first else [*own, node.op.constant]
+                return _computed(function, own)
         return None
 
     def num_inputs(self, node: Node) -> int:
@@ -172,30 +199,40 @@ class Source:
         own = self._before.get(node.name)
         return len(node.inputs) if own is None else min(len(own.inputs), len(node.inputs))
 
+    def is_weight(self, value: str) -> bool:
+        """Whether a value is a weight, or stands for what is computed of weights alone."""
+        leaf = self.spelt.leaf.get(value)
+        return leaf is not None and leaf.role == "parameter"
+
     def constant(self, node: Node, position: int) -> TensorRef | None:
-        """Return what depends on no input of the model and is no weight as it is; a number where it is one."""
+        """Return what depends on no input of the model and on no weight; a number where it is one."""
         use = node.inputs[position]
-        own = self._before.get(node.name)
         leaf = self.spelt.leaf.get(use.value)
-        if leaf is None or leaf.role == "input":
+        if leaf is None or leaf.role != "constant":
             return None
-        before = own.inputs[position] if own is not None and position < len(own.inputs) else use
-        if leaf.role == "parameter":
-            if self._is_view_of_weight(before.value):
-                return None
-            # Computed of weights: what it comes to is kept beside them.
-            return TensorRef(operand="", shape=self.before.shape(before), source=before)
-        if leaf.number is not None:
-            return TensorRef(operand=leaf.number, shape=(1,), axes=((),))
+        own = self.use_before(node, position) or use
+        number = leaf.number if leaf.number is not None or own.piece or own.view else self.number(own.value)
+        if number is not None:
+            return TensorRef(operand=number, shape=(1,), axes=((),))
         return TensorRef(operand="", shape=self.shape(use), source=use)
 
-    def _is_view_of_weight(self, value: str) -> bool:
-        while value in self.before.producer:
-            node = self.before.producer[value]
-            if not isinstance(node.op, Reshape | Transpose | Slice | Broadcast | Identity):
-                return False
-            value = node.inputs[0].value
-        return value in self.before.leaf
+    def use_before(self, node: Node, position: int) -> Use | None:
+        """Return how a node read an input before weights stood for what is computed of them; None where it did not."""
+        own = self._before.get(node.name)
+        return None if own is None or position >= len(own.inputs) else own.inputs[position]
+
+    def depends_on_weights(self, value: str) -> bool:
+        """Whether a value is computed of weights."""
+        frontier, done = [value], set[str]()
+        while frontier:
+            at = frontier.pop()
+            leaf = self.before.leaf.get(at)
+            if leaf is not None and leaf.role == "parameter":
+                return True
+            if at not in done and at in self.before.producer:
+                done.add(at)
+                frontier += [use.value for use in self.before.producer[at].inputs]
+        return False
 
     def outputs(self, node: Node) -> Iterator[tuple[str, Use, tuple[int, ...]]]:
         """Yield what the model returns of a node: its name, how it is read of what the node holds, and its shape."""
@@ -234,3 +271,28 @@ class Source:
         if found is None or prod(before) != prod(shape):
             raise NoBodyError("what the model returns is a view that is not told")
         return found
+
+
+_OF_NUMBERS: Mapping[str, Callable[..., float]] = MappingProxyType(
+    {
+        "add": lambda x, y: x + y,
+        "divide": lambda x, y: x / y,
+        "exp": exp,
+        "log": log,
+        "multiply": lambda x, y: x * y,
+        "negate": lambda x: -x,
+        "power": pow,
+        "rsqrt": lambda x: 1 / sqrt(x),
+        "sqrt": sqrt,
+        "subtract": lambda x, y: x - y,
+    }
+)
+"""Functions of numbers that a source computes with beside its tensors."""
+
+
+def _computed(function: str, numbers: Sequence[float]) -> float | None:
+    """Return a function of numbers; None where it has no value."""
+    try:
+        return float(_OF_NUMBERS[function](*numbers))
+    except (ArithmeticError, TypeError, ValueError):
+        return None

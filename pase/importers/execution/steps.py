@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from pase.graph.body import POINTWISE, REDUCTIONS, Operand
 from pase.importers.execution.sheet import (
+    Atom,
     Axes,
     Axis,
     BodyBuilder,
@@ -18,7 +19,22 @@ from pase.importers.execution.sheet import (
     names,
     result_axes,
 )
-from pase.importers.ir import Attention, Contract, Node, Normalise, Op, Pointwise, Reduce, Softmax
+from pase.importers.ir import (
+    Attention,
+    Broadcast,
+    Concat,
+    Contract,
+    Lookup,
+    Node,
+    Normalise,
+    Op,
+    Pointwise,
+    Reduce,
+    Reshape,
+    Slice,
+    Softmax,
+    Transpose,
+)
 
 Compute = Callable[[BodyBuilder, Node, Sequence[TensorRef]], TensorRef]
 """Writes the steps of a node, given its inputs; returns its first output."""
@@ -51,8 +67,10 @@ def pointwise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     op = node.op
     assert isinstance(op, Pointwise)
     shape = node.outputs[0].shape
-    axes = result_axes(inputs, shape)
-    knowns = [sheet.constant(known, axes) if known.source is not None else known for known in inputs]
+    axes = result_axes(sheet, inputs, shape)
+    if all(known.axes is None for known in inputs):
+        raise NoBodyError("it is computed of constants alone")
+    knowns = [sheet.constant(known, axes) if known.source is not None else sheet.laid(known, axes) for known in inputs]
     operands: list[Operand] = [known.operand for known in knowns]
     if op.constant is not None and len(op.functions) == 1:
         operands = [op.constant, *operands] if op.constant_first else [*operands, op.constant]
@@ -182,10 +200,18 @@ def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequenc
     for known, own in zip(operands, letters, strict=True):
         assert known.axes is not None
         for letter, axis in zip(own, known.axes, strict=True):
-            both = merged(found[letter], axis) if letter in found else axis
+            first = found.get(letter, axis)
+            both = merged(first, axis)
+            if both is None and sheet.is_whole(axis) and not sheet.is_inner(first):
+                both = first
+            elif both is None and sheet.is_whole(first):
+                both = axis
             if both is None:
                 raise NoBodyError("the dims of a product do not lie over each other")
             found[letter] = both
+    operands = [
+        sheet.laid(known, tuple(found[letter] for letter in own)) for known, own in zip(operands, letters, strict=True)
+    ]
     axes = tuple(found[letter] for letter in output)
     summed = [found[letter] for letter in found if letter not in output]
     if any(not atom.name for axis in (*axes, *summed) for atom in axis):
@@ -241,6 +267,62 @@ def _with_heads(known: TensorRef, heads: Axis) -> TensorRef:
         raise NoBodyError("the heads of queries and keys do not lie over each other")
     axes = (known.axes[0], heads, *known.axes[2:])
     return TensorRef(operand=known.operand, shape=(known.shape[0], whole, *known.shape[2:]), axes=axes)
+
+
+def moved_within(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+    """Return data that are moved along dims which are whole on every device."""
+    x, *rest = inputs
+    shape = node.outputs[0].shape
+    match node.op:
+        case Concat(dim=place):
+            return sheet.joined([_joinable(sheet, known, inputs, place) for known in inputs], place)
+        case Lookup():
+            return _rows(sheet, _tensor(x), rest[0])
+    x = _tensor(x)
+    assert x.axes is not None
+    match node.op:
+        case Reshape():
+            return sheet.grouped(x, shape)
+        case Transpose(order=order):
+            return replace(x, shape=shape, axes=tuple(x.axes[i] for i in order))
+        case Broadcast(places=places):
+            axes: list[Axis] = [() if extent == 1 else (Atom("", extent),) for extent in shape]
+            for own, place in zip(x.axes, places, strict=True):
+                axes[place] = own or axes[place]
+            return replace(x, shape=shape, axes=tuple(axes))
+        case Slice(starts=starts, steps=steps):
+            before = x.shape
+            for place, (start, extent, step) in enumerate(zip(starts, shape, steps, strict=True)):
+                if step < 1:
+                    raise NoBodyError("a tensor is read backwards")
+                if extent != before[place]:
+                    x = sheet.cut(x, place, start, extent, step)
+            return x
+    raise NoBodyError(f"{type(node.op).__name__.lower()} within a layer cannot be written yet")
+
+
+def _joinable(sheet: BodyBuilder, known: TensorRef, all_of_them: Sequence[TensorRef], place: int) -> TensorRef:
+    """Return what is joined to others; a constant with their dims."""
+    if known.source is None:
+        if isinstance(known.operand, float):
+            raise NoBodyError("numbers are joined to a tensor within the layer")
+        return known
+    axes = next((other.axes for other in all_of_them if other.axes is not None), None)
+    if axes is None or len(axes) != len(known.shape):
+        raise NoBodyError("constants are joined within the layer")
+    return sheet.constant(known, (*axes[:place], (sheet.dim(known.shape[place]),), *axes[place + 1 :]))
+
+
+def _rows(sheet: BodyBuilder, table: TensorRef, places: TensorRef) -> TensorRef:
+    """Return rows of a table by numbers that no input tells."""
+    table = sheet.single(table, 0)
+    assert table.axes is not None
+    if places.source is not None:
+        places = sheet.constant(places, tuple((sheet.dim(e),) if e > 1 else () for e in places.shape))
+    if isinstance(places.operand, float) or places.axes is None:
+        raise NoBodyError("one row is looked up by its number")
+    name = sheet.step("rows", [table.operand, places.operand], [table.axes[0][0].name])
+    return TensorRef(operand=name, shape=(*places.shape, *table.shape[1:]), axes=(*places.axes, *table.axes[1:]))
 
 
 def _tensor(known: TensorRef) -> TensorRef:

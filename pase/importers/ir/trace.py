@@ -101,7 +101,7 @@ class Node:
     to the first output, point by point, before anyone reads it; epilogue_inputs: positions in inputs of the weights
     that these read. folded: the work of what was folded into it, before or after its own.
     computes: the value that the first output holds after what was folded into it, by the name that it had before; ""
-    for its own.
+    for its own. stands_for: where the first output is none of the source's, the source's value that is a view of it.
     """
 
     name: str
@@ -115,6 +115,7 @@ class Node:
     folded: tuple[Folded, ...] = ()
     whole: tuple[tuple[int, int], ...] = ()
     computes: str = ""
+    stands_for: tuple[str, View] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,8 @@ class Writer:
         """Return the value of an array that the program holds."""
         aval = aval or array
         value = self.value("number" if not aval.shape else "constant", aval.shape, dtype_name(aval.dtype))
-        self.leaves.append(Leaf(value=value, role="constant"))
+        is_number = not aval.shape and not value.dtype.startswith("key")
+        self.leaves.append(Leaf(value=value, role="constant", number=float(array) if is_number else None))
         is_small = not aval.shape or not value.is_float
         if is_small and int(np.prod(aval.shape)) <= MAX_KNOWN and not value.dtype.startswith("key"):
             self.known[value.name] = np.asarray(array)

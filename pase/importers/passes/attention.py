@@ -105,8 +105,10 @@ def _written(trace: Trace, attention: Node, order: tuple[str, ...], result: str)
         return [attention]
     places = tuple(order.index(letter) for letter in result)
     origin = attention.origin
+    seen = View.plain(canonical).reshaped(shape)
+    stands_for = None if seen is None else (old.name, seen.transposed(places))
     return [
-        replace(attention, outputs=(heads,)),
+        replace(attention, outputs=(heads,), stands_for=stands_for),
         Node(
             name=f"{attention.name}:apart",
             op=ops.Reshape(),

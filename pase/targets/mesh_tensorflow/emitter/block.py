@@ -6,8 +6,8 @@ from functools import cached_property
 from types import MappingProxyType
 
 from pase.errors import EmitError, PaseError, ProgramError
-from pase.graph import Access, Operator, Role
-from pase.graph.body import MOVES, WINDOWED, Body, Step, is_before_layout
+from pase.graph import Access, Dim, Operator, Role
+from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
 from pase.graph.loss import is_imported
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.edges import edge_bytes
@@ -86,7 +86,7 @@ class Block:
         windows = dict(zip(found, WINDOWS[-len(found) :], strict=True)) if found else {}
         names = self._input_names(inputs, local)
         yield _comment(self.layer, printable(formula(self.operator, body), 200))
-        yield from _declared_dims(self.operator, self.variables)
+        yield from _declared_dims((*self.operator.dims, *body.inner), self.variables)
         yield from _declared_mesh(self.plan, self.layer)
         yield from together([(name, code("window"), self._window(dim)) for dim, name in windows.items()])
         if not self._is_moved:
@@ -126,7 +126,7 @@ class Block:
     @cached_property
     def _is_moved(self) -> bool:
         """Whether the layer moves data alone: it takes its inputs from where they are."""
-        return self.body.steps[0].function in MOVES
+        return any(step.function in MOVES for step in self.body.steps)
 
     def _dims_of(self, access: Access) -> tuple[PlainDim | WindowDim, ...]:
         return () if self._is_moved else tensor_dims(self.operator, access)
@@ -215,7 +215,8 @@ class Block:
 
     def _weight(self, access: Access) -> tuple[tuple[str, ...], list[Text]]:
         """Return the dims of a weight, in the order of the layer that declares it, and how its values are drawn."""
-        dims = tuple(dim.name for dim in tensor_dims(self.operator, access) if isinstance(dim, PlainDim))
+        whole = tuple(dim.name for dim in self.body.inner if dim.tensor == access.tensor)
+        dims = whole or tuple(dim.name for dim in tensor_dims(self.operator, access) if isinstance(dim, PlainDim))
         if not self.trains:
             return dims, []
         order = shared_order(self.plan.graph, self.operator, access)
@@ -250,11 +251,11 @@ def _comment(layer: LayerPlan, told: str) -> Text:
     return code("{}{}", INDENT, comment(padded if len(padded) <= room else f"{head}   {told}"[:room].rstrip()))
 
 
-def _declared_dims(operator: Operator, variables: Mapping[str, Text]) -> list[Text]:
-    """Return the lines that declare an iteration space."""
+def _declared_dims(dims: Sequence[Dim | InnerDim], variables: Mapping[str, Text]) -> list[Text]:
+    """Return the lines that declare the dims of a layer."""
     # Extents by keyword where the name is what the variable is called, as pairs before them otherwise.
-    pairs = [dim for dim in operator.dims if variables[dim.name] != dim.name]
-    plain = [dim for dim in operator.dims if variables[dim.name] == dim.name]
+    pairs = [dim for dim in dims if variables[dim.name] != dim.name]
+    plain = [dim for dim in dims if variables[dim.name] == dim.name]
     targets = [variables[dim.name] for dim in (*pairs, *plain)]
     arguments = [code("({}, {})", dim.name, dim.extent) for dim in pairs]
     arguments += [code("{}={}", variables[dim.name], dim.extent) for dim in plain]

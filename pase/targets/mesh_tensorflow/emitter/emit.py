@@ -32,11 +32,13 @@ LAYERS = (
     "attention",
     "concat",
     "convolve",
+    "cut",
     "dims",
     "dropout",
     "fan_out",
     "fn",
     "greatest",
+    "join",
     "least",
     "log_softmax",
     "lookup",
@@ -49,9 +51,11 @@ LAYERS = (
     "pool",
     "product",
     "reshard",
+    "rows",
     "softmax",
     "softmax_loss",
     "total",
+    "view",
     "window",
     "without_later_keys",
 )
@@ -68,7 +72,7 @@ def emit(plan: Plan) -> str:
     """
     bodies = _bodies(plan, trains=True)
     ends = [loss_layer(plan.graph)]
-    body = list(_body(plan, bodies, _checked(plan, bodies, ends), ends, trains=True))
+    body = list(_body(plan, bodies, _checked(plan, bodies, ends, trains=True), ends, trains=True))
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     told = [
         f"{title}: a training program for Mesh-TensorFlow.",
@@ -102,7 +106,7 @@ def emit_forward(plan: Plan) -> str:
     ends = _ends(plan, bodies)
     lost = _problems(plan, bodies, ends)
     kept = [name for name in ends if name not in lost] or ends
-    body = list(_body(plan, bodies, _checked(plan, bodies, kept), kept, trains=False))
+    body = list(_body(plan, bodies, _checked(plan, bodies, kept, trains=False), kept, trains=False))
     left_out = outputs_left_out(plan)
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     told = [
@@ -151,15 +155,17 @@ def _bodies(plan: Plan, *, trains: bool) -> dict[str, Body]:
     return found
 
 
-def _checked(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> set[str]:
+def _checked(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], *, trains: bool) -> set[str]:
     """Return the layers that lead to some; EmitError for the first that cannot be written."""
     wanted = leading_to(plan.graph, ends)
     for name in sorted(wanted, key=plan.index.__getitem__):
         operator, body = plan.graph[name], bodies[name]
-        if body.problem or not body.steps:
+        untrained = next((item.untrained for item in body.constants if item.untrained), "") if trains else ""
+        if body.problem or untrained or not body.steps:
             raise EmitError(
                 f"layer {name!r} ({operator.kind}) cannot be written as a program: "
-                f"{body.problem or 'it has no steps'}; replace it in the model, or use the plan without a program"
+                f"{body.problem or untrained or 'it has no steps'}; replace it in the model, or use the plan without "
+                "a program"
             )
         _check_splits(plan[name], operator)
     return wanted
@@ -240,7 +246,8 @@ def _body(
     yield code('{}"""Declare the layers in order and return {}."""', INDENT, told)
     graph = plan.graph
     identifiers = Identifiers(_WORDS)
-    dim_names = sorted({dim.name for operator in graph.operators for dim in operator.dims})
+    iterated = {dim.name for operator in graph.operators for dim in operator.dims}
+    dim_names = sorted(iterated | {dim.name for name in wanted for dim in bodies[name].inner})
     variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
     for name in LOCALS:
         identifiers.new(name)

@@ -218,7 +218,64 @@ def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Exp
     if dim not in block.dims:
         raise _unwritten(block, f"joins tensors along {dim!r}, which is none of its dims")
     tensors = code("[{}]", [x.text for x in operands])
-    return called(code("concat"), (tensors, code("mesh"), block.result_dims, code("along={}", block.dims[dim])))
+    reads = {access.tensor: access for access in block.operator.reads}
+    orders = [_order(reads[str(x)], block.operator.writes[0]) if x in reads else () for x in step.operands]
+    told = [code("orders=[{}]", [code("({})", order) for order in orders])] if any(orders) else []
+    along = code("along={}", block.dims[dim])
+    return called(code("concat"), (tensors, code("mesh"), block.result_dims, along, *told))
+
+
+def _order(read: Access, write: Access) -> tuple[int, ...]:
+    """Return for each dim of what is read which one of what is written it is; nothing where they are in one order."""
+    own, written = (
+        [name for axis in access.index_map for name in (axis if isinstance(axis, tuple) else (_name(axis),))]
+        for access in (read, write)
+    )
+    order = tuple(written.index(name) for name in own if name in written)
+    return () if order == tuple(range(len(written))) or len(order) != len(written) else order
+
+
+def _name(axis: DimIndex) -> str:
+    return axis.dim if isinstance(axis, SliceOf) else axis if isinstance(axis, str) else ""
+
+
+def _replaced(x: Expression, old: Sequence[str], new: Sequence[str]) -> Dims:
+    """Return the dims of a tensor of which some, that stand together, are others."""
+    return None if x.dims is None else (*(dim for dim in x.dims if dim not in old), *new)
+
+
+def _cut(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    old, new = step.dims
+    start, by = int(step.option("start", 0)), int(step.option("step", 1))
+    options = [*([code("start={}", start)] if start else []), *([code("step={}", by)] if by != 1 else [])]
+    (x,) = operands
+    dims = None if x.dims is None else tuple(new if dim == old else dim for dim in x.dims)
+    return called(code("cut"), (x.text, block.dims[old], block.dims[new], *options), dims)
+
+
+def _join(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    *own, whole = step.dims
+    tensors, first = code("[{}]", [x.text for x in operands]), operands[0].dims
+    dims = None if first is None else tuple(whole if dim == own[0] else dim for dim in first)
+    return called(code("join"), (tensors, block.listed(own), block.dims[whole]), dims)
+
+
+def _view(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    replaced = int(step.option("replaced", 1))
+    old, new = step.dims[:replaced], step.dims[replaced:]
+    arguments = (operands[0].text, block.listed(old), block.listed(new))
+    return called(code("view"), arguments, _replaced(operands[0], old, new))
+
+
+def _rows(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    table, places = operands
+    rest = _replaced(table, step.dims, ())
+    dims = None if places.dims is None or rest is None else (*places.dims, *rest)
+    return called(code("rows"), (table.text, places.text, block.dims[step.dims[0]]), dims)
+
+
+def _repeat(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    return called(code("arrange"), (operands[0].text, block.listed(step.dims)), step.dims)
 
 
 def _padded(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -317,17 +374,22 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "concat": _concat,
         "convolve": _convolve,
         "copy": _copy,
+        "cut": _cut,
         "dropout": _dropout,
         "einsum": _product,
         "embedding": _embedding,
         "fan_out": _fan_out,
+        "join": _join,
         "lstm": _lstm,
         "normalise": _normalise,
         "padded": _padded,
         "pick": _pick,
         "piece": _piece,
         "pool": _pool,
+        "repeat": _repeat,
+        "rows": _rows,
         "softmax_loss": _softmax_loss,
+        "view": _view,
     }
 )
 """How the other functions that are none of points are written."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from pase.errors import ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import MOVES, POINTWISE, Body, Step, is_loss
+from pase.graph.body import LOCAL, MOVES, POINTWISE, Body, Step, is_loss
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.functions import functions_of_points
 
@@ -41,18 +41,30 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
         ProgramError: a step is none that can be interpreted.
     """
     known: dict[str, Named] = {}
+    inner = {dim.name: dim.extent for dim in body.inner}
+    extents = {**operator.extents, **inner}
     told = {operand for step in body.steps if step.function not in WHOLE for operand in step.operands}
     for access in operator.reads:
         if access.tensor in tensors:
             is_told = access.tensor in told
             array = tensors[access.tensor]
+            own = tuple(dim.name for dim in body.inner if dim.tensor == access.tensor)
+            if own:
+                known[access.tensor] = tf.reshape(array, [inner[name] for name in own]), own
+                continue
             known[access.tensor] = named(operator, access, array) if is_told else (array, ())
     for constant in body.constants:
         if constant.name in tensors:
-            shape = [operator.extents[dim] for dim in constant.dims]
+            shape = [extents[dim] for dim in constant.dims]
             known[constant.name] = tf.reshape(tensors[constant.name], shape), constant.dims
     for step in body.steps:
-        known[step.result] = _dropped(step, known, draw) if step.function == "dropout" else _step(operator, step, known)
+        if step.function in LOCAL:
+            operands = [known[operand] for operand in step.operands if isinstance(operand, str)]
+            known[step.result] = _LOCAL[step.function](extents, step, operands)
+        elif step.function == "dropout":
+            known[step.result] = _dropped(step, known, draw)
+        else:
+            known[step.result] = _step(operator, step, known)
     last = body.steps[-1]
     if is_loss(operator.body):
         return known[last.result][0]
@@ -251,8 +263,13 @@ def _pool(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
 
 def _concat(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
     dims = _dims(operator, operator.writes[0])
-    arrays = [tf.transpose(x, [own.index(dim) for dim in dims]) for x, own in operands]
-    return tf.concat(arrays, axis=dims.index(str(step.option("along", "")))), dims
+    along = str(step.option("along", ""))
+    arrays = []
+    for x, own in operands:
+        # What is laid out for this has a dim of its own in place of the one that is joined.
+        names = [dim if dim in dims else along for dim in own]
+        arrays.append(tf.transpose(x, [names.index(dim) for dim in dims]))
+    return tf.concat(arrays, axis=dims.index(along)), dims
 
 
 def _padded(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
@@ -294,6 +311,52 @@ def _lstm(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
     dims = _dims(operator, operator.writes[0])
     return tf.reshape(sequence, [1] * (len(dims) - 3) + sequence.shape.as_list()), dims
 
+
+def _cut(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+    ((x, dims),) = operands
+    old, new = step.dims
+    points = [int(step.option("start", 0)) + i * int(step.option("step", 1)) for i in range(extents[new])]
+    return tf.gather(x, points, axis=dims.index(old)), tuple(new if dim == old else dim for dim in dims)
+
+
+def _join(_: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+    *own, whole = step.dims
+    first = tuple(whole if dim == own[0] else dim for dim in operands[0][1])
+    arrays = []
+    for (x, dims), part in zip(operands, own, strict=True):
+        names = [whole if dim == part else dim for dim in dims]
+        arrays.append(tf.transpose(x, [names.index(dim) for dim in first]))
+    return tf.concat(arrays, axis=first.index(whole)), first
+
+
+def _view(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+    ((x, dims),) = operands
+    replaced = int(step.option("replaced", 1))
+    old, new = step.dims[:replaced], step.dims[replaced:]
+    rest = tuple(dim for dim in dims if dim not in old)
+    x = tf.transpose(x, [dims.index(dim) for dim in (*rest, *old)])
+    return tf.reshape(x, [extents[dim] for dim in (*rest, *new)]), (*rest, *new)
+
+
+def _rows(_: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+    (table, own), (places, dims) = operands
+    rest = tuple(dim for dim in own if dim not in step.dims)
+    table = tf.transpose(table, [own.index(dim) for dim in (*step.dims, *rest)])
+    return tf.gather(table, tf.cast(places, tf.int32)), (*dims, *rest)
+
+
+def _repeat(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
+    (x,) = operands
+    return tf.broadcast_to(_broadcast(x, step.dims), [extents[dim] for dim in step.dims]), step.dims
+
+
+_LOCAL: Mapping[str, Callable[[Mapping[str, int], Step, Sequence[Named]], Named]] = {
+    "cut": _cut,
+    "join": _join,
+    "repeat": _repeat,
+    "rows": _rows,
+    "view": _view,
+}
 
 _OVER: Mapping[str, Callable[[Any, list[int]], Any]] = {
     "sum": tf.reduce_sum,

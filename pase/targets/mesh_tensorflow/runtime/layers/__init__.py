@@ -16,6 +16,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     total,
     without_later_keys,
 )
+from pase.targets.mesh_tensorflow.runtime.layers.whole import cut, join, rows, view
 from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, pool
 from pase.targets.mesh_tensorflow.runtime.reshard import fan_out, reshard
 
@@ -25,11 +26,13 @@ __all__ = [
     "attention",
     "concat",
     "convolve",
+    "cut",
     "dims",
     "dropout",
     "fan_out",
     "fn",
     "greatest",
+    "join",
     "least",
     "log_softmax",
     "lookup",
@@ -42,9 +45,11 @@ __all__ = [
     "pool",
     "product",
     "reshard",
+    "rows",
     "softmax",
     "softmax_loss",
     "total",
+    "view",
     "window",
     "without_later_keys",
 ]

@@ -12,6 +12,7 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import run_step
+from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
 from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor, reshard
 
 
@@ -37,10 +38,18 @@ def window(out: Any, kernel: Any, *, of: int, stride: int = 1, dilation: int = 1
     )
 
 
-def concat(xs: Sequence[Any], mesh: LayerMesh, dims: Sequence[Any], *, along: Any) -> Any:
+def concat(
+    xs: Sequence[Any],
+    mesh: LayerMesh,
+    dims: Sequence[Any],
+    *,
+    along: Any,
+    orders: Sequence[Sequence[int]] = (),
+) -> Any:
     """Return tensors joined along a dim, with dims `dims` on a mesh; each device gets what its part needs.
 
-    The tensors may lie on any meshes; their other extents are those of `dims`. Raises ProgramError where they
+    The tensors may lie on any meshes; their other extents are those of `dims`. orders: where a tensor's dims come in
+    another order, which of `dims` each of them is. Raises ProgramError where they
     do not add up to `along`.
     """
     position = list(dims).index(along)
@@ -54,6 +63,9 @@ def concat(xs: Sequence[Any], mesh: LayerMesh, dims: Sequence[Any], *, along: An
     inputs = []
     for i, (x, length) in enumerate(zip(xs, lengths, strict=True)):
         own = [*dims[:position], mtf.Dimension(f"{along.name}_{i}", length), *dims[position + 1 :]]
+        order = orders[i] if orders else ()
+        if order:
+            x = arrange(reshard(x, mesh, [own[place] for place in order]), own)
         same = x.shape.to_integer_list == [dim.size for dim in own]
         # A tensor that comes in another shape is brought to this mesh first.
         inputs.append(x if same else reshard(x, mesh, own))
