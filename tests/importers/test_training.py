@@ -1,5 +1,6 @@
 """Imported models train: losses and weights beside PyTorch's own and those of one device, under random strategies."""
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 torch = pytest.importorskip("torch")
 
 from pase.errors import ModelError, ProgramError  # noqa: E402
 from pase.graph import Graph  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
-from pase.importers.weights import read_weights  # noqa: E402
+from pase.importers.ir import Use  # noqa: E402
+from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.targets.mesh_tensorflow.emitter import emit  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
@@ -355,6 +358,102 @@ def test_an_onnx_network_trains_as_pytorch_does() -> None:
     for seed in range(2):
         losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
+def test_a_jax_transformer_trains_as_jax_does() -> None:
+    """GPT-2 as a plain function, its attention spelled out; positions are rows of a weight, its projection is tied."""
+    jax = pytest.importorskip("jax")
+    from tests.importers.jax_zoo import gpt2
+
+    function, shapes = gpt2(layers=2, width=8, heads=2, vocabulary=12, positions=8)
+    ids, targets = whole(12, 4, 6).numpy(), whole(12, 4, 6).numpy() * 5 % 12
+
+    def loss(weights: Any, ids: Any, targets: Any) -> Any:
+        scores = jax.nn.log_softmax(function(weights, ids))
+        return -jax.numpy.take_along_axis(scores, targets[..., None], -1).mean()
+
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        weights = jax.tree.map(lambda leaf: jax.numpy.asarray(random.standard_normal(leaf.shape) / 4), shapes)
+        model = import_model((loss, (weights, ids, targets)))
+        held = {f"{jax.tree_util.keystr(path, simple=True, separator='.')}": np.asarray(leaf)
+                for path, leaf in jax.tree_util.tree_leaves_with_path(weights)}  # fmt: skip
+        gradient = jax.jit(jax.value_and_grad(loss))
+        expected = []
+        for _ in range(STEPS):
+            value, found = gradient(weights, ids, targets)
+            expected.append(float(value))
+            weights = jax.tree.map(lambda w, g: w - RATE * g, weights, found)
+    given = {f"{w.layer}/{w.tensor}": read_as(held[w.source], Use(value="", piece=w.piece)) for w in model.lowered.weights}
+    mask = np.broadcast_to(np.tril(np.ones((6, 6))), (4, 2, 6, 6))
+    given |= {f"{layer}/{name}": mask for layer, name in model.execution.constants}
+    graph = with_fan_outs(model.graph)
+    for seed in range(2):
+        batch = {"input_0": ids.astype(np.int32), "input_1": targets.astype(np.int32)}
+        losses, _ = trained(random_plan(graph, 4, seed), given, batch)
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
+def mobilenet(keras: Any) -> Any:
+    """Return two inverted residuals in the manner of MobileNetV2."""
+    layers = keras.layers
+
+    def normal(x: Any) -> Any:
+        return layers.BatchNormalization(momentum=0.9, epsilon=1e-3)(x)
+
+    def block(x: Any, width: int, stride: int) -> Any:
+        y = layers.ReLU(6.0)(normal(layers.Conv2D(2 * x.shape[-1], 1, use_bias=False)(x)))
+        y = layers.DepthwiseConv2D(3, strides=stride, padding="same", use_bias=False)(y)
+        y = normal(layers.Conv2D(width, 1, use_bias=False)(layers.ReLU(6.0)(normal(y))))
+        return layers.Add()([x, y]) if stride == 1 else y
+
+    image = x = keras.Input((8, 8, 3), batch_size=4, name="image")
+    x = layers.ReLU(6.0)(normal(layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False)(x)))
+    x = layers.GlobalAveragePooling2D()(block(block(x, 4, 1), 8, 2))
+    return keras.Model(image, layers.Dense(3, activation="softmax")(x))
+
+
+@pytest.mark.filterwarnings(
+    # Keras' own, when it reads the values of its variables.
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
+def test_a_keras_network_trains_as_keras_does() -> None:
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("float64")
+    keras.config.set_floatx("float64")
+    try:
+        model = mobilenet(keras)
+        model.compile("sgd", loss="sparse_categorical_crossentropy")
+        for variable in model.variables:
+            variable.assign(variable.numpy().astype(np.float32))
+        images, labels = numbers(4, 8, 8, 3).numpy(), whole(3, 4).numpy().astype(np.int32)
+        imported = import_model(model)
+        graph = with_fan_outs(imported.graph)
+        weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
+        expected = by_keras(model, images, labels)
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+    (targets,) = {item.name for o in graph.operators if o.body for item in o.body.inputs} - {"image"}
+    for seed in range(2):
+        losses, _ = trained(random_plan(graph, 4, seed), weights, {"image": images, targets: labels})
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
+def by_keras(model: Any, images: Array, labels: Array) -> list[float]:
+    import keras
+
+    found = []
+    for _ in range(STEPS):
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(labels, model(images, training=True))
+            loss = keras.ops.mean(losses)
+        variables = [variable.value for variable in model.trainable_variables]
+        for variable, gradient in zip(model.trainable_variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(RATE * gradient)
+        found.append(float(loss))
+    return found
 
 
 def test_weights_that_are_not_given_are_drawn() -> None:
