@@ -384,7 +384,9 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
             value, found = gradient(weights, ids, targets)
             expected.append(float(value))
             weights = jax.tree.map(lambda w, g: w - RATE * g, weights, found)
-    given = {f"{w.layer}/{w.tensor}": read_as(held[w.source], Use(value="", piece=w.piece)) for w in model.lowered.weights}
+    given = {
+        f"{w.layer}/{w.tensor}": read_as(held[w.source], Use(value="", piece=w.piece)) for w in model.lowered.weights
+    }
     mask = np.broadcast_to(np.tril(np.ones((6, 6))), (4, 2, 6, 6))
     given |= {f"{layer}/{name}": mask for layer, name in model.execution.constants}
     graph = with_fan_outs(model.graph)

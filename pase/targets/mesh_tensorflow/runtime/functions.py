@@ -71,7 +71,9 @@ def _gelu_tanh(x: Any) -> Any:
 
 
 def _folded(function: Callable[[Any, Any], Any]) -> Local:
-    def fold(first: Any, *others: Any) -> Any:
+    def fold(*operands: Any) -> Any:
+        # A number takes the type of the tensor before it.
+        first, *others = sorted(operands, key=lambda operand: isinstance(operand, int | float))
         for other in others:
             first = function(first, other)
         return first
