@@ -257,7 +257,7 @@ def _join(step: Step, operands: tuple[Expression, ...], block: Written) -> Expre
     *own, whole = step.dims
     tensors, first = code("[{}]", [x.text for x in operands]), operands[0].dims
     dims = None if first is None else tuple(whole if dim == own[0] else dim for dim in first)
-    return called(code("join"), (tensors, block.listed(own), block.dims[whole]), dims)
+    return called(code("end_to_end"), (tensors, block.listed(own), block.dims[whole]), dims)
 
 
 def _view(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
@@ -271,7 +271,7 @@ def _rows(step: Step, operands: tuple[Expression, ...], block: Written) -> Expre
     table, places = operands
     rest = _replaced(table, step.dims, ())
     dims = None if places.dims is None or rest is None else (*places.dims, *rest)
-    return called(code("rows"), (table.text, places.text, block.dims[step.dims[0]]), dims)
+    return called(code("select_rows"), (table.text, places.text, block.dims[step.dims[0]]), dims)
 
 
 def _repeat(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:

@@ -16,7 +16,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     total,
     without_later_keys,
 )
-from pase.targets.mesh_tensorflow.runtime.layers.whole import cut, join, rows, view
+from pase.targets.mesh_tensorflow.runtime.layers.whole import cut, end_to_end, select_rows, view
 from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, pool
 from pase.targets.mesh_tensorflow.runtime.reshard import fan_out, reshard
 
@@ -29,10 +29,10 @@ __all__ = [
     "cut",
     "dims",
     "dropout",
+    "end_to_end",
     "fan_out",
     "fn",
     "greatest",
-    "join",
     "least",
     "log_softmax",
     "lookup",
@@ -45,7 +45,7 @@ __all__ = [
     "pool",
     "product",
     "reshard",
-    "rows",
+    "select_rows",
     "softmax",
     "softmax_loss",
     "total",

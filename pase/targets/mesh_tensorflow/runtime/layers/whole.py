@@ -25,7 +25,7 @@ def cut(x: Any, along: Any, part: Any, *, start: int = 0, step: int = 1) -> Any:
     return _held(x, lambda local: local[index], [part if dim == along else dim for dim in x.shape.dims], [part], "cut")
 
 
-def join(xs: Sequence[Any], dims: Sequence[Any], along: Any) -> Any:
+def end_to_end(xs: Sequence[Any], dims: Sequence[Any], along: Any) -> Any:
     """Return tensors end to end as the dim `along`; dims: of each, the one that is its part."""
     if sum(dim.size for dim in dims) != along.size or len(xs) != len(dims):
         raise ProgramError(
@@ -60,7 +60,7 @@ def view(x: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
     )
 
 
-def rows(table: Any, places: Any, along: Any) -> Any:
+def select_rows(table: Any, places: Any, along: Any) -> Any:
     """Return rows of a table along a dim, by numbers that have no gradient: dims of these, then the other ones."""
     rest = [dim for dim in table.shape.dims if dim != along]
     _place(table, along)
