@@ -459,6 +459,20 @@ def imported(package: str, name: str, *batches: int) -> list[ImportedModel]:
     return [import_model(source) for source in sources]
 
 
+def check_known(name: str, model: ImportedModel) -> None:
+    """Assert that all that a model computes is known, but for routers and resizing, and that its loss is among it."""
+    assert model.differences == ()
+    opaque = [op for op in model.graph.operators if op.kind == "opaque"]
+    functions = {op.attribute("function", "") for op in opaque}
+    allowed = (
+        {"aten.topk.default"} if name in ROUTED else {"aten.upsample_bilinear2d.vec"} if name in RESIZED else set()
+    )
+    assert functions <= allowed, [(op.name, op.attribute("function", ""), op.extents) for op in opaque]
+    # The loss is among what it returns: one number.
+    shapes = [model.traces[0].values[output].shape for output in model.traces[0].outputs]
+    assert () in shapes
+
+
 def stand_in_for_torchvision() -> None:
     """Declare the operators that torchvision's own build lacks beside a torch for CPUs: it cannot be loaded else.
 

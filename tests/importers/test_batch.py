@@ -17,7 +17,7 @@ from pase.machine import DEFAULT_MACHINE, load_machine
 from pase.planning.planner import data_parallel_cost, problem_of
 from pase.sharding.configurations import data_parallel
 from tests.importers import torch_zoo
-from tests.importers.architectures import cases, imported
+from tests.importers.architectures import cases, check_known, imported
 
 torch = pytest.importorskip("torch")
 
@@ -169,8 +169,8 @@ QUICK = {
     ("transformers", "segformer"),
     ("transformers", "wav2vec2"),
     ("diffusers", "dit"),
-    ("keras", "MobileNetV3Small"),
-    ("keras", "ConvNeXtTiny"),
+    *(("transformers", name) for name in ("gpt2", "falcon", "vit")),
+    *(("keras", name) for name in ("MobileNetV3Small", "ResNet50", "EfficientNetB0", "ConvNeXtTiny")),
 }
 """Those that take little time; the others are slow."""
 
@@ -178,8 +178,10 @@ QUICK = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("package", "name"), cases(QUICK))
 def test_architectures_of_other_packages_with_their_losses(package: str, name: str) -> None:
-    graph, wider = (model.graph for model in imported(package, name, BATCH, 2 * BATCH))
-    check_batch_splits(graph, wider)
+    """Of all of each it is known what it computes, and which dim is the batch."""
+    model, wider = imported(package, name, BATCH, 2 * BATCH)
+    check_known(name, model)
+    check_batch_splits(model.graph, wider.graph)
 
 
 class _Speech(torch.nn.Module):  # type: ignore[misc]

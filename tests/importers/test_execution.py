@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pase.planning.plan import Plan  # noqa: E402
 from pase.planning.planner import search  # noqa: E402
 from pase.targets.mesh_tensorflow.emitter import emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.forward_pass import Computed, compute  # noqa: E402
+from tests.importers import keras_zoo  # noqa: E402
 from tests.runtime.plans import data_parallel_plan, random_plan  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
@@ -334,11 +335,26 @@ def test_keras_models(name: str, num_devices: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "options"), [("MobileNetV2", {"alpha": 0.35}), ("ResNet50", {}), ("MobileNetV3Small", {"alpha": 0.75})]
+    ("name", "options"),
+    [
+        ("MobileNetV2", {"alpha": 0.35}),
+        ("MobileNetV3Small", {"alpha": 0.75}),
+        pytest.param("ResNet50", {}, marks=pytest.mark.full),
+    ],
 )
 def test_keras_applications(name: str, options: dict[str, Any]) -> None:
+    options = {"weights": None, "input_shape": (32, 32, 3), "classes": 10, **options}
+    check_images_of_keras(lambda: getattr(keras.applications, name)(**options))
+
+
+def test_a_residual_network_of_keras() -> None:
+    check_images_of_keras(lambda: keras_zoo.resnet((1, 1, 1, 1), 32))
+
+
+def check_images_of_keras(make: Callable[[], Any]) -> None:
+    """Assert that a model of images computes on two devices what it does in Keras."""
     keras.utils.set_random_seed(0)
-    model = _moved(getattr(keras.applications, name)(weights=None, input_shape=(32, 32, 3), classes=10, **options))
+    model = _moved(make())
     data = keras_data(model, 2)
     graph = import_model(model, batch=2).graph
     (fed,) = {fed.name for operator in graph.operators for fed in (operator.body or Body()).inputs}

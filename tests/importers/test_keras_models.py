@@ -97,7 +97,7 @@ def test_the_order_of_dims_makes_no_difference() -> None:
 
 @pytest.mark.parametrize(
     ("depths", "size", "num_vertices"),
-    [((1, 2, 1, 1), 64, 48), pytest.param((3, 4, 23, 3), 224, 244, marks=pytest.mark.slow)],
+    [((1, 2, 1, 1), 64, 48), pytest.param((3, 4, 23, 3), 224, 244, marks=pytest.mark.full)],
 )
 def test_a_network_is_the_same_through_pytorch(depths: tuple[int, ...], size: int, num_vertices: int) -> None:
     torch = pytest.importorskip("torch")
