@@ -1,16 +1,22 @@
 import ast
+import json
 import subprocess
 import sys
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from pase.errors import EmitError, GraphError
+import pase
+from pase.analysis.explanation import explain
+from pase.common.documents import Field
+from pase.errors import EmitError, GraphError, PlanError
 from pase.graph import Builder, Graph
 from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, softmax_loss
 from pase.models import build
 from pase.planning.plan import Plan
+from pase.planning.plan_file import plan_document, plan_from_document
 from pase.sharding.layouts import tensor_dims
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.emitter.emit import LAYERS
@@ -222,3 +228,16 @@ def test_a_join_is_written_once() -> None:
     net.add(softmax_loss, "loss", net.reshape(x, (4, 36)))
     source = emit(make_plan(net.build(), 2, {"stem": {"b": 2}, "join": {"c": 2}}))
     assert "join = concat([stem, stem], mesh, [b, c, h, w], along=c)  # 288 B forward + 288 B backward" in source
+
+
+def test_a_plan_of_before_built_in_kinds_had_bodies_is_explained_but_not_written() -> None:
+    document = json.loads(json.dumps(plan_document(pase.search(small("mlp"), 4))))
+    for operator in document["graph"]["operators"]:
+        assert operator.pop("body")
+    text = json.dumps(document["graph"], sort_keys=True, separators=(",", ":"))
+    document["model"]["hash"] = sha256(text.encode()).hexdigest()
+    plan = plan_from_document(Field(document, "", PlanError, "plan.json"))
+    assert explain(plan)["fc1"].runner_up is not None
+    assert "fc1" in pase.export(plan, "csv").text
+    with pytest.raises(EmitError, match=r"layer 'fc1' is a 'dense' that .*, or search the model again"):
+        emit(plan)

@@ -11,6 +11,7 @@ import json
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from html.parser import HTMLParser
@@ -25,6 +26,7 @@ from pase import search
 from pase.common.documents import Field
 from pase.errors import EmitError, PaseError, PlanError
 from pase.graph import Graph, graph_document, graph_from_document
+from pase.graph.body import Step
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, read_plan
@@ -253,7 +255,7 @@ def check_anywhere(seed: int) -> None:
 
 VOCABULARY = {
     *("P", "P.UNCONSTRAINED", "Partial", "Replicate", "Shard"),
-    *("arrange", "piece", "program.floats", "reshard", "window"),
+    *("arrange", "fn", "fn.add", "piece", "program.floats", "reshard", "window"),
 }
 
 
@@ -300,6 +302,26 @@ def test_what_is_no_word_of_a_vocabulary_is_not_written(layer: str, attribute: s
     plan = changed_in_memory(random_plan(mixed(), 4, 1), layer, **{attribute: text})
     with pytest.raises(EmitError, match=r"unknown|none of its dims|expected one"):
         emit(plan)
+
+
+@pytest.mark.parametrize(
+    ("layer", "change"),
+    [
+        ("a", lambda step: replace(step, function=CODE)),
+        ("c", lambda step: replace(step, options=(("reduction", CODE),))),
+        ("joined", lambda step: replace(step, options=(("along", CODE),))),
+        ("f", lambda step: replace(step, operands=(CODE,))),
+        ("e", lambda step: replace(step, dims=(CODE,))),
+    ],
+)
+def test_what_is_no_word_of_a_body_is_not_written(layer: str, change: Callable[[Step], Step]) -> None:
+    plan = random_plan(mixed(), 4, 1)
+    body = plan.graph[layer].body
+    assert body is not None
+    changed = replace(body, steps=(*body.steps[:-1], change(body.steps[-1])))
+    operators = tuple(replace(o, body=changed) if o.name == layer else o for o in plan.graph.operators)
+    with pytest.raises(EmitError, match=r"a step of its body.*(unknown|has option|nothing makes)|names dims"):
+        emit(replace(plan, graph=replace(plan.graph, operators=operators)))
 
 
 def test_a_plan_that_was_made_to_run_code_is_refused(tmp_path: Path) -> None:

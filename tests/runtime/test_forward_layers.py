@@ -9,7 +9,9 @@ from scipy import special
 
 from pase.errors import ProgramError
 from pase.graph.body import POINTWISE
+from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.forward_pass import compute
+from pase.targets.mesh_tensorflow.runtime.functions import functions_of_points
 from pase.targets.mesh_tensorflow.runtime.layers import (
     arrange,
     dims,
@@ -53,6 +55,54 @@ ORACLES: dict[str, tuple[Callable[..., Any], tuple[float, ...]]] = {
     "square": (np.square, ()),
     "thresholded_relu": (lambda x, a: np.where(x > a, x, 0), (0.5,)),
 }
+
+
+OF_ONE: dict[str, Callable[..., Any]] = {
+    "acos": np.arccos, "acosh": lambda x: np.arccosh(1 + x), "asin": np.arcsin, "asinh": np.arcsinh, "atan": np.arctan,
+    "atanh": np.arctanh, "ceil": np.ceil, "cos": np.cos, "cosh": np.cosh, "erfc": special.erfc, "exp": np.exp,
+    "expm1": np.expm1, "floor": np.floor, "identity": np.copy, "log": np.log, "log1p": np.log1p,
+    "log_sigmoid": special.log_expit, "negate": np.negative, "relu": lambda x: x * (x > 0),
+    "relu6": lambda x: np.clip(x, 0, 6), "rsqrt": lambda x: x**-0.5, "sigmoid": special.expit, "sign": np.sign,
+    "sin": np.sin, "sinh": np.sinh, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh,
+    "tanh_shrink": lambda x: x - np.tanh(x),
+}  # fmt: skip
+
+OF_TWO: dict[str, Callable[..., Any]] = {
+    "divide": np.divide, "equal": np.equal, "floor_divide": np.floor_divide, "greater": np.greater,
+    "greater_equal": np.greater_equal, "less": np.less, "less_equal": np.less_equal, "not_equal": np.not_equal,
+    "prelu": lambda x, slope: np.where(x > 0, x, slope * x), "subtract": np.subtract,
+}  # fmt: skip
+
+OF_THREE: dict[str, Callable[..., Any]] = {
+    "add": lambda *xs: np.sum(xs, 0), "average": lambda *xs: np.mean(xs, 0), "maximum": lambda *xs: np.max(xs, 0),
+    "minimum": lambda *xs: np.min(xs, 0), "multiply": lambda *xs: np.prod(xs, 0), "where": np.where,
+}  # fmt: skip
+
+
+def test_the_table_that_the_reference_shares_is_numpy_s() -> None:
+    """Every function of points, apart from layers: the reference and the programs compute them by one table."""
+    x = np.random.default_rng(1).uniform(-0.9, 0.9, (5, 7))
+    y, z = np.where(np.arange(7) % 3, x[::-1] * 1.7, x), np.cos(np.arange(35.0)).reshape(5, 7)
+    every = {name: (oracle, [x, *own]) for name, (oracle, own) in ORACLES.items()}
+    every |= {name: (oracle, [x]) for name, oracle in OF_ONE.items()}
+    every |= {name: (oracle, [np.abs(x) + 0.01]) for name, oracle in OF_ONE.items() if name in POSITIVE}
+    every |= {name: (oracle, [x, y]) for name, oracle in OF_TWO.items()}
+    every |= {name: (oracle, [x, y, z]) for name, oracle in OF_THREE.items()}
+    every["where"] = np.where, [(x > y).astype(float), x, y]
+    assert set(every) == set(POINTWISE)
+    with tf.Graph().as_default(), tf.Session() as session:
+        tensors = {
+            name: [tf.constant(o) if isinstance(o, np.ndarray) else o for o in operands]
+            for name, (_, operands) in every.items()
+        }
+        tensors["acosh"] = [1 + tensors["acosh"][0]]
+        computed = {name: functions_of_points()[name](*own) for name, own in tensors.items()}
+        found = session.run({name: tf.cast(value, tf.float64) for name, value in computed.items()})
+    for name, (oracle, operands) in every.items():
+        np.testing.assert_allclose(found[name], oracle(*operands), rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+POSITIVE = ("acosh", "log", "log1p", "rsqrt", "sqrt")
 
 
 def outputs(build: Callable[[Any, Any], dict[str, Any]], x: Array, num_devices: int = 2) -> dict[str, Array]:
