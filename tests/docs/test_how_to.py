@@ -96,3 +96,32 @@ def test_the_cost_model_is_the_paper_s_in_seconds_where_nothing_is_hidden(monkey
     assert ours.total_cost * machine.peak_flop_per_s() == pytest.approx(paper.total_cost, rel=1e-9)
     data_parallel = ours.baselines["data_parallel"] * machine.peak_flop_per_s()
     assert data_parallel == pytest.approx(paper.baselines["data_parallel"], rel=1e-9)
+
+
+def test_one_file_is_all_that_an_operator_takes_to_be_imported_trained_and_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's: its losses are PyTorch's on the same weights and data, under any strategy."""
+    torch = pytest.importorskip("torch")
+    from pase.importers.frameworks import import_model
+    from tests.importers.test_training import SAME_AS_PYTORCH, arrays, by_pytorch, double, trained
+    from tests.runtime.plans import random_plan
+
+    monkeypatch.setattr("pase.importers.OPERATORS", {})
+    registered = names_of(OPERATOR, "distances.py")["OPERATORS"]
+    monkeypatch.setattr("pase.importers.lower.points.OPERATORS", registered)
+    (block,) = (block.text for block in blocks(OPERATOR) if block.text.startswith("import pase\nimport torch"))
+    class_of = {"torch": torch}
+    exec(compile(block[block.index("class ") : block.index("model =")], OPERATOR, "exec", dont_inherit=True), class_of)
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    inputs = {"x": torch.randn(8, 64, generator=generator, dtype=torch.float64), "labels": torch.arange(8) % 16}
+    source = class_of["Prototypes"]().double(), inputs
+    graph = import_model(source).graph
+    (layer,) = (operator for operator in graph.operators if operator.kind == "distances")
+    assert [access.tensor for access in layer.parameters] == ["w"]
+    weights = double(source)
+    expected, _ = by_pytorch(*source)
+    plans = [pase.search(graph, devices=4), *(random_plan(graph, 4, seed) for seed in range(2))]
+    assert any(plan[layer.name].splits["c"] > 1 for plan in plans)
+    for plan in plans:
+        losses, _ = trained(plan, weights, arrays(inputs))
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)

@@ -7,6 +7,7 @@ import click
 import pytest
 
 from pase.cli.main import COMMANDS, cli
+from pase.importers import OPERATORS
 from pase.targets.mesh_tensorflow.runtime.cluster import cluster_of
 from tests.cli.conftest import Command, pase
 from tests.docs.kinds import Kind, commands, file_name, kind_of
@@ -30,6 +31,7 @@ def test_what_a_page_shows_runs(page: str, pase: Command, tmp_path: Path, monkey
             run.block(block)
     finally:
         forget_modules(tmp_path)
+        OPERATORS.clear()
 
 
 # -- nothing is left out in silence

@@ -187,9 +187,20 @@ class _Vertex:
             inputs = [self._input(node, i) for i in range(self._source.num_inputs(node))]
             return moved_within(self._sheet, node, inputs)
         if isinstance(node.op, Generic):
-            raise NoBodyError("nothing is known of what it computes")
+            return self._own(node)
         assert kind is Recurrent, f"{kind} is not computed"
         raise NoBodyError("a recurrent layer of an imported model cannot be written yet")
+
+    def _own(self, node: Node) -> TensorRef:
+        """The steps of an operator of a user's own."""
+        own = self._operator.body
+        if own is None or own.problem or not own.steps:
+            raise NoBodyError((own and own.problem) or "nothing is known of what it computes")
+        results: dict[str, str] = {}
+        for step in own.steps:
+            operands = [results.get(o, o) if isinstance(o, str) else o for o in step.operands]
+            results[step.result] = self._sheet.step(step.function, operands, step.dims, **dict(step.options))
+        return self._result(node, results[own.steps[-1].result])
 
     def _laid(self, node: Node) -> TensorRef:
         """A step of the operator's own kind, on its reads as they are laid out."""

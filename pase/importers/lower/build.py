@@ -8,6 +8,7 @@ from math import prod
 from pase.errors import ModelError
 from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
 from pase.graph.batch import Span, given_spans
+from pase.graph.body import Body
 from pase.graph.operator import SCANNED
 from pase.importers.ir import Leaf, Node, Piece, Trace, Use, Value, View, ops
 from pase.importers.ir.trace import Names, piece_shape
@@ -256,6 +257,9 @@ class _Builder:
         draft = with_epilogue(self.trace, node, LOWER[type(node.op)](self.trace, node, name))
         self.approximations += [(name, text) for text in draft.approximations]
         self.nodes[name] = node.name
+        if not isinstance(node.op, ops.Generic):
+            # What it computes is told once all vertices are there: by the source, which may do more than its kind.
+            draft = replace(draft, operator=replace(draft.operator, body=None))
         values = [v for v in node.outputs if v.is_float or v.name in self._reads] or list(node.outputs)
         self._place(draft, tuple(values), node.origin.scope)
 
@@ -287,8 +291,9 @@ class _Builder:
             if found is not None:
                 producer, output = found
                 self.edges.append(Edge(producer=producer, output=output, consumer=name, input=i))
-        # What is computed is told once all vertices are there.
-        self.operators.append(replace(operator, writes=tuple(writes), body=None))
+        if operator.body and operator.dims != draft.operator.dims:
+            operator = replace(operator, body=Body(problem="what it reads is seen in other dims than its own"))
+        self.operators.append(replace(operator, writes=tuple(writes)))
 
     def _fitted(self, draft: LoweredOperator, scope: str) -> tuple[Operator, list[Use]]:
         """Return the operator with its reads as their tensors lie, and its sources.

@@ -1,5 +1,6 @@
 """Functions of points, reductions, normalisations, look-ups and what moves data alone as vertices."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 
@@ -16,6 +17,13 @@ from pase.graph.operators.reduction import reduction, softmax
 from pase.importers.ir import Node, Trace, Use, View, ops
 from pase.importers.lower.draft import LoweredOperator, functions_text, is_parameter, reordered, shaped, shapes, spare
 from pase.importers.passes.regions import is_activation
+
+OPERATORS: dict[str, Callable[..., Operator]] = {}
+"""Operators of one's own for what front ends know nothing of, by its name in the source, without an overload.
+
+Each is made from a layer's name and the shapes of the tensors that the source gives, which it reads in that order; its
+body says how it is computed.
+"""
 
 _NORMALISE_FLOP = 3
 """Subtract the mean, square for the variance, divide."""
@@ -113,6 +121,9 @@ def lower_normalisation(trace: Trace, node: Node, name: str) -> LoweredOperator:
 
 def lower_generic(trace: Trace, node: Node, name: str) -> LoweredOperator:
     """Return an operator that can be split along the dims that pass through it."""
+    make = OPERATORS.get(node.origin.operator) or OPERATORS.get(node.origin.operator.rpartition(".")[0])
+    if make is not None:
+        return LoweredOperator(operator=make(name, *map(trace.shape, node.inputs)), sources=node.inputs)
     op = node.op
     passes: tuple[tuple[int, int], ...] = op.passes if isinstance(op, ops.Generic) else ()
     flop = op.flop_per_point if isinstance(op, ops.Generic) else 0.0
