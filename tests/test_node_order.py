@@ -13,8 +13,7 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.planning.planner import search
 from pase.sharding.configurations import prime_factors
-from pase.sharding.node_order import Redistribution, Sum, choose_order
-from pase.sharding.placement import place
+from pase.sharding.placement import choose_order, place
 from pase.sharding.traffic import flows
 from tests.networks import small_graph
 from tests.runtime.plans import random_plan
@@ -84,21 +83,21 @@ def test_random_strategies_never_cross_much_more(p: int, sizes: tuple[int, ...],
 
 def test_groups_that_no_digits_make_are_left_out() -> None:
     # Twelve devices in nodes of eight: no digits of 2, 2 and 3 tell eight devices apart.
-    heavy = [Sum(digits=frozenset({0}), shard_bytes=100.0)]
+    heavy = [(frozenset({0}), 100.0)]
     assert choose_order((2, 2, 3), [8], heavy, []) == (0, 1, 2)
 
 
 def test_heavy_digits_go_inside() -> None:
-    sums = [Sum(digits=frozenset({0}), shard_bytes=100.0), Sum(digits=frozenset({2}), shard_bytes=1.0)]
+    sums = [(frozenset({0}), 100.0), (frozenset({2}), 1.0)]
     assert choose_order((2, 2, 2), [2], sums, []) == (1, 2, 0)
-    fetches = [Redistribution(digits=frozenset({1, 0}), shard_bytes=10.0)]
+    fetches = [(frozenset({1, 0}), 10.0)]
     assert choose_order((2, 2, 2), [4], [], fetches) == (2, 0, 1)
     # The outermost level first, then the one within.
     assert choose_order((2, 2, 2), [2, 4], sums, fetches) == (2, 1, 0)
 
 
 def test_where_nothing_is_gained_devices_keep_their_numbers() -> None:
-    alike = [Sum(digits=frozenset({i}), shard_bytes=5.0) for i in range(3)]
+    alike = [(frozenset({i}), 5.0) for i in range(3)]
     assert choose_order((2, 2, 2), [2], alike, []) == (0, 1, 2)
     assert choose_order((2, 2, 2), [2], [], []) == (0, 1, 2)
 
@@ -124,13 +123,10 @@ def _link_bytes(digits: frozenset[int], shard: float, order: Sequence[int], base
 def test_sums_by_level_cross_as_little_as_any_order_of_digits(seed: int) -> None:
     rng = np.random.default_rng(seed)
     bases, node = (2, 2, 2, 2, 2), 8
-    sums = [
-        Sum(digits=frozenset(np.flatnonzero(rng.random(5) < 0.5).tolist()), shard_bytes=float(rng.integers(1, 1000)))
-        for _ in range(4)
-    ]
+    sums = [(frozenset(np.flatnonzero(rng.random(5) < 0.5).tolist()), float(rng.integers(1, 1000))) for _ in range(4)]
 
     def crossing(order: Sequence[int]) -> float:
-        return sum(_link_bytes(s.digits, s.shard_bytes, order, bases, node) for s in sums)
+        return sum(_link_bytes(*term, order, bases, node) for term in sums)
 
     ours = choose_order(bases, [node], sums, [], by_level=True)
     best = min(crossing(order) for order in permutations(range(5)))

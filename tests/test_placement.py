@@ -26,7 +26,7 @@ def _random_splits(graph: Graph, p: int, seed: int) -> list[dict[str, int]]:
     generator = np.random.default_rng(seed)
     chosen = []
     for operator in graph.operators:
-        rows = enumerate_configurations(operator, p).splits
+        rows = enumerate_configurations(operator, p)
         chosen.append(dict(zip(operator.extents, rows[generator.integers(len(rows))].tolist(), strict=True)))
     return chosen
 

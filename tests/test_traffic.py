@@ -69,11 +69,11 @@ def test_no_edge_costs_more_than_the_program_moves_on_its_busiest_device(
     assert total > 0
     for weight in shared_weights(plan.graph):
         shared = transfer_bytes(
-            plan.graph, weight, *edge_layouts(plan.graph, weight, rows[weight.owner], rows[weight.user])
+            plan.graph, weight, *edge_layouts(plan.graph, weight, rows[weight.producer], rows[weight.consumer])
         )
-        tensor = plan.graph[weight.user].reads[weight.user_read].shared
+        tensor = plan.graph[weight.consumer].reads[weight.input].shared
         busiest = [
-            max(received[tensor, weight.user, phase, device] for device in range(num_devices))
+            max(received[tensor, weight.consumer, phase, device] for device in range(num_devices))
             for phase in (Phase.FORWARD, Phase.BACKWARD)
         ]
         assert shared.forward.item() + shared.backward.item() <= sum(busiest), weight

@@ -156,7 +156,7 @@ def _dearer(plan: Plan, held: Held) -> str:
 
 
 def _ordering_reports(graph: Graph, num_devices: int) -> list[OrderingReport]:
-    sizes = [len(enumerate_configurations(operator, num_devices).splits) for operator in graph.operators]
+    sizes = [len(enumerate_configurations(operator, num_devices)) for operator in graph.operators]
     return ordering_reports(graph.neighbours, sizes)
 
 

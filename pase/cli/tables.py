@@ -42,7 +42,7 @@ def tables_command(cost_model: str, keep_batch: bool, output: Path, as_json: boo
         check_search(graph, chosen.devices, keep_batch=keep_batch)
         problem = problem_of(graph, chosen.devices, chosen.loaded_machine(), cost_model, on_progress)
         if output.suffix == ".npz":
-            write_problem(problem.tables, output, configurations=[found.splits for found in problem.configurations])
+            write_problem(problem.tables, output, configurations=problem.configurations)
         else:
             export_cfn(problem.tables, output)
     tables = problem.tables

@@ -15,7 +15,7 @@ from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import with_fan_outs
-from pase.sharding.configurations import Configurations, enumerate_configurations
+from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
 from pase.sharding.overlap import layout_overlap, redistributions
 from pase.sharding.shards import (
@@ -47,16 +47,16 @@ class Problem:
     graph: Graph
     num_devices: int
     tables: CostTables
-    configurations: tuple[Configurations, ...]
+    configurations: tuple[IndexArray, ...]
 
     def splits(self, vertex: int, choice: int) -> dict[str, int]:
         """Return the split factor of each dim of a vertex under one of its configurations."""
-        row = self.configurations[vertex].splits[choice]
+        row = self.configurations[vertex][choice]
         return {dim: int(k) for dim, k in zip(self.graph.operators[vertex].extents, row, strict=True)}
 
     def choice(self, vertex: int, splits: tuple[int, ...]) -> int | None:
         """Return the index of a configuration of a vertex; None if it is not among them."""
-        found = np.flatnonzero((self.configurations[vertex].splits == np.array(splits)).all(axis=1))
+        found = np.flatnonzero((self.configurations[vertex] == np.array(splits)).all(axis=1))
         return int(found[0]) if len(found) else None
 
 
@@ -133,17 +133,17 @@ def build_problem(
     graph, allowance = with_fan_outs(graph), allowance or Allowance()
     kinds = _Numbered()
     vertex_costs: list[FloatArray] = []
-    configurations: list[Configurations] = []
+    configurations: list[IndexArray] = []
     traffic: list[LayerTraffic] = []
     vertex_table = []
     for position, operator in enumerate(graph.operators):
         known = None if only is None else only(graph, operator)
         number, is_new = kinds.number((signature(graph, operator), None if known is None else known.tobytes()))
         if is_new:
-            found = enumerate_configurations(operator, num_devices) if known is None else Configurations(splits=known)
-            what = f"the costs of the {len(found.splits):,} configurations of layer {visible(operator.name)}"
-            allowance.hold(found.splits.nbytes + _BYTES_OF_COSTS * len(found.splits), what)
-            does = traffic_of(graph, operator, found.splits)
+            found = enumerate_configurations(operator, num_devices) if known is None else known
+            what = f"the costs of the {len(found):,} configurations of layer {visible(operator.name)}"
+            allowance.hold(found.nbytes + _BYTES_OF_COSTS * len(found), what)
+            does = traffic_of(graph, operator, found)
             cost = layer_cost(does, model)
             configurations.append(found)
             traffic.append(does)
@@ -205,10 +205,10 @@ def signature(graph: Graph, operator: Operator) -> Hashable:
     return told, _read_traits(graph, operator), _single_use(graph, operator)
 
 
-def edge_signature(graph: Graph, edge: Edge | SharedWeight) -> Hashable:
+def edge_signature(graph: Graph, edge: Edge) -> Hashable:
     """Return what the costs of an edge depend on besides the signatures of its layers."""
     if isinstance(edge, SharedWeight):
-        return edge.owner_read, edge.user_read
+        return edge.output, edge.input
     (producer, write), (consumer, read) = edge_sides(graph, edge)
     is_single = graph.uses[producer.name].get(edge.output, 0) == 1
     has_gradient = graph.has_gradient(consumer, edge.input)
@@ -228,9 +228,7 @@ def _anywhere(access: Access) -> Access:
     return replace(access, index_map=tuple(axes))
 
 
-def transfer_bytes(
-    graph: Graph, edge: Edge | SharedWeight, u_layouts: IndexArray, v_layouts: IndexArray
-) -> TransferBytes:
+def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: IndexArray) -> TransferBytes:
     """Return t_x of Eq. 1, both ways, for layouts of the tensor on either side.
 
     u_layouts: [L_u, components], split factors of the produced tensor's components (`components`);
@@ -244,9 +242,7 @@ def transfer_bytes(
     return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * has_gradient)
 
 
-def edge_layouts(
-    graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray
-) -> tuple[IndexArray, IndexArray]:
+def edge_layouts(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> tuple[IndexArray, IndexArray]:
     """Return how configurations [K_u, D_u] and [K_v, D_v] split the tensor's components on either side."""
     sides = zip(edge_sides(graph, edge), (us, vs), strict=True)
     u, v = (split_columns(_components(op, access), splits_of(op, values)) for (op, access), values in sides)
@@ -255,7 +251,7 @@ def edge_layouts(
 
 def edge_cost(
     graph: Graph,
-    edge: Edge | SharedWeight,
+    edge: Edge,
     u: LayerTraffic,
     v: LayerTraffic,
     model: CostModel,
@@ -318,7 +314,7 @@ def edge_cost(
     )
 
 
-def _flows_back(graph: Graph, edge: Edge | SharedWeight) -> bool:
+def _flows_back(graph: Graph, edge: Edge) -> bool:
     """Return whether a gradient comes back on an edge."""
     return isinstance(edge, SharedWeight) or graph.has_gradient(graph[edge.consumer], edge.input)
 

@@ -223,7 +223,7 @@ def keeping(graph: Graph) -> Keeping:
                 copies.update(needing)
             else:
                 reads.update(needing)
-    copies.update((weight.user, weight.user_read) for weight in shared_weights(graph))
+    copies.update((weight.consumer, weight.input) for weight in shared_weights(graph))
     return Keeping(
         writes=frozenset(writes),
         reads=frozenset(reads),
@@ -314,7 +314,7 @@ def layer_memory(
     )
 
 
-def edge_memory(graph: Graph, edge: Edge | SharedWeight, us: IndexArray, vs: IndexArray, *, itemsize: int) -> EdgeTable:
+def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, *, itemsize: int) -> EdgeTable:
     """Return the bytes of a reader's copy, where it has a layout of its own; of a shared weight, with its gradient's.
 
     us, vs: [K_u, D_u], [K_v, D_v] configurations of the writer and of the reader.
@@ -402,7 +402,7 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
     for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
         key = _signature(graph, operator, keeps)
         if key not in known:
-            found = layer_memory(graph, operator, configurations.splits, keeps, optimiser=optimiser)
+            found = layer_memory(graph, operator, configurations, keeps, optimiser=optimiser)
             known[key] = found.kept.astype(np.float64), tuple(peak.astype(np.float64) for peak in found.peaks)
         layers.append(known[key])
     of_kinds: dict[Hashable, EdgeTable] = {}
@@ -414,7 +414,7 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
         u, v = graph.index[edge.producer], graph.index[edge.consumer]
         kinds = type(edge), tables.vertex_table[u], edge.output, tables.vertex_table[v], edge.input
         if kinds not in of_kinds:
-            us, vs = (problem.configurations[i].splits for i in (u, v))
+            us, vs = (problem.configurations[i] for i in (u, v))
             of_kinds[kinds] = edge_memory(graph, edge, us, vs, itemsize=size)
         edges.append(of_kinds[kinds])
     groups = zip(*(peaks for _, peaks in layers), strict=True)

@@ -9,8 +9,9 @@ from pase.costs import MemoryTables, Problem, memory_tables
 from pase.costs.memory import keeping, layer_memory
 from pase.errors import ConfigurationError, MemoryLimitError
 from pase.graph import Graph
-from pase.sharding.configurations import Configurations, enumerate_configurations
+from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import table_edges
+from pase.sharding.shards import IndexArray
 from pase.solver import (
     ConstrainedProblem,
     LimitedSolution,
@@ -111,7 +112,7 @@ def _enough_devices(graph: Graph, num_devices: int, limit_bytes: int, optimiser:
 def _without_costs(graph: Graph, num_devices: int) -> Problem:
     """Return a problem in which nothing costs anything: memory depends on configurations alone."""
     numbers: dict[Hashable, int] = {}
-    found: list[Configurations] = []
+    found: list[IndexArray] = []
     references = []
     for operator in graph.operators:
         if operator.unnamed not in numbers:
@@ -120,7 +121,7 @@ def _without_costs(graph: Graph, num_devices: int) -> Problem:
         references.append(numbers[operator.unnamed])
     edges = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in table_edges(graph)]
     kinds = list(dict.fromkeys((references[u], references[v]) for u, v in edges))
-    nothing = [np.zeros(len(configurations.splits)) for configurations in found]
+    nothing = [np.zeros(len(configurations)) for configurations in found]
     return Problem(
         graph=graph,
         num_devices=num_devices,
@@ -151,7 +152,7 @@ def _least_state_bytes(problem: Problem, optimiser: str) -> int:
     for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
         key = operator.unnamed, tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
         if key not in known:
-            memory = layer_memory(graph, operator, configurations.splits, keeps, optimiser=optimiser)
+            memory = layer_memory(graph, operator, configurations, keeps, optimiser=optimiser)
             known[key] = int((memory.weights + memory.gradients + memory.optimiser).min())
         total += known[key]
     return total

@@ -228,7 +228,7 @@ def _known_configurations(
     """Return the configurations of a layer that need no search: data parallelism and, given `keeps`, the lightest."""
     known = [data_parallel(graph, operator, devices)]
     if keeps is not None:
-        splits = enumerate_configurations(operator, devices).splits
+        splits = enumerate_configurations(operator, devices)
         memory = layer_memory(graph, operator, splits, keeps, optimiser=optimiser)
         known.append(tuple(splits[(memory.kept + sum(memory.peaks)).argmin()].tolist()))
     return np.unique(np.array(known, dtype=np.int32), axis=0)

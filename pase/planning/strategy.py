@@ -20,7 +20,7 @@ from pase.costs import (
 )
 from pase.graph import Edge, Graph
 from pase.planning.plan import LayerPlan, Transfer
-from pase.sharding.edges import SharedWeight, table_edges
+from pase.sharding.edges import table_edges
 from pase.sharding.placement import place
 
 
@@ -45,7 +45,7 @@ def plan_layers(
         operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
     }
-    into: dict[str, list[Edge | SharedWeight]] = {name: [] for name in rows}
+    into: dict[str, list[Edge]] = {name: [] for name in rows}
     for edge in table_edges(graph):
         into[edge.consumer].append(edge)
     does: dict[str, LayerTraffic] = {}
@@ -105,9 +105,7 @@ def _layer_costs(traffic: LayerTraffic, model: CostModel) -> tuple[float, float]
     return float(cost.compute[0]), float(cost.communication[0])
 
 
-def _transfer(
-    graph: Graph, edge: Edge | SharedWeight, traffic: Mapping[str, LayerTraffic], model: CostModel
-) -> Transfer:
+def _transfer(graph: Graph, edge: Edge, traffic: Mapping[str, LayerTraffic], model: CostModel) -> Transfer:
     u, v = traffic[edge.producer], traffic[edge.consumer]
     moved = transfer_bytes(graph, edge, *edge_layouts(graph, edge, u.splits.values, v.splits.values))
     return Transfer(

@@ -1,6 +1,6 @@
 """Boxes: the parts of a tensor, as half-open ranges of each of its dims; and partitions of a tensor into boxes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from math import prod
@@ -72,6 +72,25 @@ def common_dims(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
     if any(larger % smaller for smaller, larger in pairwise(strides)):
         return None
     return tuple(larger // smaller for smaller, larger in pairwise(strides))[::-1]
+
+
+def aligned_dims(a: Sequence[int], b: Sequence[int]) -> Iterator[tuple[Range, Range]]:
+    """Yield the smallest runs of dims of two shapes of one size that hold the same points; extents of 1 stand alone."""
+    i = j = 0
+    while i < len(a) or j < len(b):
+        first_i, first_j = i, j
+        a_is_one, b_is_one = i < len(a) and a[i] == 1, j < len(b) and b[j] == 1
+        left = right = 1
+        if i < len(a) and (a_is_one or not b_is_one):
+            left, i = a[i], i + 1
+        if j < len(b) and (b_is_one or not a_is_one):
+            right, j = b[j], j + 1
+        while left != right:
+            if left < right:
+                left, i = left * a[i], i + 1
+            else:
+                right, j = right * b[j], j + 1
+        yield (first_i, i), (first_j, j)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

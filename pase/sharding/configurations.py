@@ -1,27 +1,15 @@
 """The configurations of an operator: every way to split its iteration space over the devices (PaSE section II)."""
 
-from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pase.errors import ConfigurationError
 from pase.graph import Graph, Operator
+from pase.sharding.shards import IndexArray
 
 MAX_CONFIGURATIONS = 2_000_000
 """Configurations of one layer that are enumerated at most: 2 million tuples of 8 factors fill 64 MB."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Configurations:
-    """The configurations of one operator.
-
-    splits: [K, D] split factor of each iteration dim; row 0 is the one that splits nothing, the rest follow
-    in lexicographic order.
-    """
-
-    splits: NDArray[np.int32]
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -43,11 +31,12 @@ def prime_factors(number: int) -> tuple[int, ...]:
     return tuple(factors)
 
 
-def enumerate_configurations(operator: Operator, num_devices: int) -> Configurations:
+def enumerate_configurations(operator: Operator, num_devices: int) -> IndexArray:
     """Return all tuples of split factors whose product divides `num_devices`, each factor dividing its dim's extent.
 
-    For a power of two that is every product of at most `num_devices`. Devices beyond the product hold replicas.
-    Raises ConfigurationError where there are more than MAX_CONFIGURATIONS.
+    [K, D]: row 0 is the one that splits nothing, the rest follow in lexicographic order. For a power of two that is
+    every product of at most `num_devices`. Devices beyond the product hold replicas. Raises
+    ConfigurationError where there are more than MAX_CONFIGURATIONS.
     """
     factors_of_p = divisors(num_devices)
     splits = np.ones((1, 0), dtype=np.int32)
@@ -68,7 +57,7 @@ def enumerate_configurations(operator: Operator, num_devices: int) -> Configurat
         )
         products = np.concatenate([products[rows] * f for rows, f in zip(kept, factors, strict=True)])
     order = np.lexsort(splits.T[::-1])
-    return Configurations(splits=np.ascontiguousarray(splits[order]))
+    return np.ascontiguousarray(splits[order])
 
 
 def check_devices(num_devices: int) -> None:
@@ -118,8 +107,3 @@ def data_parallel_splits(graph: Graph, num_devices: int) -> list[dict[str, int]]
         dict(zip(operator.extents, data_parallel(graph, operator, num_devices), strict=True))
         for operator in graph.operators
     ]
-
-
-def num_parts(splits: tuple[int, ...]) -> int:
-    """Return how many parts a configuration makes."""
-    return prod(splits)

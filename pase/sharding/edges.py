@@ -1,7 +1,7 @@
 """What an edge of a placed graph moves, from the boxes that its ends hold and need; shared weights are edges, too."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -70,6 +70,12 @@ def layer_mesh(plan: PlacedGraph, name: str) -> DeviceMesh:
 
 def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
     """Return the movements that take an edge's tensor from its producer to its consumer; a piece is taken out first."""
+    if isinstance(edge, SharedWeight):
+        ends = sum_ends(plan, edge)
+        names = edge.producer, edge.consumer
+        return reshard_steps(
+            *(layout_of(end.mesh, end.dims, layer=name) for end, name in zip(ends, names, strict=True))
+        )
     producer = plan.graph[edge.producer]
     write = producer.writes[edge.output]
     mesh = layer_mesh(plan, edge.producer)
@@ -110,14 +116,34 @@ def return_steps(plan: PlacedGraph, edge: Edge, steps: Sequence[ReshardStep]) ->
 
 
 def joint_sum(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...] | None:
-    """Return the movements of a gradient that a fan-out sums for its reader; None where the reader sums its own."""
-    producer, consumer = plan.graph[edge.producer], plan.graph[edge.consumer]
-    if not producer.is_fan_out or consumer.kind in LAID_KINDS or not plan.graph.has_gradient(consumer, edge.input):
+    """Return the movements of a gradient that the producer sums for the consumer; None where that sums its own.
+
+    Fan-outs sum for their readers, the owner of a weight for other users of it.
+    """
+    consumer = plan.graph[edge.consumer]
+    if not isinstance(edge, SharedWeight) and (
+        not plan.graph[edge.producer].is_fan_out
+        or consumer.kind in LAID_KINDS
+        or not plan.graph.has_gradient(consumer, edge.input)
+    ):
         return None
-    handed, read = producer.reads[0], consumer.reads[edge.input]
-    giver = SumEnd(layer_mesh(plan, edge.producer), tensor_dims(producer, handed), summed_dims(producer, handed))
-    dims = tensor_dims(consumer, read)
-    return _joint_steps(giver, SumEnd(layer_mesh(plan, edge.consumer), dims, summed_dims(consumer, read)))
+    return _joint_steps(*sum_ends(plan, edge))
+
+
+def sum_ends(plan: PlacedGraph, edge: Edge) -> tuple[SumEnd, SumEnd]:
+    """Return a fan-out and its reader, or the owner of a weight and another user of it, as ends of a sum."""
+    producer, consumer = plan.graph[edge.producer], plan.graph[edge.consumer]
+    if isinstance(edge, SharedWeight):
+        handed, read = weight_accesses(plan.graph, edge)
+        # As a program takes it: parts of whatever the weight lacks.
+        over = frozenset(producer.extents) - access_dims(handed)
+    else:
+        handed, read = producer.reads[0], consumer.reads[edge.input]
+        over = summed_dims(producer, handed)
+    return (
+        SumEnd(layer_mesh(plan, edge.producer), tensor_dims(producer, handed), over),
+        SumEnd(layer_mesh(plan, edge.consumer), tensor_dims(consumer, read), summed_dims(consumer, read)),
+    )
 
 
 def summed_dims(operator: Operator, read: Access) -> frozenset[str]:
@@ -155,42 +181,18 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
 # -- shared weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedWeight:
-    """A weight that `user` shares with its `owner`; the numbers are positions in their reads."""
+class SharedWeight(Edge):
+    """A weight that the consumer shares with its owner, the producer; output: its position in the owner's reads."""
 
-    owner: str
-    owner_read: int
-    user: str
-    user_read: int
-
-    @property
-    def producer(self) -> str:
-        """The owner: the weight comes from it, as from the producer of an edge."""
-        return self.owner
-
-    @property
-    def output(self) -> int:
-        """The position of the weight in the owner's reads."""
-        return self.owner_read
-
-    @property
-    def consumer(self) -> str:
-        """The user."""
-        return self.user
-
-    @property
-    def input(self) -> int:
-        """The position of the weight in the user's reads."""
-        return self.user_read
+    __slots__ = ()
 
 
-def table_edges(graph: Graph) -> tuple[Edge | SharedWeight, ...]:
+def table_edges(graph: Graph) -> tuple[Edge, ...]:
     """Return between what layers' layouts have a price: the edges of a graph, then the weights that layers share."""
     return (*graph.edges, *shared_weights(graph))
 
 
-def edge_sides(graph: Graph, edge: Edge | SharedWeight) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
+def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple[Operator, Access]]:
     """Return (producer, its tensor) and (consumer, its read of it); a weight's dims are in the order of its owner's."""
     producer, consumer = graph[edge.producer], graph[edge.consumer]
     if isinstance(edge, SharedWeight):
@@ -209,7 +211,7 @@ def shared_weights(graph: Graph) -> tuple[SharedWeight, ...]:
                 continue
             owner, read = owners.setdefault(access.shared, (operator.name, position))
             if owner != operator.name:
-                found.append(SharedWeight(owner=owner, owner_read=read, user=operator.name, user_read=position))
+                found.append(SharedWeight(producer=owner, output=read, consumer=operator.name, input=position))
     return tuple(found)
 
 
@@ -218,40 +220,9 @@ def weight_accesses(graph: Graph, weight: SharedWeight) -> tuple[Access, Access]
 
     A table of [v, d] may be read as a weight of [d, v].
     """
-    owned, used = graph[weight.owner].reads[weight.owner_read], graph[weight.user].reads[weight.user_read]
+    owned, used = graph[weight.producer].reads[weight.output], graph[weight.consumer].reads[weight.input]
     # Two dims that are not indexed cannot be told apart by their axes.
     if set(owned.index_map) != set(used.index_map) or len(set(owned.index_map)) < len(owned.index_map):
         return owned, used
     order = [used.index_map.index(axis) for axis in owned.index_map]
     return owned, replace(used, shape=tuple(used.shape[i] for i in order), index_map=owned.index_map)
-
-
-def weight_ends(plan: PlacedGraph, weight: SharedWeight) -> tuple[SumEnd, SumEnd]:
-    """Return the owner of a shared weight and another user of it, the weight's dims in the owner's order."""
-    owner, user = plan.graph[weight.owner], plan.graph[weight.user]
-    owned, used = weight_accesses(plan.graph, weight)
-    # As a program takes it: parts of whatever the weight lacks.
-    lacking = frozenset(owner.extents) - access_dims(owned)
-    return (
-        SumEnd(layer_mesh(plan, owner.name), tensor_dims(owner, owned), lacking),
-        SumEnd(layer_mesh(plan, user.name), tensor_dims(user, used), summed_dims(user, used)),
-    )
-
-
-def joint_sum_of_weight(plan: PlacedGraph, weight: SharedWeight) -> tuple[ReshardStep, ...] | None:
-    """Return the movements of a gradient that a weight's owner sums for a user; None where that sums its own."""
-    return _joint_steps(*weight_ends(plan, weight))
-
-
-def shared_steps(plan: PlacedGraph, weight: SharedWeight) -> tuple[ReshardStep, ...]:
-    """Return the movements that take a shared weight from its owner to another user of it."""
-    owner, user = weight_ends(plan, weight)
-    return reshard_steps(
-        layout_of(owner.mesh, owner.dims, layer=weight.owner), layout_of(user.mesh, user.dims, layer=weight.user)
-    )
-
-
-def shared_return_steps(plan: PlacedGraph, weight: SharedWeight) -> tuple[ReshardStep, ...]:
-    """Return the movements that take the gradient of a shared weight from another user to its owner."""
-    steps = shared_steps(plan, weight)
-    return joint_sum_of_weight(plan, weight) or tuple(step.adjoint for step in reversed(steps))

@@ -30,7 +30,7 @@ class HeldWeight:
 
 def held_weights(plan: PlacedGraph) -> tuple[HeldWeight, ...]:
     """Return every weight of a placed graph, once, at the layer that keeps it: shared ones at their first user."""
-    shared = {(weight.user, weight.user_read) for weight in shared_weights(plan.graph)}
+    shared = {(weight.consumer, weight.input) for weight in shared_weights(plan.graph)}
     found = []
     for operator in plan.graph.operators:
         for i, access in enumerate(operator.reads):

@@ -1,6 +1,6 @@
 """Layouts: which device holds which box of a tensor, derived from a mesh and the tensor's dims."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -100,6 +100,17 @@ class PlainDim:
     name: str
     extent: int
 
+    @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """The iteration dims whose splits cut it, with their extents."""
+        return ((self.name, self.extent),)
+
+    def range(self, mesh: DeviceMesh, point: Mapping[str, int]) -> Range:
+        """Return the part at a point of a mesh."""
+        size = self.extent // mesh.size(self.name)
+        low = point.get(self.name, 0) * size
+        return low, low + size
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowDim:
@@ -117,6 +128,17 @@ class WindowDim:
     stride: int = 1
     dilation: int = 1
     pad: int = 0
+
+    @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """The iteration dims whose splits cut it, with their extents."""
+        return (self.out, self.out_extent), (self.kernel, self.kernel_extent)
+
+    def range(self, mesh: DeviceMesh, point: Mapping[str, int]) -> Range:
+        """Return the points that the part at a point of a mesh reads."""
+        out, kernel = (point.get(name, 0) * (extent // mesh.size(name)) for name, extent in self.axes)
+        low = out * self.stride + kernel * self.dilation - self.pad
+        return low, low + self.reach(mesh)
 
     def reach(self, mesh: DeviceMesh) -> int:
         """Return how many points one part reads."""
@@ -158,43 +180,20 @@ class Layout:
 
 def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
     """Return how a tensor of these dims lies on a mesh; ProgramError where a split does not divide its dim."""
-    for dim in dims:
-        _check_split(mesh, dim, layer)
-    used = [axis for dim in dims for axis in _axes(dim)]
-    numbers: dict[tuple[int, ...], int] = {}
-    parts = []
-    for point in mesh.coordinates:
-        part = tuple(point.get(axis, 0) for axis in used)
-        parts.append(numbers.setdefault(part, len(numbers)))
-    boxes = tuple(tuple(_range(mesh, dim, point) for dim in dims) for point in mesh.coordinates)
-    return Layout(shape=tuple(dim.extent for dim in dims), devices=mesh.devices, parts=tuple(parts), boxes=boxes)
-
-
-def _axes(dim: TensorDim) -> tuple[str, ...]:
-    return (dim.out, dim.kernel) if isinstance(dim, WindowDim) else (dim.name,)
-
-
-def _check_split(mesh: DeviceMesh, dim: TensorDim, layer: str) -> None:
-    pairs = [(dim.name, dim.extent)] if isinstance(dim, PlainDim) else []
-    if isinstance(dim, WindowDim):
-        pairs = [(dim.out, dim.out_extent), (dim.kernel, dim.kernel_extent)]
-    for name, extent in pairs:
+    used = [axis for dim in dims for axis in dim.axes]
+    for name, extent in used:
         if extent % mesh.size(name):
             raise ProgramError(
                 f"layer {layer!r} splits {name} = {extent} in {mesh.size(name)} parts, which do not divide it; "
                 "choose a divisor"
             )
-
-
-def _range(mesh: DeviceMesh, dim: TensorDim, point: dict[str, int]) -> Range:
-    if isinstance(dim, PlainDim):
-        size = dim.extent // mesh.size(dim.name)
-        low = point.get(dim.name, 0) * size
-        return low, low + size
-    first_out = point.get(dim.out, 0) * (dim.out_extent // mesh.size(dim.out))
-    first_kernel = point.get(dim.kernel, 0) * (dim.kernel_extent // mesh.size(dim.kernel))
-    low = first_out * dim.stride + first_kernel * dim.dilation - dim.pad
-    return low, low + dim.reach(mesh)
+    numbers: dict[tuple[int, ...], int] = {}
+    parts = []
+    for point in mesh.coordinates:
+        part = tuple(point.get(name, 0) for name, _ in used)
+        parts.append(numbers.setdefault(part, len(numbers)))
+    boxes = tuple(tuple(dim.range(mesh, point) for dim in dims) for point in mesh.coordinates)
+    return Layout(shape=tuple(dim.extent for dim in dims), devices=mesh.devices, parts=tuple(parts), boxes=boxes)
 
 
 def shifted(layout: Layout, shape: tuple[int, ...], dim: int, offset: int) -> Layout:

@@ -28,17 +28,18 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import product
 from math import gcd, prod
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pase.graph import SliceOf
-from pase.sharding.boxes import common_dims, even_bounds
+from pase.graph.access import split_dim
+from pase.sharding.boxes import aligned_dims, common_dims, even_bounds
 from pase.sharding.shards import Component, FloatArray, IndexArray, IntArray, distinct_rows, part_labels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class Overlap(NamedTuple):
     """For each pair of layouts, [L_u, L_v]: elements that devices need and have already, under the best assignment.
 
     produced, consumed: the largest part on either side. needed_forward: the consumer's part of the device that fetches
@@ -61,14 +62,7 @@ class Overlap:
             rows = table if u is None else table[u]
             return rows if v is None else rows[:, v]
 
-        return Overlap(
-            produced=chosen(self.produced),
-            consumed=chosen(self.consumed),
-            needed_forward=chosen(self.needed_forward),
-            kept_forward=chosen(self.kept_forward),
-            needed_backward=chosen(self.needed_backward),
-            kept_backward=chosen(self.kept_backward),
-        )
+        return Overlap(*map(chosen, self))
 
 
 def layout_overlap(
@@ -86,11 +80,11 @@ def layout_overlap(
     common, u_ratio, v_ratio = (np.ones((len(u_splits), len(v_splits))) for _ in range(3))
     known: dict[_Types, int] = {}
     numbers: list[IntArray] = []
-    for group in _groups(u, v):
-        us, u_of = distinct_rows(u_splits[:, group.u])
-        vs, v_of = distinct_rows(v_splits[:, group.v])
+    for of_u, of_v in _groups(u, v):
+        us, u_of = distinct_rows(u_splits[:, of_u])
+        vs, v_of = distinct_rows(v_splits[:, of_v])
         # All pairs of the group's own layouts, of which there are far fewer than of the tensor's.
-        for table in _tables([u[i] for i in group.u], us, [v[i] for i in group.v], vs, known):
+        for table in _tables(list(u[of_u]), us, list(v[of_v]), vs, known):
             pairs = np.ix_(u_of, v_of)
             common *= table.common[pairs]
             u_ratio *= table.u_ratio[pairs]
@@ -99,24 +93,10 @@ def layout_overlap(
                 numbers.append(table.types[pairs])
     produced, consumed = u_ratio * common, v_ratio * common
     if not numbers:
-        return Overlap(
-            produced=produced,
-            consumed=consumed,
-            needed_forward=consumed,
-            kept_forward=common,
-            needed_backward=produced,
-            kept_backward=common,
-        )
+        return Overlap(produced, consumed, consumed, common, produced, common)
     found = np.stack([produced, consumed, consumed, common, produced, common])
     _solve(found, np.stack([u_ratio, v_ratio, *numbers]), tuple(known), has_gradient)
-    return Overlap(
-        produced=found[0],
-        consumed=found[1],
-        needed_forward=found[2],
-        kept_forward=found[3],
-        needed_backward=found[4],
-        kept_backward=found[5],
-    )
+    return Overlap(*found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -504,32 +484,10 @@ def _transport(
 # -- reshapes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    """Components of either side, by position, that cover the same elements."""
-
-    u: tuple[int, ...]
-    v: tuple[int, ...]
-
-
-def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[_Group]:
-    """Yield the finest groups of consecutive components of equal size on both sides; extents of 1 stand alone."""
-    i = j = 0
-    while i < len(u) or j < len(v):
-        first_i, first_j = i, j
-        u_is_one = i < len(u) and u[i].length == 1
-        v_is_one = j < len(v) and v[j].length == 1
-        size_u = size_v = 1
-        if i < len(u) and (u_is_one or not v_is_one):
-            size_u, i = u[i].length, i + 1
-        if j < len(v) and (v_is_one or not u_is_one):
-            size_v, j = v[j].length, j + 1
-        while size_u != size_v:
-            if size_u < size_v:
-                size_u, i = size_u * u[i].length, i + 1
-            else:
-                size_v, j = size_v * v[j].length, j + 1
-        yield _Group(u=tuple(range(first_i, i)), v=tuple(range(first_j, j)))
+def _groups(u: tuple[Component, ...], v: tuple[Component, ...]) -> Iterator[tuple[slice, slice]]:
+    """Yield where components of either side cover the same elements."""
+    for of_u, of_v in aligned_dims([part.length for part in u], [part.length for part in v]):
+        yield slice(*of_u), slice(*of_v)
 
 
 def _atom_factors(
@@ -555,16 +513,17 @@ def _atom_factors(
     return factors, is_aligned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedSplit:
+class SharedSplit(NamedTuple):
     """Splits of both sides that cut one stretch of a tensor at the same bounds.
 
-    u, v: the component on either side. u_above, v_above: factors of that component's split that lie above
-    the stretch. u_factor, v_factor: how it is split itself.
+    u, v: the component on either side; u_dim, v_dim: that it is indexed by. u_above, v_above: factors of that
+    component's split that lie above the stretch. u_factor, v_factor: how it is split itself.
     """
 
     u: int
     v: int
+    u_dim: str
+    v_dim: str
     u_above: int
     v_above: int
     u_factor: int
@@ -576,21 +535,19 @@ def shared_splits(
 ) -> tuple[SharedSplit, ...]:
     """Return where one layout of either side, [components], splits the same stretches of the tensor."""
     found: list[SharedSplit] = []
-    for group in _groups(u, v):
-        us, vs = [u[i] for i in group.u], [v[j] for j in group.v]
+    for of_u, of_v in _groups(u, v):
+        us, vs = list(u[of_u]), list(v[of_v])
         atoms = common_dims([c.length for c in us], [c.length for c in vs])
         if atoms is None:
             continue
-        left = _atom_owners(us, u_split[list(group.u)], atoms)
-        right = _atom_owners(vs, v_split[list(group.v)], atoms)
+        left = _atom_owners(us, u_split[of_u], atoms)
+        right = _atom_owners(vs, v_split[of_v], atoms)
         if left is None or right is None:
             continue
         for (i, u_above, u_factor), (j, v_above, v_factor) in zip(left, right, strict=True):
-            found.append(
-                SharedSplit(
-                    u=group.u[i], v=group.v[j], u_above=u_above, v_above=v_above, u_factor=u_factor, v_factor=v_factor
-                )
-            )
+            dims = split_dim(us[i].axis), split_dim(vs[j].axis)
+            above_and_factors = u_above, v_above, u_factor, v_factor
+            found.append(SharedSplit(of_u.start + i, of_v.start + j, *dims, *above_and_factors))
     return tuple(found)
 
 

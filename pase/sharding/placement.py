@@ -3,25 +3,38 @@
 A device number is written in digits whose bases are the prime factors of p, the most significant first. Each
 layer gives every digit to one prime factor of one of its splits, or to its replicas. Two layers that give a
 digit to the same cut of the tensor between them leave that cut where it is, so that placing a layer is
-matching its splits to the digits where its neighbours have theirs: small work even for thousands of devices.
+matching its splits to the digits where its neighbours have theirs: small work even for thousands of devices. Last comes
+which digits lie inside a node: neighbours share a node first.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import combinations, islice, pairwise, takewhile
 from math import gcd, prod
 
 import numpy as np
 
 from pase.graph import Access, AllReduce, Edge, Graph, Operator
-from pase.graph.access import access_dims, split_dim
+from pase.graph.access import access_dims
 from pase.sharding.configurations import prime_factors
-from pase.sharding.node_order import Redistribution, Sum, choose_order
-from pase.sharding.overlap import shared_splits
+from pase.sharding.overlap import SharedSplit, shared_splits
 from pase.sharding.shards import components, shard_size, split_columns, splits_of
 
 Slot = tuple[str, int]
 """A prime factor of a dim's split: (dim, position among the split's factors, the coarsest first)."""
+
+Digits = frozenset[int]
+"""Positions of digits."""
+
+Moved = tuple[Digits, float]
+"""(digits, bytes) that each of the devices differing in these digits adds, in a sum, or brings together."""
+
+MAX_ORDERS = 20_000
+"""Orders of the digits that are looked at; 4096 devices in nodes of 64 have 924."""
+
+_WORTH_IT = 0.99
+"""What is not counted here (weights that layers share, what recurrent layers hand on) may outweigh a smaller gain."""
+
 
 _SWEEPS = 4
 """How often every layer is placed anew at most: few layers change in the second sweep, hardly any after it."""
@@ -36,18 +49,6 @@ class Placement:
 
     digits: tuple[Slot | None, ...]
     primes: Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """A stretch of a tensor that either side splits by one dim; above: the factors of that split that are coarser."""
-
-    u_dim: str
-    v_dim: str
-    u_above: int
-    v_above: int
-    u_factor: int
-    v_factor: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,8 @@ def place(
     best: list[Placement] = []
     best_links: list[_Link] = []
     best_kept = -1.0
-    for primes in _orders_worth_trying(graph, splits, cuts, bases):
+    for is_forward in (True, False) if len(set(bases)) > 1 else (True,):
+        primes = _prime_orders(graph, splits, cuts, is_forward=is_forward)
         links = _links(graph, cuts, primes)
         incident: list[list[_Link]] = [[] for _ in graph.operators]
         for link in links:
@@ -105,14 +107,14 @@ def place(
         sums, fetches = _sums(graph, splits, best), _fetches(graph, splits, best, best_links)
         order = choose_order(bases, inner, sums, fetches, by_level=by_level)
     return tuple(
-        _devices(operator, split, [bases[i] for i in order], _reordered(placement, order))
+        _devices(operator, split, [bases[i] for i in order], [placement.digits[i] for i in order], placement.primes)
         for operator, split, placement in zip(graph.operators, splits, best, strict=True)
     )
 
 
-def _edge_cuts(graph: Graph, splits: Sequence[Mapping[str, int]]) -> list[tuple[_Cut, ...]]:
+def _edge_cuts(graph: Graph, splits: Sequence[Mapping[str, int]]) -> list[tuple[SharedSplit, ...]]:
     """Return the stretches of each edge's tensor that both of its layers split, [E]; like edges are looked at once."""
-    known: dict[object, tuple[_Cut, ...]] = {}
+    known: dict[object, tuple[SharedSplit, ...]] = {}
     found = []
     for edge in graph.edges:
         u, v = graph[edge.producer], graph[edge.consumer]
@@ -127,29 +129,18 @@ def _edge_cuts(graph: Graph, splits: Sequence[Mapping[str, int]]) -> list[tuple[
 
 def _common_cuts(
     u: Operator, written: Access, u_split: Mapping[str, int], v: Operator, read: Access, v_split: Mapping[str, int]
-) -> tuple[_Cut, ...]:
+) -> tuple[SharedSplit, ...]:
     sides = []
     for operator, split, access in ((u, u_split, written), (v, v_split, read)):
         parts = components(access.shape, access.index_map, operator.extents)
         row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         sides.append((parts, split_columns(parts, splits_of(operator, row))[0]))
     (u_parts, u_row), (v_parts, v_row) = sides
-    return tuple(
-        _Cut(
-            u_dim=split_dim(u_parts[shared.u].axis),
-            v_dim=split_dim(v_parts[shared.v].axis),
-            u_above=shared.u_above,
-            v_above=shared.v_above,
-            u_factor=shared.u_factor,
-            v_factor=shared.v_factor,
-        )
-        for shared in shared_splits(u_parts, u_row, v_parts, v_row)
-        if shared.u_factor > 1 or shared.v_factor > 1
-    )
+    return tuple(cut for cut in shared_splits(u_parts, u_row, v_parts, v_row) if cut.u_factor > 1 or cut.v_factor > 1)
 
 
 def _prime_orders(
-    graph: Graph, splits: Sequence[Mapping[str, int]], cuts: Sequence[tuple[_Cut, ...]], *, is_forward: bool
+    graph: Graph, splits: Sequence[Mapping[str, int]], cuts: Sequence[tuple[SharedSplit, ...]], *, is_forward: bool
 ) -> list[dict[str, tuple[int, ...]]]:
     """Return, for each layer and dim, the prime factors of its split in an order that its neighbours share.
 
@@ -179,13 +170,6 @@ def _prime_orders(
     return orders
 
 
-def _orders_worth_trying(
-    graph: Graph, splits: Sequence[Mapping[str, int]], cuts: Sequence[tuple[_Cut, ...]], bases: tuple[int, ...]
-) -> list[list[dict[str, tuple[int, ...]]]]:
-    ways = (True, False) if len(set(bases)) > 1 else (True,)
-    return [_prime_orders(graph, splits, cuts, is_forward=is_forward) for is_forward in ways]
-
-
 def _ordered(primes: tuple[int, ...], guides: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the primes, first those that the guides name, in their order."""
     left = list(primes)
@@ -198,7 +182,7 @@ def _ordered(primes: tuple[int, ...], guides: Sequence[tuple[int, ...]]) -> tupl
 
 
 def _links(
-    graph: Graph, cuts: Sequence[tuple[_Cut, ...]], primes: Sequence[Mapping[str, tuple[int, ...]]]
+    graph: Graph, cuts: Sequence[tuple[SharedSplit, ...]], primes: Sequence[Mapping[str, tuple[int, ...]]]
 ) -> list[_Link]:
     links = []
     for number, (edge, shared) in enumerate(zip(graph.edges, cuts, strict=True)):
@@ -332,7 +316,7 @@ def _assign(
     return Placement(digits=tuple(digits), primes=primes)
 
 
-def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement]) -> Iterator[Sum]:
+def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement]) -> Iterator[Moved]:
     """Yield what the layers add up inside themselves. What a recurrent layer hands on is small beside it."""
 
     def sums_itself(operator: Operator, position: int, digits: frozenset[int]) -> bool:
@@ -362,12 +346,12 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
             digits = summed(placement, over)
             if digits:
                 access = Access(tensor="sum", shape=shape, index_map=axes)
-                yield Sum(digits=digits, shard_bytes=times * _shard_bytes(graph, operator, access, split))
+                yield digits, times * _shard_bytes(graph, operator, access, split)
 
 
 def _fetches(
     graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Placement], links: Sequence[_Link]
-) -> Iterator[Redistribution]:
+) -> Iterator[Moved]:
     """Yield what each edge moves, forward and backward: a device fetches what digits cut elsewhere than its own do."""
     stays: dict[int, set[tuple[Slot, Slot]]] = {}
     for link in links:
@@ -386,7 +370,7 @@ def _fetches(
                 if slot is not None and slot[0] in access_dims(sent) and (slot, own) not in pairs
             )
             size = _shard_bytes(graph, graph.operators[receiver], received, splits[receiver])
-            yield Redistribution(digits=digits, shard_bytes=size)
+            yield digits, size
 
 
 def _shard_bytes(graph: Graph, operator: Operator, access: Access, split: Mapping[str, int]) -> float:
@@ -394,12 +378,12 @@ def _shard_bytes(graph: Graph, operator: Operator, access: Access, split: Mappin
     return graph.itemsize * float(shard_size(access.shape, access.index_map, splits_of(operator, row))[0])
 
 
-def _reordered(placement: Placement, order: Sequence[int]) -> Placement:
-    return Placement(digits=tuple(placement.digits[i] for i in order), primes=placement.primes)
-
-
 def _devices(
-    operator: Operator, split: Mapping[str, int], bases: Sequence[int], placement: Placement
+    operator: Operator,
+    split: Mapping[str, int],
+    bases: Sequence[int],
+    digits: Sequence[Slot | None],
+    primes_of: Mapping[str, tuple[int, ...]],
 ) -> tuple[int, ...]:
     """Return the device of each part, row-major over the split dims and the replicas."""
     weights = [prod(bases[i + 1 :]) for i in range(len(bases))]
@@ -409,12 +393,90 @@ def _devices(
     index = np.indices((*shape, replicas)).reshape(len(shape) + 1, -1)
     device = np.zeros(index.shape[1], dtype=np.int64)
     for dim, position in zip(names, index[:-1], strict=True):
-        primes = placement.primes[dim]
+        primes = primes_of[dim]
         for level, prime in enumerate(primes):
-            digit = placement.digits.index((dim, level))
+            digit = digits.index((dim, level))
             device += position // prod(primes[level + 1 :]) % prime * weights[digit]
-    free = [i for i, slot in enumerate(placement.digits) if slot is None]
+    free = [i for i, slot in enumerate(digits) if slot is None]
     for rank, digit in enumerate(free):
         device += index[-1] // prod(bases[i] for i in free[rank + 1 :]) % bases[digit] * weights[digit]
     assert sorted(device.tolist()) == list(range(prod(bases))), f"placement of {operator.name} is no permutation"
     return tuple(device.tolist())
+
+
+# -- which digits lie inside a node
+#
+# Exchanging two digits of the same place in all layers at once renumbers the devices, so it changes nothing of what
+# moves in all; but the last digits tell the devices of one node apart and the first ones the nodes. For every way to
+# order the digits, what crosses nodes is counted, and the least is taken.
+
+
+def choose_order(
+    bases: Sequence[int],
+    group_sizes: Sequence[int],
+    sums: Iterable[Moved],
+    fetches: Iterable[Moved],
+    *,
+    by_level: bool = False,
+) -> tuple[int, ...]:
+    """Return the positions of the digits, the most significant first, with the fewest bytes across groups.
+
+    bases: [digits]. group_sizes: devices of a group of each level, ascending (a node, a rack); those that no digits
+    multiply to are left out. What crosses the groups of the outermost level counts first, then the next one's.
+    by_level: whether an all-reduce adds within groups before it goes between them; by default every device exchanges
+    a share with every other.
+    """
+    added, fetched = _together(sums), _together(fetches)
+
+    def crossing(inner: Digits) -> float:
+        total = 0.0
+        for digits, shard_bytes in added.items():
+            count = prod(bases[i] for i in digits)
+            inside = prod(bases[i] for i in digits & inner)
+            # Every device exchanges a share with each of the others, forth and back; added within the group before, a
+            # device's share of what goes further is that much smaller.
+            total += 2 * shard_bytes / count * (count - inside) / (inside if by_level else 1)
+        for digits, shard_bytes in fetched.items():
+            total += shard_bytes * (1 - 1 / prod(bases[i] for i in digits - inner))
+        return total
+
+    plain = tuple(range(len(bases)))
+    known: dict[Digits, float] = {}
+
+    def cost(inside: Sequence[Digits]) -> tuple[float, ...]:
+        for inner in inside:
+            if inner not in known:
+                known[inner] = crossing(inner)
+        return tuple(known[inner] for inner in inside)
+
+    ways = list(islice(_ways(bases, frozenset(plain), sorted(group_sizes, reverse=True)), MAX_ORDERS))
+    first, inside = ways[0], min(ways, key=cost)
+    if all(best > _WORTH_IT * old for best, old in zip(cost(inside), cost(first), strict=True)):
+        inside = first
+    outside: list[Digits] = [frozenset(plain), *inside, frozenset()]
+    return tuple(i for outer, inner in pairwise(outside) for i in sorted(outer - inner))
+
+
+def _ways(bases: Sequence[int], digits: Digits, sizes: Sequence[int]) -> Iterator[tuple[Digits, ...]]:
+    """Yield the digits inside a group of each level, the outermost level first; the last digits come first."""
+    if not sizes:
+        yield ()
+        return
+    size, *others = sizes
+    found = False
+    for count in range(len(digits) + 1):
+        for chosen in combinations(sorted(digits, reverse=True), count):
+            if prod(bases[i] for i in chosen) == size:
+                found = True
+                for rest in _ways(bases, frozenset(chosen), others):
+                    yield (frozenset(chosen), *rest)
+    if not found:
+        yield from _ways(bases, digits, others)
+
+
+def _together(terms: Iterable[Moved]) -> Mapping[Digits, float]:
+    total: dict[Digits, float] = {}
+    for digits, shard_bytes in terms:
+        if digits and shard_bytes:
+            total[digits] = total.get(digits, 0.0) + shard_bytes
+    return total

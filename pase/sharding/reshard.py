@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pase.errors import ProgramError
-from pase.sharding.boxes import Box, Range, common_dims, difference, intersection, num_points, whole
+from pase.sharding.boxes import Box, Range, aligned_dims, common_dims, difference, intersection, num_points, whole
 from pase.sharding.layouts import HOST, Layout, Place, apart
 
 
@@ -35,13 +35,18 @@ def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
     """
     if source.shape == target.shape:
         return (ReshardStep(source, target),)
-    groups = _aligned(source.shape, target.shape)
+    if prod(source.shape) != prod(target.shape):
+        raise ProgramError(
+            f"a tensor of shape {list(source.shape)} cannot be read as {list(target.shape)}: their sizes differ; "
+            "correct the dims"
+        )
+    groups = [*aligned_dims(source.shape, target.shape)]
     views = [_view(source, target, group) for group in groups]
     if None not in views:
         return (_seen(source, target, groups, views),)
     bad = [group for group, view in zip(groups, views, strict=True) if view is None]
-    first = _gathered(source, [group.source for group in bad])
-    last = _gathered(target, [group.target for group in bad])
+    first = _gathered(source, [group[0] for group in bad])
+    last = _gathered(target, [group[1] for group in bad])
     views = [_view(first, last, group) for group in groups]
     assert None not in views
     return (
@@ -167,38 +172,8 @@ def _wholes(shapes: Shapes, devices: Sequence[int]) -> Layout:
 # -- seeing through reshapes
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Neighbouring dims of two shapes that hold the same points; ranges of positions."""
-
-    source: Range
-    target: Range
-
-
-def _aligned(source: Sequence[int], target: Sequence[int]) -> list[_Group]:
-    """Return the smallest groups of neighbouring dims with equal products."""
-    if prod(source) != prod(target):
-        raise ProgramError(
-            f"a tensor of shape {list(source)} cannot be read as {list(target)}: their sizes differ; correct the dims"
-        )
-    groups: list[_Group] = []
-    i = j = 0
-    while i < len(source) and j < len(target):
-        first_i, first_j = i, j
-        left, right = source[i], target[j]
-        i, j = i + 1, j + 1
-        while left != right:
-            if left < right:
-                left, i = left * source[i], i + 1
-            else:
-                right, j = right * target[j], j + 1
-        groups.append(_Group((first_i, i), (first_j, j)))
-    # Dims of extent 1 at the end of either shape.
-    if not groups:
-        return [_Group((0, len(source)), (0, len(target)))]
-    groups[-1] = _Group((groups[-1].source[0], len(source)), (groups[-1].target[0], len(target)))
-    return groups
-
+_Group = tuple[Range, Range]
+"""Neighbouring dims of the source's and the target's shape that hold the same points."""
 
 _Convert = Callable[[Box], Box | None]
 
@@ -214,7 +189,7 @@ class _View:
 
 def _view(source: Layout, target: Layout, group: _Group) -> _View | None:
     """Return dims in which every box of both layouts is a box; None if there are none."""
-    a, b = source.shape[slice(*group.source)], target.shape[slice(*group.target)]
+    a, b = source.shape[slice(*group[0])], target.shape[slice(*group[1])]
     if a == b:
         return _View(a, lambda box: box, lambda box: box)
     # The flat dim first: it has the fewest pieces.
@@ -224,8 +199,8 @@ def _view(source: Layout, target: Layout, group: _Group) -> _View | None:
         fine = common or (1,)
         candidates.append(_View(fine, lambda box: _refined(box, a, fine), lambda box: _refined(box, b, fine)))
     for view in candidates:
-        sources = all(view.source(box[slice(*group.source)]) is not None for box in source.boxes)
-        if sources and all(view.target(box[slice(*group.target)]) is not None for box in target.boxes):
+        sources = all(view.source(box[slice(*group[0])]) is not None for box in source.boxes)
+        if sources and all(view.target(box[slice(*group[1])]) is not None for box in target.boxes):
             return view
     return None
 
@@ -238,7 +213,7 @@ def _seen(source: Layout, target: Layout, groups: list[_Group], views: Sequence[
     def written(box: Box, of_source: bool) -> Box:
         ranges: list[Range] = []
         for group, view in pairs:
-            part = box[slice(*(group.source if of_source else group.target))]
+            part = box[slice(*group[not of_source])]
             seen = (view.source if of_source else view.target)(part)
             assert seen is not None
             ranges.extend(seen)

@@ -15,16 +15,14 @@ from pase.sharding.edges import (
     INDEX_BYTES,
     JOINING_KINDS,
     PlacedGraph,
+    SharedWeight,
     edge_steps,
     joint_sum,
-    joint_sum_of_weight,
     layer_mesh,
     return_steps,
-    shared_return_steps,
-    shared_steps,
     shared_weights,
+    sum_ends,
     summed_dims,
-    weight_ends,
 )
 from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, shard_points, single_points, tensor_dims
 from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, moved_pairs, reshard_steps
@@ -172,11 +170,10 @@ def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple
     mesh = layer_mesh(plan, operator.name)
     sums = {tuple(dim for dim in own if mesh.size(dim) > 1)}
     for weight in shared_weights(plan.graph) if read.shared else ():
-        if (weight.user, weight.user_read) == (operator.name, position) and joint_sum_of_weight(plan, weight):
+        if (weight.consumer, weight.input) == (operator.name, position) and joint_sum(plan, weight):
             return ()
-        if (weight.owner, weight.owner_read) == (operator.name, position) and joint_sum_of_weight(plan, weight):
-            owner, _ = weight_ends(plan, weight)
-            sums.add(owner.axes)
+        if (weight.producer, weight.output) == (operator.name, position) and joint_sum(plan, weight):
+            sums.add(sum_ends(plan, weight)[0].axes)
     return tuple(sorted(sums))
 
 
@@ -265,7 +262,7 @@ def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
             edge.consumer,
             partial(_edge_flows, plan, edge),
         )
-    found += (flow for flow in _shared_flows(plan) if flow.bytes_by_pair)
+    found += (flow for weight in shared_weights(plan.graph) for flow in _edge_flows(plan, weight) if flow.bytes_by_pair)
     for operator in plan.graph.operators:
         sums = tuple(
             (phase, gradient_sums(plan, operator, i))
@@ -291,35 +288,20 @@ def bytes_by_movement(found: Iterable[Flow]) -> dict[Movement, int]:
 
 def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
-    read, has_gradient = consumer.reads[edge.input], plan.graph.has_gradient(consumer, edge.input)
+    read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
     itemsize = plan.graph.itemsize if read.is_differentiable else INDEX_BYTES
     steps = edge_steps(plan, edge)
-    back = return_steps(plan, edge, steps) if has_gradient else ()
+    flows_back = is_weight or plan.graph.has_gradient(consumer, edge.input)
+    back = return_steps(plan, edge, steps) if flows_back else ()
+    ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []
     if len(steps) > 1 and consumer.kind in JOINING_KINDS:
         # What comes in another shape is brought to the consumer's devices before it is joined there.
-        ends = edge.consumer, edge.consumer
-        yield from _both_ways(read.tensor, *ends, steps[-1:], back[:1], itemsize)
+        ways.append((edge.consumer, steps[-1:], back[:1]))
         steps, back = steps[:-1], back[1:]
-    yield from _both_ways(read.tensor, edge.producer, edge.consumer, steps, back, itemsize)
-
-
-def _both_ways(
-    tensor: str,
-    producer: str,
-    consumer: str,
-    steps: Sequence[ReshardStep],
-    back: Sequence[ReshardStep],
-    itemsize: int,
-) -> Iterator[Flow]:
-    yield _flow(tensor, producer, consumer, Phase.FORWARD, moved_pairs(steps), itemsize)
-    yield _flow(tensor, producer, consumer, Phase.BACKWARD, moved_pairs(back), itemsize)
-
-
-def _shared_flows(plan: PlacedGraph) -> Iterator[Flow]:
-    for weight in shared_weights(plan.graph):
-        tensor = plan.graph[weight.user].reads[weight.user_read].shared
-        ways = shared_steps(plan, weight), shared_return_steps(plan, weight)
-        yield from _both_ways(tensor, weight.owner, weight.user, *ways, plan.graph.itemsize)
+    tensor = read.shared if is_weight else read.tensor
+    for producer, there, returned in (*ways, (edge.producer, steps, back)):
+        yield _flow(tensor, producer, edge.consumer, Phase.FORWARD, moved_pairs(there), itemsize)
+        yield _flow(tensor, producer, edge.consumer, Phase.BACKWARD, moved_pairs(returned), itemsize)
 
 
 def _layer_flows(plan: PlacedGraph, operator: Operator) -> Iterator[Flow]:

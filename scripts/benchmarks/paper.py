@@ -124,7 +124,7 @@ def _strategy_table(name: str) -> str:
 
 def _cost_parts(problem: Problem, model: CostModel, choice: tuple[int, ...], vertex: int) -> list[float]:
     """Return (computation, communication inside the layer, transfers on all its edges), in GFLOP."""
-    splits = problem.configurations[vertex].splits[choice[vertex]][None, :]
+    splits = problem.configurations[vertex][choice[vertex]][None, :]
     cost = layer_cost(traffic_of(problem.graph, problem.graph.operators[vertex], splits), model)
     tables = problem.tables
     edges = sum(tables.edge(e).cost(choice[u], choice[v]) for e, (u, v) in enumerate(tables.edges) if vertex in (u, v))

@@ -52,7 +52,7 @@ def main(*, write: bool, files: list[Path], table: str | None, limit: float, pee
 def _exported(name: str, devices: int, folder: Path) -> Path:
     path = folder / f"{name}_p{devices}.npz"
     problem = problem_of(load(name), devices, load_machine("1080ti"), "paper")
-    write_problem(problem.tables, path, configurations=[found.splits for found in problem.configurations])
+    write_problem(problem.tables, path, configurations=problem.configurations)
     return path
 
 

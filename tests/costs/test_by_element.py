@@ -154,7 +154,7 @@ def test_layer_costs_are_those_of_the_definition() -> None:
         free, dear = _problem_of(case, fed, num_devices)
         vertex = free.graph.index["layer"]
         found = list(definition.configurations(layer, num_devices))
-        assert len(found) == len(free.configurations[vertex].splits), (factory, shapes, options)
+        assert len(found) == len(free.configurations[vertex]), (factory, shapes, options)
         for splits in found:
             # The definition's dims may come in another order.
             order = tuple(splits[dim] for dim in free.graph.operators[vertex].extents)

@@ -53,7 +53,7 @@ def test_a_convolution_costs_the_same_behind_a_layer_without_parameters(before: 
     costs = [
         dict(
             zip(
-                map(tuple, problem.configurations[problem.graph.index["conv"]].splits.tolist()),
+                map(tuple, problem.configurations[problem.graph.index["conv"]].tolist()),
                 problem.tables.vertex_costs[problem.tables.vertex_table[problem.graph.index["conv"]]].tolist(),
                 strict=True,
             )

@@ -161,7 +161,7 @@ def test_edges_of_built_in_networks_cost_what_the_best_assignment_fetches(name: 
     for edge in [*rng.sample(graph.edges, 8), *rng.sample(joined, min(16, len(joined)))]:
         u, v = graph[edge.producer], graph[edge.consumer]
         write, read = u.writes[edge.output], v.reads[edge.input]
-        us, vs = (enumerate_configurations(o, p).splits for o in (u, v))
+        us, vs = (enumerate_configurations(o, p) for o in (u, v))
         us, vs = us[rng.choices(range(len(us)), k=4)], vs[rng.choices(range(len(vs)), k=4)]
         found = _volumes(u, v, us, vs, written=edge.output, read=edge.input)
         for (i, a), (j, b) in product(enumerate(us.tolist()), enumerate(vs.tolist())):
@@ -228,7 +228,7 @@ def test_parts_that_lie_across_each_other_are_not_all_beside_their_best() -> Non
 @pytest.mark.parametrize("p", [8, 12])
 def test_an_edge_costs_the_same_in_either_direction(case: str, p: int) -> None:
     u, v = NESTED[case]
-    us, vs = (enumerate_configurations(o, p).splits for o in (u, v))
+    us, vs = (enumerate_configurations(o, p) for o in (u, v))
     # Footnote 2: t_x(u, v) = t_x(v, u), both ways together.
     one, other = (
         found.needed_forward - found.kept_forward + found.needed_backward - found.kept_backward
@@ -241,7 +241,7 @@ def test_an_edge_costs_the_same_in_either_direction(case: str, p: int) -> None:
 def test_what_lies_alike_does_not_move(p: int) -> None:
     dims = {"b": 12, "h": 24, "g": 2, "n": 6}
     operator = _operator("o", dims, (12, 24, 12), ("b", "h", ("g", "n")))
-    rows = enumerate_configurations(operator, p).splits
+    rows = enumerate_configurations(operator, p)
     found = _volumes(operator, operator, rows, rows)
     alike = np.arange(len(rows))
     assert not (found.needed_forward - found.kept_forward)[alike, alike].any()
@@ -286,7 +286,7 @@ def test_an_edge_by_hand() -> None:
 @pytest.mark.parametrize("case", ["boxes", "flattened", "heads", "product of dims", "concatenation"])
 def test_shared_cuts_lie_on_the_same_bounds(case: str) -> None:
     u, v = NESTED[case]
-    us, vs = (enumerate_configurations(o, 8).splits for o in (u, v))
+    us, vs = (enumerate_configurations(o, 8) for o in (u, v))
     ups = components(u.writes[0].shape, u.writes[0].index_map, u.extents)
     vps = components(v.reads[0].shape, v.reads[0].index_map, v.extents)
     num_shared = 0

@@ -133,7 +133,7 @@ def test_no_configuration_beats_its_share_of_the_work(name: str) -> None:
     problem = build_problem(graph, 8, PaperCostModel(flop_per_byte=0.0))
     costly = build_problem(graph, 8, MODEL)
     for vertex in range(len(graph.operators)):
-        costs, found = problem.tables.layer_costs(vertex), problem.configurations[vertex].splits
+        costs, found = problem.tables.layer_costs(vertex), problem.configurations[vertex]
         alone = costs[np.flatnonzero((found == 1).all(axis=1))[0]]
         assert (costs >= alone / found.prod(axis=1) * (1 - 1e-14)).all()
         assert costs.min() == pytest.approx(alone / 8)
@@ -188,7 +188,7 @@ def test_tables_say_what_the_strategy_costs(name: str, p: int) -> None:
     problem = build_problem(graph, p, MODEL)
     generator = np.random.default_rng(p)
     for _ in range(3):
-        choice = [int(generator.integers(len(found.splits))) for found in problem.configurations]
+        choice = [int(generator.integers(len(found))) for found in problem.configurations]
         splits = [problem.splits(vertex, index) for vertex, index in enumerate(choice)]
         direct = total_cost(plan_layers(problem.graph, p, MODEL, splits))
         assert problem.tables.evaluate(choice) == pytest.approx(direct, rel=1e-12)
@@ -220,7 +220,7 @@ def _blocks(names: tuple[str, ...]) -> tuple[str, str]:
 
 def test_a_configuration_is_found_by_its_splits() -> None:
     problem = build_problem(build("mlp"), 8, MODEL)
-    for index in range(len(problem.configurations[0].splits)):
+    for index in range(len(problem.configurations[0])):
         splits = tuple(problem.splits(0, index).values())
         assert problem.choice(0, splits) == index
     assert problem.choice(0, (3, 1, 1)) is None

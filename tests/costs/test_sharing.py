@@ -40,7 +40,7 @@ def _all_reduce(size_bytes: float, group: int) -> float:
 
 def test_the_first_user_owns_the_weight() -> None:
     (weight,) = shared_weights(_tied())
-    assert (weight.owner, weight.owner_read, weight.user, weight.user_read) == ("tokens", 1, "fc", 1)
+    assert (weight.producer, weight.output, weight.consumer, weight.input) == ("tokens", 1, "fc", 1)
 
 
 @pytest.mark.parametrize("split", [{"b": 4}, {"v": 4}, {"d": 4}, {"b": 2, "v": 2}, {"s": 2, "d": 2}])

@@ -33,9 +33,7 @@ def test_every_step_costs_what_it_costs_by_itself(num_devices: int, model: str) 
     costs = cost_model(model, MACHINE, num_devices)
     problem = build_problem(_steps(24), num_devices, costs)
     graph = problem.graph
-    does = {
-        op.name: traffic_of(graph, op, problem.configurations[graph.index[op.name]].splits) for op in graph.operators
-    }
+    does = {op.name: traffic_of(graph, op, problem.configurations[graph.index[op.name]]) for op in graph.operators}
     for edge, number in zip(graph.edges, problem.tables.edge_table, strict=True):
         alone, table = edge_cost(graph, edge, does[edge.producer], does[edge.consumer], costs), problem.tables
         found = table.edge_tables[number]

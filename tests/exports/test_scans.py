@@ -106,7 +106,7 @@ def test_the_note_tells_the_cost_of_the_best_among_those_that_are_alike() -> Non
     problem = problem_of(plan.graph, 4, plan.machine, plan.cost_model)
     groups = [[plan.graph.index[name] for name in names] for names in scanned_layers(plan.graph).values()]
     for group in groups:
-        assert len({enumerate_configurations(plan.graph.operators[v], 4).splits.tobytes() for v in group}) == 1
+        assert len({enumerate_configurations(plan.graph.operators[v], 4).tobytes() for v in group}) == 1
     assert cheapest_alike(problem.tables, groups).cost >= plan.total_cost * (1 - 1e-9)
 
 

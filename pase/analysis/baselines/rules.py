@@ -53,9 +53,9 @@ def _pairs(graph: Graph) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
         for one, other in _aligned(_components(u, u.writes[edge.output]), _components(v, v.reads[edge.input])):
             yield (u.name, one), (v.name, other)
     for weight in shared_weights(graph):
-        owned, used = graph[weight.owner].reads[weight.owner_read], graph[weight.user].reads[weight.user_read]
+        owned, used = graph[weight.producer].reads[weight.output], graph[weight.consumer].reads[weight.input]
         for one, other in _of_one_weight(owned, used):
-            yield (weight.owner, one), (weight.user, other)
+            yield (weight.producer, one), (weight.consumer, other)
 
 
 def _of_one_weight(owned: Access, used: Access) -> Iterator[tuple[str, str]]:

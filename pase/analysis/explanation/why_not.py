@@ -121,7 +121,7 @@ class CostParts:
     def _traffic_of(self, vertex: int, configuration: int) -> LayerTraffic:
         key = self._problem.tables.vertex_table[vertex], configuration
         if key not in self._traffic:
-            row = self._problem.configurations[vertex].splits[configuration : configuration + 1]
+            row = self._problem.configurations[vertex][configuration : configuration + 1]
             graph = self._problem.graph
             self._traffic[key] = traffic_of(graph, graph.operators[vertex], row)
         return self._traffic[key]

@@ -22,11 +22,9 @@ from pase.sharding.edges import (
     INDEX_BYTES,
     SharedWeight,
     edge_steps,
-    joint_sum_of_weight,
+    joint_sum,
     layer_mesh,
     return_steps,
-    shared_return_steps,
-    shared_steps,
     shared_weights,
 )
 from pase.sharding.layouts import shard_points
@@ -243,7 +241,7 @@ class _Builder:
         self._gradients = {op.name: plan.graph.read_gradients(op) for op in operators}
         self._hops = {(edge.consumer, edge.input): edge_steps(plan, edge) for edge in plan.graph.edges}
         self._shared: dict[tuple[str, int], SharedWeight] = {
-            (weight.user, weight.user_read): weight for weight in shared_weights(plan.graph)
+            (weight.consumer, weight.input): weight for weight in shared_weights(plan.graph)
         }
         self._computed: dict[str, Front] = {}  # after the forward pass of a layer and what it exchanges
         self._written: dict[str, Front] = {}  # with the sums of its outputs
@@ -266,7 +264,7 @@ class _Builder:
                 if (name, position) in self._shared:
                     weight = self._shared[name, position]
                     front = self._nothing()
-                    self._carry(front, shared_steps(self._plan, weight), weight, Phase.FORWARD)
+                    self._carry(front, edge_steps(self._plan, weight), weight, Phase.FORWARD)
                     _extend(ready, front)
             front = self._compute(name, Phase.FORWARD, self._work[name].forward_s, ready)
             self._move(front, operator, self._within.get((name, Purpose.EXCHANGE), ()))
@@ -315,16 +313,16 @@ class _Builder:
                     continue
                 front = list(fronts[name])
                 weight = self._shared.get((name, position))
-                if weight is not None and joint_sum_of_weight(self._plan, weight):
-                    _extend(added.setdefault((weight.owner, weight.owner_read), self._nothing()), front)
+                if weight is not None and joint_sum(self._plan, weight):
+                    _extend(added.setdefault((weight.producer, weight.output), self._nothing()), front)
                     continue
                 # The owner of a weight comes before its other users, and thus after them here.
                 _extend(front, added.get((name, position), ()))
                 self._move(front, operator, self._sums.get((name, position), ()))
                 if weight is not None:
-                    back = shared_return_steps(self._plan, weight)
+                    back = return_steps(self._plan, weight, edge_steps(self._plan, weight))
                     self._carry(front, back, weight, Phase.BACKWARD)
-                _extend(ready[weight.owner if weight else name], front)
+                _extend(ready[weight.producer if weight else name], front)
         for name, front in ready.items():
             time_s = self._work[name].update_s
             if time_s is not None:
@@ -352,16 +350,12 @@ class _Builder:
                     for group in sum_groups(layer_mesh(self._plan, operator.name), found.over):
                         self._way(self._network, label, group, found.points, itemsize, found.times, front)
 
-    def _carry(self, front: Front, steps: Iterable[ReshardStep], moved: Edge | SharedWeight, phase: Phase) -> None:
+    def _carry(self, front: Front, steps: Iterable[ReshardStep], moved: Edge, phase: Phase) -> None:
         """Add what moves from layer to layer, step by step: along an edge, or of a weight that both use."""
-        if isinstance(moved, Edge):
-            read = self._graph[moved.consumer].reads[moved.input]
-            label = Label(producer=moved.producer, consumer=moved.consumer, tensor=read.tensor, phase=phase)
-            point_bytes = self._graph.itemsize if read.is_differentiable else INDEX_BYTES
-        else:
-            tensor = self._graph[moved.user].reads[moved.user_read].shared
-            label = Label(producer=moved.owner, consumer=moved.user, tensor=tensor, phase=phase)
-            point_bytes = self._graph.itemsize
+        read = self._graph[moved.consumer].reads[moved.input]
+        tensor = read.shared if isinstance(moved, SharedWeight) else read.tensor
+        label = Label(producer=moved.producer, consumer=moved.consumer, tensor=tensor, phase=phase)
+        point_bytes = self._graph.itemsize if read.is_differentiable else INDEX_BYTES
         for step in steps:
             # Repeated layers move alike: each distinct movement is looked at once.
             if step not in self._moved:

@@ -8,7 +8,7 @@ from pase.sharding.layouts import DeviceMesh
 from pase.sharding.sums import SMALL_POINTS
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, placement, tf
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
+from pase.targets.mesh_tensorflow.primitives.traffic import Account, Traffic
 
 
 class LayerMesh(mtf.Mesh):
@@ -45,7 +45,7 @@ class MeshImplementation(placement.PlacementMeshImpl):
                 f"layer {layer!r}: a mesh of {self.size} positions needs as many different devices, "
                 f"found {', '.join(device_names)}"
             )
-        self.traffic = traffic.account(layer)
+        self.traffic = Account(traffic=traffic, source=layer, target=layer)
         self._name = name
 
     class LaidOutVariable:

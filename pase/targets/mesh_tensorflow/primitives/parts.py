@@ -5,9 +5,9 @@ zeros behind it; where all parts are alike nothing is added. Operations on each 
 what stands behind a part is never read, and has no gradient.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -168,81 +168,41 @@ def run_step(
 
 
 def assembled(placed: Sequence[_Placed], box: Box, fill: float, dtype: Any) -> Any:
-    """Return the tensor of a box made of pieces, which overlap only where they are to be added; `fill` where none is.
-
-    Pieces that form no grid are added, with zeros around them.
-    """
+    """Return the tensor of a box made of pieces, added where they overlap; `fill` where none is."""
     if not placed:
         return tf.fill(extents(box), tf.constant(fill, dtype))
-    if not _form_grid([part for part, _ in placed]):
-        total = tf.add_n([_padded(tensor, part, box, 0) for part, tensor in placed])
-        if not fill:
-            return total
-        is_filled = np.ones(extents(box), dtype=np.bool_)
-        for part, _ in placed:
-            low = offsets(part, box)
-            is_filled[tuple(slice(a, a + n) for a, n in zip(low, extents(part), strict=True))] = False
-        return tf.where(tf.constant(is_filled), tf.fill(extents(box), tf.constant(fill, dtype)), total)
-    for dim in reversed(range(len(box))):
-        rows: dict[Box, list[_Placed]] = {}
-        for part, tensor in placed:
-            rows.setdefault(part[:dim] + part[dim + 1 :], []).append((part, tensor))
-        placed = [_merged(row, dim, box) for row in rows.values()]
-    ((part, tensor),) = placed
-    return _padded(tensor, part, box, fill)
+    if _form_grid([part for part, _ in placed]):
+        for dim in reversed(range(len(box))):
+            rows: dict[Box, list[_Placed]] = {}
+            for part, tensor in sorted(placed, key=lambda item: item[0]):
+                rows.setdefault(part[:dim] + part[dim + 1 :], []).append((part, tensor))
+            placed = [_joined(row, dim) for row in rows.values()]
+        ((part, tensor),) = placed
+        return _padded(tensor, part, box, fill)
+    total = tf.add_n([_padded(tensor, part, box, 0) for part, tensor in placed])
+    if not fill:
+        return total
+    is_filled = np.ones(extents(box), dtype=np.bool_)
+    for part, _ in placed:
+        low = offsets(part, box)
+        is_filled[tuple(slice(a, a + n) for a, n in zip(low, extents(part), strict=True))] = False
+    return tf.where(tf.constant(is_filled), tf.fill(extents(box), tf.constant(fill, dtype)), total)
 
 
 def _form_grid(boxes: Sequence[Box]) -> bool:
-    """Return whether boxes are all products of some ranges of each dim, each one the same number of times."""
-    if len(boxes) == 1:
-        return True
-    counts = Counter(boxes)
-    ranges = [set(column) for column in zip(*boxes, strict=True)]
-    return prod(map(len, ranges)) == len(counts) and len(set(counts.values())) == 1
+    """Return whether boxes are all products of some ranges of each dim, which lie end to end."""
+    along = [sorted(set(column)) for column in zip(*boxes, strict=True)]
+    touch = all(one[1] == other[0] for ranges in along for one, other in pairwise(ranges))
+    return touch and len(set(boxes)) == len(boxes) == prod(map(len, along))
 
 
-def _merged(row: list[_Placed], dim: int, box: Box) -> _Placed:
-    """Return pieces that differ along one dim as one: laid end to end, or added where they overlap."""
+def _joined(row: list[_Placed], dim: int) -> _Placed:
+    """Return pieces that lie end to end along one dim as one."""
     if len(row) == 1:
         return row[0]
-    layers: list[list[_Placed]] = []
-    for part, tensor in sorted(row, key=lambda item: item[0][dim]):
-        # The first layer of pieces that ends before this one begins.
-        for layer in layers:
-            if layer[-1][0][dim][1] <= part[dim][0]:
-                layer.append((part, tensor))
-                break
-        else:
-            layers.append([(part, tensor)])
-    if len(layers) == 1:
-        return _joined(layers[0], dim)
-    # Zeros around each layer: what is added must be as long.
-    low = min(layer[0][0][dim][0] for layer in layers)
-    high = max(layer[-1][0][dim][1] for layer in layers)
-    terms = []
-    for layer in layers:
-        part, tensor = _joined(layer, dim)
-        whole_row = (*part[:dim], (low, high), *part[dim + 1 :])
-        terms.append(_padded(tensor, part, whole_row, 0))
-    return whole_row, tf.add_n(terms)
-
-
-def _joined(layer: list[_Placed], dim: int) -> _Placed:
-    """Return pieces in order along one dim as one, zeros in the gaps."""
-    if len(layer) == 1:
-        return layer[0]
-    tensors: list[Any] = []
-    first, last = layer[0][0], layer[-1][0]
-    position = first[dim][0]
-    for part, tensor in layer:
-        low, high = part[dim]
-        if low > position:
-            gap = list(extents(part))
-            gap[dim] = low - position
-            tensors.append(tf.zeros(gap, tensor.dtype))
-        tensors.append(tensor)
-        position = high
-    return (*first[:dim], (first[dim][0], last[dim][1]), *first[dim + 1 :]), tf.concat(tensors, dim)
+    first, last = row[0][0], row[-1][0]
+    whole_row = (*first[:dim], (first[dim][0], last[dim][1]), *first[dim + 1 :])
+    return whole_row, tf.concat([tensor for _, tensor in row], dim)
 
 
 def _padded(tensor: Any, part: Box, box: Box, fill: float) -> Any:

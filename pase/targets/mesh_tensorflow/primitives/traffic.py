@@ -17,28 +17,18 @@ NOTHING_MOVED: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes that a program's operations were planned to move between devices in one step, by operation.
+    """Bytes that a program's operations were planned to move between devices in one step.
 
-    movements: by the TensorFlow name scope of the operations that move something; bytes_by_movement: planned.
+    bytes_by_operation, movements: by the TensorFlow name scope of the operations that move something.
     phase: of what is being lowered. keeps_alive: whether everything that is planned is moved, also what nobody uses,
     and nothing on behalf of two; kept: then, the operations to run for that.
     """
 
     keeps_alive: bool = False
     bytes_by_operation: dict[str, int] = field(default_factory=dict)
-    bytes_by_movement: dict[Movement, int] = field(default_factory=dict)
     movements: dict[str, Movement] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
     phase: Phase = Phase.FORWARD
-
-    def add(self, operation: str, moved_bytes: int) -> None:
-        """Count bytes of an operation."""
-        if moved_bytes:
-            self.bytes_by_operation[operation] = self.bytes_by_operation.get(operation, 0) + moved_bytes
-
-    def account(self, layer: str) -> "Account":
-        """Return what counts bytes on behalf of a layer."""
-        return Account(traffic=self, source=layer, target=layer)
 
     @contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
@@ -48,6 +38,14 @@ class Traffic:
             yield
         finally:
             self.phase = before
+
+    @property
+    def bytes_by_movement(self) -> dict[Movement, int]:
+        """Bytes of each edge and each layer, by phase."""
+        found: dict[Movement, int] = {}
+        for operation, movement in self.movements.items():
+            found[movement] = found.get(movement, 0) + self.bytes_by_operation[operation]
+        return found
 
     @property
     def total_bytes(self) -> int:
@@ -69,13 +67,11 @@ class Account:
 
     def add(self, operation: str, moved_bytes: int) -> None:
         """Count bytes of an operation, the name scope in which whatever is moved is first used."""
-        self.traffic.add(operation, moved_bytes)
         phase = self.traffic.phase
         ends = (self.target, self.source) if phase is Phase.BACKWARD else (self.source, self.target)
         movement = Movement(producer=ends[0], consumer=ends[1], phase=phase)
         self.traffic.movements[operation] = movement
-        before = self.traffic.bytes_by_movement.get(movement, 0)
-        self.traffic.bytes_by_movement[movement] = before + moved_bytes
+        self.traffic.bytes_by_operation[operation] = self.traffic.bytes_by_operation.get(operation, 0) + moved_bytes
 
     @property
     def keeps_alive(self) -> bool:
