@@ -21,12 +21,13 @@ backward fetch.
    problems are small, and few: of a group with one type a side, the ratio of sizes to overlaps is all that counts.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
-from itertools import product
+from itertools import accumulate, pairwise, product
 from math import gcd, prod
 from typing import NamedTuple
 
@@ -268,19 +269,10 @@ def _interval_types(u: tuple[tuple[int, ...], int], v: tuple[tuple[int, ...], in
 
 @lru_cache(maxsize=1 << 16)
 def _consecutive_types(u: tuple[int, ...], num_empty_u: int, v: tuple[int, ...], num_empty_v: int) -> _Types:
-    pairs: list[tuple[int, int, int]] = []
-    i = j = 0
-    u_left, v_left = u[0], v[0]
-    while True:
-        overlap = min(u_left, v_left)
-        pairs.append((i, j, overlap))
-        u_left, v_left = u_left - overlap, v_left - overlap
-        if not u_left:
-            if i + 1 == len(u):
-                return _types(pairs, num_empty_u, num_empty_v)
-            i, u_left = i + 1, u[i + 1]
-        if not v_left:
-            j, v_left = j + 1, v[j + 1]
+    u_ends, v_ends = list(accumulate(u)), list(accumulate(v))
+    between = pairwise([0, *sorted({*u_ends, *v_ends})])
+    pairs = [(bisect_right(u_ends, low), bisect_right(v_ends, low), high - low) for low, high in between]
+    return _types(pairs, num_empty_u, num_empty_v)
 
 
 @lru_cache(maxsize=1 << 12)

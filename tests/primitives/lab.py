@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 from pase.sharding.boxes import Box, Partition, blocks, partition
 from pase.sharding.halos import Buffers
-from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.evaluation import Workspace
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
-from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts, part_tensors
-from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
-from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
+from pase.targets.mesh_tensorflow.primitives.parts import Distributed
 from pase.targets.mesh_tensorflow.runtime.measure import crossed_bytes
 
 Array = np.ndarray[Any, Any]
@@ -24,40 +21,14 @@ Array = np.ndarray[Any, Any]
 NUM_DEVICES = 9
 
 
-class Lab:
-    """Sets of workers in one Mesh-TensorFlow graph."""
+class Lab(Workspace):
+    """A workspace in the TensorFlow graph of a test; crossed_bytes: sent in the graphs that TensorFlow ran."""
 
-    def __init__(self) -> None:
-        self.graph = mtf.Graph()
-        self.meshes: list[LayerMesh] = []
-        self.traffic = Traffic()
-        self.crossed_bytes = 0
-
-    def workers(self, devices: Sequence[int], axes: Sequence[tuple[str, int]] | None = None) -> LayerMesh:
-        name = f"set{len(self.meshes)}"
-        grid = DeviceMesh(tuple(axes or [("worker", len(devices))]), tuple(devices))
-        mesh = LayerMesh(self.graph, name=name, layer=name, devices=grid, device_name=virtual_cpu)
-        self.meshes.append(mesh)
-        return mesh
-
-    def put(self, mesh: LayerMesh, held: Partition | Buffers, parts: Sequence[Array]) -> Distributed:
-        tensors = []
-        for part, name in zip(parts, mesh.device_names, strict=True):
-            with tf.device(name):
-                tensors.append(tf.constant(part))
-        return from_parts(mesh, held, tensors)
+    crossed_bytes = 0
 
     def get(self, *tensors: Distributed) -> list[list[Array]]:
-        implementations = {mesh: mesh.implementation(self.traffic) for mesh in self.meshes}
-        lowering = mtf.Lowering(self.graph, implementations, autostack=False)
-        fetched = [part_tensors(lowering, x) for x in tensors]
-        config = tf.ConfigProto(device_count={"CPU": NUM_DEVICES + 1})
-        # Nothing folded or merged: what is sent is what was planned.
-        config.graph_options.rewrite_options.disable_meta_optimizer = True
-        config.graph_options.optimizer_options.opt_level = tf.OptimizerOptions.L0
-        options, metadata = tf.RunOptions(output_partition_graphs=True), tf.RunMetadata()
-        with tf.Session(config=config) as session:
-            results: list[list[Array]] = session.run(fetched, options=options, run_metadata=metadata)
+        metadata = tf.RunMetadata()
+        results = self.run(*tensors, options=tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
         self.crossed_bytes = crossed_bytes(metadata, tf.get_default_graph())
         return results
 

@@ -260,7 +260,7 @@ def test_what_does_not_fit_is_refused() -> None:
         halves, both = blocks([4], [2]), copies([4], 2)
         x = lab.put(two, halves, [np.zeros(2), np.zeros(2)])
         y = lab.put(two, both, [np.zeros(4), np.zeros(4)])
-        with pytest.raises(PrimitiveError, match=r"send_receive: 2 parts for the 1 workers of 'set1'"):
+        with pytest.raises(PrimitiveError, match=r"send_receive: 2 parts for the 1 workers of 'workers1'"):
             send_receive(x, one)
         with pytest.raises(PrimitiveError, match=r"scatter: one worker must hold the whole tensor; 2 hold"):
             scatter(x, two, halves)
@@ -274,7 +274,9 @@ def test_what_does_not_fit_is_refused() -> None:
             sum_reduce(x, one)
         with pytest.raises(PrimitiveError, match=r"worker 1 holds a part of shape \[2\], not \[3\]"):
             from_parts(two, halves, [tf.zeros([2]), tf.zeros([3])])
-        with pytest.raises(PrimitiveError, match=r"3 parts of a partition for 2 workers on mesh 'set0', which has 2"):
+        with pytest.raises(
+            PrimitiveError, match=r"3 parts of a partition for 2 workers on mesh 'workers0', which has 2"
+        ):
             from_parts(two, halves, [tf.zeros([2])] * 3)
         overlapping = partition([4], [((0, 3),), ((1, 4),)])
         with pytest.raises(PrimitiveError, match=r"all_reduce: parts .* overlap"):

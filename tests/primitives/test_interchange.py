@@ -57,10 +57,10 @@ def test_what_does_not_fit_is_refused() -> None:
         x: Any = mtf.import_tf_tensor(lab.workers([0], [("worker", 1)]), tf.zeros([5]), mtf.Shape([dim]))
         with pytest.raises(PrimitiveError, match=r"to_parts: the boxes .* every element of \[5\] once"):
             to_parts(x, mesh, copies([5], 2))
-        with pytest.raises(PrimitiveError, match=r"to_parts: 3 parts for the 2 workers of 'set0'"):
+        with pytest.raises(PrimitiveError, match=r"to_parts: 3 parts for the 2 workers of 'workers0'"):
             to_parts(x, mesh, blocks([5], [3]))
         y = lab.put(mesh, blocks([5], [2]), randoms(blocks([5], [2]), np.float64, 0))
         with pytest.raises(PrimitiveError, match=r"to_tensor: the partition is of a tensor of shape \[5\], not \[6\]"):
             to_tensor(y, mesh, [mtf.Dimension("b", 6)])
-        with pytest.raises(ProgramError, match=r"layer 'set2' splits b = 5 in 2 parts, which do not divide it"):
+        with pytest.raises(ProgramError, match=r"layer 'workers2' splits b = 5 in 2 parts, which do not divide it"):
             to_tensor(y, lab.workers([0, 1], [("b", 2)]), [dim])

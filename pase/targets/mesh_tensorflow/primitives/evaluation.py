@@ -65,7 +65,7 @@ class Workspace:
         self.graph = mtf.Graph()
         self.traffic = Traffic()
         self._tensorflow = tf.Graph()
-        self._meshes: list[LayerMesh] = []
+        self.meshes: list[LayerMesh] = []
 
     def __enter__(self) -> Self:
         self._context = self._tensorflow.as_default()
@@ -75,12 +75,12 @@ class Workspace:
     def __exit__(self, *error: Any) -> None:
         self._context.__exit__(*error)
 
-    def workers(self, devices: Sequence[int]) -> LayerMesh:
-        """Return a set of workers on these devices."""
-        name = f"workers{len(self._meshes)}"
-        grid = DeviceMesh((("worker", len(devices)),), tuple(devices))
+    def workers(self, devices: Sequence[int], axes: Sequence[tuple[str, int]] | None = None) -> LayerMesh:
+        """Return a set of workers on these devices, in a row or in a grid of some axes."""
+        name = f"workers{len(self.meshes)}"
+        grid = DeviceMesh(tuple(axes or [("worker", len(devices))]), tuple(devices))
         mesh = LayerMesh(self.graph, name=name, layer=name, devices=grid, device_name=lambda i: f"/device:CPU:{i + 1}")
-        self._meshes.append(mesh)
+        self.meshes.append(mesh)
         return mesh
 
     def put(self, mesh: LayerMesh, held: Partition | Buffers, parts: Sequence[Array]) -> Distributed:
@@ -105,10 +105,10 @@ class Workspace:
     def run(self, *xs: Distributed, **options: Any) -> list[list[Array]]:
         """Return [tensors][workers] the parts. options: of TensorFlow's session."""
         lowering = mtf.Lowering(
-            self.graph, {mesh: mesh.implementation(self.traffic) for mesh in self._meshes}, autostack=False
+            self.graph, {mesh: mesh.implementation(self.traffic) for mesh in self.meshes}, autostack=False
         )
         tensors = [part_tensors(lowering, x) for x in xs]
-        config = tf.ConfigProto(device_count={"CPU": 2 + max(max(mesh.devices.devices) for mesh in self._meshes)})
+        config = tf.ConfigProto(device_count={"CPU": 2 + max(max(mesh.devices.devices) for mesh in self.meshes)})
         # Where a process has fewer virtual CPUs than workers, these share some.
         config.allow_soft_placement = True
         # Nothing folded or merged: what is sent is what was planned.
