@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from math import prod
+from typing import Any
 
 from pase.errors import ModelError
 from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
@@ -130,7 +131,7 @@ def _storage(leaf: Leaf) -> str:
 # -- vertices and edges
 
 
-Lower = Callable[[Trace, Node, str], LoweredOperator]
+Lower = Callable[[Trace, Node, Any, str], LoweredOperator]
 
 LOWER: dict[type, Lower] = {
     ops.Attention: lower_attention,
@@ -254,7 +255,7 @@ class _Builder:
     def add(self, node: Node) -> None:
         """Add the vertex of a node, and those that its reads need."""
         name = self._names.new(self._suggested_names[node.name])
-        draft = with_epilogue(self.trace, node, LOWER[type(node.op)](self.trace, node, name))
+        draft = with_epilogue(self.trace, node, LOWER[type(node.op)](self.trace, node, node.op, name))
         self.approximations += [(name, text) for text in draft.approximations]
         self.nodes[name] = node.name
         if not isinstance(node.op, ops.Generic):
@@ -335,14 +336,15 @@ class _Builder:
         name = self._names.new(f"{self._made[use.value, None][0]}/piece")
         shape = piece_shape(value.shape, use.piece)
         starts = tuple(use.piece.start if i == use.piece.dim else 0 for i in range(len(shape)))
+        op = ops.Slice(starts=starts, steps=(1,) * len(shape))
         node = Node(
             name=name,
-            op=ops.Slice(starts=starts, steps=(1,) * len(shape)),
+            op=op,
             inputs=(Use(value=use.value),),
             outputs=(replace(value, name=name, shape=shape),),
             origin=self.trace.producer[use.value].origin,
         )
-        self._place(lower_slice(self.trace, node, name), (), scope)
+        self._place(lower_slice(self.trace, node, op, name), (), scope)
         self._made[key] = name, 0
         return name, 0
 

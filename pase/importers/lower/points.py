@@ -36,10 +36,8 @@ def dim_names(rank: int) -> tuple[str, ...]:
     return tuple(_NAMES[rank]) if rank in _NAMES else spare((), rank, "b")
 
 
-def lower_pointwise(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_pointwise(trace: Trace, node: Node, op: ops.Pointwise, name: str) -> LoweredOperator:
     """Return a function of one or more tensors; what cannot be broadcast to its result is needed whole."""
-    op = node.op
-    assert isinstance(op, ops.Pointwise)
     out = node.outputs[0].shape or (1,)
     names = dim_names(len(out))
     uses = [use for use in node.inputs if is_activation(trace, use) or is_parameter(trace, use)]
@@ -61,10 +59,8 @@ def lower_pointwise(trace: Trace, node: Node, name: str) -> LoweredOperator:
     return LoweredOperator(operator=replace(operator, reads=tuple(reads)), sources=tuple(uses))
 
 
-def lower_reduce(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_reduce(trace: Trace, node: Node, op: ops.Reduce, name: str) -> LoweredOperator:
     """Return a reduction; the dims of extent 1 that it keeps are not told."""
-    op = node.op
-    assert isinstance(op, ops.Reduce)
     (shape, *_) = shapes(trace, node)
     names = dim_names(len(shape))
     if not shape:
@@ -80,20 +76,16 @@ def lower_reduce(trace: Trace, node: Node, name: str) -> LoweredOperator:
     return LoweredOperator(operator=operator, sources=node.inputs[:1])
 
 
-def lower_softmax(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_softmax(trace: Trace, node: Node, op: ops.Softmax, name: str) -> LoweredOperator:
     """Return a softmax."""
-    op = node.op
-    assert isinstance(op, ops.Softmax)
     shape = shapes(trace, node)[0]
     names = dim_names(len(shape))
     operator = softmax(name, shape, dims=names, over=names[op.dim], is_log=op.is_log)
     return LoweredOperator(operator=operator, sources=node.inputs[:1])
 
 
-def lower_normalisation(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_normalisation(trace: Trace, node: Node, op: ops.Normalise, name: str) -> LoweredOperator:
     """Return a normalisation; scale and shift are read along its channels where they are of these."""
-    op = node.op
-    assert isinstance(op, ops.Normalise)
     shape = shapes(trace, node)[0]
     x, affine = node.inputs[0], node.inputs[1 : 1 + op.has_scale + op.has_shift]
     extents = tuple(shape[i] for i in op.channels)
@@ -119,12 +111,11 @@ def lower_normalisation(trace: Trace, node: Node, name: str) -> LoweredOperator:
     return LoweredOperator(operator=_normalisation(trace, name, op, (x, *affine)), sources=(x, *affine))
 
 
-def lower_generic(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_generic(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperator:
     """Return an operator that can be split along the dims that pass through it."""
     make = OPERATORS.get(node.origin.operator) or OPERATORS.get(node.origin.operator.rpartition(".")[0])
     if make is not None:
         return LoweredOperator(operator=make(name, *map(trace.shape, node.inputs)), sources=node.inputs)
-    op = node.op
     passes: tuple[tuple[int, int], ...] = op.passes if isinstance(op, ops.Generic) else ()
     flop = op.flop_per_point if isinstance(op, ops.Generic) else 0.0
     uses = [use for use in node.inputs if is_activation(trace, use)]
@@ -205,10 +196,8 @@ def _can_be_broadcast(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
 # -- what moves data alone, and look-ups
 
 
-def lower_concat(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_concat(trace: Trace, node: Node, op: ops.Concat, name: str) -> LoweredOperator:
     """Return a concatenation; pieces that are constants are left out of what is read."""
-    op = node.op
-    assert isinstance(op, ops.Concat)
     out = node.outputs[0].shape
     names = dim_names(len(out))
     operator = concat(name, *shapes(trace, node), dims=names, along=names[op.dim])
@@ -218,13 +207,11 @@ def lower_concat(trace: Trace, node: Node, name: str) -> LoweredOperator:
     return LoweredOperator(operator=operator, sources=tuple(node.inputs[i] for i in kept))
 
 
-def lower_slice(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_slice(trace: Trace, node: Node, op: ops.Slice, name: str) -> LoweredOperator:
     """Return a piece of a tensor; every other element along a dim is a piece of a dim that is made of two.
 
     With other steps, or backwards, it can be split along the other dims alone.
     """
-    op = node.op
-    assert isinstance(op, ops.Slice)
     shape, out = shapes(trace, node)[0], node.outputs[0].shape
     steps = list(zip(shape, out, op.starts, op.steps, strict=True))
     strided = [i for i, (old, new, start, step) in enumerate(steps) if step > 1 and new * step == old and start < step]
@@ -258,10 +245,8 @@ def lower_slice(trace: Trace, node: Node, name: str) -> LoweredOperator:
     return LoweredOperator(operator=operator, sources=node.inputs[:1])
 
 
-def lower_pad(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_pad(trace: Trace, node: Node, op: ops.Pad, name: str) -> LoweredOperator:
     """Return a tensor with values around it; one that is cut instead can be split along the other dims alone."""
-    op = node.op
-    assert isinstance(op, ops.Pad)
     shape, out = shapes(trace, node)[0], node.outputs[0].shape
     if any(first < 0 or first + old > new for first, old, new in zip(op.before, shape, out, strict=True)):
         passes = tuple((i, i) for i, (old, new) in enumerate(zip(shape, out, strict=True)) if old == new)
@@ -271,24 +256,22 @@ def lower_pad(trace: Trace, node: Node, name: str) -> LoweredOperator:
     return LoweredOperator(operator=operator, sources=node.inputs[:1])
 
 
-def lower_lookup(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_lookup(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperator:
     """Return an embedding, or rows of any other tensor of any rank, which are looked up alike."""
     table, indices = shapes(trace, node)[:2]
     names = dim_names(len(indices)) if indices else ()
     if len(indices) in (1, 2):
         names = ("b", "s")[: len(indices)]
     if prod(node.outputs[0].shape) != prod((*indices, *table[1:])):
-        return lower_generic(trace, node, name)
+        return lower_generic(trace, node, op, name)
     operator = embedding(name, indices, vocabulary=table[0], size=prod(table[1:]), dims=names)
     if len(table) != 2:
         operator = _of_rank(operator, table, indices)
     return LoweredOperator(operator=operator, sources=(node.inputs[1], node.inputs[0]))
 
 
-def lower_gather(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_gather(trace: Trace, node: Node, op: ops.Gather, name: str) -> LoweredOperator:
     """Return elements of a tensor at places along one of its dims."""
-    op = node.op
-    assert isinstance(op, ops.Gather)
     shape, places = shapes(trace, node)[:2]
     names = dim_names(len(shape))
     operator = gather(name, shape, dims=names, along=names[op.dim], count=places[op.dim])
@@ -314,7 +297,7 @@ def _of_rank(operator: Operator, table: tuple[int, ...], indices: tuple[int, ...
     )
 
 
-def lower_view(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_view(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperator:
     """Return a view that lies across its tensor's dims: it can be split along leading dims that stay."""
     shape, out = shapes(trace, node)[0], node.outputs[0].shape
     passes = []

@@ -21,10 +21,8 @@ from pase.importers.passes.regions import is_activation
 _LEAD = {1: "b", 2: "bs", 3: "bst"}
 
 
-def lower_contract(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_contract(trace: Trace, node: Node, op: Contract, name: str) -> LoweredOperator:
     """Return a product; one with a weight is a dense layer."""
-    op = node.op
-    assert isinstance(op, Contract)
     x, y = shapes(trace, node)[:2]
     weights = [i for i in (0, 1) if is_parameter(trace, node.inputs[i])]
     is_dense = len(weights) == 1
@@ -58,10 +56,8 @@ def lower_contract(trace: Trace, node: Node, name: str) -> LoweredOperator:
     return LoweredOperator(operator=operator, sources=node.inputs[: 2 + op.has_bias])
 
 
-def lower_attention(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_attention(trace: Trace, node: Node, op: Attention, name: str) -> LoweredOperator:
     """Return attention; keys and values of fewer heads than the queries are read by several of these."""
-    op = node.op
-    assert isinstance(op, Attention)
     uses = list(node.inputs[:3])
     q, k, v = shapes(trace, node)[:3]
     for i, shape in ((1, k), (2, v)):
@@ -108,15 +104,13 @@ def _heads_first(access: Access) -> Access:
     )
 
 
-def lower_recurrent(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_recurrent(trace: Trace, node: Node, op: Recurrent, name: str) -> LoweredOperator:
     """Return a recurrent network: its steps are not split, its units are."""
-    op = node.op
-    assert isinstance(op, Recurrent)
     x = node.inputs[0]
     weights = [use for use in node.inputs[1:] if is_parameter(trace, use)]
     states = [use for use in node.inputs[1:] if is_activation(trace, use)]
     if len(trace.shape(x)) != 3 or not is_activation(trace, x):
-        return lower_generic(trace, node, name)
+        return lower_generic(trace, node, op, name)
     operator = recurrent(
         name,
         trace.shape(x),
@@ -138,10 +132,8 @@ _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
 _POOLS = {1: pool1d, 2: pool2d, 3: pool3d}
 
 
-def lower_convolution(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_convolution(trace: Trace, node: Node, op: Convolve, name: str) -> LoweredOperator:
     """Return a convolution with its dims as [b, channels, …]."""
-    op = node.op
-    assert isinstance(op, Convolve)
     order = (op.batch, op.channels, *op.spatial)
     x, w = (reordered(trace, use, o) for use, o in zip(node.inputs[:2], (order, op.filters), strict=True))
     x_shape, w_shape = trace.shape(x), trace.shape(w)
@@ -169,10 +161,8 @@ def lower_convolution(trace: Trace, node: Node, name: str) -> LoweredOperator:
     )
 
 
-def lower_pool(trace: Trace, node: Node, name: str) -> LoweredOperator:
+def lower_pool(trace: Trace, node: Node, op: Pool, name: str) -> LoweredOperator:
     """Return pooling with its dims as [b, channels, …]; dims before the spatial ones that are more are put together."""
-    op = node.op
-    assert isinstance(op, Pool)
     shape = shapes(trace, node)[0]
     rest = tuple(i for i in range(len(shape)) if i not in op.spatial)
     output = node.outputs[0].shape
