@@ -180,18 +180,14 @@ def _meaned(keras: Any, function: Any) -> Callable[[Any, Any], Any]:
 def _notes(reader: Reader, model: Any) -> list[str]:
     trained = trained_of(model)
     notes = list(reader.notes)
-    frozen = sum(_size(variable) for variable in trained if not variable.trainable)
+    frozen = sum(prod(variable.shape) for variable in trained if not variable.trainable)
     if frozen:
         notes.append(f"{frozen:,} parameters are frozen in the model; they are charged as if they were trained")
     unread = [variable for variable in trained if not reader.writer.reads(variable)]
     if unread:
-        total = sum(map(_size, unread))
+        total = sum(prod(variable.shape) for variable in unread)
         notes.append(f"{total:,} parameters are read by no operator and not counted, {unread[0].path!r} among them")
     return notes
-
-
-def _size(variable: Any) -> int:
-    return prod(variable.shape)
 
 
 # -- shapes of inputs: what a model was made with, the batch, and what the user says of the rest
