@@ -11,7 +11,7 @@ _IMAGE: dict[str, Scalar] = {"batch": 16, "image": 32, "classes": 16}
 
 SMALL: dict[str, dict[str, Scalar]] = {
     "alexnet": _IMAGE | {"image": 64, "width": 8},
-    "inception_v3": _IMAGE | {"image": 75, "width": 8},
+    "inception_v3": _IMAGE | {"image": 75, "width": 8, "blocks": "1,1,1"},
     "rnnlm": {"batch": 16, "vocabulary": 64, "units": 16, "steps": 8},
     "transformer": _TEXT | {"hidden": 32, "layers": 1},
     "transformer_big": _TEXT | {"hidden": 32, "layers": 2},
