@@ -24,6 +24,8 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
 from pase.solver.ordering import ORDERINGS
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
+from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
 from pase.targets.mesh_tensorflow.runtime.options import options_of_all
 
 
@@ -239,7 +241,7 @@ def check_writable(path: Path) -> None:
         raise PlanError(f"{path} cannot be written: you may not write to {folder}; name another folder")
 
 
-def warn_of(bind: str) -> None:
+def _warn_of(bind: str) -> None:
     """Warn where a server is to listen on more than this machine."""
     try:
         is_loopback = ip_address(bind).is_loopback
@@ -250,3 +252,44 @@ def warn_of(bind: str) -> None:
             f"TensorFlow's server will listen on {bind} and has no authentication: whoever can reach it can run "
             "anything as you; use it in a network whose every user you trust"
         )
+
+
+def process_options(*, processes: str, hosts: str, timeout: str, least: int | None = 1) -> Decorator[Any]:
+    """Return --processes, --hosts, --task, --bind and --timeout, which `chosen_clusters` reads.
+
+    processes, hosts, timeout: their help. least: of processes; None where another check is made.
+    """
+    return options_of_all(
+        click.option("--processes", type=click.IntRange(min=least), metavar="N", help=processes),
+        click.option("--hosts", metavar="FILE|LIST", help=hosts),
+        click.option("--task", type=click.IntRange(min=0), help="Which of --hosts to start here, from 0."),
+        click.option(
+            "--bind",
+            metavar="ADDRESS",
+            default=LOOPBACK,
+            show_default=True,
+            help="The IP address to listen on; 0.0.0.0: all.",
+        ),
+        click.option("--timeout", "timeout_s", type=click.FloatRange(min=0, min_open=True), metavar="S", help=timeout),
+    )
+
+
+def chosen_clusters(
+    values: Mapping[str, Any], num_tasks: Callable[[int], int] = lambda processes: processes
+) -> list[Cluster]:
+    """Return what each task that is to be started here is to know, from the values of `process_options`.
+
+    num_tasks: for so many processes. What a server lets in that listens on more than this machine is warned of; options
+    that do not fit together are wrong usage.
+    """
+    processes, hosts, task, bind = (values[name] for name in ("processes", "hosts", "task", "bind"))
+    if (processes is None) == (hosts is None):
+        raise click.UsageError("give --processes N for this machine, or --hosts with --task K for several")
+    if (task is None) != (hosts is None):
+        raise click.UsageError("--hosts and --task belong together")
+    if hosts is None:
+        found = local_clusters(num_tasks(processes), bind=bind, step_timeout_s=values["timeout_s"])
+    else:
+        found = [Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=values["timeout_s"])]
+    _warn_of(bind)
+    return found

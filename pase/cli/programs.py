@@ -11,13 +11,14 @@ from pase.cli.options import (
     arguments_option,
     batch_option,
     check_writable,
+    chosen_clusters,
     chosen_plan,
     json_option,
     model_argument,
     output_option,
     plan_argument,
     plan_options,
-    warn_of,
+    process_options,
 )
 from pase.cli.output import print_json, quantity, say, warn
 from pase.cli.progress import progress
@@ -25,8 +26,7 @@ from pase.common.documents import write_or_fail
 from pase.errors import EmitError, ModelError
 from pase.importers import is_builtin
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
-from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
-from pase.targets.mesh_tensorflow.runtime.launch import launch_here, launch_tasks
+from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
 
 
 @click.command("emit", epilog="Example: pase emit plan.json -o train.py")
@@ -94,45 +94,17 @@ def weights_command(model: str, batch: int | None, arguments: dict[str, Any], ou
     context_settings={"allow_interspersed_args": False},
     epilog="Example: pase launch --processes 2 -- train.py --steps 20",
 )
-@click.option(
-    "--processes", type=click.IntRange(min=1), help="Processes of this machine; they share the devices evenly."
-)
-@click.option("--hosts", metavar="FILE|LIST", help="HOST:PORT of each task, one a line, or with commas between.")
-@click.option("--task", type=click.IntRange(min=0), help="Which of --hosts to start here, from 0.")
-@click.option(
-    "--bind", metavar="ADDRESS", default=LOOPBACK, show_default=True, help="The IP address to listen on; 0.0.0.0: all."
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="S",
-    help="End the job where a step takes longer than S seconds [never].",
+@process_options(
+    processes="Processes of this machine; they share the devices evenly.",
+    hosts="HOST:PORT of each task, one a line, or with commas between.",
+    timeout="End the job where a step takes longer than S seconds [never].",
 )
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def launch_command(
-    program: tuple[str, ...],
-    processes: int | None,
-    hosts: str | None,
-    task: int | None,
-    bind: str,
-    timeout_s: float | None,
-) -> int:
+def launch_command(program: tuple[str, ...], **values: Any) -> int:
     """Run PROGRAM, a file that pase emit wrote, in several processes.
 
     The devices are spread over them in equal blocks; the losses are those of one process. Task 0 trains and writes.
     When a process dies, the job ends. TensorFlow's server has no authentication, whoever reaches it can run anything
     as you: it takes what is sent to --bind, and no more.
     """
-    if (processes is None) == (hosts is None):
-        raise click.UsageError("give --processes N for this machine, or --hosts with --task K for several")
-    if (task is None) != (hosts is None):
-        raise click.UsageError("--hosts and --task belong together")
-    if hosts is None:
-        assert processes is not None
-        warn_of(bind)
-        return launch_here(program, num_processes=processes, bind=bind, step_timeout_s=timeout_s)
-    assert task is not None
-    cluster = Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=timeout_s)
-    warn_of(bind)
-    return launch_tasks(program, [cluster])
+    return launch_tasks(program, chosen_clusters(values))

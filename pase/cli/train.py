@@ -14,10 +14,11 @@ import click
 from pase.cli.options import (
     ModelArguments,
     check_writable,
+    chosen_clusters,
     complete_algorithms,
     complete_models,
     model_options,
-    warn_of,
+    process_options,
 )
 from pase.cli.output import warn
 from pase.cli.progress import interrupted, progress
@@ -38,8 +39,7 @@ from pase.easgd.job import (
 )
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
-from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, kept_text, read_hosts
-from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
+from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, device_choice, device_options, options_of_all
 
 _SAVE_EVERY = 100
@@ -103,18 +103,11 @@ _JOB_OPTIONS = (
 )
 
 
-_PROCESS_OPTIONS = (
-    click.option("--processes", type=int, metavar="N", help="Share the workers out to N processes of this machine."),
-    click.option("--hosts", metavar="FILE|LIST", help="HOST:PORT of each task; --resume then names a FILE."),
-    click.option("--task", type=click.IntRange(min=0), help="Which of --hosts to start here, from 0."),
-    click.option("--bind", metavar="ADDRESS", default=LOOPBACK, show_default=True, help="The IP address to listen on."),
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="S",
-        help="Give up whoever takes longer than S seconds [never].",
-    ),
+_PROCESS_OPTIONS = process_options(
+    processes="Share the workers out to N processes of this machine.",
+    hosts="HOST:PORT of each task; --resume then names a FILE.",
+    timeout="Give up whoever takes longer than S seconds [never].",
+    least=None,
 )
 
 
@@ -180,7 +173,7 @@ _KEPT_OPTIONS = (
 )
 
 
-training_across_options = options_of_all(*_JOB_OPTIONS, *_DATA_OPTIONS, *_KEPT_OPTIONS, *_PROCESS_OPTIONS)
+training_across_options = options_of_all(*_JOB_OPTIONS, *_DATA_OPTIONS, *_KEPT_OPTIONS, _PROCESS_OPTIONS)
 """Adds the options of `pase train` but those of models and devices."""
 
 
@@ -327,19 +320,10 @@ def _take_part(request: TrainingRequest, cluster: Cluster, *, as_json: bool) -> 
 
 def _start_processes(request: TrainingRequest, arguments: Sequence[str], values: Mapping[str, Any]) -> int:
     """Start the processes of a job on this machine, or one task of several hosts', and return the exit status."""
-    processes, hosts, task, bind = (values[name] for name in ("processes", "hosts", "task", "bind"))
-    if processes is not None and hosts is not None:
-        raise click.UsageError("give --processes N for this machine, or --hosts with --task K for several")
-    if (task is None) != (hosts is None):
-        raise click.UsageError("--hosts and --task belong together")
-    if hosts is None:
-        clusters = local_clusters(count_tasks(request.job, processes), bind=bind, step_timeout_s=values["timeout_s"])
-    else:
-        if request.checkpointing is not None and request.checkpointing.resume == NEWEST:
-            raise TrainingError("with --hosts name the file to go on from, which every host can read: --resume FILE")
-        clusters = [Cluster(addresses=read_hosts(hosts), task=task, bind=bind, step_timeout_s=values["timeout_s"])]
-        task_ranks(request.job, len(clusters[0].addresses))
-    warn_of(bind)
+    if values["hosts"] is not None and request.checkpointing is not None and request.checkpointing.resume == NEWEST:
+        raise TrainingError("with --hosts name the file to go on from, which every host can read: --resume FILE")
+    clusters = chosen_clusters(values, partial(count_tasks, request.job))
+    task_ranks(request.job, len(clusters[0].addresses))
     return supervise_training(
         pase_command(["train", *arguments]),
         clusters,

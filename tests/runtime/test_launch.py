@@ -22,9 +22,9 @@ import pytest
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
-from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, split_address
+from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, cluster_of, split_address
 from pase.targets.mesh_tensorflow.runtime.cluster_server import serve
-from pase.targets.mesh_tensorflow.runtime.launch import launch_here
+from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks, local_clusters
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.script import train
 from tests.emitter import golden_mlp
@@ -319,13 +319,17 @@ def test_a_task_that_is_alone_on_its_host_speaks_for_itself(tmp_path: Path) -> N
     assert out.startswith("task 1 ")
 
 
+def _here(num_tasks: int) -> list[Cluster]:
+    return local_clusters(num_tasks, bind=LOOPBACK, step_timeout_s=None)
+
+
 @pytest.mark.parametrize("status", [2, 77])
 def test_any_failure_of_the_chief_is_a_failure(status: int, tmp_path: Path) -> None:
-    assert launch_here([str(waiting(tmp_path, f"sys.exit({status})"))], num_processes=1) == status
+    assert launch_tasks([str(waiting(tmp_path, f"sys.exit({status})"))], _here(1)) == status
 
 
 def test_a_program_that_is_not_there_is_an_error() -> None:
     with pytest.raises(ProgramError, match=r"there is no program nothing.py; give the file that pase emit wrote"):
-        launch_here(["nothing.py"], num_processes=2)
+        launch_tasks(["nothing.py"], _here(2))
     with pytest.raises(ProgramError, match="0 processes were asked for; expected 1 or more"):
-        launch_here(["nothing.py"], num_processes=0)
+        launch_tasks(["nothing.py"], _here(0))

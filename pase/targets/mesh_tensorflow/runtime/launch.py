@@ -167,6 +167,8 @@ class Stopped(BaseException):
 
 def local_clusters(num_tasks: int, *, bind: str, step_timeout_s: float | None) -> list[Cluster]:
     """Return what each task on this machine is to know, the last task first: the others wait for the chief."""
+    if num_tasks < 1:
+        raise ProgramError(f"{num_tasks} processes were asked for; expected 1 or more")
     addresses = tuple(f"{LOOPBACK}:{port}" for port in _free_ports(num_tasks))
     cluster = Cluster(addresses=addresses, task=0, bind=bind, step_timeout_s=step_timeout_s)
     return [replace(cluster, task=task, local_task=task) for task in reversed(range(num_tasks))]
@@ -397,21 +399,12 @@ def _free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def launch_here(
-    program: Sequence[str], *, num_processes: int, bind: str = LOOPBACK, step_timeout_s: float | None = None
-) -> int:
-    """Run a program in several processes of this machine and return its exit status, or 128 + a signal's number.
-
-    program: a Python file and its arguments. bind: the IP address to listen on. step_timeout_s: how long a step may
-    take. Raises ProgramError where a process died, with its name and the last checkpoint.
-    """
-    if num_processes < 1:
-        raise ProgramError(f"{num_processes} processes were asked for; expected 1 or more")
-    return launch_tasks(program, local_clusters(num_processes, bind=bind, step_timeout_s=step_timeout_s))
-
-
 def launch_tasks(program: Sequence[str], clusters: Sequence[Cluster]) -> int:
-    """Run tasks of a cluster, of one machine or of several, and return the exit status, like `launch_here`."""
+    """Run a program once for each task of a cluster that is started here and return the exit status.
+
+    program: a Python file and its arguments. Raises ProgramError where a process died, with its name and the last
+    checkpoint.
+    """
     return supervise(_command(program), clusters, checkpoints=_checkpoint_folder(program))
 
 
