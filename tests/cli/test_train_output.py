@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pase.cli.train_output import live_table, plain_lines, print_summary
+from pase.cli.train import live_table, plain_lines, print_summary
 
 STEP = {
     "event": "step",
