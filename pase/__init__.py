@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pase.planning.planner import SearchOptions, search
     from pase.targets.mesh_tensorflow.emitter import emit
     from pase.views.exports import export
-    from pase.views.reports import report
+    from pase.views.reports.document import report
 else:
     # Loaded when they are first asked for: they need NumPy, which takes longer to load than `pase --help` to run.
     __getattr__, __dir__ = names_on_demand(
@@ -43,7 +43,7 @@ else:
             "pase.planning.plan": ("LayerPlan", "Plan"),
             "pase.planning.plan_file": ("load_plan",),
             "pase.planning.planner": ("SearchOptions", "search"),
-            "pase.views.reports": ("report",),
+            "pase.views.reports.document": ("report",),
             "pase.analysis.simulation": ("simulate",),
         },
     )

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pase.views.drawing import split_classes
-from pase.views.drawing.plans import PALETTE, PATTERNS, UNSPLIT
+from pase.views.drawing.plans import PALETTE, PATTERNS, UNSPLIT, split_classes
 
 Floats = NDArray[np.float64]
 

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.views.drawing import FoldedEdge, Repeat, fold, folded
+from pase.views.drawing.folding import FoldedEdge, Repeat, fold, folded
 from tests.drawing.graphs import Edges, deep_network
 
 

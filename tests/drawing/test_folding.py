@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.views.drawing import Repeat, fold
+from pase.views.drawing.folding import Repeat, fold
 from tests.drawing.graphs import Edges, deep_network
 
 Case = tuple[list[int], Edges]

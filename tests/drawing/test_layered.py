@@ -6,8 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pase.views.drawing import Drawing, layered
-from pase.views.drawing.layered import rows
+from pase.views.drawing.layered import Drawing, layered, rows
 from tests.drawing.graphs import Edges, check_no_box_is_hit, crossings, deep_network, directed_graphs, overlap
 
 Sizes = Sequence[tuple[float, float]]

@@ -25,7 +25,8 @@ from pase.targets.mesh_tensorflow.emitter import emit_forward
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
-from pase.views.reports import NamedPlan, device_numbers, render, report_document
+from pase.views.reports.document import NamedPlan, render, report_document
+from pase.views.reports.sweep import device_numbers
 from tests.fuzz.harness import MOST_CHARACTERS, Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_document, change_text, near, word
 from tests.networks import slow_machine, small_graph, tiny_graph

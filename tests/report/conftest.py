@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.views.reports import render
+from pase.views.reports.document import render
 from tests.report.browser import opened, started
 
 Look = Callable[..., Any]

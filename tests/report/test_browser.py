@@ -13,7 +13,7 @@ import pytest
 
 import pase
 from pase.common.quantities import duration, quantity
-from pase.views.reports import NamedPlan, render, report_document
+from pase.views.reports.document import NamedPlan, render, report_document
 from tests.hostile import HOSTILE_NAMES
 from tests.report import handmade
 from tests.report.browser import PHONE, opened

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pase.views.reports import render
-from pase.views.reports.document import MODULES
+from pase.views.reports.document import MODULES, render
 from tests.hostile import HOSTILE_NAMES
 from tests.report import handmade
 

@@ -17,7 +17,7 @@ from pase.common.quantities import quantity
 from pase.errors import ExportError, missing_extra
 from pase.graph.html import bar_html, name_html, page_html
 from pase.planning.plan import LayerPlan, Plan
-from pase.views.drawing import certificate_text
+from pase.views.drawing.plans import certificate_text
 from pase.views.exports.registry import Exported, ExportOptions, export
 
 

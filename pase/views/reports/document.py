@@ -23,7 +23,8 @@ from pase.graph import DimIndex, Operator, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.planning.planner import Progress
 from pase.sharding.traffic import Phase, flows
-from pase.views.drawing import SplitClasses, arranged, drawn_plan, split_classes
+from pase.views.drawing.arrangement import arranged
+from pase.views.drawing.plans import SplitClasses, drawn_plan, split_classes
 from pase.views.reports.sweep import Sweep
 
 
