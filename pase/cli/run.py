@@ -14,7 +14,8 @@ from pase.cli.options import chosen_plan, complete_models, json_option, plan_opt
 from pase.cli.output import duration, print_json, print_table, quantity, say
 from pase.cli.progress import progress
 from pase.common.quantities import percentage
-from pase.datasets import SOURCES, Part, fit_to, load_dataset
+from pase.datasets.dataset import Part, fit_to
+from pase.datasets.registry import SOURCES, load_dataset
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.held import HeldWeight, held_weights, parameters_per_device

@@ -281,8 +281,6 @@ def _train(request: TrainingRequest, **told: Any) -> None:
 
 def _shown(run: Callable[..., object], request: TrainingRequest, *, as_json: bool) -> int:
     """Train, show what happens and what came of it, and return the exit status."""
-    from pase.cli.train import print_summary, shown
-
     done: dict[str, Any] = {}
     try:
         with ExitStack() as showing:

@@ -307,6 +307,27 @@ def device_choice(values: Mapping[str, Any]) -> DeviceChoice:
     return DeviceChoice(kind=values["device"], virtual=values["virtual"], memory_mib=values["gpu_memory"])
 
 
+_OF_TRAINING = {
+    "dtype": "dtype",
+    "seed": "seed",
+    "data": "data_path",
+    "test_data": "test_data_path",
+    "test_every": "test_every",
+    "weights": "weights_path",
+}
+"""Options by name, and the fields of `TrainingOptions` that they are."""
+
+_OF_SCHEDULE = {
+    "learning_rate": "peak",
+    "schedule": "kind",
+    "warmup_steps": "warmup_steps",
+    "schedule_steps": "num_steps",
+    "final_learning_rate": "final",
+    "decay_every": "decay_every",
+    "decay_factor": "decay_factor",
+}
+"""The same of `Schedule`."""
+
 _RULE_OPTIONS = ("momentum", "nesterov", "weight_decay", "beta1", "beta2", "epsilon")
 
 
@@ -315,27 +336,15 @@ def training_options(values: Mapping[str, Any]) -> TrainingOptions:
 
     Raises ProgramError for what is out of range and for an option that the optimiser has not.
     """
-    steps = values["steps"]
-    schedule_steps = values["schedule_steps"]
+    schedule = {field: values[name] for name, field in _OF_SCHEDULE.items()}
+    if schedule["num_steps"] is None:
+        # Whether there are any steps is for the options to say.
+        schedule["num_steps"] = max(1, values["steps"])
     return TrainingOptions(
-        steps=steps,
-        dtype=values["dtype"],
-        seed=values["seed"],
-        schedule=Schedule(
-            peak=values["learning_rate"],
-            kind=values["schedule"],
-            warmup_steps=values["warmup_steps"],
-            # Whether there are any steps is for the options to say.
-            num_steps=max(1, steps) if schedule_steps is None else schedule_steps,
-            final=values["final_learning_rate"],
-            decay_every=values["decay_every"],
-            decay_factor=values["decay_factor"],
-        ),
+        steps=values["steps"],
+        schedule=Schedule(**schedule),
         rule=make_rule(values["optimizer"], {name: values[name] for name in _RULE_OPTIONS}),
-        data_path=values["data"],
-        test_data_path=values["test_data"],
-        test_every=values["test_every"],
-        weights_path=values["weights"],
+        **{field: values[name] for name, field in _OF_TRAINING.items()},
     )
 
 
@@ -346,23 +355,10 @@ def command_line(options: TrainingOptions) -> list[str]:
 
 def _arguments(options: TrainingOptions) -> Iterator[str]:
     schedule, rule = options.schedule, options.rule
-    values: dict[str, Any] = {
-        "steps": options.steps,
-        "dtype": options.dtype,
-        "seed": options.seed,
-        "data": _absolute(options.data_path),
-        "test_data": _absolute(options.test_data_path),
-        "test_every": options.test_every,
-        "weights": _absolute(options.weights_path),
-        "optimizer": name_of(rule),
-        "learning_rate": schedule.peak,
-        "schedule": schedule.kind,
-        "warmup_steps": schedule.warmup_steps,
-        "schedule_steps": schedule.num_steps,
-        "final_learning_rate": schedule.final,
-        "decay_every": schedule.decay_every,
-        "decay_factor": schedule.decay_factor,
-    }
+    values: dict[str, Any] = {"steps": options.steps, "optimizer": name_of(rule)}
+    values |= {name: getattr(options, field) for name, field in _OF_TRAINING.items()}
+    values |= {name: getattr(schedule, field) for name, field in _OF_SCHEDULE.items()}
+    values |= {name: Path(value).resolve() for name, value in values.items() if isinstance(value, Path)}
     defaults = options_of(make_rule(name_of(rule), {}))
     for name, value in options_of(rule).items():
         if value != defaults[name]:
@@ -379,7 +375,3 @@ def _arguments(options: TrainingOptions) -> Iterator[str]:
         elif value is not None:
             # One argument: a value may begin with a dash.
             yield f"{flag}={value}"
-
-
-def _absolute(path: Path | None) -> Path | None:
-    return None if path is None else Path(path).resolve()
