@@ -115,14 +115,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A tensor that is not trained: kept statistics, positions, a mask.
-
-    dims: of the body, [rank]. untrained: where it is computed of weights, and these would not be trained, why; else "".
-    """
+    """A tensor that is not trained: kept statistics, positions, a mask. dims: of the body, [rank]."""
 
     name: str
     dims: tuple[str, ...]
-    untrained: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +158,8 @@ class Body:
 
     steps: in order, each tensor computed once; the last one is what the operator writes. constants: that they read
     besides what the operator reads. inputs, outputs: of the model, that the operator reads and computes. inner: dims
-    that steps name besides the iteration space's. problem: why it cannot be told as steps, "" if it can.
+    that steps name besides the iteration space's. problem: why it cannot be told as steps, "" if it can. untrained: why
+    the steps are not those of a network that is trained, "" if they are.
     """
 
     steps: tuple[Step, ...] = ()
@@ -171,6 +168,7 @@ class Body:
     outputs: tuple[ModelOutput, ...] = ()
     inner: tuple[InnerDim, ...] = ()
     problem: str = ""
+    untrained: str = ""
 
 
 def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Body:

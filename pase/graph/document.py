@@ -103,10 +103,7 @@ def _operator(document: Field) -> Operator:
 def _body_document(body: Body) -> dict[str, Any]:
     document: dict[str, Any] = {
         "steps": [_step_document(step) for step in body.steps],
-        "constants": [
-            {"name": item.name, "dims": list(item.dims)} | ({"untrained": item.untrained} if item.untrained else {})
-            for item in body.constants
-        ],
+        "constants": [{"name": item.name, "dims": list(item.dims)} for item in body.constants],
         "inputs": [{"read": item.read, "name": item.name, "shape": list(item.shape)} for item in body.inputs],
         "outputs": [{"name": item.name, "dims": list(item.dims), "shape": list(item.shape)} for item in body.outputs],
         "inner": [
@@ -114,6 +111,7 @@ def _body_document(body: Body) -> dict[str, Any]:
             for dim in body.inner
         ],
         "problem": body.problem,
+        "untrained": body.untrained,
     }
     return {key: value for key, value in document.items() if value or key == "steps"}
 
@@ -138,10 +136,12 @@ def _body(document: Field) -> Body:
         field = document.get(key)
         return field.items() if field else ()
 
-    problem = document.get("problem")
+    problem, untrained = document.get("problem"), document.get("untrained")
     return Body(
         steps=tuple(_step(field) for field in document["steps"].items()),
-        constants=tuple(_constant(field) for field in optional("constants")),
+        constants=tuple(
+            Constant(name=field["name"].text(), dims=_names(field["dims"])) for field in optional("constants")
+        ),
         inputs=tuple(
             ModelInput(read=field["read"].integer(), name=field["name"].text(), shape=_extents(field["shape"]))
             for field in optional("inputs")
@@ -152,14 +152,6 @@ def _body(document: Field) -> Body:
         ),
         inner=tuple(_inner_dim(field) for field in optional("inner")),
         problem=problem.text() if problem else "",
-    )
-
-
-def _constant(document: Field) -> Constant:
-    untrained = document.get("untrained")
-    return Constant(
-        name=document["name"].text(),
-        dims=_names(document["dims"]),
         untrained=untrained.text() if untrained else "",
     )
 

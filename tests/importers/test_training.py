@@ -18,7 +18,7 @@ from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.ir import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
-from pase.targets.mesh_tensorflow.emitter import emit  # noqa: E402
+from pase.targets.mesh_tensorflow.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa: E402
@@ -473,6 +473,39 @@ class Masked(nn.Module):  # type: ignore[misc]
 
     def forward(self, x: Any) -> Any:
         return (self.layer(x) * self.mask).square().mean()
+
+
+class Dropping(nn.Module):  # type: ignore[misc]
+    """Points are dropped between layers, of a sum that is read twice, and of what attention weighs by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.queries, self.keys, self.values = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.quarter, self.other = nn.Dropout(0.25), nn.Dropout(0.5)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = self.quarter(torch.relu(self.first(x)))
+        scores = self.queries(x) @ self.keys(x).mT / 3
+        x = x + self.other(torch.softmax(scores, -1)) @ self.values(x)
+        return F.mse_loss(self.last(self.quarter(x)), y)
+
+
+def test_points_are_dropped_as_in_built_in_networks() -> None:
+    """The same points under every strategy, others in every step; a forward pass drops nothing."""
+    source = of(Dropping, x=numbers(4, 4, 6), y=numbers(4, 4, 4))
+    graph, weights, batch = graph_of(source), double(source), arrays(source[1])
+    plan = random_plan(graph, 1, 0)
+    expected, held = trained(plan, weights, batch)
+    assert emit(plan).count("= dropout(") + emit(plan).count("(dropout(") == 3
+    assert "dropout" not in emit_forward(plan)
+    for seed in range(3):
+        losses, found = trained(random_plan(graph, 4, seed), weights, batch)
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_EACH_OTHER)
+        for name, array in held.items():
+            np.testing.assert_allclose(found[name], array, rtol=SAME_AS_EACH_OTHER, atol=SAME_AS_EACH_OTHER)
+    without = source[0].eval()
+    assert abs(without(**source[1]).item() - expected[0]) > 0.01
 
 
 def test_constants_of_a_model_are_asked_for() -> None:

@@ -17,6 +17,7 @@ from pase.importers.execution.sheet import (
     behind,
     flat,
     grouped,
+    names,
     seen,
 )
 from pase.importers.execution.source import Source
@@ -122,6 +123,7 @@ def _body(source: Source, lowered: Lowered, operator: Operator, sheet: BodyBuild
         constants=tuple(sheet.constants),
         outputs=outputs,
         inner=tuple(sheet.inner.values()),
+        untrained=sheet.untrained,
     )
 
 
@@ -161,8 +163,26 @@ class _Vertex:
                 "followed yet"
             )
         for node in inside:
-            self._known[node.outputs[0].name] = self._step(node)
+            name = node.outputs[0].name
+            self._known[name] = self._dropped(name, self._step(node))
         return self._laid_as_written(self._known[inside[-1].outputs[0].name])
+
+    def _dropped(self, value: str, known: TensorRef) -> TensorRef:
+        """Return a tensor of which points are dropped while the network is trained, where the source does so."""
+        rate = self._source.rates.get(value)
+        if rate is None:
+            return known
+        sheet = self._sheet
+        atoms = () if known.axes is None else flat(known.axes)
+        if any(step.function == "dropout" for step in sheet.steps):
+            sheet.untrained = sheet.untrained or "points are dropped twice in it"
+        elif not atoms or not all(atom.name for atom in atoms):
+            sheet.untrained = sheet.untrained or "points are dropped of a tensor whose dims are not told"
+        elif rate < 0:
+            sheet.untrained = sheet.untrained or "points of a tensor are dropped for some of those that read it alone"
+        else:
+            return replace(known, operand=sheet.step("dropout", [known.operand], names(atoms), rate=rate))
+        return known
 
     def _laid_as_written(self, known: TensorRef) -> TensorRef:
         """Return what is written with the dims of the iteration space in place of inner ones."""
@@ -345,8 +365,8 @@ class _Vertex:
             return seen(sheet, self._of_weights(before.value), before)
         except NoBodyError as error:
             source = before or use
-            known = TensorRef(operand="", shape=self._source.shape(use), source=source)
-            return replace(known, untrained=f"{source.value!r} is computed of weights: {error}")
+            sheet.untrained = sheet.untrained or f"{source.value!r} is computed of weights: {error}"
+            return TensorRef(operand="", shape=self._source.shape(use), source=source)
 
     def _is_computed_of_weights(self, value: str) -> bool:
         """Whether a value is more than a view of a weight that is read as such."""

@@ -120,8 +120,7 @@ class TensorRef:
     """A tensor, or a number: by what operand it is read, and the atoms of each of its dims.
 
     source: of a constant, what it is of the source; its dims are not known before it meets a tensor. is_truth: it holds
-    truth values (a mask that says what is kept), not numbers. untrained: of what stands for weights that are not
-    followed, why.
+    truth values (a mask that says what is kept), not numbers.
     """
 
     operand: Operand
@@ -129,12 +128,13 @@ class TensorRef:
     axes: Axes | None = None
     source: Use | None = None
     is_truth: bool = False
-    untrained: str = ""
 
 
 @dataclass(slots=True)
 class BodyBuilder:
     """steps, constants, inner: so far. sources: of the constants, what they are of the source.
+
+    untrained: why they are not those of a network that is trained, "" if they are.
 
     fixed: iteration dims that are not split, and their extents: data may be moved along these and inner dims.
     """
@@ -145,6 +145,7 @@ class BodyBuilder:
     constants: list[Constant] = field(default_factory=list)
     sources: dict[str, Use] = field(default_factory=dict)
     inner: dict[str, InnerDim] = field(default_factory=dict)
+    untrained: str = ""
     # Of what a cut of a dim gave, that dim.
     _whole: dict[str, Atom] = field(default_factory=dict)
 
@@ -164,7 +165,7 @@ class BodyBuilder:
         if any(not atom.name for atom in flat(aligned)):
             raise NoBodyError("a constant meets a tensor whose dims are not told")
         name = self._new("c")
-        self.constants.append(Constant(name=name, dims=names(flat(aligned)), untrained=known.untrained))
+        self.constants.append(Constant(name=name, dims=names(flat(aligned))))
         self.sources[name] = known.source
         return replace(known, operand=name, axes=aligned, source=None)
 

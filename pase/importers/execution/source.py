@@ -18,8 +18,13 @@ _BEFORE_CONSTANTS, _SPELT_OUT = "drop constants and indices", "add biases"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """before: the trace with its constants. spelt: with views seen through, nothing put together. final: as lowered."""
+    """A model before its vertices were put together.
 
+    first: the trace as it was read. before: with its constants. spelt: with views seen through, nothing put together.
+    final: as lowered.
+    """
+
+    first: Trace
     before: Trace
     spelt: Trace
     final: Trace
@@ -29,7 +34,7 @@ class Source:
         """Return the source of a model, given its traces before the first pass and after each."""
         order = list(PASSES)
         before, spelt = (traces[order.index(name)] for name in (_BEFORE_CONSTANTS, _SPELT_OUT))
-        return cls(before=before, spelt=spelt, final=traces[-1])
+        return cls(first=traces[0], before=before, spelt=spelt, final=traces[-1])
 
     @cached_property
     def _nodes(self) -> Mapping[str, Node]:
@@ -46,6 +51,23 @@ class Source:
     @cached_property
     def _depends(self) -> Mapping[str, Depends]:
         return dependencies(self.before)
+
+    @cached_property
+    def rates(self) -> Mapping[str, float]:
+        """By value, the rate at which points are dropped while the network is trained; -1 if not for all readers."""
+        found: dict[str, float] = {}
+        for node in self.first.nodes:
+            if not isinstance(node.op, Identity) or not node.op.rate:
+                continue
+            value, is_read_alone = node.inputs[0].value, True
+            while True:
+                is_read_alone &= len(self.first.users.get(value, ())) == 1 and value not in self.first.outputs
+                maker = self.first.producer.get(value)
+                if maker is None or value in self.spelt.producer or len(maker.inputs) != 1:
+                    break
+                value = maker.inputs[0].value
+            found[value] = node.op.rate if is_read_alone and value not in found else -1.0
+        return found
 
     def node(self, name: str) -> Node:
         """Return a node that was lowered."""

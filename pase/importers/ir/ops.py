@@ -9,7 +9,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The first input as it is: a cast, a copy, dropout outside training, an assertion."""
+    """The first input as it is: a cast, a copy, dropout outside training, an assertion.
+
+    rate: of the points that are dropped while the network is trained.
+    """
+
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ def _identity(call: KerasCall) -> None:
     """Write the tensor as it is; what changes its shape in training alone is not known."""
     if call.x.shape != call.result.shape:
         raise UntranslatableError
-    call.give(ops.Identity(), call.x)
+    rate = getattr(call.operation, "rate", None) if type(call.operation).__name__ == "Dropout" else None
+    call.give(ops.Identity(rate=float(rate or 0.0)), call.x)
 
 
 # -- layers that work point by point

@@ -250,6 +250,10 @@ def _plain(torch: Any, program: Any) -> Any:
     calls = [node.target for node in nodes if node.users or _is_mutable(torch, node.target)]
     operators = {target for target in calls if isinstance(target, torch._ops.OpOverload)}
     unknown = {t for t in operators if t._schema.name.rpartition("::")[2].rstrip("_") not in TRANSLATIONS}
+    for node in nodes:
+        if str(getattr(node.target, "__name__", "")).partition(".")[0] == "dropout" and len(node.args) > 1:
+            # Taken apart, it is a copy: what is told here is kept.
+            node.meta["custom"] = {**node.meta.get("custom", {}), "rate": float(node.args[1])}
     writes = any(_is_mutable(torch, target) for target in operators)
     regions = any(str(getattr(target, "__name__", "")).startswith("wrap_with") for target in calls)
     decompositions = torch.export.default_decompositions() if unknown else {}

@@ -277,7 +277,7 @@ def ctc(call: Call) -> None:
 
 
 TRANSLATIONS = dict.fromkeys(FUNCTIONS, pointwise) | table(
-    (lambda call: call.give(Identity(), *call.tensors[:1]), _AS_IT_IS),
+    (lambda call: call.give(Identity(rate=float(call.get("rate", 0.0))), *call.tensors[:1]), _AS_IT_IS),
     (constant, _CONSTANT),
     (copy, "copy"),
     (lambda call: (copy if len(call.tensors) > 1 else constant)(call), "fill"),

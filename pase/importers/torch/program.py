@@ -259,7 +259,8 @@ class _Reader:
         if not any(results):
             return
         numbers = self._numbers(node) if function in _BY_NUMBERS else {}
-        arguments = self._arguments(node)
+        rate = (node.meta.get("custom") or {}).get("rate")
+        arguments = dict(self._arguments(node)) | ({"rate": rate} if rate else {})
         # The mark of an operator that writes its result into its input tells nothing more.
         name = function if function.startswith("__") else function.rstrip("_")
         call = Call(

@@ -141,6 +141,8 @@ def outputs_left_out(plan: Plan) -> tuple[str, ...]:
 def _bodies(plan: Plan, *, trains: bool) -> dict[str, Body]:
     """Return what each layer computes; EmitError for one that does not tell it."""
     found: dict[str, Body] = {}
+    # A forward pass drops nothing.
+    kernels = KERNELS if trains else KERNELS - {"dropout"}
     for operator in plan.graph.operators:
         if operator.body is None:
             raise EmitError(
@@ -151,7 +153,7 @@ def _bodies(plan: Plan, *, trains: bool) -> dict[str, Body]:
             verify_operator(operator)
         except GraphError as error:
             raise EmitError(str(error)) from None
-        found[operator.name] = elementary(operator.body, trains=trains, kernels=KERNELS)
+        found[operator.name] = elementary(operator.body, trains=trains, kernels=kernels)
     return found
 
 
@@ -160,7 +162,7 @@ def _checked(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], *, tra
     wanted = leading_to(plan.graph, ends)
     for name in sorted(wanted, key=plan.index.__getitem__):
         operator, body = plan.graph[name], bodies[name]
-        untrained = next((item.untrained for item in body.constants if item.untrained), "") if trains else ""
+        untrained = body.untrained if trains else ""
         if body.problem or untrained or not body.steps:
             raise EmitError(
                 f"layer {name!r} ({operator.kind}) cannot be written as a program: "
