@@ -71,6 +71,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "dropout": {"rate": float},
         "normalise": {"epsilon": float},
         "cut": {"start": int, "step": int},
+        "embedding": {"frozen": int},
         "view": {"replaced": int},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
     }
@@ -85,8 +86,9 @@ class Step:
     function: of `POINTWISE`; of `REDUCTIONS`, "softmax" or "log_softmax" over `dims`; "einsum" of tensors to `dims`;
     "causal": scores, of which `dims` are the queries' and the keys', without later keys; "pick": elements of a tensor
     at places, along the one of `dims`; "batch_norm": a tensor without its mean, by its deviation, over `dims`, with the
-    kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and "embedding" as
-    the accesses of the operator have them; "concat", "padded", "piece" and "copy": data that are moved alone.
+    kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and "embedding"
+    as the accesses of the operator have them, an embedding perhaps with a row `frozen` that is not trained;
+    "concat", "padded", "piece" and "copy": data that are moved alone.
 
     Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
     `dims` the batch, the heads, the queries, the keys and the features; "normalise": a tensor without its mean, by its

@@ -190,7 +190,7 @@ ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
         "ResNet", numbers(4, 3, 16, 16), embedding_size=4, hidden_sizes=[8, 16], depths=[2, 1], layer_type="bottleneck"
     ),
     "vit": lambda: classifier("ViT", numbers(4, 3, 8, 8), image_size=8, patch_size=4),
-    "bert": lambda: classifier("Bert", whole(12, 4, 6), vocab_size=12, max_position_embeddings=8, pad_token_id=None),
+    "bert": lambda: classifier("Bert", whole(12, 4, 6), vocab_size=12, max_position_embeddings=8),
     "convnext": lambda: classifier(
         "ConvNext", numbers(4, 3, 16, 16), patch_size=2, num_stages=2, hidden_sizes=[4, 8], depths=[2, 1]
     ),

@@ -182,7 +182,12 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """Rows of a table by whole numbers; inputs: table [v, d…], indices [n…]; output [n…, d…]."""
+    """Rows of a table by whole numbers; inputs: table [v, d…], indices [n…]; output [n…, d…].
+
+    frozen: the row that is not trained, -1 for none.
+    """
+
+    frozen: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

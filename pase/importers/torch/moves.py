@@ -143,9 +143,9 @@ def index_select(call: Call) -> None:
         call.opaque(over=[dim])
 
 
-def _rows(call: Call, x: Value, indices: Value) -> None:
+def _rows(call: Call, x: Value, indices: Value, frozen: int = -1) -> None:
     if not _piece(call, x, indices):
-        call.add(Lookup(), x, indices, out=call.result)
+        call.add(Lookup(frozen=frozen), x, indices, out=call.result)
 
 
 def _piece(call: Call, x: Value, indices: Value, dim: int = 0) -> bool:
@@ -257,7 +257,10 @@ TRANSLATIONS = table(
     (replace_piece, "slice_scatter select_scatter"),
     (pad, "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"),
     (pad, "replication_pad2d replication_pad3d _pad_circular"),
-    (lambda call: _rows(call, call.value("weight"), call.value("indices")), "embedding"),
+    (
+        lambda call: _rows(call, call.value("weight"), call.value("indices"), int(call.get("padding_idx", -1))),
+        "embedding",
+    ),
     (embedding_bag, "embedding_bag _embedding_bag _embedding_bag_forward_only"),
     (index_select, "index_select"),
     (gather, "gather take_along_dim"),

@@ -210,7 +210,9 @@ def _embedding(step: Step, operands: tuple[Expression, ...], block: Written) -> 
         raise _unwritten(block, "looks up a table whose dims are put together of others")
     rows, columns = named_dims(access)
     dims = None if indices.dims is None else (*indices.dims, columns)
-    return called(code("lookup"), (table.text, indices.text, block.dims[rows], block.dims[columns]), dims)
+    frozen = int(step.option("frozen", -1))
+    told = [code("frozen={}", frozen)] if frozen >= 0 else []
+    return called(code("lookup"), (table.text, indices.text, block.dims[rows], block.dims[columns], *told), dims)
 
 
 def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:

@@ -172,8 +172,11 @@ def _causal(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
     return tf.where_v2(ranges[1] > ranges[0], tf.constant(-1e30, x.dtype), x), dims
 
 
-def _embedding(_: Operator, __: Step, operands: Sequence[Any]) -> Named:
+def _embedding(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
     (table, rows), (indices, dims) = operands
+    frozen = int(step.option("frozen", -1))
+    if frozen >= 0:
+        table = tf.concat([table[:frozen], tf.stop_gradient(table[frozen : frozen + 1]), table[frozen + 1 :]], axis=0)
     return tf.gather(table, indices), (*dims, *rows[1:])
 
 

@@ -13,8 +13,8 @@ def product(*operands: Any) -> Any:
     return mtf.einsum(tensors, list(out))
 
 
-def lookup(table: Any, indices: Any, rows: Any, columns: Any) -> Any:
-    """Return rows of a table by index: dims of the indices, then the columns'.
+def lookup(table: Any, indices: Any, rows: Any, columns: Any, *, frozen: int = -1) -> Any:
+    """Return rows of a table by index: dims of the indices, then the columns'; frozen: a row that gets no gradient.
 
     A device looks up the indices that fall in its rows and leaves zeros for the others; a split of the rows leaves
     partial sums.
@@ -24,11 +24,16 @@ def lookup(table: Any, indices: Any, rows: Any, columns: Any) -> Any:
 
     def looked_up(begin: int, table: Any, indices: Any) -> Any:
         if num_rows == rows.size:
-            return tf.gather(table, indices)
+            return trained(tf.gather(table, indices), indices)
         local = indices - begin
         is_inside = (local >= 0) & (local < num_rows)
         found = tf.gather(table, tf.where(is_inside, local, tf.zeros_like(local)))
-        return found * tf.cast(is_inside, found.dtype)[..., tf.newaxis]
+        return trained(found * tf.cast(is_inside, found.dtype)[..., tf.newaxis], indices)
+
+    def trained(found: Any, indices: Any) -> Any:
+        if frozen < 0:
+            return found
+        return tf.where_v2(tf.equal(indices, frozen)[..., tf.newaxis], tf.stop_gradient(found), found)
 
     return Shardwise(
         looked_up,
