@@ -130,7 +130,8 @@ def test_two_reads_through_views_read_their_elements(data: st.DataObject) -> Non
     (x, seen_x, a), (y, seen_y, b) = data.draw(chains()), data.draw(chains())
     if not a.ndim or not b.ndim or a.shape[-1] != b.shape[0] or a.size * b.size > 2000:
         return
-    first, second = tuple("abcdefgh"[: a.ndim]), tuple("abcdefgh"[a.ndim - 1 : a.ndim - 1 + b.ndim])
+    letters = "abcdefghijklmnop"
+    first, second = tuple(letters[: a.ndim]), tuple(letters[a.ndim - 1 : a.ndim - 1 + b.ndim])
     out = tuple(name for name in (*first, *second) if name != first[-1])
     operator = contract("v", a.shape, b.shape, axes=(first, second), out=out)
     _check(operator, [seen_x, seen_y], [x, y])

@@ -85,6 +85,17 @@ def test_what_is_large_or_unknown_is_left_alone(operator: str, inputs: list[Any]
     assert fold(node(operator, [f"i{k}" for k in range(len(inputs))], ["y"]), inputs, NEWEST) is None
 
 
+@pytest.mark.parametrize("attributes", [{"value_string": "text"}, {"value_strings": ["one", "two"]}])
+def test_a_text_is_no_constant(attributes: dict[str, Any]) -> None:
+    assert fold(helper.make_node("Constant", [], ["y"], **attributes), [], NEWEST) is None
+
+
+def test_a_constant_of_numbers_is_known() -> None:
+    found = fold(helper.make_node("Constant", [], ["y"], value_ints=[3, 4]), [], NEWEST)
+    assert found is not None
+    np.testing.assert_array_equal(found[0], [3, 4])
+
+
 @pytest.mark.parametrize(
     ("operator", "inputs", "attributes", "opset", "expected"),
     [

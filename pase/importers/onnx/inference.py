@@ -93,6 +93,9 @@ _OTHERS = """
 _FOLDED = {name: name in _BY_POINT.split() for name in (_BY_POINT + _OTHERS).split()}
 """Operators that are worked out where all inputs are constants, as shapes and positions are; whether point by point."""
 
+_NO_NUMBERS = frozenset({"sparse_value", "value_string", "value_strings"})
+"""Attributes of a Constant that are no plain array."""
+
 _INPUTS_ONCE_ATTRIBUTES = {"Squeeze": "axes", "Unsqueeze": "axes", "Split": "split"}
 
 
@@ -104,6 +107,8 @@ def fold(node: Any, arrays: Sequence[Array | None], opset: int) -> tuple[Array, 
     operator = str(node.op_type)
     given = [array for array in arrays if array is not None]
     if operator not in _FOLDED or _num_results(operator, arrays, given) > MAX_ELEMENTS:
+        return None
+    if any(attribute.name in _NO_NUMBERS for attribute in node.attribute):
         return None
     if operator in ("Div", "Mod") and given[1].dtype.kind in "iu" and not np.all(given[1]):
         raise ValueError("a shape is divided by 0")
@@ -124,7 +129,7 @@ def fold(node: Any, arrays: Sequence[Array | None], opset: int) -> tuple[Array, 
     newest = framework("onnx.defs", "onnx").onnx_opset_version()
     evaluator = framework("onnx.reference", "onnx").ReferenceEvaluator(graph, opsets={"": min(opset, newest)})
     found = tuple(np.asarray(value) for value in evaluator.run(None, feeds))
-    is_numbers = all(array.dtype != object and array.size <= MAX_ELEMENTS for array in found)
+    is_numbers = all(array.dtype.kind not in "OSU" and array.size <= MAX_ELEMENTS for array in found)
     return found if is_numbers else None
 
 
