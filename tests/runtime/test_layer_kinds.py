@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 import pase
-from pase.graph import Graph
+from pase.graph import Builder, Graph
+from pase.graph.operators import dense, softmax_loss
+from pase.graph.operators.pointwise import pointwise
+from pase.graph.operators.reduction import reduction, softmax
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
@@ -99,3 +102,24 @@ def test_all_of_a_deep_network_under_the_searched_strategy() -> None:
 @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "inception_v3"])
 def test_networks_under_a_random_strategy(name: str) -> None:
     check(name, random_plan(network(name), 4, 1))
+
+
+def functions() -> Graph:
+    """Functions of points, of which one is broadcast, a softmax and a maximum between layers that are trained."""
+    net = Builder("functions")
+    left, right = (net.add(dense, name, net.input((4, 6)), out=(("n", 8),)) for name in ("left", "right"))
+    x = net.add(pointwise, "both", left, right, dims=("b", "n"), out=(4, 8), function="multiply,tanh")
+    shares = net.add(softmax, "shares", x, dims=("b", "n"), over="n")
+    greatest = net.add(reduction, "greatest", shares, dims=("b", "n"), over=("n",), function="max")
+    x = net.add(pointwise, "x", shares, net.reshape(greatest, (4, 1)), dims=("b", "n"), out=(4, 8), function="divide")
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_functions_that_front_ends_have(seed: int) -> None:
+    expected = reference_training(functions(), options(3))
+    assert expected.losses[-1] < expected.losses[0]
+    losses, weights = parallel_training(random_plan(functions(), 4, seed), steps=3)
+    assert max_relative_difference(losses, expected.losses) < TOLERANCE
+    assert weight_difference(weights, expected.weights) < TOLERANCE

@@ -1,7 +1,10 @@
 """`pointwise`: a function of tensors that are broadcast to one shape, point by point."""
 
+from collections.abc import Sequence
+
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
+from pase.graph.body import POINTWISE, Body, Step
 from pase.graph.operator import Operator, Work
 
 
@@ -34,8 +37,22 @@ def pointwise(
         writes=(Access(tensor="y", shape=out, index_map=dims),),
         work=function_work(dims, tuple(function.split(",")), flop_per_point, len(reads)),
         unsplittable=mixes,
+        body=None if mixes else _body(function.split(","), len(reads)),
         attributes=(("function", function),),
     )
+
+
+def _body(functions: Sequence[str], num_reads: int) -> Body | None:
+    """Return a function of all tensors and those that are applied to its result; None where one is not known."""
+    operands = tuple(f"x{i}" for i in range(num_reads))
+    steps: list[Step] = []
+    for i, function in enumerate(functions):
+        fewest, most = POINTWISE.get(function, (1, 0))
+        if not fewest <= len(operands) <= most:
+            return None
+        steps.append(Step(result=f"y{i}", function=function, operands=operands))
+        operands = (steps[-1].result,)
+    return Body(steps=tuple(steps))
 
 
 _SUMS = frozenset({"add", "subtract"})

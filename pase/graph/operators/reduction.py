@@ -2,6 +2,7 @@
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
+from pase.graph.body import REDUCTIONS, Body, Step
 from pase.graph.operator import AllReduce, Operator, Work
 
 _SOFTMAX_FLOP = 4
@@ -22,6 +23,9 @@ def reduction(
         reads=(Access(tensor="x", shape=x, index_map=dims),),
         writes=(Access(tensor="y", shape=tuple(extents[dim] for dim in kept), index_map=kept),),
         work=(Work(dims=dims, flop_per_point=1, inputs=(0,)),),
+        body=Body(steps=(Step(result="reduced", function=function, operands=("x",), dims=over),))
+        if function in REDUCTIONS
+        else None,
         attributes=(("function", function),),
     )
 
@@ -51,6 +55,11 @@ def softmax(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over: str, 
         writes=(Access(tensor="y", shape=x, index_map=dims),),
         work=(Work(dims=dims, flop_per_point=_SOFTMAX_FLOP, inputs=(0,)),),
         exchanges=(rows,),
+        body=Body(
+            steps=(
+                Step(result="shares", function="log_softmax" if is_log else "softmax", operands=("x",), dims=(over,)),
+            )
+        ),
         attributes=(("over", over), ("is_log", is_log)),
     )
 
