@@ -91,8 +91,10 @@ class Block:
         yield from together([(name, code("window"), self._window(dim)) for dim, name in windows.items()])
         if not self._is_moved:
             for i, access in inputs:
-                source = nested(before, {"x": Expression(self.sources[i])}) if self._is_after(before, i) else None
-                yield from self._read(i, names[access.tensor].text, source or self.sources[i], windows)
+                source = self.sources[i]
+                if before and access.tensor == "x":
+                    source = nested(before, {"x": Expression(source)})
+                yield from self._read(i, names[access.tensor].text, source, windows)
         weights, lines = self._weights([access for i, access in reads if access.role is Role.PARAMETER], used, local)
         yield from lines
         written = Written(
@@ -140,9 +142,6 @@ class Block:
                 "tensors is none of its iteration space; give it a name there"
             )
         return self.variables[dim]
-
-    def _is_after(self, before: Sequence[Step], read: int) -> bool:
-        return bool(before) and self.operator.reads[read].tensor == "x"
 
     def _input_names(self, inputs: Sequence[tuple[int, Access]], local: Identifiers) -> dict[str, Expression]:
         """Return what the steps call each input: its tensor on the layer's mesh, or where it is if data are moved."""
