@@ -6,6 +6,7 @@ dim. Where a box of one is no box of the other (a third of 256 channels, seen fl
 first goes to a layout on its own devices in which the reshape is local: only the leading dim stays split.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -79,15 +80,28 @@ def pieces(step: ReshardStep) -> tuple[tuple[Piece, ...], ...]:
     holders: dict[int, list[int]] = {}
     for position, part in enumerate(source.parts):
         holders.setdefault(part, []).append(position)
+    parts = list(holders.values())
+    # By their ranges of the first dim: of many parts few have anything in common with a box.
+    rows: dict[Range, list[int]] = {}
+    for number, positions in enumerate(parts):
+        rows.setdefault(_first(source.boxes[positions[0]]), []).append(number)
+    ranges = sorted(rows)
+    longest = max((high - low for low, high in ranges), default=0)
     result = []
     for device, box in zip(target.devices, target.boxes, strict=True):
+        low, high = _first(box)
+        near = ranges[bisect_left(ranges, (low - longest + 1,)) : bisect_left(ranges, (high,))]
         taken = []
-        for positions in holders.values():
-            shared = intersection(source.boxes[positions[0]], box)
+        for number in sorted(number for along in near for number in rows[along]):
+            shared = intersection(source.boxes[parts[number][0]], box)
             if shared is not None:
-                taken.append(Piece(_nearest(source, positions, device), shared))
+                taken.append(Piece(_nearest(source, parts[number], device), shared))
         result.append(tuple(taken))
     return tuple(result)
+
+
+def _first(box: Box) -> Range:
+    return box[0] if box else (0, 1)
 
 
 def _nearest(source: Layout, positions: list[int], device: int) -> int:
