@@ -23,6 +23,7 @@ SHALLOW: dict[str, dict[str, Scalar]] = {
     "transformer_big": {"layers": 1},
     "resnet101": {"blocks": "1,2,1,1"},
     "densenet121": {"blocks": "1,2,1,1"},
+    "inception_v3": {"blocks": "1,2,1"},
     "bert_large": {"layers": 2},
     "gpt": {"layers": 2},
 }
