@@ -107,6 +107,7 @@ class PageRun:
             return
         written = ["\n".join(_stripped(path.read_text(encoding="utf-8"))) for path in self._folder.glob("*.py")]
         excerpt = "\n".join(_stripped(block.text))
+        assert excerpt, f"{block.where}: the block is empty"
         assert any(excerpt in text for text in written), f"{block.where}: in no program that this page wrote"
 
     def _toml(self, block: Code) -> None:
