@@ -54,7 +54,7 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     | dict.fromkeys(("convolve", "embedding", "pick", "softmax_loss"), (2, 2))
     | dict.fromkeys(("attention", "batch_norm", "normalise"), (3, 3))
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
-    | {"cut": (1, 1), "join": (1, 1 << 20), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
+    | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
 )
 """All functions of steps, and how few and how many operands they take."""
 
@@ -67,7 +67,8 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
     {
         "attention": {"causal": bool, "scale": float},
         "concat": {"along": str},
-        "batch_norm": {"epsilon": float},
+        "batch_norm": {"epsilon": float, "momentum": float, "factor": float},
+        "keep": {"momentum": float, "initial": float},
         "dropout": {"rate": float},
         "normalise": {"epsilon": float},
         "cut": {"start": int, "step": int},
@@ -101,6 +102,7 @@ class Step:
     point from `start` of the first of `dims`, as the second; "join": tensors end to end along a dim of each, as the
     last of `dims`; "view": the first `replaced` of `dims`, row-major, as the others; "rows": of the first operand along
     the one of `dims`, by the numbers in the second; "repeat": a tensor for every point of those of `dims` it lacks.
+    "keep": the first operand, a constant, becomes the second by `momentum` once in a step of training, from `initial`.
     What takes the place of a whole dim may be split: each device keeps its part of it.
     """
 
@@ -201,13 +203,19 @@ class _Elementary:
     steps: list[Step] = field(default_factory=list)
 
     def add(
-        self, of: Step, function: str, *operands: Operand, dims: tuple[str, ...] = (), is_result: bool = False
+        self,
+        of: Step,
+        function: str,
+        *operands: Operand,
+        dims: tuple[str, ...] = (),
+        options: tuple[tuple[str, Option], ...] = (),
+        is_result: bool = False,
     ) -> str:
         """Write a step in place of another one; return its result's name, that of the other where it is its result."""
         letters = (f"{of.result}_{number}" for number in count(1))
         result = of.result if is_result else next(letter for letter in letters if letter not in self.taken)
         self.taken.add(result)
-        self.steps.append(Step(result=result, function=function, operands=operands, dims=dims))
+        self.steps.append(Step(result=result, function=function, operands=operands, dims=dims, options=options))
         return result
 
     def normalised(self, of: Step, *, mean: Operand | None, variance: Operand | None, is_result: bool) -> str:
@@ -221,8 +229,21 @@ class _Elementary:
 
 
 def _batch_norm(written: _Elementary, step: Step) -> None:
-    mean, variance = (None, None) if written.trains else step.operands[1:]
-    written.normalised(step, mean=mean, variance=variance, is_result=True)
+    x, mean, variance = step.operands
+    momentum = float(step.option("momentum", 0.0))
+    if not written.trains:
+        written.normalised(step, mean=mean, variance=variance, is_result=True)
+        return
+    if not momentum:
+        written.normalised(step, mean=None, variance=None, is_result=True)
+        return
+    found = written.add(step, "mean", x, dims=step.dims)
+    squares = written.add(step, "square", written.add(step, "subtract", x, found))
+    spread = written.add(step, "mean", squares, dims=step.dims)
+    unbiased = written.add(step, "multiply", spread, float(step.option("factor", 1.0)))
+    for kept, new, initial in ((mean, found, 0.0), (variance, unbiased, 1.0)):
+        written.add(step, "keep", kept, new, options=(("momentum", momentum), ("initial", initial)))
+    written.normalised(step, mean=found, variance=spread, is_result=True)
 
 
 def _normalise(written: _Elementary, step: Step) -> None:

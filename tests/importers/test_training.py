@@ -187,7 +187,7 @@ MODELS: Mapping[str, Callable[[], Source]] = {
 ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
     "rotary": lambda: of(Rotary, ids=whole(12, 4, 6), targets=whole(12, 4, 6) * 5 % 12),
     "resnet": lambda: classifier(
-        "ResNet", numbers(4, 3, 16, 16), embedding_size=4, hidden_sizes=[8, 16], depths=[2, 1], layer_type="bottleneck"
+        "ResNet", numbers(4, 3, 16, 16), embedding_size=4, hidden_sizes=[8, 16], depths=[1, 1], layer_type="bottleneck"
     ),
     "vit": lambda: classifier("ViT", numbers(4, 3, 8, 8), image_size=8, patch_size=4),
     "bert": lambda: classifier("Bert", whole(12, 4, 6), vocab_size=12, max_position_embeddings=8),
@@ -506,6 +506,20 @@ def test_points_are_dropped_as_in_built_in_networks() -> None:
             np.testing.assert_allclose(found[name], array, rtol=SAME_AS_EACH_OTHER, atol=SAME_AS_EACH_OTHER)
     without = source[0].eval()
     assert abs(without(**source[1]).item() - expected[0]) > 0.01
+
+
+def test_batch_normalisation_keeps_its_statistics() -> None:
+    source = MODELS["convolutional"]()
+    graph, weights, batch = graph_of(source), double(source), arrays(source[1])
+    model = import_model(source)
+    by_pytorch(*source)
+    kept = {f"{layer}/{name}": use.value for (layer, name), use in model.execution.constants.items()}
+    buffers = dict(source[0].named_buffers())
+    for seed in range(2):
+        _, found = trained(random_plan(graph, 4, seed), weights, batch)
+        assert {kept[name] for name in kept.keys() & found.keys()} >= {"first.running_mean", "second.running_var"}
+        for name in kept.keys() & found.keys():
+            np.testing.assert_allclose(found[name], buffers[kept[name]].numpy(), rtol=1e-10, atol=1e-10)
 
 
 def test_constants_of_a_model_are_asked_for() -> None:

@@ -18,6 +18,7 @@ from pase.importers.execution.sheet import (
     merged,
     names,
     result_axes,
+    size,
 )
 from pase.importers.ir import (
     Attention,
@@ -152,7 +153,11 @@ def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     if op.num_statistics == 2 and len(statistics) >= 2:
         dims = names(flat(tuple(over)))
         kept = [x.operand, *statistics[:2]]
-        name = sheet.step("batch_norm", kept, dims, epsilon=float(op.epsilon))
+        points = prod(size(axis) for axis in over)
+        factor = points / (points - 1) if op.is_unbiased and points > 1 else 1.0
+        is_kept = op.momentum and all(isinstance(statistic, str) for statistic in statistics[:2])
+        moments = {"momentum": op.momentum, "factor": factor} if is_kept else {}
+        name = sheet.step("batch_norm", kept, dims, epsilon=float(op.epsilon), **moments)
     elif op.kind == "rms":
         name = _scaled(sheet, str(x.operand), over, op.epsilon)
     else:

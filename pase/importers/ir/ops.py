@@ -146,6 +146,8 @@ class Normalise:
     the statistics. channels: dims that scale and shift have. mixes: dims along which points read each other besides.
     groups: of the channels, whose statistics are apart (group normalisation: channels are in `over` then).
     num_statistics: inputs after scale and shift that are no parameters but kept (running mean and variance).
+    momentum: the weight of a batch's moments in those that are kept while the network is trained, 0 where none are.
+    is_unbiased: whether the variance that is kept is by one point less.
     """
 
     kind: Literal["batch", "layer", "rms", "group", "instance", "response", "statistics"]
@@ -154,6 +156,8 @@ class Normalise:
     has_scale: bool = True
     has_shift: bool = True
     num_statistics: int = 0
+    momentum: float = 0.0
+    is_unbiased: bool = False
     groups: int = 1
     epsilon: float = 1e-5
     mixes: tuple[int, ...] = ()

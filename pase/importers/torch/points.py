@@ -121,6 +121,8 @@ def normalisation(call: Call) -> None:
         statistics=kept,
         groups=int(call.get("num_groups", call.get("group", 1))) if kind == "group" else 1,
         epsilon=float(call.get("eps", 1e-5) or 1e-5),
+        momentum=float(call.get("momentum", 0.0) or 0.0) if kept else 0.0,
+        is_unbiased=bool(kept),
     )
     call.unread(call.results[1:])
 

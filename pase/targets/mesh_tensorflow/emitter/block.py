@@ -200,8 +200,18 @@ class Block:
                 names[item.name] = Expression(name, item.dims)
                 shape = code("[{}]", [self._variable(dim) for dim in item.dims])
                 arguments = [code("mesh"), code("{}", f"{self.layer.name}/{item.name}"), shape]
-                lines.append((name, code("program.constant"), arguments))
+                initial = self._initial(item.name)
+                if initial is None:
+                    lines.append((name, code("program.constant"), arguments))
+                else:
+                    told = [code("initial={}", initial)] if initial else []
+                    lines.append((name, code("program.statistic"), [*arguments, *told]))
         return names, together(lines)
+
+    def _initial(self, constant: str) -> float | None:
+        """Return what a statistic that steps keep begins with; None for a constant."""
+        kept = (step for step in self.body.steps if step.function == "keep" and step.operands[0] == constant)
+        return next((float(step.option("initial", 0.0)) for step in kept), None)
 
     def _weight_name(self, access: Access) -> str:
         """Return the name that a weight is kept under; where layers share it that of the first, if it is trained."""

@@ -87,6 +87,9 @@ def written_steps(body: Body, block: Written) -> list[Text]:
     known = dict(block.names)
     lines: list[Text] = []
     for i, step in enumerate(body.steps):
+        if step.function == "keep":
+            lines += _kept(step, _operands(step, known))
+            continue
         found = _expression(step, _operands(step, known), block)
         if i == len(body.steps) - 1:
             return [*lines, *assigned(block.head, _last(step, found, block))]
@@ -96,6 +99,13 @@ def written_steps(body: Body, block: Written) -> list[Text]:
         known[step.result] = Expression(block.new(step.result), found.dims)
         lines += assigned(code("{} =", known[step.result].text), found)
     raise EmitError(f"layer {block.operator.name!r} has no steps")
+
+
+def _kept(step: Step, operands: tuple[Expression, ...]) -> list[Text]:
+    """Return the line that keeps a statistic of each step."""
+    kept, new = operands
+    momentum = code("momentum={}", float(step.option("momentum", 0.0)))
+    return [code("{}program.keep({}, {}, {})", INDENT, kept.text, new.text, momentum)]
 
 
 def nested(steps: Sequence[Step], names: Mapping[str, Expression]) -> Text:

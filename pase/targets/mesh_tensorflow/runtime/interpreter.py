@@ -58,6 +58,9 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
             shape = [extents[dim] for dim in constant.dims]
             known[constant.name] = tf.reshape(tensors[constant.name], shape), constant.dims
     for step in body.steps:
+        if step.function == "keep":
+            # What is kept takes no part in what is computed.
+            continue
         if step.function in LOCAL:
             operands = [known[operand] for operand in step.operands if isinstance(operand, str)]
             known[step.result] = _LOCAL[step.function](extents, step, operands)

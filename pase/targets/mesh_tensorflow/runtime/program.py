@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -117,7 +117,8 @@ class Weight:
     """A tensor that is kept from step to step; tensor: on the mesh of the layer that declared it.
 
     mean, deviation: of its initial values. handed: the tensor as that layer reads it, from which others get it.
-    is_trained: whether steps change it; a constant has the value that it is given.
+    is_trained: whether steps change it; a constant has the value that it is given. is_statistic: whether it is kept of
+    what steps compute.
     """
 
     name: str
@@ -127,6 +128,7 @@ class Weight:
     deviation: float
     mean: float = 0.0
     is_trained: bool = True
+    is_statistic: bool = False
 
 
 class Program:
@@ -144,6 +146,7 @@ class Program:
         self.inputs: list[DataInput] = []
         self.placeholders: dict[str, Any] = {}
         self.meshes: list[LayerMesh] = []
+        self.statistics: dict[str, tuple[Any, float]] = {}
         self._mask_key: Any = None
         self.devices = devices or virtual_cpus(num_devices)
         self._tf_names: set[str] = set()
@@ -168,6 +171,17 @@ class Program:
     def constant(self, mesh: LayerMesh, name: str, dims: Sequence[Any]) -> Any:
         """Return a tensor on a mesh that is not trained: statistics that the model kept, positions, a mask."""
         return self._kept(mesh, name, dims, is_trained=False)
+
+    def statistic(self, mesh: LayerMesh, name: str, dims: Sequence[Any], *, initial: float = 0.0) -> Any:
+        """Return a tensor on a mesh that is not trained but kept from step to step; initial: its first value."""
+        tensor = self._kept(mesh, name, dims, mean=initial, is_trained=False)
+        self.weights[name] = replace(self.weights[name], is_statistic=True)
+        return tensor
+
+    def keep(self, statistic: Any, value: Any, *, momentum: float) -> None:
+        """Have every step bring a statistic nearer to a value, by the share `momentum` of their difference."""
+        name = next(name for name, weight in self.weights.items() if weight.tensor is statistic)
+        self.statistics[name] = value, momentum
 
     def weight(
         self, mesh: LayerMesh, name: str, dims: Sequence[Any], deviation: float = 0.0, *, mean: float = 0.0
@@ -231,10 +245,15 @@ class Program:
         """Return what to feed so that masks are those of a key; nothing where no layer has any."""
         return {} if self._mask_key is None else {self._mask_key: key}
 
-    def updates(self, rule: Rule, gradients: Mapping[str, Any]) -> Updates:
-        """Declare the updates of the weights that have a gradient."""
+    def updates(self, rule: Rule, gradients: Mapping[str, Any], values: Mapping[str, Any]) -> Updates:
+        """Declare the updates of the weights that have a gradient, and of the statistics of which there are values."""
         tensors = {name: weight.tensor for name, weight in self.weights.items()}
-        return add_updates(rule, tensors, gradients, dtype=self.dtype, host=self.devices.host, new_name=self._tf_name)
+        found = add_updates(rule, tensors, gradients, dtype=self.dtype, host=self.devices.host, new_name=self._tf_name)
+        for name, value in values.items():
+            old, momentum = tensors[name], self.statistics[name][1]
+            new = old * (1 - momentum) + value * momentum
+            found.operations.append(mtf.assign(old, new, assign_fn=assign_slice))
+        return found
 
     def _new_mesh(self, layer: str, devices: DeviceMesh) -> LayerMesh:
         mesh = LayerMesh(

@@ -171,7 +171,7 @@ def initial_values(program: Program, path: Path | None) -> Mapping[str, Array] |
     """
     if path is not None:
         return read_arrays(path)
-    constants = [name for name, weight in program.weights.items() if not weight.is_trained]
+    constants = [name for name, weight in program.weights.items() if not weight.is_trained and not weight.is_statistic]
     if constants:
         raise ProgramError(
             f"the network is computed with constants of its model, such as {constants[0]!r}; write them with: pase "

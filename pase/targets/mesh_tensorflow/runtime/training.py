@@ -95,7 +95,11 @@ class Training:
         gradients = {name: gradient for name, gradient in found if gradient is not None}
         num_operations = num_forward, len(program.graph.operations)
         PhaseMark(loss.mesh, Phase.UPDATE)
-        updates = program.updates(rule or Sgd(), gate.passed(gradients))
+        statistics = {name: value for name, (value, _) in program.statistics.items()}
+        passed = gate.passed({**gradients, **statistics})
+        updates = program.updates(
+            rule or Sgd(), {name: passed[name] for name in gradients}, {name: passed[name] for name in statistics}
+        )
         check_operations(program.graph, program.meshes)
         traffic = Traffic(keeps_alive=keep_alive)
         implementations = {mesh: mesh.implementation(traffic) for mesh in program.meshes}
