@@ -434,13 +434,19 @@ def test_a_keras_network_trains_as_keras_does() -> None:
         graph = with_fan_outs(imported.graph)
         weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
         expected = by_keras(model, images, labels)
+        kept = {v.path: np.asarray(v.value) for v in model.non_trainable_variables if "seed" not in v.path}
     finally:
         keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
     (targets,) = {item.name for o in graph.operators if o.body for item in o.body.inputs} - {"image"}
     for seed in range(2):
-        losses, _ = trained(random_plan(graph, 4, seed), weights, {"image": images, targets: labels})
+        losses, found = trained(random_plan(graph, 4, seed), weights, {"image": images, targets: labels})
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+        statistics = {f"{layer}/{name}": use.value for (layer, name), use in imported.execution.constants.items()}
+        statistics = {name: path for name, path in statistics.items() if path in kept and name in found}
+        assert len(statistics) == len(kept)
+        for name, path in statistics.items():
+            np.testing.assert_allclose(found[name], kept[path], rtol=SAME_AS_PYTORCH, atol=SAME_AS_PYTORCH)
 
 
 def by_keras(model: Any, images: Array, labels: Array) -> list[float]:

@@ -95,7 +95,7 @@ def batch_normalisation(call: KerasCall) -> None:
     layer, channels = call.operation, call.axes()
     over = [i for i in range(len(call.x.shape)) if i not in channels]
     statistics = [call.writer.weight(v, is_trained=False) for v in (layer.moving_mean, layer.moving_variance)]
-    _normalise(call, "batch", over, channels, statistics=statistics)
+    _normalise(call, "batch", over, channels, statistics=statistics, momentum=1 - float(layer.momentum))
 
 
 def layer_normalisation(call: KerasCall) -> None:
