@@ -83,7 +83,7 @@ class Convolutional(nn.Module):  # type: ignore[misc]
         y = F.silu(self.second(self.grouped(x)))
         z = F.max_pool2d(F.leaky_relu(self.narrow(x), 0.2), 2)
         x = F.avg_pool2d(torch.cat([y, z], 1), 2)
-        return F.cross_entropy(self.classes(x.flatten(1)), labels)
+        return F.cross_entropy(self.classes(F.hardtanh(x.flatten(1), -0.5, 2.0)), labels)
 
 
 class Regression(nn.Module):  # type: ignore[misc]

@@ -39,6 +39,9 @@ def _details(call: Call) -> Pointwise:
             return replace(found, functions=("floor_divide",))
         case "hardsigmoid":
             return replace(found, numbers=(1 / 6, 0.5))
+        case "hardtanh":
+            bounds = float(call.get("min_val", -1.0)), float(call.get("max_val", 1.0))
+            return replace(found, constant=None, constant_first=False, numbers=bounds)
         case "clamp" | "clamp_min" | "clamp_max":
             low, high = call.get("min", -inf), call.get("max", inf)
             is_of_numbers = not isinstance(low, Value) and not isinstance(high, Value)
