@@ -51,7 +51,7 @@ LOCAL = ("cut", "join", "repeat", "rows", "view")
 FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict(POINTWISE)
     | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
-    | dict.fromkeys(("convolve", "embedding", "pick", "softmax_loss"), (2, 2))
+    | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
     | dict.fromkeys(("attention", "batch_norm", "normalise"), (3, 3))
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
@@ -67,6 +67,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
     {
         "attention": {"causal": bool, "scale": float},
         "concat": {"along": str},
+        "convolve_transposed": {"strides": str, "dilations": str, "pads": str},
         "batch_norm": {"epsilon": float, "momentum": float, "factor": float},
         "keep": {"momentum": float, "initial": float},
         "dropout": {"rate": float},
@@ -89,7 +90,9 @@ class Step:
     at places, along the one of `dims`; "batch_norm": a tensor without its mean, by its deviation, over `dims`, with the
     kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and "embedding"
     as the accesses of the operator have them, an embedding perhaps with a row `frozen` that is not trained;
-    "concat", "padded", "piece" and "copy": data that are moved alone.
+    "concat", "padded", "piece" and "copy": data that are moved alone. "convolve_transposed" of a tensor and filters:
+    the adjoint of a convolution with these `strides`, `dilations` and `pads` (before), "2,1" for two dims; its `dims`
+    are the positions that are read, then those that are written, then the window's.
 
     Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
     `dims` the batch, the heads, the queries, the keys and the features; "normalise": a tensor without its mean, by its
@@ -339,6 +342,12 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
         raise GraphError(f"{where}: its body names dims or inputs that it has not: {[short(dim) for dim in unknown]}")
 
 
+def _is_list(text: str, count: int) -> bool:
+    """Return whether a text is so many whole numbers with commas between them."""
+    parts = text.split(",")
+    return len(parts) == count and all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
+
+
 def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
     if step.function not in FUNCTIONS:
         near = unknown_name("function", short(step.function), FUNCTIONS)
@@ -355,6 +364,9 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
         fits = type(value) is expected if isinstance(expected, type) else value in expected
         if name == "along":
             fits = fits and value in dims
+        elif step.function == "convolve_transposed":
+            # As many whole numbers as the step has triples of dims.
+            fits = fits and _is_list(str(value), len(step.dims) // 3)
         elif name == "rate":
             fits = fits and 0 <= float(value) < 1
         if not fits:

@@ -86,6 +86,37 @@ class Convolutional(nn.Module):  # type: ignore[misc]
         return F.cross_entropy(self.classes(F.hardtanh(x.flatten(1), -0.5, 2.0)), labels)
 
 
+class Generative(nn.Module):  # type: ignore[misc]
+    """Groups of channels that are normalised apart; lines, images and volumes that are made larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.GroupNorm(2, 4), nn.GroupNorm(4, 8, affine=False)
+        self.narrow = nn.Conv2d(2, 4, 3, padding=1)
+        self.image = nn.ConvTranspose2d(4, 8, 3, stride=2, padding=1, output_padding=1, groups=2)
+        self.line = nn.ConvTranspose1d(8, 2, 3, dilation=2, bias=False)
+        self.volume = nn.ConvTranspose3d(2, 4, (2, 1, 3), stride=(1, 2, 1))
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = F.relu(self.first(self.narrow(x)))
+        x = F.local_response_norm(self.second(F.silu(self.image(x))), 3, alpha=0.3)
+        x = self.line(x.flatten(2)).unflatten(2, (2, 2, 17))
+        return F.mse_loss(torch.tanh(self.volume(x)), y)
+
+
+class Alike(nn.Module):  # type: ignore[misc]
+    """Attention of one tensor to itself, as queries, keys and values; numbers stand for what is too small or large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x = self.first(x)
+        x = self.last(torch.softmax(x @ x.mT / 3, -1) @ x)
+        return F.mse_loss(torch.where(x > 0.3, 0.5, torch.where(x < -0.1, x, 0.2)), y)
+
+
 class Regression(nn.Module):  # type: ignore[misc]
     """A loss of numbers, of functions of points of all sorts."""
 
@@ -181,10 +212,12 @@ class WithLoss(nn.Module):  # type: ignore[misc]
 MODELS: Mapping[str, Callable[[], Source]] = {
     "gpt": lambda: of(Gpt, ids=whole(12, 4, 4), targets=whole(12, 4, 4) * 5 % 12),
     "convolutional": lambda: of(Convolutional, images=numbers(4, 2, 8, 8), labels=whole(6, 4)),
+    "generative": lambda: of(Generative, x=numbers(4, 2, 4, 4), y=numbers(4, 4, 3, 3, 19)),
     "regression": lambda: of(Regression, x=numbers(8, 6), y=numbers(8, 4)),
 }
 
 ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
+    "alike": lambda: of(Alike, x=numbers(4, 4, 6), y=numbers(4, 4, 4)),
     "rotary": lambda: of(Rotary, ids=whole(12, 4, 6), targets=whole(12, 4, 6) * 5 % 12),
     "resnet": lambda: classifier(
         "ResNet", numbers(4, 3, 16, 16), embedding_size=4, hidden_sizes=[8, 16], depths=[1, 1], layer_type="bottleneck"

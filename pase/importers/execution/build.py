@@ -148,6 +148,7 @@ class _Vertex:
         self._sheet = sheet
         self._reads = lowered.reads[operator.name]
         self._known: dict[str, TensorRef] = {}
+        self._inside: Sequence[Node] = ()
         # Of weights, before they stood for what is computed of them.
         self._computed: dict[str, TensorRef] = {}
         # What stands before the passes for what the node reads: the values that its producers hold in the end.
@@ -156,6 +157,7 @@ class _Vertex:
     def computed(self) -> TensorRef:
         """Write the steps; return what the vertex writes."""
         inside = self._source.between(self._source.held(self._node.outputs[0].name), set(self._entries))
+        self._inside = inside
         if not inside:
             what = type(self._node.op).__name__.lower()
             raise NoBodyError(
@@ -245,8 +247,11 @@ class _Vertex:
             options = {"frozen": node.op.frozen}
         if isinstance(node.op, Gather) and "k" in self._operator.extents:
             raise NoBodyError("several elements of each row cannot be written yet")
-        dims = (self._operator.attribute("along", ""),) if isinstance(node.op, Gather) else ()
-        made = self._result(node, self._sheet.step(LAID[type(node.op)], operands, dims, **options))
+        dims: tuple[str, ...] = (self._operator.attribute("along", ""),) if isinstance(node.op, Gather) else ()
+        function = LAID[type(node.op)]
+        if isinstance(node.op, Convolve) and node.op.is_transposed:
+            function, dims, options = "convolve_transposed", self._operator.unsplittable, self._transposed(node.op)
+        made = self._result(node, self._sheet.step(function, operands, dims, **options))
         if isinstance(node.op, Convolve) and node.op.has_bias:
             bias = self._input(node, 2)
             assert made.axes is not None
@@ -255,6 +260,19 @@ class _Vertex:
                 bias = self._sheet.constant(bias, channel)
             made = replace(made, operand=self._sheet.step("add", [made.operand, bias.operand]))
         return made
+
+    def _transposed(self, op: Convolve) -> dict[str, Option]:
+        """Return the options of a transposed convolution, where its result's shape follows from them."""
+        if op.is_reversed:
+            raise NoBodyError("the filters of a transposed convolution are read backwards")
+        extents = self._operator.extents
+        for i, (stride, dilation, pads) in enumerate(zip(op.stride, op.dilation, op.pads, strict=True)):
+            reached = (extents[f"i{i}"] - 1) * stride + (extents[f"k{i}"] - 1) * dilation + 1
+            # What a framework adds after the last point, which no window reaches, is less than a step.
+            if not 0 <= extents[f"o{i}"] + sum(pads) - reached < max(stride, dilation) or min(pads) < 0:
+                raise NoBodyError("the padding of a transposed convolution is not told")
+        listed = {"strides": op.stride, "dilations": op.dilation, "pads": [before for before, _ in op.pads]}
+        return {name: ",".join(map(str, values)) for name, values in listed.items()}
 
     def _is_padded(self) -> bool:
         for access in self._operator.reads:
@@ -316,7 +334,7 @@ class _Vertex:
         if use.value in self._known:
             return seen(self._sheet, self._known[use.value], use)
         if use.value in self._entries:
-            return self._entry(use)
+            return self._entry(use, self._read_at(node, position))
         if self._source.is_weight(use.value):
             return self._weight(node, position)
         known = self._source.constant(node, position)
@@ -328,11 +346,19 @@ class _Vertex:
             raise NoBodyError("it is computed with what depends on an input of the model that no layer reads")
         return replace(known, is_truth=self._source.is_truth(use.value))
 
-    def _entry(self, use: Use) -> TensorRef:
-        """A tensor that an earlier vertex makes."""
+    def _read_at(self, node: Node, position: int) -> int | None:
+        """Return which read an input is where one tensor is read as several operands; None where its name tells it."""
+        value = node.inputs[position].value
+        reads = [i for i, read in enumerate(self._reads) if read.use.value == self._entries[value]]
+        uses = [(n.name, i) for n in self._inside for i, use in enumerate(n.inputs) if use.value == value]
+        return reads[uses.index((node.name, position))] if len(reads) == len(uses) > 1 else None
+
+    def _entry(self, use: Use, read: int | None = None) -> TensorRef:
+        """A tensor that an earlier vertex makes; read: where it is told."""
         name = self._entries[use.value]
-        last = self._source.final_use(self._node, name)
-        read = self._read(name, use.piece, None if last is None else last.view)
+        if read is None or self._reads[read].use.piece != use.piece:
+            last = self._source.final_use(self._node, name)
+            read = self._read(name, use.piece, None if last is None else last.view)
         if read is None and use.piece is not None:
             return seen(self._sheet, self._entry(Use(value=use.value)), use)
         if read is None:

@@ -15,6 +15,7 @@ from pase.importers.execution.sheet import (
     TensorRef,
     broadcast_axes,
     flat,
+    grouped,
     merged,
     names,
     result_axes,
@@ -73,7 +74,10 @@ def pointwise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
         raise NoBodyError("it is computed of constants alone")
     knowns = [sheet.constant(known, axes) if known.source is not None else sheet.laid(known, axes) for known in inputs]
     operands: list[Operand] = [known.operand for known in knowns]
-    if op.constant is not None and len(op.functions) == 1:
+    if op.constant is not None and op.functions == ("where",) and op.constant_first:
+        # After what they are told apart by.
+        operands = [operands[0], op.constant, *operands[1:]]
+    elif op.constant is not None and len(op.functions) == 1:
         operands = [op.constant, *operands] if op.constant_first else [*operands, op.constant]
     first, *others = op.functions or ("identity",)
     if first == "where" and not others and len(operands) == 3 and isinstance(operands[0], float):
@@ -144,12 +148,12 @@ def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     x, *rest = inputs
     x = _tensor(x)
     assert x.axes is not None
-    if op.kind == "response" or op.groups > 1:
-        raise NoBodyError(f"a {op.kind} normalisation in groups cannot be written yet")
+    if op.kind == "response":
+        raise NoBodyError("a normalisation by neighbouring channels cannot be written yet")
     channels = tuple(x.axes[i] for i in op.channels)
     along = [_along(sheet, known, channels) for known in rest]
     weights, statistics = along[: op.has_scale + op.has_shift], along[op.has_scale + op.has_shift :]
-    over = [x.axes[i] for i in op.over]
+    over = [_within_groups(x.axes[i], op.groups) if i in op.channels else x.axes[i] for i in op.over]
     if op.num_statistics == 2 and len(statistics) >= 2:
         dims = names(flat(tuple(over)))
         kept = [x.operand, *statistics[:2]]
@@ -168,6 +172,16 @@ def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     if op.has_shift:
         name = sheet.step("add", [name, weights[-1]])
     return TensorRef(operand=name, shape=x.shape, axes=x.axes)
+
+
+def _within_groups(channels: Axis, groups: int) -> Axis:
+    """Return the dims of the channels of a group."""
+    if groups == 1:
+        return channels
+    found = grouped(channels, (groups, size(channels) // groups))
+    if found is None:
+        raise NoBodyError("the groups of its channels are none of its iteration space")
+    return found[1]
 
 
 def _scaled(sheet: BodyBuilder, x: str, over: Sequence[Axis], epsilon: float) -> str:

@@ -65,8 +65,9 @@ class Pointwise:
     functions: names in lower case, in the order in which they are applied ("add", "multiply", "exp", "relu", "gelu",
     "silu", "sigmoid", "tanh", "where", …). flop_per_point: a guess of one per function is good enough.
     constant: number that the one function of a single input takes besides it (x · 0.5, x ** 2), where there is one;
-    constant_first: it is the left operand (1 - x). numbers: others that the one function takes, in their usual order:
-    (lowest, highest) of "clip", the slope of "leaky_relu", (alpha,) of "elu", (slope, offset) of "hard_sigmoid".
+    constant_first: it is the left operand (1 - x), the first of the two of "where". numbers: others that the one
+    function takes, in their usual order: (lowest, highest) of "clip", the slope of "leaky_relu", (alpha,) of "elu",
+    (slope, offset) of "hard_sigmoid", both of "where".
     mixes: dims along which points do read each other after all (the two halves that a rotary embedding turns; a roll).
     """
 
@@ -109,7 +110,8 @@ class Convolve:
     batch, channels, spatial: positions of the tensor's dims; those of the output are alike. filters: positions of
     (out-channels, in-channels of one group, spatial dims…) in the second input. stride, dilation: [spatial].
     pads: [spatial] of (before, after). groups: of channels. is_transposed: the gradient of a convolution: `filters`
-    then names (in-channels, out-channels of one group, spatial dims…).
+    then names (in-channels, out-channels of one group, spatial dims…). is_reversed: its filters stand in the order of
+    a convolution of the input with zeros between its points, the last point of the window first.
     """
 
     channels: int
@@ -120,6 +122,7 @@ class Convolve:
     pads: tuple[tuple[int, int], ...]
     groups: int = 1
     is_transposed: bool = False
+    is_reversed: bool = False
     has_bias: bool = False
     batch: int = 0
 

@@ -375,6 +375,7 @@ def convolution(call: JaxCall) -> None:
         pads=pads,
         groups=groups,
         is_transposed=is_transposed,
+        is_reversed=is_transposed,
     )
     # The vocabulary has the result's dims in the order of the input's.
     place = dict(zip(lhs, out, strict=True))

@@ -6,7 +6,7 @@ from math import prod
 
 from pase.common.names import short
 from pase.graph import Access, AllReduce, Dim, Intermediate, Operator, Role, SliceOf
-from pase.graph.access import DimIndex
+from pase.graph.access import DimIndex, access_dims, axis_dims
 from pase.graph.operators.concat import concat
 from pase.graph.operators.embedding import embedding, gather
 from pase.graph.operators.normalisation import batch_norm, layer_norm, normalising
@@ -147,24 +147,35 @@ def lower_generic(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOpe
 
 
 def _normalisation(trace: Trace, name: str, op: ops.Normalise, uses: tuple[Use, ...]) -> Operator:
-    """Return a normalisation of any kind: its statistics are all-reduced where the dims that they are of are split."""
+    """Return a normalisation of any kind: its statistics are all-reduced where the dims that they are of are split.
+
+    Channels in groups are two dims, g and the channels of a group: a split of g leaves the statistics where they are.
+    """
     shape = trace.shape(uses[0])
-    names = dim_names(len(shape))
-    over = tuple(names[i] for i in op.over)
-    kept = tuple(i for i in range(len(shape)) if i not in op.over)
-    channels = tuple(names[i] for i in op.channels)
-    reads = [Access(tensor="x", shape=shape, index_map=names)]
+    named = dim_names(len(shape))
+    index: list[DimIndex] = list(named)
+    extents = dict(zip(named, shape, strict=True))
+    over = tuple(named[i] for i in op.over)
+    groups = ("g",) if _has_groups(op, shape) else ()
+    if groups:
+        (place,) = op.channels
+        index[place] = (*groups, named[place])
+        extents |= {"g": op.groups, named[place]: shape[place] // op.groups}
+    names = tuple(dim for axis in index for dim in axis_dims(axis))
+    kept = tuple(dim for dim in names if dim not in over)
+    channels = tuple(index[i] for i in op.channels)
+    reads = [Access(tensor="x", shape=shape, index_map=tuple(index))]
     tensors = [*(["scale"] if op.has_scale else []), *(["shift"] if op.has_shift else [])]
     for tensor, use in zip(tensors, uses[1:], strict=True):
         own = trace.shape(use)
         axes = channels if own == tuple(shape[i] for i in op.channels) else (None,) * len(own)
-        summed = tuple(dim for dim in names if dim not in axes)
-        reads.append(Access(tensor=tensor, shape=own, index_map=axes, role=Role.PARAMETER, partial_over=summed))
+        read = Access(tensor=tensor, shape=own, index_map=axes, role=Role.PARAMETER)
+        reads.append(replace(read, partial_over=tuple(dim for dim in names if dim not in access_dims(read))))
     count = 1 if op.kind in ("rms", "statistics") else 2
     moments = AllReduce(
         tensor="moments",
-        shape=(count * op.groups, *(shape[i] for i in kept)),
-        index_map=(None, *(names[i] for i in kept)),
+        shape=(count if groups else count * op.groups, *(extents[dim] for dim in kept)),
+        index_map=(None, *kept),
         over=over,
         times=2,
         backward_times=1,
@@ -175,18 +186,24 @@ def _normalisation(trace: Trace, name: str, op: ops.Normalise, uses: tuple[Use, 
     return Operator(
         name=name,
         kind="statistics" if op.kind == "statistics" else f"{op.kind}_norm",
-        dims=tuple(Dim(n, e) for n, e in zip(names, shape, strict=True)),
+        dims=tuple(Dim(dim, extents[dim]) for dim in names),
         reads=tuple(reads),
-        writes=(Access(tensor="y", shape=shape, index_map=names),),
+        writes=(Access(tensor="y", shape=shape, index_map=tuple(index)),),
         work=normalising(names, flop_per_point=flop, scale=1 if op.has_scale else None, has_shift=op.has_shift),
         exchanges=(moments,) if over else (),
         intermediates=(
             Intermediate(tensor="moments", shape=moments.shape, index_map=moments.index_map, kept=1),
-            Intermediate(tensor="normalised", shape=shape, index_map=names, working=1),
+            Intermediate(tensor="normalised", shape=shape, index_map=tuple(index), working=1),
         ),
-        unsplittable=tuple(names[i] for i in op.mixes),
+        unsplittable=tuple(named[i] for i in op.mixes),
         attributes=(("epsilon", float(op.epsilon)), ("groups", op.groups)),
     )
+
+
+def _has_groups(op: ops.Normalise, shape: tuple[int, ...]) -> bool:
+    """Return whether the channels are one dim in groups of several, whose statistics are apart."""
+    is_told = op.kind == "group" and op.groups > 1 and len(op.channels) == 1 and op.channels[0] in op.over
+    return is_told and not set(op.channels) & set(op.mixes) and shape[op.channels[0]] % op.groups == 0
 
 
 def _can_be_broadcast(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:

@@ -30,6 +30,9 @@ def _details(call: Call) -> Pointwise:
     is_first = number is not None and (function == "rsub" or not isinstance(arguments[0], Value))
     found = Pointwise(functions=(FUNCTIONS[function],), constant=number, constant_first=is_first)
     match function:
+        case "where":
+            # One of the two that are chosen from may be a number, or both.
+            return _chosen(found, call.get("self", call.get("input")), call.get("other"))
         case "add" | "sub" | "rsub" if call.get("alpha", 1) != 1:
             # The second operand is taken so many times.
             return replace(found, functions=(f"{found.functions[0]}_of_multiple",))
@@ -47,6 +50,14 @@ def _details(call: Call) -> Pointwise:
             is_of_numbers = not isinstance(low, Value) and not isinstance(high, Value)
             return Pointwise(functions=("clip",), numbers=(float(low), float(high)) if is_of_numbers else ())
     return found
+
+
+def _chosen(op: Pointwise, *either: object) -> Pointwise:
+    numbers = [float(item) for item in either if isinstance(item, int | float)]
+    if len(numbers) == 2:
+        return replace(op, constant=None, constant_first=False, numbers=tuple(numbers))
+    number = numbers[0] if numbers else None
+    return replace(op, constant=number, constant_first=number is not None and not isinstance(either[0], Value))
 
 
 def moved_along(call: Call) -> None:

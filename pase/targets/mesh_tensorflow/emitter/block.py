@@ -42,6 +42,7 @@ _CALLED: Mapping[tuple[str, str], str] = MappingProxyType(
         ("attention", "q"): "queries",
         ("attention", "v"): "values",
         ("convolve", "w"): "filters",
+        ("convolve_transposed", "w"): "filters",
         ("einsum", "w"): "weights",
         ("softmax_loss", "labels"): "targets",
     }

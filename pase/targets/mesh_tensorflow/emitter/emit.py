@@ -32,6 +32,7 @@ LAYERS = (
     "attention",
     "concat",
     "convolve",
+    "convolve_transposed",
     "cut",
     "dims",
     "dropout",

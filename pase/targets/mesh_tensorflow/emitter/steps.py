@@ -200,6 +200,17 @@ def _convolve(_: Step, operands: tuple[Expression, ...], block: Written) -> Expr
     return called(code("convolve"), arguments, block.result_names)
 
 
+def _convolve_transposed(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    rank = len(step.dims) // 3
+    dims = [code("[{}]", [block.dims[step.dims[i + rank * j]] for j in range(3)]) for i in range(rank)]
+    strides, dilations, pads = (
+        [int(number) for number in str(step.option(name, "")).split(",")] for name in ("strides", "dilations", "pads")
+    )
+    told = [code("strides=[{}]", strides), code("dilations=[{}]", dilations), code("pads=[{}]", pads)]
+    arguments = (*(x.text for x in operands), code("[{}]", dims), block.result_dims, *told)
+    return called(code("convolve_transposed"), arguments, block.result_names)
+
+
 def _pool(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     function = code('function="{}"', word(str(step.option("reduction", "max")), ("max", "mean"), "reduction"))
     counted = [code("count_padding=True")] if step.option("count_padding", False) else []
@@ -385,6 +396,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "causal": _causal,
         "concat": _concat,
         "convolve": _convolve,
+        "convolve_transposed": _convolve_transposed,
         "copy": _copy,
         "cut": _cut,
         "dropout": _dropout,
@@ -464,6 +476,7 @@ _FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = Mappin
         "attention": _attention_formula,
         "concat": lambda _, step, texts: f"{len(texts)} tensors end to end along {step.option('along', '')}",
         "convolve": lambda _, __, texts: " ".join(texts),
+        "convolve_transposed": lambda _, __, texts: f"{texts[0]} spread by {texts[1]}",
         "dropout": lambda _, step, texts: f"{texts[0]} / {1 - float(step.option('rate', 0.0)):g} or 0",
         "einsum": lambda _, __, texts: " ".join(texts),
         "embedding": lambda _, step, texts: f"{step.operands[0]}[{texts[1]}]",

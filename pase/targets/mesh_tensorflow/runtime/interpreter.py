@@ -256,6 +256,23 @@ def _convolve(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
     return tf.reshape(y, [extents[dim] for dim in dims]), dims
 
 
+def _convolve_transposed(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
+    """A sum of products: a point that is read is spread over those that its window's points write."""
+    (x, own), (filters, names) = operands
+    rank = len(step.dims) // 3
+    lists = [[int(n) for n in str(step.option(o, "")).split(",")] for o in ("strides", "dilations", "pads")]
+    written = _dims(operator, operator.writes[0])
+    letters = dict(zip(dict.fromkeys((*own, *names, *written)), _LETTERS, strict=False))
+    told, arrays = ["".join(letters[dim] for dim in dims) for dims in (own, names)], [x, filters]
+    for i, (stride, dilation, pad) in enumerate(zip(*lists, strict=True)):
+        dims = [step.dims[i + rank * j] for j in range(3)]
+        read, out, kernel = (tf.range(operator.extents[dim]) for dim in dims)
+        place = read[:, None, None] * stride + kernel[None, None, :] * dilation - pad
+        arrays.append(tf.cast(tf.equal(place, out[None, :, None]), x.dtype))
+        told.append("".join(letters[dim] for dim in dims))
+    return tf.einsum(f"{','.join(told)}->{''.join(letters[dim] for dim in written)}", *arrays), written
+
+
 def _pool(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
     x = operands[0]
     if step.option("reduction", "max") == "max":
@@ -388,6 +405,7 @@ _MOVES: Mapping[str, Callable[[Operator, Step, Sequence[Any]], Named]] = {
 _OTHERS: Mapping[str, Callable[[Operator, Step, Sequence[Any]], Named]] = {
     "causal": _causal,
     "convolve": _convolve,
+    "convolve_transposed": _convolve_transposed,
     "einsum": _einsum,
     "fan_out": lambda _, __, operands: operands[0],
     "lstm": _lstm,

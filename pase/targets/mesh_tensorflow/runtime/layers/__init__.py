@@ -17,7 +17,7 @@ from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     without_later_keys,
 )
 from pase.targets.mesh_tensorflow.runtime.layers.whole import cut, end_to_end, select_rows, view
-from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, pool
+from pase.targets.mesh_tensorflow.runtime.layers.windows import convolve, convolve_transposed, pool
 from pase.targets.mesh_tensorflow.runtime.reshard import fan_out, reshard
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "attention",
     "concat",
     "convolve",
+    "convolve_transposed",
     "cut",
     "dims",
     "dropout",

@@ -102,6 +102,90 @@ def convolved(x: Any, filters: Any, windows: Sequence[WindowDim], groups: int = 
     return tf.concat([function(a, w, strides, "VALID") for a, w in parts], -1)
 
 
+def convolve_transposed(
+    x: Any,
+    filters: Any,
+    windows: Sequence[Sequence[Any]],
+    out: Sequence[Any],
+    *,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+) -> Any:
+    """Return the adjoint of a convolution: each point of x is spread over a window of the result.
+
+    Dims are told by their names, as those of `convolve`. A split of a channel of x that the result lacks leaves partial
+    sums.
+
+    Args:
+        x: read at positions.
+        filters: what each point is multiplied with.
+        windows: for each spatial dim: the positions of x, those of the result, the window's points.
+        out: the dims of the result.
+        strides: for each spatial dim, how far apart the windows of neighbouring points are.
+        dilations: how far apart the points of a window are.
+        pads: how many points before the first one are left out.
+
+    Raises:
+        ProgramError: positions or windows are split.
+    """
+    devices = x.mesh.devices
+    split = [dim.name for window in windows for dim in window if devices.size(dim.name) != 1]
+    if split:
+        raise ProgramError(
+            f"layer {x.mesh.layer!r} is a transposed convolution, of which {', '.join(split)} cannot be split; "
+            "split its batch or its channels"
+        )
+    positions, written, kernels = ([window[i].name for window in windows] for i in range(3))
+    every = (*x.shape.dims, *filters.shape.dims, *out, *(dim for window in windows for dim in window))
+    sizes = {d.name: d.size // devices.size(d.name) for d in every}
+    own, names, result = ([d.name for d in dims] for dims in (x.shape.dims, filters.shape.dims, out))
+    groups = [n for n in names if n in own and n in result]
+    inputs = [n for n in names if n not in result and n not in kernels]
+    outputs = [n for n in names if n in result and n not in own]
+    batch = [n for n in result if n not in names and n not in written]
+    num_groups, num_inputs, num_outputs, num_batch = (
+        prod(sizes[n] for n in part) for part in (groups, inputs, outputs, batch)
+    )
+    points, outs, extents = ([sizes[n] for n in part] for part in (positions, written, kernels))
+
+    def compute(x: Any, filters: Any) -> Any:
+        x = _turned(x, own, [*groups, *batch, *positions, *inputs])
+        x = _shaped(x, [num_groups, num_batch, *points, num_inputs])
+        filters = _turned(filters, names, [*groups, *kernels, *outputs, *inputs])
+        filters = _shaped(filters, [num_groups, *extents, num_outputs, num_inputs])
+        parts = zip(tf.unstack(x), tf.unstack(filters), strict=True)
+        y = tf.stack([_spread_over(a, w, outs, strides, dilations, pads) for a, w in parts])
+        y = _shaped(y, [sizes[n] for n in (*groups, *batch, *written, *outputs)])
+        return _turned(y, [*groups, *batch, *written, *outputs], result)
+
+    name = f"conv{len(windows)}d_transposed"
+    return Shardwise(compute, [x, filters], shape=list(out), name=name, partial_over=inputs, recompute=True).outputs[0]
+
+
+def _spread_over(
+    x: Any, filters: Any, outs: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Sequence[int]
+) -> Any:
+    """Return x, [batch, spatial…, inputs], spread over `outs` positions; filters: [kernel…, outputs, inputs]."""
+    # A line is an image of one row: TensorFlow has no convolution of lines.
+    flat = [1] * (len(strides) == 1)
+    batch, *points, channels = x.shape.as_list()
+    *extents, num_outputs, _ = filters.shape.as_list()
+    x = _shaped(x, [batch, *flat, *points, channels])
+    filters = _spread(_shaped(filters, [*flat, *extents, num_outputs, channels]), [*flat, *dilations])
+    strides, pads, outs = [*flat, *strides], [0] * len(flat) + list(pads), [*flat, *outs]
+    reached = [
+        (point - 1) * stride + extent
+        for point, stride, extent in zip(x.shape.as_list()[1:-1], strides, filters.shape.as_list()[:-2], strict=True)
+    ]
+    function = tf.nn.conv2d_transpose if len(strides) == 2 else tf.nn.conv3d_transpose
+    y = function(x, filters, [batch, *reached, num_outputs], strides=[1, *strides, 1], padding="VALID")
+    beyond = [max(0, pad + out - extent) for pad, out, extent in zip(pads, outs, reached, strict=True)]
+    y = tf.pad(y, [(0, 0), *((0, extent) for extent in beyond), (0, 0)]) if any(beyond) else y
+    y = y[(slice(None), *(slice(pad, pad + out) for pad, out in zip(pads, outs, strict=True)))]
+    return _shaped(y, [batch, *outs[len(flat) :], num_outputs])
+
+
 def _spread(filters: Any, dilations: Sequence[int]) -> Any:
     """Return filters with zeros between their points: TensorFlow's gradients on CPUs know no dilation."""
     for axis, dilation in enumerate(dilations):
