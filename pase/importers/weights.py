@@ -60,8 +60,8 @@ def read_weights(
                 )
             continue
         array = values[use.value]
-        # Truth values are read as 0 and 1.
-        array = array.astype(np.float32) if array.dtype == np.bool_ else array
+        # Truth values are read as 0 and 1, numbers of rows as numbers.
+        array = array if np.issubdtype(array.dtype, np.inexact) else array.astype(np.float32)
         found[f"{layer}/{tensor}"] = read_as(array, use)
     return found
 

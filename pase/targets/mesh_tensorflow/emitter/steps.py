@@ -1,5 +1,6 @@
 """Steps of a body as expressions: what is used once and is short stands in the expression that uses it."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, call,
 KERNELS = frozenset({"attention", "dropout", "lstm", "normalise", "softmax_loss"})
 """Steps of bodies that programs have a layer for, as they are."""
 
-_INLINED = 64
+_INLINED = 56
+"""How long an expression may be that stands in another one (`_length`)."""
+
+_LONGEST_SUM = 100
+"""How long a sum may be that is written with plus signs (`_length`)."""
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
 
 Dims = tuple[str, ...] | None
 """The iteration dims of a tensor in its order; None where they are not told."""
@@ -93,12 +101,17 @@ def written_steps(body: Body, block: Written) -> list[Text]:
         found = _expression(step, _operands(step, known), block)
         if i == len(body.steps) - 1:
             return [*lines, *assigned(block.head, _last(step, found, block))]
-        if uses[step.result] == 1 and len(found.text) <= _INLINED:
+        if uses[step.result] == 1 and _length(found.text) <= _INLINED:
             known[step.result] = found
             continue
         known[step.result] = Expression(block.new(step.result), found.dims)
         lines += assigned(code("{} =", known[step.result].text), found)
     raise EmitError(f"layer {block.operator.name!r} has no steps")
+
+
+def _length(text: str) -> int:
+    """Return how long text would be if every name had four letters: a program's form does not go by its names."""
+    return len(_NAME.sub("name", text))
 
 
 def _kept(step: Step, operands: tuple[Expression, ...]) -> list[Text]:
@@ -164,7 +177,7 @@ def _of_points(step: Step, operands: tuple[Expression, ...]) -> Expression:
         terms = sorted(zip(operands, step.operands, strict=True), key=lambda pair: not isinstance(pair[1], str))
         texts = [code("({})" if i and x.is_sum else "{}", x.text) for i, (x, _) in enumerate(terms)]
         text = joined(texts, code(" + "))
-        if len(text) <= WIDTH - 3 * len(INDENT):
+        if _length(text) <= _LONGEST_SUM:
             return Expression(text, dims, is_sum=True)
     function = code("fn.{}", word(step.function, POINTWISE, "function of points"))
     return called(function, [x.text for x in operands], dims)
