@@ -23,6 +23,7 @@ from pase.importers.onnx.native import Native, NativeError, native
 from pase.importers.weights import read_weights
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.tables.files import read_problem
+from pase.targets.mesh_tensorflow.emitter import emit_forward
 from pase.targets.mesh_tensorflow.runtime.data import Batches, DataInput, read_arrays
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
 from tests.importers.onnx_models import feed, model, node, number, weight, whole
@@ -273,6 +274,17 @@ def test_unusual_attributes_name_their_operator(nodes: list[Any], tmp_path: Path
     proto = model(nodes, [feed("x", (2, 3))], ["y"], [whole("n", 3, 2)], opset=17)
     with pytest.raises(ModelError, match=r"operator [A-Za-z]+ 'op'"):
         load(_saved(proto, tmp_path))
+
+
+def test_a_bias_of_another_shape_is_not_written(tmp_path: Path) -> None:
+    nodes = [node("Conv", ["x", "w", "bias"], ["y"], name="conv")]
+    proto = model(nodes, [feed("x", (4, 3, 8, 8))], ["y"], [weight("w", 6, 3, 3, 3), weight("bias", 6, 2)])
+    plan = search(load(_saved(proto, tmp_path)), devices=2)
+    with pytest.raises(
+        EmitError,
+        match=r"^layer 'conv' \(conv2d\) cannot be written as a program: Conv: a tensor of more dims is broadcast; ",
+    ):
+        emit_forward(plan)
 
 
 def test_channels_that_a_tensor_has_not_are_refused(tmp_path: Path) -> None:

@@ -226,7 +226,8 @@ class BodyBuilder:
             known = self.as_other(known, (atom,), tuple(new))
             atoms += new
         axes = grouped(tuple(atoms), shape)
-        assert axes is not None
+        if axes is None:
+            raise NoBodyError(f"a tensor of {prod(atom.extent for atom in atoms)} elements is read as {list(shape)}")
         return replace(known, shape=tuple(shape), axes=axes)
 
     def as_other(self, known: TensorRef, old: Axis, new: Axis) -> TensorRef:
