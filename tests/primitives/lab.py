@@ -146,6 +146,18 @@ def assert_coherent(result: Outcome, dtype: Any, *, all_used: bool = True) -> No
     assert {part.dtype for part in (*result.forward, *result.adjoint)} == {np.dtype(dtype)}
 
 
+def assert_is_matrix(result: Outcome, matrix: Array, *, atol: float, defect: float) -> None:
+    """The matrix times what went in, and its transpose times what came back; what moved is what was planned."""
+
+    def flat(parts: Sequence[Array]) -> Array:
+        return np.concatenate([part.reshape(-1) for part in parts])
+
+    np.testing.assert_allclose(flat(result.forward), matrix @ flat(result.x), rtol=0, atol=atol)
+    np.testing.assert_allclose(flat(result.adjoint), matrix.T @ flat(result.y), rtol=0, atol=atol)
+    assert result.relative_defect() < defect
+    assert result.moved_bytes == result.crossed_bytes
+
+
 def assert_parts(found: list[Array], expected: list[Array]) -> None:
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other, strict=True)

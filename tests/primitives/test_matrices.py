@@ -29,7 +29,7 @@ from pase.targets.mesh_tensorflow.primitives.data_movement import (
     windows,
 )
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed
-from tests.primitives.lab import NUM_DEVICES, Array, Lab, Outcome, covers, outcome, worker_sets
+from tests.primitives.lab import NUM_DEVICES, Array, Lab, Outcome, assert_is_matrix, covers, outcome, worker_sets
 
 few = settings(max_examples=15, deadline=None)
 Point = tuple[int, ...]
@@ -62,15 +62,8 @@ def always(_: int, __: int, ___: Point) -> bool:
     return True
 
 
-def flat(parts: Sequence[Array]) -> Array:
-    return np.concatenate([part.reshape(-1) for part in parts])
-
-
 def assert_is(result: Outcome, matrix: Array) -> None:
-    np.testing.assert_allclose(flat(result.forward), matrix @ flat(result.x), rtol=0, atol=1e-13)
-    np.testing.assert_allclose(flat(result.adjoint), matrix.T @ flat(result.y), rtol=0, atol=1e-13)
-    assert result.relative_defect() < 1e-14
-    assert result.crossed_bytes == result.moved_bytes
+    assert_is_matrix(result, matrix, atol=1e-13, defect=1e-14)
 
 
 def moved_bytes(

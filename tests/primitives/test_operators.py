@@ -10,7 +10,7 @@ from pase.sharding.boxes import Box, Partition, blocks, whole
 from pase.sharding.halos import Kernel
 from pase.targets.mesh_tensorflow.primitives.data_movement import add, all_to_all, clear, copy, move, sum_reduce
 from pase.targets.mesh_tensorflow.primitives.evaluation import adjoint_defect, evaluate, halo
-from tests.primitives.lab import Array, Outcome, cut, outcome, worker_sets
+from tests.primitives.lab import Array, Outcome, assert_is_matrix, cut, outcome, worker_sets
 
 Place = tuple[int, Box]
 
@@ -42,15 +42,8 @@ def _numbers(held: Partition, place: Place) -> Array:
     return before + cut(own, box).reshape(-1)
 
 
-def _flat(parts: list[Array]) -> Array:
-    return np.concatenate([part.reshape(-1) for part in parts])
-
-
 def _assert_is(result: Outcome, matrix: Array) -> None:
-    np.testing.assert_allclose(_flat(result.forward), matrix @ _flat(result.x), rtol=0, atol=1e-14)
-    np.testing.assert_allclose(_flat(result.adjoint), matrix.T @ _flat(result.y), rtol=0, atol=1e-14)
-    assert result.relative_defect() < 5e-15
-    assert result.moved_bytes == result.crossed_bytes
+    assert_is_matrix(result, matrix, atol=1e-14, defect=5e-15)
 
 
 @settings(max_examples=10, deadline=None)
