@@ -15,7 +15,7 @@ from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.sharding.edges import shared_weights
 from pase.sharding.layouts import DeviceMesh
-from pase.sharding.sums import all_reduce_pairs
+from pase.sharding.reshard import all_reduce_pairs
 from pase.sharding.traffic import Phase, flows
 from tests.moved import edge_overlaps, moved
 from tests.networks import SMALL, small_graph, small_plan

@@ -9,8 +9,15 @@ from typing import Any
 
 import click
 
-from pase.calibration.measured import CalibrationChoice, MeasuredMachine, calibrate, measured_machine
-from pase.calibration.samples import Rate, Samples, binary
+from pase.calibration.measured import (
+    CalibrationChoice,
+    MeasuredMachine,
+    Rate,
+    Samples,
+    binary,
+    calibrate,
+    measured_machine,
+)
 from pase.cli.options import WholeNumber, check_writable, json_option, output_option
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import progress

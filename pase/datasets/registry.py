@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from pase.datasets import files
 from pase.datasets.dataset import (
     INPUTS,
     LABELS,
@@ -27,9 +26,12 @@ from pase.datasets.dataset import (
     Source,
     check_labels,
     labelled_images,
+    listed,
     moments,
+    opened,
+    read_idx,
+    read_own_arrays,
 )
-from pase.datasets.files import listed, opened, read_idx
 from pase.errors import DatasetError, missing_extra, unknown_name
 
 Array = np.ndarray[Any, Any]
@@ -354,7 +356,7 @@ SOURCES: Mapping[str, Source] = _entries(
     ("digits", "", "8×8 digits that scikit-learn ships, enlarged to 1×28×28", read_digits, True),
     ("mnist", "FOLDER", "MNIST, 1×28×28: the four IDX files, plain or .gz", read_mnist, True),
     ("cifar10", "PATH", "CIFAR-10, 3×32×32: folder of the binary version, or its .tar.gz", read_cifar10, True),
-    ("arrays", "PATH", "arrays of your own: an .npz file, or a folder of .npy files", files.read, False),
+    ("arrays", "PATH", "arrays of your own: an .npz file, or a folder of .npy files", read_own_arrays, False),
 )
 
 

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pase.easgd.algorithms import Place
-from pase.easgd.equations import Array, MasterState, WorkerState, changed
+from pase.easgd.algorithms import Array, MasterState, Place, WorkerState, changed
 from pase.easgd.job import Job, WorkerProgress
 from pase.easgd.messages import Endpoint, Kind, Message
 from pase.errors import TrainingError

@@ -11,8 +11,7 @@ from types import MappingProxyType
 import numpy as np
 
 from pase.easgd.actors import Keeper, Part, Worker, is_finite
-from pase.easgd.algorithms import Exchange, Sends
-from pase.easgd.equations import Array, MasterState
+from pase.easgd.algorithms import Array, Exchange, MasterState, Sends
 from pase.easgd.messages import Kind, Message
 from pase.errors import TrainingError
 

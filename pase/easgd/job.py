@@ -11,8 +11,7 @@ from typing import Any
 
 from pase.common.documents import LARGEST_INTEGER
 from pase.datasets import has_parts
-from pase.easgd.algorithms import ALGORITHMS, Algorithm, Place, algorithm_named
-from pase.easgd.equations import Array, MasterState, Rates, WorkerState
+from pase.easgd.algorithms import ALGORITHMS, Algorithm, Array, MasterState, Place, Rates, WorkerState, algorithm_named
 from pase.errors import TrainingError
 from pase.graph import Scalar
 from pase.machine import DEFAULT_MACHINE, Machine

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pase.easgd.equations import Array
+from pase.easgd.algorithms import Array
 from pase.errors import TrainingError
 
 _BIAS = "bias"

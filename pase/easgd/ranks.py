@@ -14,8 +14,7 @@ from typing import Any
 
 from pase.easgd import asynchronous, synchronous
 from pase.easgd.actors import Clock, Evaluator, Objective, StopAskedError, Trace, Worker, WorkerOutcome, parted
-from pase.easgd.algorithms import Place
-from pase.easgd.equations import Array, MasterState, WorkerState
+from pase.easgd.algorithms import Array, MasterState, Place, WorkerState
 from pase.easgd.job import Job, Snapshot, WorkerProgress
 from pase.easgd.messages import Endpoint, Inbox, Kind, LocalTransport, Message, Transport
 from pase.easgd.synchronous import RoundKeeper, keeper_of

@@ -11,8 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from pase.easgd.actors import Keeper, StopAskedError, Worker, exchange_part, is_finite
-from pase.easgd.algorithms import Place, Sends
-from pase.easgd.equations import Array
+from pase.easgd.algorithms import Array, Place, Sends
 from pase.easgd.job import Job, Reduction
 from pase.easgd.messages import Endpoint, Kind, Message
 from pase.errors import TrainingError

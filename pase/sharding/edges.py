@@ -17,8 +17,7 @@ from pase.sharding.layouts import (
     single_points,
     tensor_dims,
 )
-from pase.sharding.reshard import ReshardStep, moved_points, reshard_steps
-from pase.sharding.sums import SumEnd, joint_steps
+from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, moved_points, reshard_steps
 
 INDEX_BYTES = 4
 

@@ -25,8 +25,7 @@ from pase.sharding.edges import (
     summed_dims,
 )
 from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, shard_points, single_points, tensor_dims
-from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, moved_pairs, reshard_steps
-from pase.sharding.sums import all_reduce_pairs
+from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, all_reduce_pairs, moved_pairs, reshard_steps
 
 LOSS_KINDS = frozenset({"softmax_loss"})
 """Kinds whose output is one number: the loss is all that a program keeps of it."""

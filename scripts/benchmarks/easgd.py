@@ -6,8 +6,7 @@ from itertools import product
 from types import MappingProxyType
 
 from pase.common.documents import write_atomically
-from pase.easgd.algorithms import ALGORITHMS, Exchange
-from pase.easgd.equations import Rates
+from pase.easgd.algorithms import ALGORITHMS, Exchange, Rates
 from scripts.benchmarks.easgd_charts import averaged, figures
 from scripts.benchmarks.easgd_runs import Result, Run, train
 from scripts.benchmarks.easgd_tables import Reached, settings_table, simulated_table, table

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.equations import Rates
+from pase.easgd.algorithms import ALGORITHMS, Rates
 from pase.easgd.job import Job, begun
 from pase.easgd.ranks import train_in_threads
 from pase.errors import TrainingError

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from statistics import mean, stdev
 
-from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.equations import Rates
+from pase.easgd.algorithms import ALGORITHMS, Rates
 from scripts.benchmarks.easgd_runs import Result, mean_of_all
 from scripts.benchmarks.easgd_tuning import SAME, Found
 from scripts.benchmarks.tables import markdown

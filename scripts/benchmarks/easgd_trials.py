@@ -14,8 +14,7 @@ import numpy as np
 
 from pase.datasets.registry import digits
 from pase.easgd.actors import Evaluator, Objective
-from pase.easgd.algorithms import Algorithm, Exchange, Sends
-from pase.easgd.equations import Array, Rates, WorkerState, changed
+from pase.easgd.algorithms import Algorithm, Array, Exchange, Rates, Sends, WorkerState, changed
 from pase.easgd.network import Network, Replica, batches_of_workers, build_of_plan
 from pase.easgd.synchronous import tree_sum
 from pase.importers import load

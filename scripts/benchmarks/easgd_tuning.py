@@ -7,8 +7,7 @@ from math import inf
 from statistics import mean
 from types import MappingProxyType
 
-from pase.easgd.algorithms import Algorithm
-from pase.easgd.equations import Rates
+from pase.easgd.algorithms import Algorithm, Rates
 from scripts.benchmarks.easgd_trials import Bench, samples_until
 
 SEEDS = (100, 101, 102)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pase.calibration import kernels
-from pase.calibration.samples import EFFORTS, Convolution
+from pase.calibration import child as kernels
+from pase.calibration.measured import EFFORTS, Convolution
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU

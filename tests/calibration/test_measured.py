@@ -8,8 +8,7 @@ import tomllib
 import pytest
 from jsonschema import Draft202012Validator
 
-from pase.calibration.measured import measured_machine
-from pase.calibration.samples import EFFORTS, binary, samples_from_document
+from pase.calibration.measured import EFFORTS, binary, measured_machine, samples_from_document
 from pase.common.documents import Field
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_schema, machine_text, parse_machine, preset_names

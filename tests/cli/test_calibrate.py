@@ -12,8 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from pase.calibration import child, measured
-from pase.calibration.measured import CalibrationChoice, calibrate, measured_machine
-from pase.calibration.samples import Samples
+from pase.calibration.measured import CalibrationChoice, Samples, calibrate, measured_machine
 from pase.cli import calibrate as command
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import load_machine, machine_schema, parse_machine

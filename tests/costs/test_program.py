@@ -14,7 +14,7 @@ from pase.models import build
 from pase.planning.planner import SearchOptions, search
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.layouts import device_mesh
-from pase.sharding.sums import all_reduce_pairs
+from pase.sharding.reshard import all_reduce_pairs
 from tests.networks import small_graph
 
 WORDS = 4096

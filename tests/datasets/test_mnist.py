@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from pase.datasets import Dataset, load_dataset
-from pase.datasets.files import read_idx
+from pase.datasets.dataset import read_idx
 from pase.errors import DatasetError
 from tests.datasets.written import digits_of, idx, mnist_files, outcome, plain_idx, write
 

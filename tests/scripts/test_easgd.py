@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from pase.easgd.actors import Gradient
-from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.equations import Rates
+from pase.easgd.algorithms import ALGORITHMS, Rates
 from pase.easgd.job import Job, begun
 from pase.easgd.ranks import train_in_threads
 from scripts.benchmarks.easgd import TUNED, rates_of

@@ -8,7 +8,7 @@ from pase.analysis.simulation.engine import Fabric, Label, Schedule, TaskGraph, 
 from pase.analysis.simulation.simulation import link_bytes as bytes_of_links
 from pase.analysis.simulation.step import COLLECTIVES, Network, group_members, link_bytes
 from pase.sharding.layouts import DeviceMesh
-from pase.sharding.sums import all_reduce_pairs
+from pase.sharding.reshard import all_reduce_pairs
 from pase.sharding.traffic import Phase
 from tests.simulation.machines import machine
 

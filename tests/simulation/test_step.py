@@ -5,8 +5,7 @@ from pase.analysis.simulation.engine import Collective, Compute, Fabric, Label, 
 from pase.analysis.simulation.step import Front, Network, build_step, layer_work
 from pase.planning.plan import Plan
 from pase.sharding.edges import edge_steps
-from pase.sharding.reshard import point_to_point
-from pase.sharding.sums import Stage
+from pase.sharding.reshard import Stage, point_to_point
 from pase.sharding.traffic import Phase
 from tests.runtime.networks import mixed, tied
 from tests.runtime.plans import data_parallel_plan, random_plan

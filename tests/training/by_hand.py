@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction as Q
 from typing import Any
 
-from pase.easgd.equations import Rates
+from pase.easgd.algorithms import Rates
 
 GRADIENTS: tuple[Callable[[Any], Any], ...] = (lambda w: w - 1, lambda w: 2 * (w + 1), lambda w: 3 * (w + 1))
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pase.easgd.actors import Gradient
-from pase.easgd.equations import Array
+from pase.easgd.algorithms import Array
 
 WAIT_S = 20.0
 """How long a test waits for what must happen before it gives up."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pase.easgd.actors import Gradient
-from pase.easgd.equations import Array
+from pase.easgd.algorithms import Array
 
 
 @dataclass(slots=True)

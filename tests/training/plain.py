@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from pase.easgd.actors import Gradient
-from pase.easgd.algorithms import Algorithm, algorithm_named
-from pase.easgd.equations import Array, Rates
+from pase.easgd.algorithms import Algorithm, Array, Rates, algorithm_named
 from pase.easgd.job import Job, Snapshot, begun
 from pase.easgd.ranks import Outcome, train_in_threads
 

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from pase.easgd.actors import Gradient
-from pase.easgd.algorithms import algorithm_named
-from pase.easgd.equations import Array, Rates
+from pase.easgd.algorithms import Array, Rates, algorithm_named
 from pase.easgd.job import Job, Snapshot, begun
 from pase.easgd.messages import Packing
 from pase.errors import PaseError
@@ -116,8 +115,8 @@ def main(text: str) -> int:
 
 
 def _take_part(request: Request, cluster: Cluster, folder: Path | None) -> None:
-    from pase.easgd.checkpoints import Origin, to_checkpoint, to_snapshot
     from pase.easgd.processes import run_task
+    from pase.easgd.session import Origin, to_checkpoint, to_snapshot
     from pase.targets.mesh_tensorflow.runtime.checkpoint import newest_checkpoint, write_checkpoint
 
     job = request.job

@@ -14,8 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase.easgd import algorithms
-from pase.easgd.algorithms import ALGORITHMS, Algorithm, Exchange, Place, Sends, algorithm_named
-from pase.easgd.equations import Array, MasterState, Rates, WorkerState, changed
+from pase.easgd.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    Array,
+    Exchange,
+    MasterState,
+    Place,
+    Rates,
+    Sends,
+    WorkerState,
+    algorithm_named,
+    changed,
+)
 from pase.easgd.job import DEFAULT_ALGORITHM, Job, begun
 from pase.errors import TrainingError
 

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.algorithms import ALGORITHMS, Algorithm
-from pase.easgd.equations import (
+from pase.easgd.algorithms import (
+    ALGORITHMS,
+    Algorithm,
     Array,
     Change,
     MasterState,

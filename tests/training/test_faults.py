@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pase.easgd.actors import Gradient
-from pase.easgd.equations import Array
+from pase.easgd.algorithms import Array
 from pase.easgd.job import Job, Snapshot, begun
 from pase.easgd.messages import Inbox, Kind, Message, Piece
 from pase.easgd.ranks import LocalTransport, Outcome, run_ranks, train_in_threads

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.algorithms import ALGORITHMS
-from pase.easgd.checkpoints import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
-from pase.easgd.equations import Array, MasterState, WorkerState
+from pase.easgd.algorithms import ALGORITHMS, Array, MasterState, WorkerState
 from pase.easgd.job import Job, Snapshot, WorkerProgress, make_job
 from pase.easgd.messages import Packing
+from pase.easgd.session import Origin, changed_options, check_fits, to_checkpoint, to_snapshot
 from pase.errors import ProgramError, TrainingError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, list_checkpoints, read_checkpoint
 

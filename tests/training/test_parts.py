@@ -10,8 +10,7 @@ import pytest
 
 from pase.easgd import asynchronous, synchronous
 from pase.easgd.actors import Clock, Gradient, Keeper, Part, Worker
-from pase.easgd.algorithms import ALGORITHMS, Algorithm
-from pase.easgd.equations import Array, Change, MasterState, Rates, WorkerState
+from pase.easgd.algorithms import ALGORITHMS, Algorithm, Array, Change, MasterState, Rates, WorkerState
 from pase.easgd.job import Job, begun
 from pase.easgd.messages import EXCHANGED, Endpoint, Inbox, LocalTransport, Piece
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.equations import Array
+from pase.easgd.algorithms import Array
 from pase.easgd.job import begun, count_tasks, task_ranks
 from pase.easgd.messages import Endpoint, Inbox, Kind
 from pase.easgd.processes import ServerTransport, Wiring, run_task

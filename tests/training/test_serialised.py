@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pase.easgd.actors import Gradient
-from pase.easgd.algorithms import ALGORITHMS, algorithm_named
-from pase.easgd.equations import Array
+from pase.easgd.algorithms import ALGORITHMS, Array, algorithm_named
 from pase.easgd.job import Job, Reduction, Snapshot, WorkerProgress, begun
 from pase.easgd.ranks import train_in_threads
 from tests.training.by_hand import GRADIENTS, WORKED

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.easgd.algorithms import Algorithm, Exchange, algorithm_named
-from pase.easgd.equations import Array, Change, MasterState, Rates
+from pase.easgd.algorithms import Algorithm, Array, Change, Exchange, MasterState, Rates, algorithm_named
 from pase.easgd.job import begun
 from pase.easgd.messages import Inbox, Kind, Piece
 from pase.easgd.ranks import LocalTransport, Outcome, run_ranks, train_in_threads

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pase.easgd.actors import Gradient
-from pase.easgd.algorithms import ALGORITHMS, algorithm_named
-from pase.easgd.equations import Array, Rates
+from pase.easgd.algorithms import ALGORITHMS, Array, Rates, algorithm_named
 from pase.easgd.job import Job, Reduction, Snapshot, begun
 from pase.easgd.ranks import train_in_threads
 from pase.errors import TrainingError

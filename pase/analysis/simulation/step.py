@@ -28,8 +28,7 @@ from pase.sharding.edges import (
     shared_weights,
 )
 from pase.sharding.layouts import shard_points
-from pase.sharding.reshard import Pairs, ReshardStep, point_to_point
-from pase.sharding.sums import Stage, all_reduce_stages, sum_groups
+from pase.sharding.reshard import Pairs, ReshardStep, Stage, all_reduce_stages, point_to_point, sum_groups
 from pase.sharding.traffic import Phase, Purpose, Sent, Summed, layer_movements
 
 _UPDATE_FLOP = 2

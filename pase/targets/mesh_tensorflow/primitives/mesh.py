@@ -5,7 +5,7 @@ from typing import Any
 
 from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh
-from pase.sharding.sums import SMALL_POINTS
+from pase.sharding.reshard import SMALL_POINTS
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, placement, tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Account, Traffic

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, layout_of
-from pase.sharding.reshard import reshard_steps
-from pase.sharding.sums import SumEnd, joint_steps
+from pase.sharding.reshard import SumEnd, joint_steps, reshard_steps
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
