@@ -42,6 +42,9 @@ MOVES = ("concat", "padded", "piece", "copy")
 WINDOWED = ("convolve", "pool")
 """Functions that read a tensor through windows."""
 
+CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+"""What recurrent layers compute at each step."""
+
 LOSSES = ("softmax_loss",)
 """Functions whose result is the loss: one number, whatever the dims of what their operator writes."""
 
@@ -54,12 +57,14 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
     | dict.fromkeys(("attention", "batch_norm", "normalise"), (3, 3))
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
+    | {"recurrent": (3, 1 << 20)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
 )
 """All functions of steps, and how few and how many operands they take."""
 
 _NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"attention": (5, 5), "causal": (2, 2), "cut": (2, 2), "pick": (1, 1), "rows": (1, 1), "softmax_loss": (1, 64)}
+    | {"recurrent": (5, 5)}
 )
 """How few and how many dims the steps of a function have, where these are told apart by their places."""
 
@@ -76,6 +81,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "embedding": {"frozen": int},
         "view": {"replaced": int},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
+        "recurrent": {"cell": CELLS, "layers": int},
     }
 )
 """What the steps of a function may have besides operands and dims: a type, or the values."""
@@ -99,7 +105,9 @@ class Step:
     deviation, over `dims`, times the second operand, plus the third; "softmax_loss" of logits and labels, its `dims`
     those of the points and then the classes. Others: "dropout", whose points are numbered row-major over `dims`;
     "lstm": a stack of layers over a sequence, as the accesses of its input, its two weights and its bias have them;
-    "fan_out": a tensor whose gradient arrives in parts over `dims`.
+    "fan_out": a tensor whose gradient arrives in parts over `dims`; "recurrent": layers of one cell over a sequence,
+    given it and, of each layer and direction, the weights of the input and of the hidden state and perhaps a bias of
+    each; its `dims` the batch, the steps, the directions, the gates and the units.
 
     Of dims that are whole on every device (inner ones, and iteration dims that are not split): "cut": each `step`-th
     point from `start` of the first of `dims`, as the second; "join": tensors end to end along a dim of each, as the

@@ -11,20 +11,22 @@ import pytest
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 torch = pytest.importorskip("torch")
 
-from pase.errors import ModelError, ProgramError  # noqa: E402
+from pase.errors import EmitError, ModelError, ProgramError  # noqa: E402
 from pase.graph import Graph  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.ir import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
+from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows  # noqa: E402
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
-from tests.runtime.plans import random_plan  # noqa: E402
+from tests.runtime.plans import make_plan, random_plan  # noqa: E402
+from tests.runtime.test_measure_plans import run  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 Array = np.ndarray[Any, Any]
@@ -159,6 +161,33 @@ class Rotary(nn.Module):  # type: ignore[misc]
         return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
 
 
+class Tagger(nn.Module):  # type: ignore[misc]
+    """Two LSTM layers in both directions, and a class for each word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.classes = nn.Embedding(12, 6), nn.Linear(16, 5)
+        self.recurrent = nn.LSTM(6, 8, num_layers=2, bidirectional=True, batch_first=True)
+
+    def forward(self, ids: Any, labels: Any) -> Any:
+        found, _ = self.recurrent(self.words(ids))
+        return F.cross_entropy(self.classes(found).flatten(0, 1), labels.flatten())
+
+
+class Series(nn.Module):  # type: ignore[misc]
+    """Numbers, steps first, through a GRU and plain recurrent layers, of which the last step is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.classes = nn.GRU(1, 8, bidirectional=True), nn.Linear(4, 3)
+        self.second, self.third = nn.RNN(16, 8), nn.RNN(8, 4, num_layers=2, nonlinearity="relu", bias=False)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        for layer in (self.first, self.second, self.third):
+            x, _ = layer(x)
+        return F.cross_entropy(self.classes(x[-1]), labels)
+
+
 class Classifier(nn.Module):  # type: ignore[misc]
     """A model of transformers as it is, and a loss of its logits."""
 
@@ -214,11 +243,13 @@ MODELS: Mapping[str, Callable[[], Source]] = {
     "convolutional": lambda: of(Convolutional, images=numbers(4, 2, 8, 8), labels=whole(6, 4)),
     "generative": lambda: of(Generative, x=numbers(4, 2, 4, 4), y=numbers(4, 4, 3, 3, 19)),
     "regression": lambda: of(Regression, x=numbers(8, 6), y=numbers(8, 4)),
+    "tagger": lambda: of(Tagger, ids=whole(12, 4, 5), labels=whole(5, 4, 5)),
 }
 
 ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
     "alike": lambda: of(Alike, x=numbers(4, 4, 6), y=numbers(4, 4, 4)),
     "rotary": lambda: of(Rotary, ids=whole(12, 4, 6), targets=whole(12, 4, 6) * 5 % 12),
+    "series": lambda: of(Series, x=numbers(5, 4, 1), labels=whole(3, 4)),
     "resnet": lambda: classifier(
         "ResNet", numbers(4, 3, 16, 16), embedding_size=4, hidden_sizes=[8, 16], depths=[1, 1], layer_type="bottleneck"
     ),
@@ -316,6 +347,54 @@ def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
     assert result.measured_bytes is not None
     assert 0 < result.measured_bytes <= result.predicted_bytes
     assert result.accuracies == (None, None)
+
+
+@pytest.mark.parametrize("splits", [{"b": 4}, {"e": 4}, {"b": 2, "e": 2}])
+def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(splits: Mapping[str, int]) -> None:
+    source = MODELS["tagger"]()
+    graph, weights = graph_of(source), double(source)
+    (layer,) = (operator for operator in graph.operators if operator.kind == "recurrent")
+    plan = make_plan(graph, 4, {layer.name: splits})
+    expected, _ = by_pytorch(*source)
+    losses, _ = trained(plan, weights, arrays(source[1]))
+    np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+    traffic, measured = run(plan, keep_alive=True)
+    assert measured.elsewhere_bytes == 0
+    assert measured.total_bytes == traffic.total_bytes == sum(measured.by_movement.values())
+    # Backward, a layer's sums are those of its plan, and each device sends parts of the hidden state's gradient to
+    # those whose units they are: of all four cells' steps, except where the last one's state is read by nothing.
+    planned = bytes_by_movement(flows(plan))
+    examples, units, steps, parts = 4, 8, 5, splits.get("e", 1)
+    extra = (2 * steps + 2 * (steps - 1)) * (parts - 1) * examples * units * 4
+    counted = {phase: measured.by_movement.get(Movement(producer=layer.name, consumer=layer.name, phase=phase), 0)
+               for phase in Phase}  # fmt: skip
+    expected_bytes = {phase: planned.get(Movement(producer=layer.name, consumer=layer.name, phase=phase), 0)
+                      for phase in Phase}  # fmt: skip
+    assert counted == expected_bytes | {Phase.BACKWARD: expected_bytes[Phase.BACKWARD] + extra}
+
+
+class Recurrent(nn.Module):  # type: ignore[misc]
+    def __init__(self, given: bool, **options: Any) -> None:
+        super().__init__()
+        self.given, self.recurrent = given, nn.LSTM(4, 8, batch_first=True, **options)
+
+    def forward(self, x: Any) -> Any:
+        states = (x[:, :1].transpose(0, 1).repeat(1, 1, 2), x[:, 1:2].transpose(0, 1).repeat(1, 1, 2))
+        return self.recurrent(x, states if self.given else None)[0].square().mean()
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "problem"),
+    [
+        (False, {"proj_size": 2}, "has weights besides those of its gates"),
+        (False, {"num_layers": 2, "dropout": 0.5}, "points are dropped between its layers"),
+        (True, {}, "is given its first states"),
+    ],
+)
+def test_recurrent_layers_that_cannot_be_written_are_named(given: bool, options: dict[str, Any], problem: str) -> None:
+    graph = graph_of(of(lambda: Recurrent(given, **options), x=numbers(2, 3, 4)))
+    with pytest.raises(EmitError, match=rf"cannot be written as a program: .*{problem}"):
+        emit(random_plan(graph, 1, 0))
 
 
 @pytest.mark.parametrize("by_name", [False, True])

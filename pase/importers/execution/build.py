@@ -210,8 +210,8 @@ class _Vertex:
             return moved_within(self._sheet, node, inputs)
         if isinstance(node.op, Generic):
             return self._own(node)
-        assert kind is Recurrent, f"{kind} is not computed"
-        raise NoBodyError("a recurrent layer of an imported model cannot be written yet")
+        assert isinstance(node.op, Recurrent), f"{kind} is not computed"
+        return self._recurrent(node, node.op)
 
     def _own(self, node: Node) -> TensorRef:
         """The steps of an operator of a user's own."""
@@ -273,6 +273,37 @@ class _Vertex:
                 raise NoBodyError("the padding of a transposed convolution is not told")
         listed = {"strides": op.stride, "dilations": op.dilation, "pads": [before for before, _ in op.pads]}
         return {name: ",".join(map(str, values)) for name, values in listed.items()}
+
+    def _recurrent(self, node: Node, op: Recurrent) -> TensorRef:
+        """Recurrent layers over a sequence, their first states zero."""
+        if not op.equations:
+            raise NoBodyError("how this recurrent layer computes its gates is not told")
+        if op.rate and op.layers > 1:
+            self._sheet.untrained = self._sheet.untrained or "points are dropped between its layers"
+        x, *rest = range(self._source.num_inputs(node))
+        weights = [i for i in rest if self._source.is_weight(node.inputs[i].value)]
+        if not all(self._source.is_zero(node.inputs[i].value) for i in rest if i not in weights):
+            raise NoBodyError("a recurrent layer is given its first states, where zeros alone can be written")
+        num_cells = op.layers * (1 + op.is_bidirectional)
+        of_gates = [access for access in self._operator.parameters if ("g", "e") in access.index_map]
+        if len(weights) not in (2 * num_cells, 4 * num_cells) or len(of_gates) != len(weights):
+            raise NoBodyError("a recurrent layer has weights besides those of its gates (a projection, first states)")
+        first = node.inputs[x].value
+        read = [self._entries.get(first, ""), *(node.inputs[i].value for i in weights)]
+        operands = [self._as_it_lies(value) for value in read]
+        options: dict[str, Option] = {"cell": op.equations, "layers": op.layers}
+        return self._result(node, self._sheet.step("recurrent", operands, ("b", "s", "r", "g", "e"), **options))
+
+    def _as_it_lies(self, value: str) -> str:
+        """Return a tensor that is read as the operator has it; dims that no iteration dim indexes are inner ones."""
+        found = [i for i, read in enumerate(self._reads) if read.use.value == value]
+        if len(found) != 1 or self._reads[found[0]].use.piece is not None:
+            raise NoBodyError("what a recurrent layer reads is computed within it")
+        access = self._operator.reads[found[0]]
+        for i, (axis, extent) in enumerate(zip(access.index_map, access.shape, strict=True)):
+            if axis is None and extent > 1:
+                self._sheet.dim(extent, access.tensor, i)
+        return access.tensor
 
     def _is_padded(self) -> bool:
         for access in self._operator.reads:

@@ -216,6 +216,11 @@ class Source:
                 return _computed(function, own)
         return None
 
+    def is_zero(self, value: str) -> bool:
+        """Whether a value is made of zeros, as PyTorch makes the first states of recurrent layers."""
+        node = self.before.producer.get(value)
+        return node is not None and node.origin.operator.split(".")[:2] in (["aten", "zeros"], ["aten", "zeros_like"])
+
     def num_inputs(self, node: Node) -> int:
         """Return how many inputs a node had before weights that its weights are computed of were added to them."""
         own = self._before.get(node.name)

@@ -212,6 +212,9 @@ class Recurrent:
     """A recurrent cell over a sequence; inputs: the tensor [b, s, d] (or [s, b, d]), then weights, then states.
 
     cell: "lstm", "gru" or "rnn". outputs: the sequence first.
+    equations: PyTorch's name of what is computed, with weights as it has them (of each layer and direction the input's
+    [gates · units, d], the hidden state's, perhaps a bias of each); "" where that is not told.
+    rate: at which points are dropped between layers while the network is trained.
     """
 
     cell: Literal["lstm", "gru", "rnn"]
@@ -219,6 +222,8 @@ class Recurrent:
     layers: int = 1
     is_bidirectional: bool = False
     is_batch_first: bool = True
+    equations: Literal["", "lstm", "gru", "rnn_tanh", "rnn_relu"] = ""
+    rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,8 @@ def recurrent(call: Call) -> None:
         layers=int(call.get("num_layers", 1)),
         is_bidirectional=directions == 2,
         is_batch_first=bool(call.get("batch_first", False)),
+        equations=call.name,  # type: ignore[arg-type]
+        rate=float(call.get("dropout", 0.0)),
     )
     states = call.get("hx", [])
     given = [*call.get("params", []), *(states if isinstance(states, list) else [states])]

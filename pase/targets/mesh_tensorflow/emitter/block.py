@@ -132,7 +132,17 @@ class Block:
         return any(step.function in MOVES for step in self.body.steps)
 
     def _dims_of(self, access: Access) -> tuple[PlainDim | WindowDim, ...]:
-        return () if self._is_moved else tensor_dims(self.operator, access)
+        if self._is_moved:
+            return ()
+        inner = iter(sorted(self._inner_of(access), key=lambda dim: dim.axis))
+        found = tensor_dims(self.operator, access)
+        named = (next(inner, None) if isinstance(dim, PlainDim) and dim.name == WHOLE else None for dim in found)
+        return tuple(
+            dim if own is None else PlainDim(own.name, own.extent) for dim, own in zip(found, named, strict=True)
+        )
+
+    def _inner_of(self, access: Access) -> list[InnerDim]:
+        return [dim for dim in self.body.inner if dim.tensor == access.tensor]
 
     def _variable(self, dim: str) -> Text:
         if dim == WHOLE and any(step.function == "lstm" for step in self.body.steps):
@@ -225,8 +235,7 @@ class Block:
 
     def _weight(self, access: Access) -> tuple[tuple[str, ...], list[Text]]:
         """Return the dims of a weight, in the order of the layer that declares it, and how its values are drawn."""
-        whole = tuple(dim.name for dim in self.body.inner if dim.tensor == access.tensor)
-        dims = whole or tuple(dim.name for dim in tensor_dims(self.operator, access) if isinstance(dim, PlainDim))
+        dims = tuple(dim.name for dim in self._dims_of(access) if isinstance(dim, PlainDim))
         if not self.trains:
             return dims, []
         order = shared_order(self.plan.graph, self.operator, access)

@@ -51,6 +51,7 @@ LAYERS = (
     "piece",
     "pool",
     "product",
+    "recurrent",
     "reshard",
     "select_rows",
     "softmax",

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from pase.errors import EmitError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
-from pase.graph.body import LOSSES, MOVES, POINTWISE, Body, Step
+from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, Body, Step
 from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
 
 KERNELS = frozenset({"attention", "dropout", "lstm", "normalise", "softmax_loss"})
@@ -384,6 +384,16 @@ def _lstm(_: Step, operands: tuple[Expression, ...], block: Written) -> Expressi
     return called(code("lstm"), (*(x.text for x in operands), block.result_dims), block.result_names)
 
 
+def _recurrent(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    x, *weights = (operand.text for operand in operands)
+    batch, steps, directions, gate, unit = step.dims
+    cell = code('cell="{}"', word(str(step.option("cell", "lstm")), CELLS, "cell"))
+    layers = [code("layers={}", int(step.option("layers", 1)))] if step.option("layers", 1) != 1 else []
+    out = (batch, steps, directions, unit)
+    arguments = (x, code("[{}]", weights), block.dims[gate], block.listed(out), cell, *layers)
+    return called(code("recurrent"), arguments, out)
+
+
 def _softmax_loss(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     logits, labels = operands
     *points, classes = step.dims
@@ -423,6 +433,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "pick": _pick,
         "piece": _piece,
         "pool": _pool,
+        "recurrent": _recurrent,
         "repeat": _repeat,
         "rows": _rows,
         "softmax_loss": _softmax_loss,
@@ -484,6 +495,10 @@ def _lstm_formula(operator: Operator, step: Step, texts: Sequence[str]) -> str:
     return f"{weights.shape[0]} LSTM layers of {texts[0]}"
 
 
+def _recurrent_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
+    return f"{step.option('layers', 1)} recurrent layers ({step.option('cell', '')}) of {texts[0]}"
+
+
 _FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = MappingProxyType(
     {
         "attention": _attention_formula,
@@ -497,6 +512,7 @@ _FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = Mappin
         "lstm": _lstm_formula,
         "normalise": lambda _, __, texts: f"normal({texts[0]}) {texts[1]} + {texts[2]}",
         "pool": _pool_formula,
+        "recurrent": _recurrent_formula,
         "softmax_loss": lambda _, __, texts: f"mean of -log softmax({texts[0]}) at {texts[1]}",
     }
 )

@@ -4,6 +4,7 @@ A tensor is an array and the names of its dims; nothing here knows of shards.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import product
 from math import inf, prod
@@ -41,17 +42,16 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
         ProgramError: a step is none that can be interpreted.
     """
     known: dict[str, Named] = {}
-    inner = {dim.name: dim.extent for dim in body.inner}
-    extents = {**operator.extents, **inner}
+    extents = {**operator.extents, **{dim.name: dim.extent for dim in body.inner}}
     told = {operand for step in body.steps if step.function not in WHOLE for operand in step.operands}
     for access in operator.reads:
         if access.tensor in tensors:
             is_told = access.tensor in told
             array = tensors[access.tensor]
-            own = tuple(dim.name for dim in body.inner if dim.tensor == access.tensor)
+            own = {dim.axis: dim.name for dim in body.inner if dim.tensor == access.tensor}
             if own:
-                known[access.tensor] = tf.reshape(array, [inner[name] for name in own]), own
-                continue
+                axes = tuple(own.get(i, axis) for i, axis in enumerate(access.index_map))
+                access = replace(access, index_map=axes)
             known[access.tensor] = named(operator, access, array) if is_told else (array, ())
     for constant in body.constants:
         if constant.name in tensors:
@@ -335,6 +335,56 @@ def _lstm(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
     return tf.reshape(sequence, [1] * (len(dims) - 3) + sequence.shape.as_list()), dims
 
 
+def _recurrent(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
+    """Layers one after the other, in one or two directions; matrices are of all gates, [gates and units, …]."""
+    extents = operator.extents
+    batch, steps, directions, gate, unit = step.dims
+    sequence = _led(operands[0], (steps, batch), [extents[steps], extents[batch], -1])
+    weights = [_led(operand, (gate, unit), [extents[gate] * extents[unit], -1]) for operand in operands[1:]]
+    num_cells = int(step.option("layers", 1)) * extents[directions]
+    of_each = len(weights) // num_cells
+    for first in range(0, num_cells, extents[directions]):
+        both = []
+        for turn in range(extents[directions]):
+            w, u, *biases = weights[(first + turn) * of_each : (first + turn + 1) * of_each]
+            b, c = biases or (tf.zeros_like(w[:, :1]), tf.zeros_like(w[:, :1]))
+            found = tf.zeros([extents[batch], extents[unit]], sequence.dtype), tf.zeros([], sequence.dtype)
+            outputs = []
+            for x in tf.unstack(sequence)[:: -1 if turn else 1]:
+                of_input = tf.matmul(x, w, transpose_b=True) + tf.transpose(b)
+                of_hidden = tf.matmul(found[0], u, transpose_b=True) + tf.transpose(c)
+                found = _cell(str(step.option("cell", "lstm")), of_input, of_hidden, *found)
+                outputs.append(found[0])
+            both.append(tf.stack(outputs[:: -1 if turn else 1]))
+        sequence = tf.concat(both, axis=2)
+    shape = [extents[dim] for dim in (steps, batch, directions, unit)]
+    return tf.reshape(sequence, shape), (steps, batch, directions, unit)
+
+
+def _led(x: Named, dims: tuple[str, ...], shape: Sequence[int]) -> Any:
+    """Return a tensor with some dims first, in a shape."""
+    array, own = x
+    order = (*dims, *(dim for dim in own if dim not in dims))
+    return tf.reshape(tf.transpose(array, [own.index(dim) for dim in order]), shape)
+
+
+def _cell(cell: str, of_input: Any, of_hidden: Any, hidden: Any, kept: Any) -> tuple[Any, Any]:
+    """Return the hidden state after a step and what is kept besides, from what both add to the gates."""
+    match cell:
+        case "lstm":
+            into, forget, candidate, out = tf.split(of_input + of_hidden, 4, axis=1)
+            kept = tf.sigmoid(forget) * kept + tf.sigmoid(into) * tf.tanh(candidate)
+            return tf.sigmoid(out) * tf.tanh(kept), kept
+        case "gru":
+            (reset, update, new), (reset_too, update_too, old) = tf.split(of_input, 3, 1), tf.split(of_hidden, 3, 1)
+            update = tf.sigmoid(update + update_too)
+            return (1 - update) * tf.tanh(new + tf.sigmoid(reset + reset_too) * old) + update * hidden, kept
+        case "rnn_relu":
+            return tf.nn.relu(of_input + of_hidden), kept
+        case _:
+            return tf.tanh(of_input + of_hidden), kept
+
+
 def _cut(extents: Mapping[str, int], step: Step, operands: Sequence[Named]) -> Named:
     ((x, dims),) = operands
     old, new = step.dims
@@ -409,6 +459,7 @@ _OTHERS: Mapping[str, Callable[[Operator, Step, Sequence[Any]], Named]] = {
     "einsum": _einsum,
     "fan_out": lambda _, __, operands: operands[0],
     "lstm": _lstm,
+    "recurrent": _recurrent,
     "embedding": _embedding,
     "pick": _pick,
     "pool": _pool,

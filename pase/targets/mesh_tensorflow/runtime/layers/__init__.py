@@ -1,6 +1,7 @@
 """Layers of emitted programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
 from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
+from pase.targets.mesh_tensorflow.runtime.layers.cells import recurrent
 from pase.targets.mesh_tensorflow.runtime.layers.contraction import lookup, pick, product
 from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
 from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, padded, piece, window
@@ -45,6 +46,7 @@ __all__ = [
     "piece",
     "pool",
     "product",
+    "recurrent",
     "reshard",
     "select_rows",
     "softmax",

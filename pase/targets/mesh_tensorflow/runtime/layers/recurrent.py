@@ -402,7 +402,7 @@ class _Lstm(mtf.Operation):
         implementation = lowering.mesh_impl(self)
         slices = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in self.inputs]
         results: list[Any] = [None] * implementation.size
-        with _exchange() as scope:
+        with exchange() as scope:
             for grid in _grids(self.mesh, self.chained):
                 wires = Wires(self.mesh)
                 chain = Chain(grid, wires, *slices)
@@ -427,7 +427,7 @@ class _LstmGradient(mtf.Operation):
         implementation = lowering.mesh_impl(self)
         slices = lowering.tensors[self.inputs[-1]].to_laid_out_tensor().tensor_list
         columns: list[list[Any]] = [[None] * implementation.size for _ in self.outputs]
-        with _exchange() as scope:
+        with exchange() as scope:
             for chain in self._forward.chains:
                 wires = Wires(self.mesh)
                 found = chain.gradients(slices, wires)
@@ -447,7 +447,7 @@ class _LstmGradient(mtf.Operation):
 
 
 @contextmanager
-def _exchange() -> Iterator[str]:
+def exchange() -> Iterator[str]:
     """Name operations as parts of an exchange within the layer; give the scope's name."""
     with tf.name_scope("all_reduce"):
         yield tf.get_default_graph().get_name_scope()
