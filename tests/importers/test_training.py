@@ -18,7 +18,6 @@ from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.ir import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
-from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows  # noqa: E402
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
@@ -26,7 +25,7 @@ from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
-from tests.runtime.test_measure_plans import run  # noqa: E402
+from tests.runtime.test_lstm_traffic import check as check_bytes  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 Array = np.ndarray[Any, Any]
@@ -358,19 +357,7 @@ def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(split
     expected, _ = by_pytorch(*source)
     losses, _ = trained(plan, weights, arrays(source[1]))
     np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
-    traffic, measured = run(plan, keep_alive=True)
-    assert measured.elsewhere_bytes == 0
-    assert measured.total_bytes == traffic.total_bytes == sum(measured.by_movement.values())
-    # Backward, a layer's sums are those of its plan, and each device sends parts of the hidden state's gradient to
-    # those whose units they are: of all four cells' steps, except where the last one's state is read by nothing.
-    planned = bytes_by_movement(flows(plan))
-    examples, units, steps, parts = 4, 8, 5, splits.get("e", 1)
-    extra = (2 * steps + 2 * (steps - 1)) * (parts - 1) * examples * units * 4
-    counted = {phase: measured.by_movement.get(Movement(producer=layer.name, consumer=layer.name, phase=phase), 0)
-               for phase in Phase}  # fmt: skip
-    expected_bytes = {phase: planned.get(Movement(producer=layer.name, consumer=layer.name, phase=phase), 0)
-                      for phase in Phase}  # fmt: skip
-    assert counted == expected_bytes | {Phase.BACKWARD: expected_bytes[Phase.BACKWARD] + extra}
+    check_bytes(plan)
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]

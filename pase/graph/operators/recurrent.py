@@ -74,16 +74,10 @@ def recurrent(
             Work(dims=dims, flop_per_point=float(_CELL_FLOP_PER_GATE * layers), inputs=(every,)),
         ),
         exchanges=(
-            # Every step reads all units of the step before; backward the gradients of these come back.
-            Relayout(tensor="hidden", shape=hidden, written=written, read=read, times=1),
+            # Every step reads all units of the step before; backward the parts of these units' gradients are sent back
+            # and added, the adjoint of the gathering and as many bytes.
             Relayout(
-                tensor="hidden_gradient",
-                shape=hidden,
-                written=read,
-                read=written,
-                times=1,
-                backward_times=1,
-                gradient_of=every,
+                tensor="hidden", shape=hidden, written=written, read=read, times=2, backward_times=1, gradient_of=every
             ),
         ),
         # Of every step: its gates, its cell and its hidden state.

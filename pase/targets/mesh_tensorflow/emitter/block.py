@@ -132,17 +132,13 @@ class Block:
         return any(step.function in MOVES for step in self.body.steps)
 
     def _dims_of(self, access: Access) -> tuple[PlainDim | WindowDim, ...]:
-        if self._is_moved:
+        """Return the dims of a tensor on the layer's mesh; of one that is moved, which stays where it is, none."""
+        if self._is_moved and access.role is not Role.PARAMETER:
             return ()
-        inner = iter(sorted(self._inner_of(access), key=lambda dim: dim.axis))
+        own = sorted((dim for dim in self.body.inner if dim.tensor == access.tensor), key=lambda dim: dim.axis)
+        inner = iter([PlainDim(dim.name, dim.extent) for dim in own])
         found = tensor_dims(self.operator, access)
-        named = (next(inner, None) if isinstance(dim, PlainDim) and dim.name == WHOLE else None for dim in found)
-        return tuple(
-            dim if own is None else PlainDim(own.name, own.extent) for dim, own in zip(found, named, strict=True)
-        )
-
-    def _inner_of(self, access: Access) -> list[InnerDim]:
-        return [dim for dim in self.body.inner if dim.tensor == access.tensor]
+        return tuple(next(inner, dim) if isinstance(dim, PlainDim) and dim.name == WHOLE else dim for dim in found)
 
     def _variable(self, dim: str) -> Text:
         if dim == WHOLE and any(step.function == "lstm" for step in self.body.steps):

@@ -238,13 +238,13 @@ class _Layers:
                 with wires.on(position):
                     terms = [above[position][:, step, turn * units : (turn + 1) * units]] if above else []
                     terms += [d_hidden[position]] if d_hidden else []
-                    if terms:
-                        parts[position] = tf.add_n(terms)
-            own = self._scattered(parts, wires) if parts else {}
+                    # Nothing reads the last state of all: its place in the exchange is taken, by zeros.
+                    parts[position] = tf.add_n(terms) if terms else self._zeros(units)
+            own = self._scattered(parts, wires)
             d_hidden = {}
             for position in self._positions:
                 with wires.on(position):
-                    terms = [own[position]] if own else []
+                    terms = [own[position]]
                     terms += [dy[position][:, step, turn]] if self._is_last(number) else []
                     before = d_kept.get(position)
                     dys = [tf.add_n(terms), self._zeros(self._columns) if before is None else before]
