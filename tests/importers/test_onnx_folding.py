@@ -11,7 +11,7 @@ from onnx import helper
 
 from pase.errors import ModelError
 from pase.importers.onnx.file import trace_onnx
-from pase.importers.onnx.inference import MAX_ELEMENTS, fold
+from pase.importers.onnx.walk import MAX_ELEMENTS, fold
 from pase.importers.onnx.model import open_model
 from tests.importers.onnx_models import NEWEST, feed, model, node, whole
 

@@ -6,16 +6,14 @@ has grown with the batch must be found again in the output; where the stored tar
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from pase.errors import ModelError, unknown_name
 from pase.graph import Scalar
 from pase.importers.ir import Value
-from pase.importers.ir.call import Shape
-from pase.importers.onnx.inference import Rebatch, Tensors
+from pase.importers.ir.call import Array, Shape, with_extent
 from pase.importers.onnx.model import Declared, OnnxModel
 
 _BATCH_NAME = re.compile(r"n|b|bs|.*batch.*", re.IGNORECASE)
@@ -156,178 +154,96 @@ def _open_dim(d: Declared, i: int) -> str:
 _RESHAPES = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})
 """Operators that leave the elements in order."""
 
-_TARGETS: Mapping[str, int] = {"Reshape": 1, "Expand": 1, "Resize": 3}
+TARGETS: Mapping[str, int] = {"Reshape": 1, "Expand": 1, "Resize": 3}
 """Which input is an operator's target, by its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baked:
-    """An operator that takes a target. shape: of its input now; before, result: of input and output in the reference.
+@dataclass(frozen=True, kw_only=True)
+class Rebatch:
+    """What is known of the exported batch, the old one, for a model with a new one.
 
-    target: the stored one. old, new: batches. outside: what comes before the batch in the dim of the input that has it.
+    values, constants: with the exported batch. outside: what comes before the batch in the dim of a tensor that has it,
+    where that is more than one element.
     """
 
-    shape: Shape
-    before: Shape
-    result: Shape
-    target: Shape
+    values: Mapping[str, Value]
+    constants: Mapping[str, Array]
     old: int
     new: int
-    outside: int
+    outside: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def grown(self) -> int | None:
-        """The dim of the input that has grown with the batch; None where it is none, or not one alone."""
-        return _grown(self.shape, self.before, self.old, self.new)
+    def target(self, operator: str, x: Value, output: str, target: Shape) -> Shape:
+        """Return a target with the new batch; the stored one where the exported batch is not written into it.
 
-    @property
-    def outer(self) -> int:
-        """Elements that come before the batch in the reference, row-major."""
-        return prod(self.before[: self.grown or 0]) * self.outside
-
-    def reshaped(self) -> Shape:
-        """Return the target of a Reshape with the new batch."""
-        place = self.grown
-        dim = None if place is None else self._where(place)
-        if place is None or dim is None or self.target[dim] in (0, -1) or self.target[dim] % self.old:
-            return self.target
-        if -1 not in self.target:
-            sizes = [self.shape[i] if extent == 0 else extent for i, extent in enumerate(self.target)]
-            if prod(sizes) == prod(self.shape):
-                return self.target
-        elif place > 0 or self.outside > 1:
+        Args:
+            operator: "Reshape", "Expand" or "Resize".
+            x: Its input with the new batch.
+            output: Name of its output.
+            target: The stored one.
+        """
+        place = self._grown(x)
+        if operator == "Expand":
+            # A leading dim that was the batch, of more than one.
+            is_batch = self.old > 1 and target[:1] == (self.old,)
+            return (self.new, *target[1:]) if is_batch else target
+        if operator == "Resize":
+            is_batch = place == 0 and target[:1] == self.values[x.name].shape[:1]
+            return (x.shape[0], *target[1:]) if is_batch else target
+        dim = None if place is None else self._batch_dim(x.name, place, self.values[output].shape, len(target))
+        if dim is None or target[dim] in (0, -1) or target[dim] % self.old:
+            return target
+        if -1 not in target:
+            if prod(x.shape[i] if extent == 0 else extent for i, extent in enumerate(target)) == prod(x.shape):
+                return target
+        elif place or self.outside.get(x.name, 1) > 1:
             # What is left open takes the batch up.
-            return self.target
-        return (*self.target[:dim], self.target[dim] // self.old * self.new, *self.target[dim + 1 :])
+            return target
+        return with_extent(target, dim, target[dim] // self.old * self.new)
 
-    def expanded(self) -> Shape:
-        """Return the target of an Expand with a leading dim that was the batch, of more than one, as the new one."""
-        is_batch = self.old > 1 and self.target[:1] == (self.old,)
-        return (self.new, *self.target[1:]) if is_batch else self.target
+    def _grown(self, now: Value) -> int | None:
+        """Return the dim that has grown with the batch; None where it is none, or not one alone."""
+        then = self.values[now.name].shape
+        if len(now.shape) != len(then):
+            return None
+        changed = [i for i, (a, b) in enumerate(zip(now.shape, then, strict=True)) if a != b]
+        alone = len(changed) == 1 and now.shape[changed[0]] * self.old == then[changed[0]] * self.new
+        return changed[0] if alone else None
 
-    def resized(self) -> Shape:
-        """Return the target of a Resize with the new batch."""
-        is_batch = self.grown == 0 and self.target[:1] == self.before[:1]
-        return (self.shape[0], *self.target[1:]) if is_batch else self.target
+    def _before(self, name: str, place: int) -> int:
+        """Return how many elements come before the batch, which lies in a dim, with the exported one; row-major."""
+        return prod(self.values[name].shape[:place]) * self.outside.get(name, 1)
 
-    def _where(self, dim: int) -> int | None:
-        """Return the dim of the output that the batch is in.
+    def _batch_dim(self, name: str, place: int, result: Shape, rank: int) -> int | None:
+        """Return the dim of a reshape's result that the batch is in.
 
         It is the leading one if the batch was leading in the input. Else it is the one whose elements take the batch
         in; a batch of one leaves that open, so that a dim of one element is preferred there, then what keeps the number
         of dims.
         """
-        rank = len(self.target)
-        if dim == 0 and self.outside == 1:
+        if place == 0 and self.outside.get(name, 1) == 1:
             return 0 if rank else None
-        ends = [prod(self.result[:i]) for i in range(rank + 1)]
+        before, ends = self._before(name, place), [prod(result[:i]) for i in range(rank + 1)]
         if self.old > 1:
-            last = self.outer * self.old
-            return next((i for i in range(rank) if ends[i] <= self.outer and ends[i + 1] >= last), None)
-        fits = [i for i in range(rank) if ends[i] == self.outer]
-        if fits and rank < len(self.before) and self.result[fits[0]] != 1:
+            last = before * self.old
+            return next((i for i in range(rank) if ends[i] <= before and ends[i + 1] >= last), None)
+        fits = [i for i in range(rank) if ends[i] == before]
+        if fits and rank < len(self.values[name].shape) and result[fits[0]] != 1:
             return fits[0] - 1
         return fits[0] if fits else None
 
-    def outside_after(self, shape: Shape) -> int:
-        """Return what comes before the batch in its dim of a reshape's output, whose shape is now this one."""
-        place = _grown(shape, self.result, self.old, self.new)
-        if place is None or self.grown is None:
-            return 1
-        before = prod(self.result[:place])
-        outside, rest = divmod(self.outer, before) if before else (1, 1)
-        return outside if not rest and outside and self.result[place] % outside == 0 else 1
-
-
-def _grown(now: Shape, then: Shape, old: int, new: int) -> int | None:
-    """Return the dim that has grown with the batch; None where it is none, or not one alone."""
-    if len(now) != len(then):
-        return None
-    changed = [i for i, (a, b) in enumerate(zip(now, then, strict=True)) if a != b]
-    return changed[0] if len(changed) == 1 and now[changed[0]] * old == then[changed[0]] * new else None
-
-
-class Rebatching:
-    """Changes operators while they are walked. changes: what was changed, in words."""
-
-    def __init__(self, tensors: Tensors, rebatch: Rebatch, add: Callable[[str, str, list[str], Value], None]) -> None:
-        """add: adds a call to the model: operator, name, inputs, result."""
-        self._tensors, self._rebatch, self._add = tensors, rebatch, add
-        # What comes before the batch in the dim of a tensor that has it, where that is more than one element.
-        self._outside: dict[str, int] = {}
-        self.changes: list[str] = []
-
-    def inputs(
-        self, operator: str, name: str, inputs: list[str], output: str, attributes: Mapping[str, Any]
-    ) -> list[str]:
-        """Return an operator's inputs where the exported batch is not written into them."""
-        if not inputs or not inputs[0] or not output:
-            return inputs
-        if operator == "Concat":
-            return self._concatenated(name, inputs, output, attributes)
-        position = _TARGETS.get(operator, len(inputs))
-        reference = self._rebatch.reference
-        if position >= len(inputs) or inputs[0] not in reference.values or output not in reference.values:
-            return inputs
-        now, then = (known.get(inputs[position]) for known in (self._tensors.constants, reference.constants))
-        target = None if now is None else tuple(int(extent) for extent in now.ravel())
-        if target is None or then is None or tuple(int(extent) for extent in then.ravel()) != target:
-            # The model computes it from the batch already.
-            return inputs
-        baked = self._baked(inputs[0], reference.values[output].shape, target)
-        change = {"Reshape": baked.reshaped, "Expand": baked.expanded, "Resize": baked.resized}[operator]
-        changed = change()
-        if changed == target:
-            return inputs
-        self.changes.append(f"{operator} {name!r} to {list(changed)} instead of {list(target)}")
-        target_name = self._tensors.know_shape(f"{output}:target", changed)
-        return [*inputs[:position], target_name, *inputs[position + 1 :]]
-
-    def _baked(self, source: str, result: Shape, target: Shape) -> Baked:
-        return Baked(
-            shape=self._tensors.values[source].shape,
-            before=self._rebatch.reference.values[source].shape,
-            result=result,
-            target=target,
-            old=self._rebatch.old,
-            new=self._rebatch.new,
-            outside=self._outside.get(source, 1),
-        )
-
-    def _concatenated(self, name: str, inputs: list[str], output: str, attributes: Mapping[str, Any]) -> list[str]:
-        """Return a concatenation's inputs, those of one example repeated to the batch of the others."""
-        references, new = self._rebatch.reference.values, self._rebatch.new
-        known = {i: self._tensors.values[key] for i, key in enumerate(inputs) if key in references}
-        shapes = {i: (value.shape, references[value.name].shape) for i, value in known.items()}
-        leading = {i: (now[0], then[0]) for i, (now, then) in shapes.items() if now and then}
-        rank, axis = len(self._tensors.values[inputs[0]].shape), attributes.get("axis", 1)
-        is_leading = not rank or not isinstance(axis, int) or axis % rank == 0
-        if is_leading or not any(now == new != then for now, then in leading.values()):
-            return inputs
-        found = list(inputs)
-        for i in (i for i, (now, _) in leading.items() if now == 1 != new):
-            value = known[i]
-            shape = (new, *value.shape[1:])
-            wide = self._tensors.define(f"{output}:repeated{i}", shape, value.dtype)
-            target = self._tensors.know_shape(f"{output}:batch{i}", shape)
-            self._add("Expand", wide.name, [inputs[i], target], wide)
-            self.changes.append(f"{inputs[i]!r} is repeated {new} times for Concat {name!r}")
-            found[i] = wide.name
-        return found
-
-    def follow(self, operator: str, inputs: list[str], results: Iterable[Value | None]) -> None:
+    def follow(self, operator: str, inputs: Sequence[Value], result: Value) -> None:
         """Note what comes before the batch in the dim that has it, where a reshape has put the two together."""
-        known = self._rebatch.reference.values
-        for value in results:
-            if value is None or value.name not in known:
-                continue
-            then, outside = known[value.name].shape, 1
-            if operator in _RESHAPES and inputs[0] in known:
-                outside = self._baked(inputs[0], then, ()).outside_after(value.shape)
-            else:
-                place = _grown(value.shape, then, self._rebatch.old, self._rebatch.new)
-                for i in inputs:
-                    if place is not None and i in self._outside and then[place] in known[i].shape:
-                        outside = self._outside[i]
-            if outside > 1:
-                self._outside[value.name] = outside
+        place = self._grown(result) if result.name in self.values else None
+        if place is None:
+            return
+        then, known = self.values[result.name].shape, [x for x in inputs if x.name in self.values]
+        outside = 1
+        if operator not in _RESHAPES or inputs[0] not in known:
+            for x in known:
+                if then[place] in self.values[x.name].shape:
+                    outside = self.outside.get(x.name, outside)
+        elif (source := self._grown(inputs[0])) is not None and (before := prod(then[:place])):
+            outside, rest = divmod(self._before(inputs[0].name, source), before)
+            outside = outside if not rest and outside and then[place] % outside == 0 else 1
+        if outside > 1:
+            self.outside[result.name] = outside

@@ -5,7 +5,7 @@ from math import inf, prod
 from pase.importers.ir import Value, ops
 from pase.importers.ir.call import place, places, table, with_extent
 from pase.importers.ir.shared import FUNCTIONS, concatenate, reduction, run, snake
-from pase.importers.onnx.inference import OnnxCall, slices_of
+from pase.importers.onnx.walk import OnnxCall, slices_of
 
 SOFTMAX_PER_DIM_SINCE = 13
 """The opset from which a softmax is over one dim; before, it was over all dims from its axis on."""

@@ -6,7 +6,7 @@ from pase.importers.ir import Attention, Concat, Convolve, Recurrent, Value
 from pase.importers.ir.call import Shape, table
 from pase.importers.ir.shared import pool as pool_windows
 from pase.importers.ir.shared import window_pads
-from pase.importers.onnx.inference import OnnxCall
+from pase.importers.onnx.walk import OnnxCall
 
 # -- products
 

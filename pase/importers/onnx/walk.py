@@ -1,0 +1,593 @@
+"""`Walk`: every operator of an ONNX model, an `OnnxCall`, with the shapes of its tensors.
+
+Shapes are those of ONNX's own inference of that one operator, as the file declares them, or as is known here of
+onnxruntime's operators; what depends on shapes alone is computed by ONNX's reference evaluator.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pase.errors import ModelError
+from pase.importers.front_end import framework
+from pase.importers.ir import Value
+from pase.importers.ir.call import Array, Call, Shape
+from pase.importers.onnx.batch import TARGETS, Rebatch
+from pase.importers.onnx.model import (
+    OnnxModel,
+    declared,
+    dtype_name,
+    dtype_number,
+    graphs_within,
+    plain_domain,
+    values_of,
+)
+from pase.importers.onnx.native import Native, NativeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxCall(Call):
+    """An operator of the model. Its arguments are its attributes: numbers, texts, tuples of them, stored tensors.
+
+    domain: of the operator, "" for ONNX's own. node: its name in the model. opset: of the domain. read: results that
+    are read.
+    """
+
+    domain: str
+    node: str
+    opset: int
+    read: frozenset[str]
+
+    @property
+    def where(self) -> str:
+        """The operator, for messages."""
+        return f"operator {self.name} {self.node!r}" + (f" of domain {self.domain}" if self.domain else "")
+
+    @property
+    def result(self) -> Value:
+        """The first result; ValueError where it is left out."""
+        found = self.outputs[0] if self.outputs else None
+        if found is None:
+            raise ValueError(f"{self.name} has no first result")
+        return found
+
+    def further(self, position: int) -> Value | None:
+        """Return a result; None where nobody reads it."""
+        found = self.outputs[position] if position < len(self.outputs) else None
+        return found if found is not None and found.name in self.read else None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an attribute; TypeError where it is of another type than its default."""
+        found = self.arguments.get(name, default)
+        expected = int | float if isinstance(default, float) else type(default)
+        if default is not None and not isinstance(found, expected):
+            what = {int: "a whole number", str: "a text"}.get(type(default), "a number")
+            raise TypeError(f"attribute {name} is {found!r}; expected {what}")
+        return found
+
+    def wholes(self, name: str, position: int | None = None) -> tuple[int, ...] | None:
+        """Return whole numbers, given as an attribute or as the constant input at a position; None if not given."""
+        found = self.arguments.get(name)
+        if found is None and position is not None:
+            found = self.integers(position)
+        if found is not None and (not isinstance(found, tuple) or not all(isinstance(value, int) for value in found)):
+            raise TypeError(f"{name} is {found!r}; expected whole numbers")
+        return found
+
+    def axis(self, default: int) -> int:
+        """Return the attribute axis, counted from 0."""
+        return self.dim(default, "axis")
+
+
+UNFIT = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError, RuntimeError)
+"""What is raised where attributes, inputs and shapes do not fit together, or take more memory than there is."""
+
+# -- constants
+
+MAX_ELEMENTS = 1 << 16
+"""Of a constant that is worked out; larger ones have shapes alone."""
+
+_BY_POINT = """
+    Add Sub Mul Div Neg Abs Sqrt Exp Log Pow Floor Ceil Round Sign Reciprocal Sin Cos Tanh Equal Less LessOrEqual
+    Greater GreaterOrEqual Not IsNaN IsInf And Or Xor Where Max Min Sum Mod
+"""
+_OTHERS = """
+    Constant ConstantOfShape Cast Range Gather Reshape Slice Expand Tile Split NonZero CumSum Trilu Identity Concat
+    Unsqueeze Squeeze Transpose ReduceSum ReduceProd ReduceMax ReduceMin ReduceMean
+"""
+_FOLDED = {name: name in _BY_POINT.split() for name in (_BY_POINT + _OTHERS).split()}
+"""Operators that are worked out where all inputs are constants, as shapes and positions are; whether point by point."""
+
+_NO_NUMBERS = frozenset({"sparse_value", "value_string", "value_strings"})
+"""Attributes of a Constant that are no plain array."""
+
+_INPUTS_ONCE_ATTRIBUTES = {"Squeeze": "axes", "Unsqueeze": "axes", "Split": "split"}
+
+
+def fold(node: Any, arrays: Sequence[Array | None], opset: int) -> tuple[Array, ...] | None:
+    """Return what an operator of ONNX's own gives; None where that is not known, or too large to be worth it.
+
+    arrays: Values of its inputs, None for those left out. Raises ValueError or the like where they do not fit.
+    """
+    operator = str(node.op_type)
+    given = [array for array in arrays if array is not None]
+    if operator not in _FOLDED or _num_results(operator, arrays, given) > MAX_ELEMENTS:
+        return None
+    if any(attribute.name in _NO_NUMBERS for attribute in node.attribute):
+        return None
+    if operator in ("Div", "Mod") and given[1].dtype.kind in "iu" and not np.all(given[1]):
+        raise ValueError("a shape is divided by 0")
+    onnx = framework("onnx", "onnx")
+    helper = framework("onnx.helper", "onnx")
+    names = [f"i{k}" if array is not None else "" for k, array in enumerate(arrays)]
+    feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+    attributes = [attribute for attribute in node.attribute if attribute.name != _INPUTS_ONCE_ATTRIBUTES.get(operator)]
+    for attribute in node.attribute:
+        if attribute.name == _INPUTS_ONCE_ATTRIBUTES.get(operator):
+            # An attribute of old opsets, which has been an input since.
+            names.append("moved")
+            feeds["moved"] = np.asarray(helper.get_attribute_value(attribute), dtype=np.int64)
+            opset = max(opset, 13)
+    outputs = [f"o{k}" for k in range(len(node.output))]
+    own = onnx.NodeProto(op_type=operator, input=names, output=outputs, attribute=attributes)
+    graph = onnx.GraphProto(node=[own], output=[onnx.ValueInfoProto(name=name) for name in outputs])
+    newest = framework("onnx.defs", "onnx").onnx_opset_version()
+    evaluator = framework("onnx.reference", "onnx").ReferenceEvaluator(graph, opsets={"": min(opset, newest)})
+    found = tuple(np.asarray(value) for value in evaluator.run(None, feeds))
+    is_numbers = all(array.dtype.kind not in "OSU" and array.size <= MAX_ELEMENTS for array in found)
+    return found if is_numbers else None
+
+
+def _num_results(operator: str, arrays: Sequence[Array | None], given: Sequence[Array]) -> int:
+    """Return how many elements an operator gives, at most."""
+    if _FOLDED[operator]:
+        return prod(np.broadcast_shapes(*(array.shape for array in given)))
+    sizes = [array.size for array in given]
+    match operator:
+        case "ConstantOfShape":
+            return _size(given[0])
+        case "Expand":
+            return prod(np.broadcast_shapes(given[0].shape, tuple(map(int, given[1].ravel()))))
+        case "Tile":
+            return sizes[0] * _size(given[1])
+        case "Gather":
+            return max(sizes[0], sizes[1], sizes[0] * sizes[1] // 16)
+        case "Range":
+            start, limit, delta = (float(array.ravel()[0]) for array in given)
+            return int(abs((limit - start) / delta)) if delta else MAX_ELEMENTS + 1
+        case _:
+            return sum(sizes)
+
+
+def _size(extents: Array) -> int:
+    """Return the product of a shape; ValueError for a negative extent."""
+    found = [int(extent) for extent in extents.ravel()]
+    if min(found, default=0) < 0:
+        raise ValueError(f"a shape is {found}")
+    return prod(found)
+
+
+def slices_of(call: OnnxCall, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Return (starts, ends, axes from 0, steps) of a Slice, from attributes or from inputs."""
+    starts, ends, axes, steps = (call.wholes(name, i) for i, name in enumerate(("starts", "ends", "axes", "steps"), 1))
+    if starts is None or ends is None:
+        raise ValueError("a slice's starts or ends are not constants")
+    axes = tuple(range(len(starts))) if axes is None else axes
+    return starts, ends, tuple(axis % rank for axis in axes), steps or (1,) * len(starts)
+
+
+# -- a model's operators, in order
+
+_Dims = tuple[int | None, ...]
+_MAX_SIZE = 1 << 62
+_MAX_DATA = 4096
+"""Elements of a constant that shapes can follow from."""
+
+_REFUSED = {
+    "Loop Scan": "repeats a graph of its own; export the model with the loop written out",
+    "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger "
+    "QLinearAdd QAttention": "computes with quantised numbers, which are not trained; export the model before it is "
+    "quantised",
+    "SequenceConstruct SequenceEmpty SequenceInsert SequenceErase SequenceAt SequenceMap SequenceLength "
+    "SplitToSequence ConcatFromSequence Optional OptionalGetElement OptionalHasElement": "makes or reads a list of "
+    "tensors, whose shapes are not known; export the model with tensors alone",
+}
+"""Operators that cannot be imported, and why."""
+
+_WHY_REFUSED = {name: reason for names, reason in _REFUSED.items() for name in names.split()}
+
+
+class Walk:
+    """A model's operators with the shapes that follow from those of its inputs.
+
+    Attributes:
+        calls: In order, without what was worked out.
+        values: All tensors by name.
+        constants: Those whose values are known.
+        outputs: Of the model.
+        changes: What was changed for another batch, in words.
+    """
+
+    def __init__(
+        self,
+        model: OnnxModel,
+        shapes: Mapping[str, Shape],
+        trained: frozenset[str],
+        native: Native,
+        rebatch: Rebatch | None = None,
+    ) -> None:
+        """Walk a model.
+
+        Args:
+            model: As it is in the file.
+            shapes: Of its inputs.
+            trained: Names of the weights, which are no constants even where their values are known.
+            native: Infers shapes.
+            rebatch: Of a walk with the exported batch, for one with another.
+
+        Raises:
+            ModelError: For control flow, for quantised models and where a shape depends on values.
+        """
+        self._model, self._trained, self._native, self._rebatch = model, trained, native, rebatch
+        self._newest = framework("onnx.defs", "onnx").onnx_opset_version()
+        self._opsets = {str(entry.domain): int(entry.version) for entry in model.proto.opset_import}
+        self._declared = {str(i.name): i for i in (*model.graph.value_info, *model.graph.output)}
+        self._read = frozenset(_names_read(model.graph))
+        self._extents: dict[str, int] = {}
+        self._count = 0
+        self.calls, self.changes = list[OnnxCall](), list[str]()
+        self.values, self.constants = dict[str, Value](), dict[str, Array]()
+        for given in model.inputs:
+            self._define(given.name, shapes[given.name], given.dtype)
+            named = zip(given.dims, shapes[given.name], strict=True)
+            self._extents |= {dim: extent for dim, extent in named if isinstance(dim, str)}
+        self._graph(model.graph, {})
+        self.outputs = tuple(dict.fromkeys(str(info.name) for info in model.graph.output))
+        for name in self.outputs:
+            if name not in self.values:
+                raise ModelError(f"the model's output {name!r} is made by no operator; the file is damaged")
+
+    # -- tensors
+
+    def _define(self, name: str, shape: Sequence[int], dtype: str, array: Array | None = None) -> Value:
+        """Add a tensor, perhaps with its values; ModelError where there is one of its name, or its shape is none."""
+        value = Value(name=name, shape=tuple(shape), dtype=dtype)
+        if name in self.values:
+            raise ModelError(f"two tensors are named {name!r}; the file is damaged")
+        if any(extent < 0 for extent in value.shape) or prod(value.shape) > _MAX_SIZE:
+            raise ModelError(f"tensor {name!r} has shape {value.shape}; the file is damaged")
+        self.values[name] = value
+        if array is not None:
+            self.constants[name] = array
+        return value
+
+    def _know(self, name: str, array: Array) -> str:
+        """Add a tensor whose values are known; return its name."""
+        return self._define(name, array.shape, str(array.dtype), array).name
+
+    def _known(self, name: str) -> Array | None:
+        """Return the values of a tensor that is a constant."""
+        return None if name in self._trained else self.constants.get(name)
+
+    # -- operators
+
+    def _graph(self, graph: Any, scope: Mapping[str, str]) -> None:
+        """Walk a graph. scope: names of its own tensors, and those that they have here."""
+        for tensor in graph.initializer:
+            name = scope.get(tensor.name, str(tensor.name))
+            self._define(name, tensor.dims, dtype_name(tensor.data_type), values_of(tensor))
+        for sparse in graph.sparse_initializer:
+            own = sparse.values
+            self._define(scope.get(own.name, str(own.name)), sparse.dims, dtype_name(own.data_type))
+        for node in graph.node:
+            self._node(node, scope)
+
+    def _node(self, node: Any, scope: Mapping[str, str]) -> None:
+        """Walk an operator: work it out, or add it with the shapes of its results."""
+        self._count += 1
+        operator, domain = str(node.op_type), plain_domain(node.domain)
+        name = str(node.name) or next((str(output) for output in node.output if output), f"{operator}_{self._count}")
+        if operator in _WHY_REFUSED:
+            raise ModelError(f"operator {operator} {name!r} {_WHY_REFUSED[operator]}")
+        inputs, outputs = ([scope.get(i, str(i)) for i in names] for names in (node.input, node.output))
+        for read in inputs:
+            if read and read not in self.values:
+                raise ModelError(f"operator {operator} {name!r} reads {read!r}, which nothing before it makes")
+        if operator == "If":
+            return self._if(node, name, inputs, outputs, scope)
+        try:
+            with np.errstate(all="ignore"):
+                call = self._call(operator, domain, name, inputs, _attributes(node, name))
+                if domain or not self._is_worked_out(call, node, inputs, outputs):
+                    self._add(call, node, inputs, outputs)
+        except UNFIT as error:
+            raise ModelError(
+                f"operator {operator} {name!r} cannot be worked out: {error}; check the file with onnx.checker"
+            ) from error
+        return None
+
+    def _call(
+        self, operator: str, domain: str, name: str, inputs: Sequence[str], attributes: Mapping[str, Any]
+    ) -> OnnxCall:
+        """Return an operator without its results."""
+        return OnnxCall(
+            name=operator,
+            domain=domain,
+            node=name,
+            arguments=attributes,
+            inputs=tuple(self.values[i] if i else None for i in inputs),
+            outputs=(),
+            known={i: array for i in inputs if (array := self._known(i)) is not None},
+            opset=self._model.opsets.get(domain, 1),
+            read=self._read,
+        )
+
+    def _add(self, call: OnnxCall, node: Any, inputs: list[str], outputs: list[str]) -> None:
+        """Add an operator of the model's, with its results."""
+        if self._rebatch is not None and inputs and inputs[0] and outputs and outputs[0]:
+            inputs = self._rebatched(call, inputs, outputs[0])
+            call = self._call(call.name, call.domain, call.node, inputs, call.arguments)
+        found = self._results(call, node, outputs)
+        for value in found:
+            if value is not None:
+                self._define(value.name, value.shape, value.dtype)
+                if self._rebatch is not None:
+                    self._rebatch.follow(call.name, call.tensors, value)
+        self.calls.append(replace(call, outputs=tuple(found)))
+
+    def _is_worked_out(self, call: OnnxCall, node: Any, inputs: list[str], outputs: list[str]) -> bool:
+        """Define the results of one of ONNX's own operators where they are known now; return whether they are."""
+        stored = {name: values_of(value) for name, value in call.arguments.items() if _is_tensor(value)}
+        value: Any = call.arguments.get("value")
+        given = [call.known.get(i) for i in inputs]
+        found: Sequence[Array] | None = None
+        match call.name:
+            case "Constant" if _is_tensor(value) and outputs:
+                self._define(outputs[0], value.dims, dtype_name(value.data_type), stored["value"])
+                return True
+            case "ConstantOfShape" if outputs and outputs[0] in self._trained and given[0] is not None:
+                # It stands for a weight.
+                dtype = dtype_name(value.data_type) if _is_tensor(value) else "float32"
+                self._define(outputs[0], [int(extent) for extent in given[0].ravel()], dtype)
+                return True
+            case "Shape" if inputs and inputs[0]:
+                found = [np.asarray(call.x.shape[call.get("start", 0) : call.get("end")], dtype=np.int64)]
+            case "Size" if inputs and inputs[0]:
+                found = [np.asarray(prod(call.x.shape), dtype=np.int64)]
+            case _:
+                are_known = all(not i or array is not None for i, array in zip(inputs, given, strict=True))
+                if are_known and all(array is not None for array in stored.values()):
+                    found = fold(node, given, self._model.opsets.get("", 1))
+        for output, array in zip(outputs, found or (), strict=False):
+            if output:
+                self._know(output, array)
+        return found is not None
+
+    # -- shapes of results
+
+    def _results(self, call: OnnxCall, node: Any, outputs: Sequence[str]) -> list[Value | None]:
+        """Return an operator's results; ModelError where their shapes do not follow from those of its inputs."""
+        types = self._inferred(call, node, outputs)
+        found: list[Value | None] = []
+        for position, output in enumerate(outputs):
+            dims, dtype = types.get(output, (None, ""))
+            # What nobody reads need not be known: dropout's mask, running statistics of the training mode.
+            is_left_out = not output or (position > 0 and output not in self._read and dims is None)
+            found.append(None if is_left_out else self._result(call, output, position, dims, dtype))
+        if call.name == "Reshape" and found and found[0] is not None:
+            before, after = call.x.shape, found[0].shape
+            if prod(before) != prod(after):
+                reason = "the file is damaged"
+                if self._rebatch is not None:
+                    reason = "the batch is written into the model there: export it with a batch that is left open"
+                raise ModelError(f"{call.where} makes {list(after)} of {list(before)}; {reason}")
+        return found
+
+    def _inferred(self, call: OnnxCall, node: Any, outputs: Sequence[str]) -> dict[str, tuple[_Dims | None, str]]:
+        """Return the dims and type of an operator's results as ONNX's own shape inference has them, by name."""
+        onnx, helper = framework("onnx", "onnx"), framework("onnx.helper", "onnx")
+        from_array = framework("onnx.numpy_helper", "onnx").from_array
+        own = onnx.NodeProto()
+        own.CopyFrom(node)
+        own.input[:], own.output[:] = ["" if value is None else value.name for value in call.inputs], outputs
+        types, data = dict[str, bytes](), dict[str, bytes]()
+        for name, value in ((value.name, value) for value in call.tensors):
+            made = helper.make_tensor_type_proto(dtype_number(value.dtype), list(value.shape))
+            types[name] = made.SerializeToString()
+            if name in self.constants and self.constants[name].size <= _MAX_DATA:
+                data[name] = from_array(self.constants[name], name).SerializeToString()
+        operator = (call.name, min(call.opset, 1 << 30 if call.domain else self._newest), call.domain)
+        ir_version = int(self._model.proto.ir_version)
+        try:
+            found = self._native.infer(operator, own.SerializeToString(), types, data, self._opsets, ir_version)
+        except NativeError as error:
+            shapes = ", ".join(str(list(value.shape)) for value in call.tensors)
+            text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+            hint = "; the batch may be written into the model: export it with one left open" if self._rebatch else ""
+            raise ModelError(f"{call.where} cannot take tensors of shapes {shapes}: {text}{hint}") from error
+        tensors = {name: onnx.TypeProto.FromString(text).tensor_type for name, text in (found or {}).items()}
+        return {name: (_dims(tensor), dtype_name(tensor.elem_type)) for name, tensor in tensors.items()}
+
+    def _result(self, call: OnnxCall, output: str, position: int, dims: _Dims | None, dtype: str) -> Value:
+        """Return a result, as inferred, as declared in the file, or as what is known of the operator has it."""
+        info = self._declared.get(output)
+        told = self._told(info) if info is not None and info.type.tensor_type.HasField("shape") else None
+        if told is not None and (dims is None or len(dims) == len(told.shape)):
+            known = dims or (None,) * len(told.shape)
+            dims = tuple(t if d is None else d for d, t in zip(known, told.shape, strict=True))
+            dtype = dtype or told.dtype
+        if dims is None:
+            dims = _shape_of_result(call, position)
+        if dims is None:
+            raise ModelError(
+                f"nothing tells the shape of {output!r}, which {call.where} makes; write it into the file's value_info"
+            )
+        shape = tuple(extent for extent in dims if extent is not None)
+        if len(shape) < len(dims):
+            raise ModelError(
+                f"the shape of {output!r}, which {call.where} makes, depends on values: dim {dims.index(None)} is "
+                "not known; export the model up to there, without it (a selection by a mask, found objects)"
+            )
+        floats = (value.dtype for value in call.tensors if value.is_float)
+        is_whole = (call.name, position) == ("EmbedLayerNormalization", 1)
+        return Value(name=output, shape=shape, dtype=dtype or ("int32" if is_whole else next(floats, "float32")))
+
+    def _told(self, info: Any) -> Value | None:
+        """Return a tensor as the file declares it, with the new batch; None where it leaves dims open."""
+        found = declared(info)
+        dims = [self._extents.get(dim) if isinstance(dim, str) else dim for dim in found.dims]
+        shape = tuple(dim for dim in dims if dim is not None)
+        if len(shape) < len(dims):
+            return None
+        if self._rebatch is not None and shape[:1] == (self._rebatch.old,):
+            shape = (self._rebatch.new, *shape[1:])
+        return Value(name=found.name, shape=shape, dtype=found.dtype)
+
+    # -- another batch
+
+    def _rebatched(self, call: OnnxCall, inputs: list[str], output: str) -> list[str]:
+        """Return an operator's inputs where the exported batch is not written into them."""
+        rebatch, at = self._rebatch, TARGETS.get(call.name, len(inputs))
+        assert rebatch is not None
+        if call.name == "Concat":
+            return self._repeated(rebatch, call, inputs, output)
+        if at >= len(inputs) or inputs[0] not in rebatch.values or output not in rebatch.values:
+            return inputs
+        now, then = (known.get(inputs[at]) for known in (self.constants, rebatch.constants))
+        target = () if now is None else tuple(int(extent) for extent in now.ravel())
+        if now is None or then is None or tuple(int(extent) for extent in then.ravel()) != target:
+            # The model computes it from the batch already.
+            return inputs
+        changed = rebatch.target(call.name, call.x, output, target)
+        if changed == target:
+            return inputs
+        self.changes.append(f"{call.name} {call.node!r} to {list(changed)} instead of {list(target)}")
+        return [*inputs[:at], self._know(f"{output}:target", np.asarray(changed, np.int64)), *inputs[at + 1 :]]
+
+    def _repeated(self, rebatch: Rebatch, call: OnnxCall, inputs: list[str], output: str) -> list[str]:
+        """Return a concatenation's inputs, those of one example repeated to the batch of the others."""
+        leading = {
+            i: (value.shape[0], then[0])
+            for i, value in enumerate(call.inputs)
+            if value is not None and value.name in rebatch.values
+            if (then := rebatch.values[value.name].shape) and value.shape
+        }
+        axis, rank = call.arguments.get("axis", 1), len(call.x.shape)
+        is_leading = not rank or not isinstance(axis, int) or axis % rank == 0
+        if is_leading or not any(now == rebatch.new != then for now, then in leading.values()):
+            return inputs
+        found = list(inputs)
+        for i in (i for i, (now, _) in leading.items() if now == 1 != rebatch.new):
+            value = self.values[inputs[i]]
+            shape = (rebatch.new, *value.shape[1:])
+            wide = self._define(f"{output}:repeated{i}", shape, value.dtype)
+            target = self._know(f"{output}:batch{i}", np.asarray(shape, np.int64))
+            self.calls.append(replace(self._call("Expand", "", wide.name, [inputs[i], target], {}), outputs=(wide,)))
+            self.changes.append(f"{inputs[i]!r} is repeated {rebatch.new} times for Concat {call.node!r}")
+            found[i] = wide.name
+        return found
+
+    # -- control flow
+
+    def _if(self, node: Any, name: str, inputs: list[str], outputs: list[str], scope: Mapping[str, str]) -> None:
+        """Walk the branch of an If whose condition is known; ModelError for another."""
+        condition = self._known(inputs[0]) if inputs else None
+        if condition is None or condition.size != 1:
+            raise ModelError(
+                f"operator If {name!r} is control flow that depends on values; export the model with one of its "
+                "branches alone"
+            )
+        wanted = "then_branch" if condition.ravel()[0] else "else_branch"
+        branch = next((a.g for a in node.attribute if a.name == wanted and a.HasField("g")), None)
+        if branch is None or len(branch.output) != len(outputs):
+            raise ModelError(f"operator If {name!r} has no usable {wanted}; the file is damaged")
+        made = [str(t.name) for t in branch.initializer] + [str(o) for n in branch.node for o in n.output if o]
+        # Two branches may have used a name each: then those of the second are told apart by the operator's.
+        inner = {**scope, **{own: f"{name}/{own}" if own in self.values else own for own in made}}
+        self._read |= {inner.get(read, read) for read in _names_read(branch)}
+        self._graph(branch, inner)
+        for info, output in zip(branch.output, outputs, strict=True):
+            source = inner.get(info.name, str(info.name))
+            if source not in self.values:
+                raise ModelError(f"operator If {name!r} returns {info.name!r}, which nothing makes")
+            shape, dtype = self.values[source].shape, self.values[source].dtype
+            value = self._define(output, shape, dtype, self._known(source))
+            call = self._call("Identity", "", f"{name}:{output}", [source], {})
+            self.calls.append(replace(call, outputs=(value,)))
+
+
+def _dims(tensor: Any) -> _Dims | None:
+    """Return the dims of a TypeProto.Tensor, None for those that are left open; None where it has no shape."""
+    dims = (int(dim.dim_value) if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+    return tuple(dims) if tensor.HasField("shape") else None
+
+
+def _shape_of_result(call: OnnxCall, position: int) -> Shape | None:
+    """Return the shape of a result that ONNX infers none of: of onnxruntime's operators, and of two of its own."""
+    try:
+        match call.name, position:
+            case "Attention", 0:
+                # Of queries, keys and values that one product makes; they may have widths of their own.
+                sizes = call.wholes("qkv_hidden_sizes")
+                return (*call.x.shape[:-1], sizes[2] if sizes else call.value(1).shape[1] // 3)
+            case "EmbedLayerNormalization", 0 | 2:
+                return (*call.x.shape, call.value(2).shape[1])
+            case "EmbedLayerNormalization", 1:
+                # Of each example, how many tokens are not masked.
+                return call.x.shape[:1]
+            case (("FusedMatMul" | "TransposeMatMul"), 0):
+                x, y = call.value(0).shape, call.value(1).shape
+                x = (*x[:-2], x[-1], x[-2]) if call.arguments.get("transA") else x
+                y = (*y[:-2], y[-1], y[-2]) if call.arguments.get("transB") else y
+                return (*np.broadcast_shapes(x[:-2], y[:-2]), x[-2], y[-1])
+            case (("SkipLayerNormalization" | "SkipSimplifiedLayerNormalization"), 3):
+                return call.x.shape
+        return call.x.shape if position == 0 and call.name in _LIKE_FIRST.split() else None
+    except (ValueError, IndexError, TypeError):
+        # An input is left out, or is not as it has to be.
+        return None
+
+
+_LIKE_FIRST = """
+    BiasGelu FastGelu Gelu QuickGelu RotaryEmbedding MultiHeadAttention LayerNormalization SimplifiedLayerNormalization
+    SkipLayerNormalization SkipSimplifiedLayerNormalization GroupQueryAttention GroupNormalization
+    MeanVarianceNormalization
+"""
+"""Operators whose first result has the shape of their first input."""
+
+
+def _attributes(node: Any, name: str) -> dict[str, Any]:
+    helper = framework("onnx.helper", "onnx")
+    found: dict[str, Any] = {}
+    for attribute in node.attribute:
+        try:
+            value = helper.get_attribute_value(attribute)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(f"attribute {attribute.name!r} of operator {name!r} is damaged: {error}") from error
+        found[str(attribute.name)] = _plain(value)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as numbers, texts, tuples of them, or a stored tensor."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="replace")
+    if isinstance(value, int | float | str) or _is_tensor(value):
+        return value
+    return tuple(map(_plain, value)) if hasattr(value, "__iter__") else None
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "data_type") and hasattr(value, "dims")
+
+
+def _names_read(graph: Any) -> Iterator[str]:
+    """Yield the tensors that are read in a graph and those within it, or returned by it."""
+    yield from (str(info.name) for info in graph.output)
+    for node in graph.node:
+        yield from map(str, node.input)
+        for inner in graphs_within(node):
+            yield from _names_read(inner)
