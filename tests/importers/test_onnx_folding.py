@@ -11,8 +11,8 @@ from onnx import helper
 
 from pase.errors import ModelError
 from pase.importers.onnx.file import trace_onnx
-from pase.importers.onnx.walk import MAX_ELEMENTS, fold
 from pase.importers.onnx.model import open_model
+from pase.importers.onnx.walk import MAX_ELEMENTS, fold
 from tests.importers.onnx_models import NEWEST, feed, model, node, whole
 
 A = np.array([[3, -4, 5], [6, 7, -8]])
