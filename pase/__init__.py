@@ -16,9 +16,9 @@ from pase._version import __version__
 from pase.errors import PaseError
 
 if TYPE_CHECKING:
-    from pase.analysis.baselines import compare
+    from pase.analysis.baselines.compare import compare
     from pase.analysis.explanation import explain
-    from pase.analysis.simulation import simulate
+    from pase.analysis.simulation.simulation import simulate
     from pase.graph import Builder, Graph
     from pase.importers import load
     from pase.machine import Machine, load_machine, machines
@@ -33,7 +33,7 @@ else:
     __getattr__, __dir__ = names_on_demand(
         __name__,
         {
-            "pase.analysis.baselines": ("compare",),
+            "pase.analysis.baselines.compare": ("compare",),
             "pase.targets.mesh_tensorflow.emitter": ("emit",),
             "pase.analysis.explanation": ("explain",),
             "pase.views.exports": ("export",),
@@ -44,7 +44,7 @@ else:
             "pase.planning.plan_file": ("load_plan",),
             "pase.planning.planner": ("SearchOptions", "search"),
             "pase.views.reports.document": ("report",),
-            "pase.analysis.simulation": ("simulate",),
+            "pase.analysis.simulation.simulation": ("simulate",),
         },
     )
 

@@ -18,8 +18,7 @@ from pase.machine import load_machine
 from pase.planning.memory_limit import weighted_problem
 from pase.planning.plan import Plan
 from pase.planning.planner import problem_of
-from pase.sharding.held import held_weights, optimiser_numbers
-from pase.sharding.traffic import LOSS_KINDS
+from pase.sharding.traffic import LOSS_KINDS, held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import EXCHANGING, mixed, small, tied

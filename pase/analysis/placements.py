@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pase.machine import Level
+from pase.machine.machine import level_between
 from pase.planning.plan import Plan
 from pase.sharding.edges import edge_steps
 from pase.sharding.layouts import Layout
@@ -82,15 +83,8 @@ def bytes_by_level(pairs: Mapping[tuple[int, int], int], levels: tuple[Level, ..
     """Return [levels] the bytes that go between devices of one group of a level but of none further in."""
     total = [0] * len(levels)
     for (sender, receiver), size in pairs.items():
-        total[_level(sender, receiver, levels)] += size
+        total[level_between(levels, sender, receiver)] += size
     return tuple(total)
-
-
-def _level(sender: int, receiver: int, levels: tuple[Level, ...]) -> int:
-    for i, level in enumerate(levels):
-        if level.num_devices == 0 or sender // level.num_devices == receiver // level.num_devices:
-            return i
-    return len(levels) - 1
 
 
 def _overlaps(steps: tuple[ReshardStep, ...]) -> NDArray[np.float64]:

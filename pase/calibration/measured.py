@@ -1,6 +1,6 @@
 """`calibrate` and `MeasuredMachine`: a process that measures, its samples, and the machine that these make."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from math import sqrt
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from pase.common.documents import Field
 from pase.costs.collectives import Link, all_reduce
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import Device, Level, Machine
+from pase.planning.planner import Progress
 from pase.targets.mesh_tensorflow.runtime.launch import program_events
 from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU, KINDS, DeviceChoice
 
@@ -228,9 +229,6 @@ def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkFit:
         relative_error=float(np.sqrt(np.mean(np.square(errors)))),
     )
 
-
-Progress = Callable[[str, float], None]
-"""Takes what is being measured and how much is done."""
 
 # TensorFlow takes memory and threads for good, and reads some options once: it gets a process of its own.
 _PROGRAM = "from pase.calibration.child import main\n\nmain()\n"

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import TIMEOUT_MAX, Event, Thread
 from time import monotonic
-from typing import Protocol
 
 import click
 
@@ -43,7 +42,7 @@ def progress() -> Iterator[Progress]:
     """
     told: tuple[str, float] | None = None
     ended, start_s = Event(), monotonic()
-    display: _Display = _Bar() if is_terminal(sys.stderr) else _Lines()
+    display = _Bar() if is_terminal(sys.stderr) else _Lines()
 
     def show(what: str, fraction: float) -> None:
         nonlocal told
@@ -69,16 +68,6 @@ def progress() -> Iterator[Progress]:
         thread.join()
         with suppress(OSError, ValueError):
             display.clear()
-
-
-class _Display(Protocol):
-    """How progress looks."""
-
-    def draw(self, what: str, fraction: float, elapsed_s: float) -> None:
-        """Show what is being done now."""
-
-    def clear(self) -> None:
-        """Leave nothing behind."""
 
 
 @dataclass(slots=True)

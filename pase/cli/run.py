@@ -35,7 +35,7 @@ from pase.errors import EmitError, ModelError
 from pase.importers import is_builtin
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
-from pase.sharding.held import HeldWeight, held_weights, parameters_per_device
+from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
 from pase.targets.mesh_tensorflow.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.data import data_inputs

@@ -1,4 +1,4 @@
-"""`pase search`: the best strategy for a model on a number of devices."""
+"""`pase search`, the best strategy for a model on devices; `pase tables`, `pase solve`: its tables alone."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +28,11 @@ from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
-from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, search
+from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
 from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
+from pase.solver import solve
 from pase.solver.ordering import ORDERINGS, OrderingReport, report_ordering
+from pase.tables.files import export_cfn, read_problem, write_problem
 
 OF_MACHINE = "machine"
 """Instead of a size: what the machine's devices have."""
@@ -156,8 +158,9 @@ def _dearer(plan: Plan, held: Held) -> str:
 
 
 def _ordering_reports(graph: Graph, num_devices: int) -> list[OrderingReport]:
+    """Return a report for every ordering, for the problem as it is before any reduction."""
     sizes = [len(enumerate_configurations(operator, num_devices)) for operator in graph.operators]
-    return ordering_reports(graph.neighbours, sizes)
+    return [report_ordering(name, graph.neighbours, sizes) for name in ORDERINGS]
 
 
 def print_plan(plan: Plan) -> None:
@@ -250,11 +253,6 @@ def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
         )
 
 
-def ordering_reports(neighbours: Sequence[frozenset[int]], domain_sizes: Sequence[int]) -> list[OrderingReport]:
-    """Return a report for every ordering, for the problem as it is before any reduction."""
-    return [report_ordering(name, neighbours, domain_sizes) for name in ORDERINGS]
-
-
 def orderings_document(reports: Sequence[OrderingReport]) -> list[dict[str, Any]]:
     """Return the JSON form of the reports."""
     return [
@@ -291,3 +289,96 @@ def _large(number: int) -> str:
         return f"{number:,}"
     digits = str(number)
     return f"{digits[0]}.{digits[1]}e+{len(digits) - 1}"
+
+
+@click.command("tables", epilog="Example: pase tables transformer --devices 16 -o transformer_p16.npz")
+@model_argument
+@model_options(devices_required=True)
+@cost_model_option
+@click.option("--keep-batch", is_flag=True, help="Although the batch cannot be split.")
+@output_option("An .npz file, or a .cfn file.", required=True)
+@json_option
+def tables_command(cost_model: str, keep_batch: bool, output: Path, as_json: bool, **model: object) -> None:
+    """Write the cost tables of MODEL to a file: .npz for 'pase solve', .cfn for solvers such as toulbar2."""
+    if output.suffix not in {".npz", ".cfn"}:
+        raise click.UsageError(f"-o {output}: the file's ending must be .npz or .cfn")
+    check_writable(output)
+    chosen = ModelArguments(**model)  # type: ignore[arg-type]
+    with progress() as on_progress:
+        on_progress(READING, 0.0)
+        graph = chosen.graph()
+        check_search(graph, chosen.devices, keep_batch=keep_batch)
+        problem = problem_of(graph, chosen.devices, chosen.loaded_machine(), cost_model, on_progress)
+        if output.suffix == ".npz":
+            write_problem(problem.tables, output, configurations=problem.configurations)
+        else:
+            export_cfn(problem.tables, output)
+    tables = problem.tables
+    if as_json:
+        print_json(
+            {
+                "output": str(output),
+                "vertices": tables.num_vertices,
+                "edges": len(tables.edges),
+                "distinct_edge_tables": len(tables.edge_tables),
+                "largest_domain": max(tables.domain_sizes),
+            }
+        )
+    else:
+        warn(
+            f"{tables.num_vertices} vertices, {len(tables.edges)} edges, up to {max(tables.domain_sizes)} "
+            f"configurations a vertex: written to {output}"
+        )
+
+
+@click.command("solve", epilog="Example: pase solve transformer_p64.npz --json")
+@click.argument("tables", type=click.Path(path_type=Path))
+@ordering_option
+@time_limit_option("Seconds to solve in.")
+@click.option("--memory-limit", "solver_memory_bytes", type=ByteSize(), help="For the solver's tables, such as 2GiB.")
+@click.option("--export", type=click.Path(path_type=Path), help="Write the problem as a .cfn file for other solvers.")
+@json_option
+def solve_command(
+    tables: Path,
+    ordering: str,
+    time_limit_s: float | None,
+    solver_memory_bytes: int | None,
+    export: Path | None,
+    as_json: bool,
+) -> None:
+    """Choose a configuration for every vertex of TABLES, an .npz file, so that the total cost is smallest."""
+    if export:
+        check_writable(export)
+    problem = read_problem(tables)
+    if export:
+        export_cfn(problem, export)
+    with progress() as on_progress:
+        solution = solve(
+            problem,
+            ordering=ordering,
+            time_limit_s=time_limit_s,
+            solver_memory_bytes=solver_memory_bytes,
+            on_progress=on_progress,
+        )
+    if as_json:
+        print_json(
+            {
+                "cost": solution.cost,
+                "lower_bound": solution.lower_bound,
+                "gap": solution.gap,
+                "exact": solution.exact,
+                "configurations": list(solution.choice),
+                "ordering": solution.ordering,
+                "largest_dependent_set": solution.largest_dependent_set,
+                "time_s": solution.time_s,
+                "peak_memory_bytes": solution.peak_memory_bytes,
+            }
+        )
+        return
+    found = "proven optimal" if solution.exact else f"gap {solution.gap:.3%}, lower bound {solution.lower_bound!r}"
+    say(f"{tables.name}: {problem.num_vertices} vertices, {len(problem.edges)} edges")
+    say(f"  cost                    {solution.cost!r}   ({found})")
+    say(f"  largest dependent set   {solution.largest_dependent_set}   (ordering {solution.ordering})")
+    say(f"  time                    {duration(solution.time_s)}")
+    say(f"  solver's memory         {quantity(solution.peak_memory_bytes, 'B')}")
+    say("  configurations          " + " ".join(map(str, solution.choice)))

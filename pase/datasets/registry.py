@@ -20,6 +20,7 @@ from pase.datasets.dataset import (
     INPUTS,
     LABELS,
     PARTS,
+    Array,
     Dataset,
     Part,
     Read,
@@ -33,8 +34,6 @@ from pase.datasets.dataset import (
     read_own_arrays,
 )
 from pase.errors import DatasetError, missing_extra, unknown_name
-
-Array = np.ndarray[Any, Any]
 
 NUM_TRAIN = 1440
 NUM_CLASSES = 10

@@ -1,6 +1,6 @@
 """`Machine`: devices and the levels that join them, each figure with its source."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pase.common.frozen import FrozenDict
@@ -61,6 +61,14 @@ class Level:
     latency_s: float
     bandwidth_bytes_per_s: float
     source: str
+
+
+def level_between(levels: Sequence[Level], one: int, other: int) -> int:
+    """Return the number of the innermost level that has two devices in one group; of the last one where none has."""
+    for number, level in enumerate(levels):
+        if level.num_devices == 0 or one // level.num_devices == other // level.num_devices:
+            return number
+    return len(levels) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

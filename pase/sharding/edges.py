@@ -17,7 +17,7 @@ from pase.sharding.layouts import (
     single_points,
     tensor_dims,
 )
-from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, moved_points, reshard_steps
+from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, reshard_steps
 
 INDEX_BYTES = 4
 
@@ -94,18 +94,6 @@ def edge_steps(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...]:
     own[place] = PlainDim(f"{part.dim}[{part.offset}]", part.extent)
     piece = layout_of(mesh, own, layer=edge.producer)
     return (ReshardStep(whole, shifted(piece, whole.shape, place, part.offset)), *_steps(plan, edge, piece))
-
-
-def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
-    """Return the bytes that an edge moves between devices in a step, forward and backward."""
-    consumer = plan.graph[edge.consumer]
-    read = consumer.reads[edge.input]
-    steps = edge_steps(plan, edge)
-    itemsize = plan.graph.itemsize if read.is_differentiable else INDEX_BYTES
-    forward = sum(moved_points(step) for step in steps)
-    has_gradient = plan.graph.has_gradient(consumer, edge.input)
-    backward = sum(map(moved_points, return_steps(plan, edge, steps))) if has_gradient else 0
-    return forward * itemsize, backward * itemsize
 
 
 def return_steps(plan: PlacedGraph, edge: Edge, steps: Sequence[ReshardStep]) -> tuple[ReshardStep, ...]:

@@ -129,11 +129,6 @@ def point_to_point(step: ReshardStep, taken: Sequence[Sequence[Piece]] | None = 
     return pairs
 
 
-def moved_points(step: ReshardStep) -> int:
-    """Return how many points go from one device to another."""
-    return sum(point_to_point(step).values())
-
-
 def moved_pairs(steps: Iterable[ReshardStep]) -> Pairs:
     """Return the points that movements take between devices, all together."""
     total: Pairs = {}

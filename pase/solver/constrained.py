@@ -4,7 +4,7 @@ The optimum without the limit is the answer where it fits. Otherwise a price λ 
 something costs λ times its usage more, which is an ordinary problem; its optimum less λ times the limit is a lower
 bound on every strategy within the limit (Lagrangian relaxation), for any λ of 0 or more. What is left between that and
 the best strategy known is closed from below: configurations that no strategy up to a target cost can have are dropped
-(`bounds`, with the priced costs), and the elimination with fronts (`pareto`) finds the cheapest strategy up to the
+(`bounds`, with the priced costs), and the elimination with fronts (`two_pass`) finds the cheapest strategy up to the
 target, or shows that there is none. Targets rise from the bound, so that the first strategy found is the optimum. Where
 fronts grow too large, the problem is split over the vertex whose usage differs most in the two strategies between which
 the price cannot decide; each part has a better price of its own.
@@ -30,7 +30,6 @@ import numpy as np
 from pase.errors import SolverError
 from pase.solver.bounds import tighten_bounds
 from pase.solver.pairwise import Edge, Mask, PairwiseModel
-from pase.solver.pareto import Limits, TooManyError, TooWideError, cheapest_within, num_thinnings
 from pase.solver.search import default_solver_memory_bytes, solve
 from pase.solver.solution import (
     RELATIVE_TOLERANCE,
@@ -40,6 +39,7 @@ from pase.solver.solution import (
     SearchBudget,
     Solution,
 )
+from pase.solver.two_pass import Limits, TooManyError, TooWideError, cheapest_within, num_thinnings
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, IndexArray
 
 LARGEST_SUM = 2.0**53
@@ -65,7 +65,6 @@ MAX_PARTS = 200
 """Without a time limit, a problem is split into no more parts than this."""
 
 Choice = tuple[int, ...]
-Solve = Callable[[CostTables], Solution]
 CostOf = Callable[[FloatArray, FloatArray], FloatArray]
 
 

@@ -12,7 +12,7 @@ planned and filled once.
 
 A plan costs microseconds a vertex and tells the exact number of operations and bytes, so that the caller can choose
 another way while nothing is spent yet. It is what every walk over an elimination follows: least costs (`run_plan`),
-both ways (`two_pass`), and with fronts of cost and resource instead of one number (`pareto`).
+both ways, and with fronts of cost and resource instead of one number (`two_pass`).
 """
 
 from collections.abc import Callable, Iterable, Sequence

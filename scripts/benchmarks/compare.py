@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pase import load, load_machine
-from pase.analysis.baselines import BASELINES, Baseline, Comparison, Contender, Sampling, chosen, compare
+from pase.analysis.baselines.compare import Comparison, Contender, compare
+from pase.analysis.baselines.mcmc import Sampling
+from pase.analysis.baselines.registry import BASELINES, Baseline, chosen
 from pase.models import MODELS
 from scripts.benchmarks.tables import markdown, publish
 

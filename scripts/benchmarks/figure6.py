@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pase import load, load_machine
-from pase.analysis.baselines import Comparison, chosen, compare
-from pase.analysis.simulation import DEFAULT_COLLECTIVES, simulate
+from pase.analysis.baselines.compare import Comparison, compare
+from pase.analysis.baselines.registry import chosen
+from pase.analysis.simulation.simulation import simulate
+from pase.analysis.simulation.step import DEFAULT_COLLECTIVES
 from pase.machine import Machine, override_machine
 from scripts.benchmarks.tables import markdown, publish
 

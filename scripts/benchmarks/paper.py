@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pase import load
-from pase.analysis.baselines import complete
 from pase.costs import CostModel, Problem, build_problem, cost_model, layer_cost, traffic_of
+from pase.errors import ConfigurationError, TablesError
 from pase.graph import Graph, Operator
 from pase.machine import load_machine
 from pase.planning.planner import data_parallel_cost
-from pase.solver import solve
+from pase.solver import Solution, solve
 from pase.solver.ordering import breadth_first, generate_seq
+from pase.tables.cost_tables import CostTables, restricted
 from scripts.benchmarks.recurrences import dependent_sets, naive_dependent_sets
 from scripts.benchmarks.tables import markdown, publish
 
@@ -35,6 +36,50 @@ class Row:
 def _named(pattern: str, kind: str = "") -> Callable[[Operator], bool]:
     # The paper has no fan-outs: these follow the layers.
     return lambda op: not op.is_fan_out and re.fullmatch(pattern, op.name) is not None and (not kind or op.kind == kind)
+
+
+def complete(problem: Problem, fixed: Mapping[str, Mapping[str, int]]) -> Solution:
+    """Return the cheapest strategy in which the named layers have the given configurations.
+
+    fixed: for a layer, the split factor of each dim that is split. Raises ConfigurationError for a layer or a
+    dim that does not exist, or a configuration that the number of devices does not allow.
+    """
+    choice = {}
+    for name, splits in fixed.items():
+        if name not in problem.graph.index:
+            raise ConfigurationError(f"there is no layer {name!r} in graph {problem.graph.name!r}")
+        operator = problem.graph[name]
+        unknown = set(splits) - set(operator.extents)
+        if unknown:
+            raise ConfigurationError(
+                f"layer {name!r} has no dim {', '.join(sorted(unknown))}; its dims are {', '.join(operator.extents)}"
+            )
+        vertex = problem.graph.index[name]
+        found = problem.choice(vertex, tuple(splits.get(dim, 1) for dim in operator.extents))
+        if found is None:
+            raise ConfigurationError(
+                f"{dict(splits)} is no configuration of layer {name!r} ({operator.extents}) "
+                f"on {problem.num_devices} devices"
+            )
+        choice[vertex] = found
+    solution = solve(restrict(problem.tables, choice))
+    return replace(solution, choice=tuple(choice.get(v, c) for v, c in enumerate(solution.choice)))
+
+
+def restrict(tables: CostTables, choice: Mapping[int, int]) -> CostTables:
+    """Return the problem in which the given vertices have one configuration left, that of the given index.
+
+    Raises TablesError for a vertex or a configuration that does not exist.
+    """
+    for vertex, index in choice.items():
+        if not 0 <= vertex < tables.num_vertices:
+            raise TablesError(f"there is no vertex {vertex}; they are 0 to {tables.num_vertices - 1}")
+        if not 0 <= index < tables.domain_sizes[vertex]:
+            raise TablesError(
+                f"vertex {tables.vertex_names[vertex]!r} has no configuration {index}; "
+                f"they are 0 to {tables.domain_sizes[vertex] - 1}"
+            )
+    return restricted(tables, {vertex: np.array([index], dtype=np.int32) for vertex, index in choice.items()})
 
 
 # Table II of the paper; dims that it does not name are not split.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pase import Plan, emit, load, load_machine, search
-from pase.analysis.simulation import simulate
+from pase.analysis.simulation.simulation import simulate
 from pase.calibration.measured import CalibrationChoice, calibrate, measured_machine
 from pase.costs import cost_model
 from pase.graph import Scalar

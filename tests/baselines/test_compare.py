@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from pase import Graph, load, load_machine
-from pase.analysis.baselines import BASELINES, Sampling, chosen, compare
-from pase.analysis.baselines.compare import OURS
+from pase.analysis.baselines.compare import OURS, compare
+from pase.analysis.baselines.mcmc import Sampling
+from pase.analysis.baselines.registry import BASELINES, chosen
 from pase.costs import COST_MODELS
 from pase.errors import ConfigurationError
 from pase.graph import Scalar

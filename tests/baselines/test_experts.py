@@ -8,9 +8,8 @@ from math import prod
 import pytest
 
 from pase import Graph, Machine, load, load_machine
-from pase.analysis.baselines import BASELINES
 from pase.analysis.baselines.mcmc import Walk
-from pase.analysis.baselines.registry import meshes
+from pase.analysis.baselines.registry import BASELINES, meshes
 from pase.analysis.baselines.rules import transformer_dims
 from pase.costs import Problem
 from pase.graph import Builder, Scalar

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pase import load, load_machine
-from pase.analysis.baselines import BASELINES
-from pase.analysis.baselines.registry import meshes
+from pase.analysis.baselines.registry import BASELINES, meshes
 from pase.analysis.baselines.rules import transformer_dims
 from pase.costs import Problem
 from pase.planning.planner import problem_of

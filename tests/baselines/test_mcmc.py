@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import load_machine
-from pase.analysis.baselines import Sampling, sample
-from pase.analysis.baselines.mcmc import STARTS, Walk, choose
+from pase.analysis.baselines.mcmc import STARTS, Sampling, Walk, choose, sample
 from pase.analysis.baselines.registry import EXPERTS
 from pase.costs import Problem
 from pase.errors import ConfigurationError

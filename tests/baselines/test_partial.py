@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import load_machine
-from pase.analysis.baselines import complete, restrict
 from pase.costs import Problem
 from pase.errors import ConfigurationError, TablesError
 from pase.planning.planner import problem_of
 from pase.solver import solve
+from scripts.benchmarks.paper import complete, restrict
 from tests.networks import slow_machine, small_graph, tiny_graph
 
 

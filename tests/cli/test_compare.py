@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pase.analysis.baselines import BASELINES
+from pase.analysis.baselines.registry import BASELINES
 from pase.costs import COST_MODELS
 from pase.planning.plan_file import read_plan
 from tests.cli.conftest import Command

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.analysis.simulation import simulate
+from pase.analysis.simulation.simulation import simulate
 from pase.machine import load_machine
 from pase.planning.plan_file import write_plan
 from tests.cli.conftest import Command

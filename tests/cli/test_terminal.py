@@ -17,7 +17,7 @@ from pase.cli.progress import bar_line, clock
 from pase.cli.run import _print_parameters as print_parameters
 from pase.common.names import visible
 from pase.planning.plan_file import write_plan
-from pase.sharding.held import held_weights
+from pase.sharding.traffic import held_weights
 from tests.cli.conftest import Command
 from tests.cli.processes import ENTRY, in_pipe, in_terminal, interrupted
 from tests.hostile import HOSTILE_NAMES, hostile_plan

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pase.analysis.simulation import simulate
+from pase.analysis.simulation.simulation import simulate
 from pase.costs import build_problem, cost_model
 from pase.costs.alpha_beta import AlphaBetaCostModel, pairwise_all_reduce
 from pase.costs.collectives import Link

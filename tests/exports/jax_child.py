@@ -22,7 +22,7 @@ import jax  # noqa: E402
 import numpy as np  # noqa: E402
 
 from pase.graph import Graph, Role  # noqa: E402
-from pase.sharding.held import parameter_name  # noqa: E402
+from pase.sharding.traffic import parameter_name  # noqa: E402
 from tests.exports.jax_forward import run  # noqa: E402
 
 jax.config.update("jax_enable_x64", True)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pase.graph import Access, Graph, Operator, Role, Window
-from pase.sharding.held import parameter_name
+from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.runtime.initial import shared_order
 
 Array = Any

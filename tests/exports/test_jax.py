@@ -13,7 +13,7 @@ from pase.graph import Access, Builder, Graph, Operator, Role
 from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, softmax_loss
 from pase.models import build
 from pase.planning.plan import Plan
-from pase.sharding.held import parameter_name
+from pase.sharding.traffic import parameter_name
 from pase.views.exports import export
 from pase.views.exports.jax import without_miscomputed
 from pase.views.exports.named_mesh import named_mesh

@@ -13,7 +13,7 @@ from typing import Any
 from pase import Graph, Plan, emit, load, search
 from pase.analysis.explanation import ExplainOptions, explain
 from pase.analysis.placements import compare_placements
-from pase.analysis.simulation import simulate
+from pase.analysis.simulation.simulation import simulate
 from pase.cli.main import cli
 from pase.common.documents import Field
 from pase.errors import EmitError, ExportError, PaseError, PlanError

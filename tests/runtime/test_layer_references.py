@@ -7,7 +7,7 @@ import pytest
 
 from pase.graph import Builder, Graph, Tensor
 from pase.graph.operators import attention, batch_norm, dense, layer_norm, lstm, softmax_loss
-from pase.sharding.held import parameter_name
+from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.runtime.data import Batches, data_inputs
 from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training

@@ -11,7 +11,7 @@ from pase.datasets.registry import digits
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.boxes import extents, num_points
-from pase.sharding.held import held_weights, parameters_per_device
+from pase.sharding.traffic import held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import tf

@@ -8,8 +8,7 @@ import pytest
 from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.planning.planner import search
-from pase.sharding.edges import edge_bytes
-from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows
+from pase.sharding.traffic import Movement, Phase, bytes_by_movement, edge_bytes, flows
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, device_mesh, layout_of
-from pase.sharding.reshard import moved_points, reshard_steps
+from pase.sharding.reshard import point_to_point, reshard_steps
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
@@ -99,7 +99,7 @@ def test_values_and_adjoint(transfer: Transfer, dtype: type) -> None:
         right, rel=1e-5 if dtype is np.float32 else 1e-12, abs=1e-3 if dtype is np.float32 else 1e-9
     )
     steps = reshard_steps(source, target)
-    points = sum(moved_points(hop) + moved_points(hop.adjoint) for hop in steps)
+    points = sum(sum(point_to_point(hop).values()) + sum(point_to_point(hop.adjoint).values()) for hop in steps)
     assert lab.traffic.total_bytes == points * np.dtype(dtype).itemsize
 
 
@@ -258,8 +258,8 @@ def test_thousands_of_partitions_without_a_framework() -> None:
             start = held(tensor, step.source)
             for device, part in zip(layout.devices, moved(start, (step,)), strict=True):
                 np.testing.assert_array_equal(part.ravel(), tensor[owned[device]], err_msg=f"seed {seed}, {case}")
-        assert moved_points(hop) == (needs & ~has).sum(), case
-        assert moved_points(hop.adjoint) == (has & ~needs).sum(), case
+        assert sum(point_to_point(hop).values()) == (needs & ~has).sum(), case
+        assert sum(point_to_point(hop.adjoint).values()) == (has & ~needs).sum(), case
 
 
 def test_what_does_not_fit_is_refused() -> None:

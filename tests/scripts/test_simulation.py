@@ -5,7 +5,7 @@ from math import sqrt
 import pytest
 
 from pase import load, search
-from pase.analysis.simulation import simulate
+from pase.analysis.simulation.simulation import simulate
 from scripts.benchmarks.figure6 import ASSUMPTIONS, DEVICES, EXPERTS, PAPER, PAPER_LARGEST
 from scripts.benchmarks.simulation import NETWORKS, spearman
 from scripts.benchmarks.trials import random_strategy

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pase.analysis.simulation.engine import Fabric, Label, Schedule, TaskGraph, run
 from pase.analysis.simulation.simulation import link_bytes as bytes_of_links
-from pase.analysis.simulation.step import COLLECTIVES, Network, group_members, link_bytes
+from pase.analysis.simulation.step import COLLECTIVES, FabricTasks, group_members, link_bytes
 from pase.sharding.layouts import DeviceMesh
 from pase.sharding.reshard import all_reduce_pairs
 from pase.sharding.traffic import Phase
@@ -16,7 +16,7 @@ LABEL = Label(producer="a", consumer="a", tensor="gradient of w", phase=Phase.UP
 
 
 def summed(fabric: Fabric, groups: list[list[int]], points: int, mode: str) -> tuple[TaskGraph, Schedule]:
-    network = Network(TaskGraph(), fabric)
+    network = FabricTasks(TaskGraph(), fabric)
     front: list[tuple[int, ...]] = [()] * fabric.num_devices
     for group in groups:
         COLLECTIVES[mode](network, LABEL, group, points, 4, 1, front)

@@ -8,7 +8,7 @@ from pase.analysis.simulation.engine import (
     Direction,
     Fabric,
     Label,
-    Message,
+    PointToPoint,
     Schedule,
     TaskGraph,
     run,
@@ -23,9 +23,9 @@ LABEL = Label(producer="a", consumer="b", tensor="x", phase=Phase.FORWARD)
 NODES = Fabric.of(machine((2, 1.0, 10.0), (0, 2.0, 5.0)), 4)
 
 
-def message(fabric: Fabric, sender: int, receiver: int, size_bytes: float) -> Message:
+def message(fabric: Fabric, sender: int, receiver: int, size_bytes: float) -> PointToPoint:
     path = fabric.path(sender, receiver)
-    return Message(LABEL, sender, receiver, path, size_bytes, path.latency_s)
+    return PointToPoint(LABEL, sender, receiver, path, size_bytes, path.latency_s)
 
 
 def played(fabric: Fabric, graph: TaskGraph) -> Schedule:

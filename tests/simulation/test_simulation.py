@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import load, search
-from pase.analysis.simulation import COLLECTIVES, Activity, Simulation, simulate
 from pase.analysis.simulation.engine import Collective, Compute, Direction
-from pase.analysis.simulation.simulation import link_bytes
-from pase.analysis.simulation.step import layer_work
+from pase.analysis.simulation.simulation import Activity, Simulation, link_bytes, simulate
+from pase.analysis.simulation.step import COLLECTIVES, layer_work
 from pase.errors import MachineError, SimulationError
 from pase.graph import Graph
 from pase.machine import Machine

@@ -1,8 +1,7 @@
 """How a step is put together: which movements follow one another, and what a sum waits for."""
 
-from pase.analysis.simulation import COLLECTIVES
 from pase.analysis.simulation.engine import Collective, Compute, Fabric, Label, TaskGraph
-from pase.analysis.simulation.step import Front, Network, build_step, layer_work
+from pase.analysis.simulation.step import COLLECTIVES, FabricTasks, Front, build_step, layer_work
 from pase.planning.plan import Plan
 from pase.sharding.edges import edge_steps
 from pase.sharding.reshard import Stage, point_to_point
@@ -14,7 +13,7 @@ from tests.simulation.machines import machine
 MACHINE = machine((0, 1e-6, 1e9))
 
 
-class Recording(Network):
+class Recording(FabricTasks):
     """Writes down what is sent."""
 
     def __init__(self, tasks: TaskGraph, fabric: Fabric) -> None:

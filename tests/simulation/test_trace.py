@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pase.analysis.simulation import COLLECTIVES, Simulation, Track, chrome_trace, simulate, timeline
+from pase.analysis.simulation.simulation import Simulation, Track, chrome_trace, simulate, timeline
+from pase.analysis.simulation.step import COLLECTIVES
 from tests.runtime.networks import small
 from tests.runtime.plans import random_plan
 from tests.simulation.machines import machine

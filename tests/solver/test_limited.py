@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pase.solver.constrained
-import pase.solver.pareto
 import pase.solver.solution
+import pase.solver.two_pass
 from pase.errors import SolverError
 from pase.solver import ConstrainedProblem, NothingFitsError, solve, solve_limited
-from pase.solver.pareto import front
+from pase.solver.two_pass import front
 from pase.tables.cost_tables import CostTables, EdgeTable
 from tests.solver.problems import complete, cycle, random_tables, repeated_blocks, small_problems, total_cost, tree
 
@@ -157,7 +157,7 @@ def test_weights_of_edges_and_the_greatest_peak_count(limited, seed):
 
 def test_weights_of_edges_alone_tell_strategies_apart(monkeypatch):
     """No configuration weighs anything, and there are too many choices for tables: branching decides."""
-    monkeypatch.setattr(pase.solver.pareto, "MAX_CELLS", 6)
+    monkeypatch.setattr(pase.solver.two_pass, "MAX_CELLS", 6)
     num_nodes = 0
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -184,7 +184,7 @@ def test_weights_of_edges_alone_tell_strategies_apart(monkeypatch):
 @pytest.mark.parametrize("limits", [("MAX_ENTRIES", 6), ("MAX_CELLS", 6)])
 def test_a_problem_that_is_too_large_is_split(edges, limits, monkeypatch):
     name, value = limits
-    monkeypatch.setattr(pase.solver.pareto, name, value)
+    monkeypatch.setattr(pase.solver.two_pass, name, value)
     num_nodes = 0
     for seed in range(4):
         rng = np.random.default_rng(seed)
@@ -209,7 +209,7 @@ def dearer_in_steps(num_vertices: int) -> tuple[CostTables, tuple[np.ndarray, ..
 
 
 def test_without_a_time_limit_the_number_of_parts_is_limited(monkeypatch):
-    monkeypatch.setattr(pase.solver.pareto, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(pase.solver.two_pass, "MAX_ENTRIES", 10)
     monkeypatch.setattr(pase.solver.constrained, "MAX_PARTS", 4)
     tables, weights = dearer_in_steps(30)
     limit = float(int(sum(w.min() for w in weights) * 1.5))

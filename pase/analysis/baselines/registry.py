@@ -300,48 +300,51 @@ def _divides(graph: Graph, dims: TransformerDims, ways: int) -> bool:
 
 EXPERTS: Mapping[str, Baseline] = MappingProxyType(
     {
-        "data_parallel": Baseline(
-            name="data_parallel",
-            choose=lambda problem, _machine: data_parallel_choice(problem),
-            source="the standard practice",
-            needs="anything",
-            description="the batch of every layer over all devices",
-        ),
-        "owt": Baseline(
-            name="owt",
-            choose=one_weird_trick,
-            source="one weird trick, Krizhevsky 2014",
-            needs="convolutions, dense layers behind them, no attention",
-            description="convolutions data parallel, dense layers split by what they make",
-        ),
-        "rnn": Baseline(
-            name="rnn",
-            choose=pipelined_rnn,
-            source="GNMT, Wu et al. 2016",
-            needs="a stack of several recurrent layers that pipelines",
-            description="recurrent layers one behind the other on different devices, the batch over the rest",
-        ),
-        "mesh_tensorflow": Baseline(
-            name="mesh_tensorflow",
-            choose=mesh_tensorflow,
-            source="Shazeer et al. 2018",
-            needs="attention",
-            description="the cheapest mesh: batch n ways; vocabulary, hidden units and heads m ways",
-        ),
-        "megatron": Baseline(
-            name="megatron",
-            choose=megatron,
-            source="Shoeybi et al. 2019",
-            needs="attention",
-            description="pairs of products split by columns and rows within a node, the batch over the rest",
-        ),
-        "integrated_grid": Baseline(
-            name="integrated_grid",
-            choose=integrated_grid,
-            source="Gholami et al. 2018",
-            needs="no weights but those of convolutions and dense layers",
-            description="the cheapest grid: batch pc ways; channels, or rows of images, pr ways",
-        ),
+        expert.name: expert
+        for expert in (
+            Baseline(
+                name="data_parallel",
+                choose=lambda problem, _machine: data_parallel_choice(problem),
+                source="the standard practice",
+                needs="anything",
+                description="the batch of every layer over all devices",
+            ),
+            Baseline(
+                name="owt",
+                choose=one_weird_trick,
+                source="one weird trick, Krizhevsky 2014",
+                needs="convolutions, dense layers behind them, no attention",
+                description="convolutions data parallel, dense layers split by what they make",
+            ),
+            Baseline(
+                name="rnn",
+                choose=pipelined_rnn,
+                source="GNMT, Wu et al. 2016",
+                needs="a stack of several recurrent layers that pipelines",
+                description="recurrent layers one behind the other on different devices, the batch over the rest",
+            ),
+            Baseline(
+                name="mesh_tensorflow",
+                choose=mesh_tensorflow,
+                source="Shazeer et al. 2018",
+                needs="attention",
+                description="the cheapest mesh: batch n ways; vocabulary, hidden units and heads m ways",
+            ),
+            Baseline(
+                name="megatron",
+                choose=megatron,
+                source="Shoeybi et al. 2019",
+                needs="attention",
+                description="pairs of products split by columns and rows within a node, the batch over the rest",
+            ),
+            Baseline(
+                name="integrated_grid",
+                choose=integrated_grid,
+                source="Gholami et al. 2018",
+                needs="no weights but those of convolutions and dense layers",
+                description="the cheapest grid: batch pc ways; channels, or rows of images, pr ways",
+            ),
+        )
     }
 )
 """Experts' rules, by name."""

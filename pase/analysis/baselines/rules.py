@@ -1,4 +1,4 @@
-"""What experts' rules are made of: the dims that they speak of, and whole strategies from parts of them.
+"""What experts' rules are made of: the dims that they speak of, and splits of these.
 
 Layers and dims are recognised by what layers do, not by their names. Dims of different layers are the same where both
 index one dim of a tensor that flows between the layers. The heads of an attention, for instance, are a produced dim of
@@ -7,21 +7,17 @@ rule name once is found here in any network.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
-import numpy as np
-
 from pase.costs import Problem
-from pase.errors import ConfigurationError, TablesError
 from pase.graph import Access, Graph, Operator, Role, Window
 from pase.graph.access import access_dims, split_dim
 from pase.machine import Machine
+from pase.sharding.boxes import aligned_dims
 from pase.sharding.configurations import divisors
 from pase.sharding.edges import shared_weights
 from pase.sharding.shards import Component, components
-from pase.solver import Solution, solve
-from pase.tables.cost_tables import CostTables, restricted
 
 DimClass = int
 """A set of dims that are the same, by number."""
@@ -72,20 +68,10 @@ def _components(operator: Operator, access: Access) -> list[Component]:
 
 def _aligned(written: Sequence[Component], read: Sequence[Component]) -> Iterator[tuple[str, str]]:
     """Yield the dims that begin at the same place of a tensor, row-major, taken apart by its producer and consumer."""
-    i = j = 0
-    while i < len(written) and j < len(read):
+    for (i, _), (j, _) in aligned_dims([part.length for part in written], [part.length for part in read]):
         one, other = split_dim(written[i].axis), split_dim(read[j].axis)
         if one and other:
             yield one, other
-        left, right = written[i].length, read[j].length
-        i, j = i + 1, j + 1
-        while left != right:
-            if left < right and i < len(written):
-                left, i = left * written[i].length, i + 1
-            elif right < left and j < len(read):
-                right, j = right * read[j].length, j + 1
-            else:
-                return
 
 
 ATTENTION = "attention"
@@ -299,49 +285,3 @@ def with_best_fan_outs(problem: Problem, choice: Sequence[int]) -> tuple[int, ..
 def cheapest(problem: Problem, choices: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Return the cheapest of some strategies, the first of equals."""
     return min(choices, key=problem.tables.evaluate)
-
-
-def complete(
-    problem: Problem, fixed: Mapping[str, Mapping[str, int]], on_progress: Callable[[str, float], None] | None = None
-) -> Solution:
-    """Return the cheapest strategy in which the named layers have the given configurations.
-
-    fixed: for a layer, the split factor of each dim that is split. Raises ConfigurationError for a layer or a
-    dim that does not exist, or a configuration that the number of devices does not allow.
-    """
-    choice = {}
-    for name, splits in fixed.items():
-        if name not in problem.graph.index:
-            raise ConfigurationError(f"there is no layer {name!r} in graph {problem.graph.name!r}")
-        operator = problem.graph[name]
-        unknown = set(splits) - set(operator.extents)
-        if unknown:
-            raise ConfigurationError(
-                f"layer {name!r} has no dim {', '.join(sorted(unknown))}; its dims are {', '.join(operator.extents)}"
-            )
-        vertex = problem.graph.index[name]
-        found = problem.choice(vertex, tuple(splits.get(dim, 1) for dim in operator.extents))
-        if found is None:
-            raise ConfigurationError(
-                f"{dict(splits)} is no configuration of layer {name!r} ({operator.extents}) "
-                f"on {problem.num_devices} devices"
-            )
-        choice[vertex] = found
-    solution = solve(restrict(problem.tables, choice), on_progress=on_progress)
-    return replace(solution, choice=tuple(choice.get(v, c) for v, c in enumerate(solution.choice)))
-
-
-def restrict(tables: CostTables, choice: Mapping[int, int]) -> CostTables:
-    """Return the problem in which the given vertices have one configuration left, that of the given index.
-
-    Raises TablesError for a vertex or a configuration that does not exist.
-    """
-    for vertex, index in choice.items():
-        if not 0 <= vertex < tables.num_vertices:
-            raise TablesError(f"there is no vertex {vertex}; they are 0 to {tables.num_vertices - 1}")
-        if not 0 <= index < tables.domain_sizes[vertex]:
-            raise TablesError(
-                f"vertex {tables.vertex_names[vertex]!r} has no configuration {index}; "
-                f"they are 0 to {tables.domain_sizes[vertex] - 1}"
-            )
-    return restricted(tables, {vertex: np.array([index], dtype=np.int32) for vertex, index in choice.items()})

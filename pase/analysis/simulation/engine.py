@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from pase.machine import Level, Machine
+from pase.machine.machine import level_between
 from pase.sharding.traffic import Phase
 
 
@@ -96,16 +97,9 @@ class Fabric:
         """Return the number of the link of a level behind which a device is."""
         return self._first[level] + 2 * (device // self.behind[level]) + (direction is Direction.IN)
 
-    def level_between(self, one: int, other: int) -> int:
-        """Return the innermost level that has both devices in one group."""
-        for number, level in enumerate(self.levels):
-            if level.num_devices == 0 or one // level.num_devices == other // level.num_devices:
-                return number
-        return len(self.levels) - 1
-
     def path(self, sender: int, receiver: int) -> Path:
         """Return what a message takes from one device to another: out, level by level, and in again."""
-        level = self.level_between(sender, receiver)
+        level = level_between(self.levels, sender, receiver)
         out = [self.link(number, sender, Direction.OUT) for number in range(level + 1)]
         into = [self.link(number, receiver, Direction.IN) for number in reversed(range(level + 1))]
         return Path(
@@ -140,7 +134,7 @@ class Compute(NamedTuple):
     duration_s: float
 
 
-class Message(NamedTuple):
+class PointToPoint(NamedTuple):
     """Bytes from one device to another; latency_s: of all messages that it stands for, one after the other."""
 
     label: Label
@@ -200,7 +194,7 @@ class Join(NamedTuple):
     """Nothing but the waiting for several tasks."""
 
 
-Task = Compute | Message | Collective | Join
+Task = Compute | PointToPoint | Collective | Join
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +362,7 @@ class _Run:
 
     def _send(self, task: int, stage: int, now_s: float) -> None:
         found = self._tasks[task]
-        if isinstance(found, Message):
+        if isinstance(found, PointToPoint):
             self._send_on(task, found, stage, now_s)
         else:
             assert isinstance(found, Collective)
@@ -378,7 +372,7 @@ class _Run:
             self.schedule.start_s[task] = last_s
             heappush(self._events, (last_s + found.duration_s, _END, task, 0))
 
-    def _send_on(self, task: int, message: Message, stage: int, now_s: float) -> None:
+    def _send_on(self, task: int, message: PointToPoint, stage: int, now_s: float) -> None:
         """Take the links from one stage of the path on; where one is not free, those behind it come later."""
         links = message.path.links
         begin_s = now_s

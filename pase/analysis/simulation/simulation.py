@@ -20,13 +20,13 @@ from pase.analysis.simulation.engine import (
     Fabric,
     Join,
     Label,
-    Message,
+    PointToPoint,
     Schedule,
     Task,
     TaskGraph,
     run,
 )
-from pase.analysis.simulation.step import COLLECTIVES, DEFAULT_COLLECTIVES, Network, build_step, layer_work
+from pase.analysis.simulation.step import COLLECTIVES, DEFAULT_COLLECTIVES, FabricTasks, build_step, layer_work
 from pase.common.documents import StrPath
 from pase.errors import SimulationError, unknown_name
 from pase.machine import Machine, load_machine
@@ -116,7 +116,7 @@ class _Walk:
             begin_s = occupancy.begin_s[positions[place]]
             if begin_s <= schedule.ready_s[task]:
                 return schedule.awaited[task]
-            if isinstance(self._tasks[task], Message) and place and begin_s <= self._begin_s(task, place - 1):
+            if isinstance(self._tasks[task], PointToPoint) and place and begin_s <= self._begin_s(task, place - 1):
                 place -= 1
                 continue
             link, position = links[place], positions[place] - 1
@@ -126,7 +126,7 @@ class _Walk:
 
     def _links(self, task: int) -> tuple[int, ...]:
         found = self._tasks[task]
-        assert isinstance(found, Message | Collective)
+        assert isinstance(found, PointToPoint | Collective)
         return found.links
 
     def _begin_s(self, task: int, place: int) -> float:
@@ -196,86 +196,14 @@ class LevelUse:
     utilisation: float
 
 
-def device_times(graph: TaskGraph, schedule: Schedule, fabric: Fabric) -> tuple[DeviceTime, ...]:
-    """Return how each device spends the step."""
-    computed: list[list[tuple[float, float]]] = [[] for _ in range(fabric.num_devices)]
-    for task, found in enumerate(graph.tasks):
-        if isinstance(found, Compute):
-            computed[found.device].append((schedule.start_s[task], schedule.end_s[task]))
-    times = []
-    for device, computing in enumerate(computed):
-        out, into = (_taken(schedule, fabric.link(0, device, direction)) for direction in Direction)
-        busy = np.array(computing, dtype=np.float64).reshape(-1, 2)
-        computing_s = _covered_s(busy)
-        active_s = max(_covered_s(np.concatenate([busy, out, into])), computing_s)
-        times.append(
-            DeviceTime(
-                device=device,
-                computing_s=computing_s,
-                communicating_s=active_s - computing_s,
-                waiting_s=max(schedule.step_time_s - active_s, 0.0),
-                sending_s=_covered_s(out),
-                receiving_s=_covered_s(into),
-            )
-        )
-    return tuple(times)
-
-
-def phase_times(graph: TaskGraph, schedule: Schedule, fabric: Fabric) -> tuple[PhaseTime, ...]:
-    """Return what each phase takes."""
-    computing_s = {phase: [0.0] * fabric.num_devices for phase in Phase}
-    moved_bytes = dict.fromkeys(Phase, 0.0)
-    begins: dict[Phase, float] = {}
-    ends: dict[Phase, float] = {}
-    is_port_out = [link.level == 0 and link.direction is Direction.OUT for link in fabric.links]
-    for task, found in enumerate(graph.tasks):
-        if isinstance(found, Compute):
-            phase = found.label.phase
-            computing_s[phase][found.device] += found.duration_s
-            begins[phase] = min(begins.get(phase, schedule.start_s[task]), schedule.start_s[task])
-            ends[phase] = max(ends.get(phase, 0.0), schedule.end_s[task])
-        elif isinstance(found, Message | Collective):
-            sizes = zip(found.links, found.link_bytes, strict=True)
-            moved_bytes[found.label.phase] += sum(size for link, size in sizes if is_port_out[link])
-    return tuple(
-        PhaseTime(
-            phase=phase,
-            begin_s=begins.get(phase, 0.0),
-            end_s=ends.get(phase, 0.0),
-            computing_s=max(computing_s[phase]),
-            moved_bytes=moved_bytes[phase],
-        )
-        for phase in Phase
-    )
-
-
 def link_bytes(graph: TaskGraph, fabric: Fabric) -> list[float]:
     """Return [links] what goes over each of them in a step."""
     total = [0.0] * len(fabric.links)
     for found in graph.tasks:
-        if isinstance(found, Message | Collective):
+        if isinstance(found, PointToPoint | Collective):
             for link, size in zip(found.links, found.link_bytes, strict=True):
                 total[link] += size
     return total
-
-
-def level_uses(graph: TaskGraph, schedule: Schedule, fabric: Fabric) -> tuple[LevelUse, ...]:
-    """Return how the links of each level are used, the innermost first."""
-    sizes = link_bytes(graph, fabric)
-    found = []
-    for number, level in enumerate(fabric.levels):
-        own = [i for i, link in enumerate(fabric.links) if link.level == number]
-        taken = [float((_taken(schedule, i) @ [-1.0, 1.0]).sum()) for i in own]
-        found.append(
-            LevelUse(
-                name=level.name,
-                num_links=len(own) // len(Direction),
-                moved_bytes=sum(sizes[i] for i in own if fabric.links[i].direction is Direction.OUT),
-                busiest_s=max(taken),
-                utilisation=sum(taken) / len(taken) / schedule.step_time_s if schedule.step_time_s else 0.0,
-            )
-        )
-    return tuple(found)
 
 
 def _taken(schedule: Schedule, link: int) -> NDArray[np.float64]:
@@ -330,18 +258,78 @@ class Simulation:
 
     @cached_property
     def devices(self) -> tuple[DeviceTime, ...]:
-        """Return how each device spends the step."""
-        return device_times(self.tasks, self.schedule, self.fabric)
+        """How each device spends the step."""
+        graph, schedule, fabric = self.tasks, self.schedule, self.fabric
+        computed: list[list[tuple[float, float]]] = [[] for _ in range(fabric.num_devices)]
+        for task, found in enumerate(graph.tasks):
+            if isinstance(found, Compute):
+                computed[found.device].append((schedule.start_s[task], schedule.end_s[task]))
+        times = []
+        for device, computing in enumerate(computed):
+            out, into = (_taken(schedule, fabric.link(0, device, direction)) for direction in Direction)
+            busy = np.array(computing, dtype=np.float64).reshape(-1, 2)
+            computing_s = _covered_s(busy)
+            active_s = max(_covered_s(np.concatenate([busy, out, into])), computing_s)
+            times.append(
+                DeviceTime(
+                    device=device,
+                    computing_s=computing_s,
+                    communicating_s=active_s - computing_s,
+                    waiting_s=max(schedule.step_time_s - active_s, 0.0),
+                    sending_s=_covered_s(out),
+                    receiving_s=_covered_s(into),
+                )
+            )
+        return tuple(times)
 
     @cached_property
     def phases(self) -> tuple[PhaseTime, ...]:
-        """Return what each phase takes."""
-        return phase_times(self.tasks, self.schedule, self.fabric)
+        """What each phase takes."""
+        graph, schedule, fabric = self.tasks, self.schedule, self.fabric
+        computing_s = {phase: [0.0] * fabric.num_devices for phase in Phase}
+        moved_bytes = dict.fromkeys(Phase, 0.0)
+        begins: dict[Phase, float] = {}
+        ends: dict[Phase, float] = {}
+        is_port_out = [link.level == 0 and link.direction is Direction.OUT for link in fabric.links]
+        for task, found in enumerate(graph.tasks):
+            if isinstance(found, Compute):
+                phase = found.label.phase
+                computing_s[phase][found.device] += found.duration_s
+                begins[phase] = min(begins.get(phase, schedule.start_s[task]), schedule.start_s[task])
+                ends[phase] = max(ends.get(phase, 0.0), schedule.end_s[task])
+            elif isinstance(found, PointToPoint | Collective):
+                sizes = zip(found.links, found.link_bytes, strict=True)
+                moved_bytes[found.label.phase] += sum(size for link, size in sizes if is_port_out[link])
+        return tuple(
+            PhaseTime(
+                phase=phase,
+                begin_s=begins.get(phase, 0.0),
+                end_s=ends.get(phase, 0.0),
+                computing_s=max(computing_s[phase]),
+                moved_bytes=moved_bytes[phase],
+            )
+            for phase in Phase
+        )
 
     @cached_property
     def levels(self) -> tuple[LevelUse, ...]:
-        """Return how the links of each level are used, the innermost first."""
-        return level_uses(self.tasks, self.schedule, self.fabric)
+        """How the links of each level are used, the innermost first."""
+        schedule, fabric = self.schedule, self.fabric
+        sizes = link_bytes(self.tasks, fabric)
+        found = []
+        for number, level in enumerate(fabric.levels):
+            own = [i for i, link in enumerate(fabric.links) if link.level == number]
+            taken = [float((_taken(schedule, i) @ [-1.0, 1.0]).sum()) for i in own]
+            found.append(
+                LevelUse(
+                    name=level.name,
+                    num_links=len(own) // len(Direction),
+                    moved_bytes=sum(sizes[i] for i in own if fabric.links[i].direction is Direction.OUT),
+                    busiest_s=max(taken),
+                    utilisation=sum(taken) / len(taken) / schedule.step_time_s if schedule.step_time_s else 0.0,
+                )
+            )
+        return tuple(found)
 
 
 def simulate(
@@ -364,7 +352,7 @@ def simulate(
         machine = plan.machine
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     fabric = Fabric.of(machine, plan.num_devices)
-    network = Network(TaskGraph(), fabric)
+    network = FabricTasks(TaskGraph(), fabric)
     tasks = build_step(plan, layer_work(plan, machine), network, COLLECTIVES[collectives], overlaps=overlaps)
     return Simulation(
         plan=plan,
@@ -415,13 +403,15 @@ def timeline(simulation: Simulation) -> Iterator[TimelineEvent]:
                     size_bytes=0.0,
                     level="",
                 )
-            case Message() | Collective():
+            case PointToPoint() | Collective():
                 yield from _on_links(simulation, task, found, levels[found.level].name)
             case Join():
                 pass
 
 
-def _on_links(simulation: Simulation, task: int, found: Message | Collective, level: str) -> Iterator[TimelineEvent]:
+def _on_links(
+    simulation: Simulation, task: int, found: PointToPoint | Collective, level: str
+) -> Iterator[TimelineEvent]:
     schedule = simulation.schedule
     for link, size_bytes, position in zip(found.links, found.link_bytes, schedule.positions[task], strict=True):
         taken = simulation.fabric.links[link]

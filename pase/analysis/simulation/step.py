@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from pase.analysis.simulation.engine import Collective, Compute, Direction, Fabric, Label, Message, Path, TaskGraph
+from pase.analysis.simulation.engine import Collective, Compute, Direction, Fabric, Label, Path, PointToPoint, TaskGraph
 from pase.costs import ReadTraits, cost_model, layer_traffic
 from pase.costs.collectives import Link, hierarchical_all_reduce
 from pase.graph import Edge, Operator, Role
@@ -82,13 +82,13 @@ def _update_s(plan: Plan, operator: Operator, machine: Machine, owned: set[str])
 Front = list[tuple[int, ...]]
 """[devices] the tasks after which each one has what is spoken of."""
 
-AllReduce = Callable[["Network", Label, Sequence[int], int, int, int, Front], None]
+AllReduce = Callable[["FabricTasks", Label, Sequence[int], int, int, int, Front], None]
 """(network, label, group, points, bytes of a point, times, front) → adds tasks, moves the front on."""
 
 DEFAULT_COLLECTIVES = "hierarchical"
 
 
-class Network:
+class FabricTasks:
     """Adds what moves over a fabric to a task graph."""
 
     def __init__(self, tasks: TaskGraph, fabric: Fabric) -> None:
@@ -111,7 +111,7 @@ class Network:
             path = self._paths.get((sender, receiver))
             if path is None:
                 path = self._paths[sender, receiver] = self.fabric.path(sender, receiver)
-            message = Message(
+            message = PointToPoint(
                 label, sender, receiver, path, points * point_bytes * times, path.latency_s * times
             )  # positional: there may be a million of them
             arrived.setdefault(receiver, []).append(self.tasks.add(message, ready[sender]))
@@ -132,7 +132,7 @@ class Network:
 
 
 def as_programs_do(
-    network: Network, label: Label, group: Sequence[int], points: int, point_bytes: int, times: int, front: Front
+    network: FabricTasks, label: Label, group: Sequence[int], points: int, point_bytes: int, times: int, front: Front
 ) -> None:
     """Each device of a group adds a k-th of the shards and hands the sum to the others; small ones one device adds."""
     for stage in all_reduce_stages(group, points):
@@ -140,7 +140,7 @@ def as_programs_do(
 
 
 def hierarchically(
-    network: Network, label: Label, group: Sequence[int], points: int, point_bytes: int, times: int, front: Front
+    network: FabricTasks, label: Label, group: Sequence[int], points: int, point_bytes: int, times: int, front: Front
 ) -> None:
     """Reduce-scatter within nodes, all-reduce across them, gather within: all together, in the closed form's time.
 
@@ -210,7 +210,7 @@ def link_bytes(size_bytes: float, members: Sequence[int]) -> tuple[float, ...]:
 
 
 def build_step(
-    plan: Plan, work: dict[str, LayerWork], network: Network, way: AllReduce, *, overlaps: bool
+    plan: Plan, work: dict[str, LayerWork], network: FabricTasks, way: AllReduce, *, overlaps: bool
 ) -> TaskGraph:
     """Return the tasks of a step. overlaps: whether gradients of weights are summed while the backward pass goes on."""
     builder = _Builder(plan, work, network, way)
@@ -223,7 +223,7 @@ def build_step(
 class _Builder:
     """Adds layer by layer to a task graph. A front says for each device after which tasks it has something."""
 
-    def __init__(self, plan: Plan, work: dict[str, LayerWork], network: Network, way: AllReduce) -> None:
+    def __init__(self, plan: Plan, work: dict[str, LayerWork], network: FabricTasks, way: AllReduce) -> None:
         self._plan, self._graph, self._work = plan, plan.graph, work
         self._network, self._way = network, way
         self._devices = range(plan.num_devices)

@@ -24,30 +24,22 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Algorithm:
-    """What an iteration of an algorithm consists of.
+class Algorithm(training.Algorithm):
+    """An algorithm as training declares it; overlap: None where the parts of an iteration follow one another."""
 
-    equations: that it applies. worker_passes, centre_passes: how often its update rules read or write an array of the
-    weights' size, at a worker and at the centre. overlap: None where its parts follow one another.
-    """
-
-    name: str
-    title: str
-    equations: str
-    exchange: Exchange
-    worker_passes: int
-    centre_passes: int
-    place: Place = Place.MASTER
     overlap: Overlap | None = None
 
     @property
-    def is_synchronous(self) -> bool:
-        """Whether all workers take every iteration together."""
-        return self.exchange is Exchange.TOGETHER
+    def worker_passes(self) -> int:
+        """How often its update rule reads or writes an array of the weights' size at a worker."""
+        if self.worker_velocity:
+            return ELASTIC_MOMENTUM
+        return ELASTIC if self.has_rho else NOTHING
 
-    def num_batches(self, num_workers: int) -> int:
-        """Return the batches of one iteration: in the paper's tables one, or one of every worker."""
-        return num_workers if self.is_synchronous else 1
+    @property
+    def centre_passes(self) -> int:
+        """How often it reads or writes one at the centre."""
+        return MOMENTUM if self.master_velocity else CENTRE
 
 
 ELASTIC, ELASTIC_MOMENTUM, NOTHING = 4, 6, 0
@@ -67,19 +59,11 @@ _BEHIND_COMPUTATION = Overlap(hidden="worker_exchange_s", behind=("data_s", "com
 
 
 def _costed(algorithm: training.Algorithm) -> Algorithm:
-    """Return what an iteration of an algorithm consists of: it follows from how it is declared."""
+    """Return an algorithm with its overlap, which follows from how it is declared."""
     is_in_turn = algorithm.exchange is Exchange.ROUND_ROBIN
-    worker_passes = ELASTIC_MOMENTUM if algorithm.worker_velocity else ELASTIC if algorithm.has_rho else NOTHING
-    return Algorithm(
-        name=algorithm.name,
-        title=algorithm.title,
-        equations=algorithm.equations,
-        exchange=algorithm.exchange,
-        worker_passes=worker_passes,
-        centre_passes=MOMENTUM if algorithm.master_velocity else CENTRE,
-        place=algorithm.place,
-        overlap=_BEHIND_COMPUTATION if algorithm.overlaps else _BEHIND_EXCHANGE if is_in_turn else None,
-    )
+    declared = {field.name: getattr(algorithm, field.name) for field in fields(algorithm)}
+    overlap = _BEHIND_COMPUTATION if algorithm.overlaps else _BEHIND_EXCHANGE if is_in_turn else None
+    return Algorithm(**declared, overlap=overlap)
 
 
 def _with_star(algorithms: Iterable[Algorithm]) -> Iterator[Algorithm]:
@@ -223,28 +207,49 @@ class Iteration:
 def iteration(
     algorithm: Algorithm, num_workers: int, platform: Platform, weights: Weights, *, packed: bool = True
 ) -> Iteration:
-    """Return one iteration of an algorithm; packed: all weights in one message, not one for each array."""
+    """Return one iteration of an algorithm; packed: all weights in one message, not one for each array.
+
+    In turn (Algorithm 1) the centre goes to one worker and that worker's weights come back, 2(α+|W|β); the others wait.
+    Together (Algorithms 2 to 4) there are a broadcast and a reduction by tree, 2⌈log2 P⌉(α+|W|β), and every worker gets
+    a batch in turn. First come, first served, the master takes, updates and answers one worker at a time: its service
+    is both messages and its update. Without a lock nothing of the master is locked; its link carries the bytes of one
+    worker at a time in each direction.
+    """
     assert num_workers >= 1
-    return _FORMS[algorithm.exchange](algorithm, num_workers, platform, weights, packed)
-
-
-def num_stages(num_workers: int) -> int:
-    """Return ⌈log2 P⌉: the stages of a broadcast or a reduction by tree among P, the one with the centre included."""
-    return (num_workers - 1).bit_length()
-
-
-def _parts(algorithm: Algorithm, platform: Platform, exchange_s: float, *, num_data: int = 1) -> Breakdown:
-    """Return all work of an iteration, one part after the other."""
     at_master = algorithm.place is Place.MASTER
+    link = platform.host_link if at_master else platform.worker_link
+    is_together = algorithm.is_synchronous
+    exchange_s = 2 * (num_stages(num_workers) if is_together else 1) * weights.message_s(link, packed=packed)
     worker_passes = algorithm.worker_passes + (0 if at_master else algorithm.centre_passes)
-    return Breakdown(
+    # All work, one part after the other.
+    work = Breakdown(
         worker_exchange_s=0.0 if at_master else exchange_s,
-        data_s=num_data * platform.data_s,
+        data_s=(num_workers if is_together else 1) * platform.data_s,
         host_exchange_s=exchange_s if at_master else 0.0,
         compute_s=platform.compute_s,
         worker_update_s=worker_passes * platform.worker_pass_s,
         host_update_s=algorithm.centre_passes * platform.host_pass_s if at_master else 0.0,
     )
+    seen, hidden_s = _overlapped(algorithm, work)
+    if algorithm.exchange is Exchange.FIRST_COME:
+        seen = _queued(work, num_workers, work.host_exchange_s + work.host_update_s)
+    elif algorithm.exchange is Exchange.LOCK_FREE:
+        seen = _queued(work, num_workers, weights.num_bytes * link.s_per_byte)
+    num_transfers = 2 * (num_workers - 1) if is_together else 2
+    return Iteration(
+        algorithm=algorithm,
+        num_workers=num_workers,
+        breakdown=seen,
+        hidden_s=hidden_s,
+        num_messages=num_transfers * weights.num_messages(packed=packed),
+        num_bytes=num_transfers * weights.num_bytes,
+        num_batches=num_workers if is_together else 1,
+    )
+
+
+def num_stages(num_workers: int) -> int:
+    """Return ⌈log2 P⌉: the stages of a broadcast or a reduction by tree among P, the one with the centre included."""
+    return (num_workers - 1).bit_length()
 
 
 def _overlapped(algorithm: Algorithm, work: Breakdown) -> tuple[Breakdown, float]:
@@ -257,79 +262,15 @@ def _overlapped(algorithm: Algorithm, work: Breakdown) -> tuple[Breakdown, float
     return Breakdown(**{**parts, overlap.hidden: parts[overlap.hidden] - hidden_s}), hidden_s
 
 
-def _round_robin(
-    algorithm: Algorithm, num_workers: int, platform: Platform, weights: Weights, packed: bool
-) -> Iteration:
-    """Algorithm 1: the centre to one worker and that worker's weights back, 2(α+|W|β); the others wait."""
-    message_s = weights.message_s(platform.host_link, packed=packed)
-    seen, hidden_s = _overlapped(algorithm, _parts(algorithm, platform, 2 * message_s))
-    return _made(algorithm, num_workers, seen, hidden_s, weights, num_transfers=2, packed=packed)
-
-
-def _together(algorithm: Algorithm, num_workers: int, platform: Platform, weights: Weights, packed: bool) -> Iteration:
-    """Algorithms 2 to 4: a broadcast and a reduction by tree, 2⌈log2 P⌉(α+|W|β); every worker gets a batch in turn."""
-    link = platform.host_link if algorithm.place is Place.MASTER else platform.worker_link
-    exchange_s = 2 * num_stages(num_workers) * weights.message_s(link, packed=packed)
-    seen, hidden_s = _overlapped(algorithm, _parts(algorithm, platform, exchange_s, num_data=num_workers))
-    return _made(algorithm, num_workers, seen, hidden_s, weights, num_transfers=2 * (num_workers - 1), packed=packed)
-
-
-def _first_come(
-    algorithm: Algorithm, num_workers: int, platform: Platform, weights: Weights, packed: bool
-) -> Iteration:
-    """The master takes, updates and answers one worker at a time: its service is both messages and its update."""
-    work = _parts(algorithm, platform, 2 * weights.message_s(platform.host_link, packed=packed))
-    return _queued(algorithm, num_workers, work, work.host_exchange_s + work.host_update_s, weights, packed)
-
-
-def _lock_free(algorithm: Algorithm, num_workers: int, platform: Platform, weights: Weights, packed: bool) -> Iteration:
-    """Nothing of the master is locked; its link carries the bytes of one worker at a time in each direction."""
-    work = _parts(algorithm, platform, 2 * weights.message_s(platform.host_link, packed=packed))
-    return _queued(algorithm, num_workers, work, weights.num_bytes * platform.host_link.s_per_byte, weights, packed)
-
-
-def _queued(
-    algorithm: Algorithm, num_workers: int, work: Breakdown, bottleneck_s: float, weights: Weights, packed: bool
-) -> Iteration:
-    """Return one of P workers' iterations in a closed queue.
+def _queued(work: Breakdown, num_workers: int, bottleneck_s: float) -> Breakdown:
+    """Return the parts of one of P workers' iterations in a closed queue.
 
     A worker is back at the same point after max(work, P · bottleneck): of fixed times that is exact, of times that vary
     a bound from below. What it waits counts as communication with the master.
     """
     waiting_s = max(0.0, num_workers * bottleneck_s - work.total_s)
     cycle = replace(work, host_exchange_s=work.host_exchange_s + waiting_s)
-    return _made(algorithm, num_workers, cycle.times(1 / num_workers), 0.0, weights, num_transfers=2, packed=packed)
-
-
-def _made(
-    algorithm: Algorithm,
-    num_workers: int,
-    seen: Breakdown,
-    hidden_s: float,
-    weights: Weights,
-    *,
-    num_transfers: int,
-    packed: bool,
-) -> Iteration:
-    return Iteration(
-        algorithm=algorithm,
-        num_workers=num_workers,
-        breakdown=seen,
-        hidden_s=hidden_s,
-        num_messages=num_transfers * weights.num_messages(packed=packed),
-        num_bytes=num_transfers * weights.num_bytes,
-        num_batches=algorithm.num_batches(num_workers),
-    )
-
-
-_FORMS: Mapping[Exchange, Callable[[Algorithm, int, Platform, Weights, bool], Iteration]] = MappingProxyType(
-    {
-        Exchange.ROUND_ROBIN: _round_robin,
-        Exchange.FIRST_COME: _first_come,
-        Exchange.LOCK_FREE: _lock_free,
-        Exchange.TOGETHER: _together,
-    }
-)
+    return cycle.times(1 / num_workers)
 
 
 def weights_of(graph: Graph) -> Weights:

@@ -353,11 +353,6 @@ def pure_model_1(chain: Chain, batch: int, num_processes: int, network: Network,
     return _outputs(chain, batch, Grid(num_processes, 1), network, options)
 
 
-def pure_batch_1(chain: Chain, num_processes: int, network: Network, options: Options) -> Terms:
-    """Return Eq. 3 of version 1, which is Eq. 4 of version 2."""
-    return batch_part(chain.layers, Grid(1, num_processes), network, options)
-
-
 def integrated_1(chain: Chain, batch: int, grid: Grid, network: Network, options: Options) -> Terms:
     """Return Eq. 4 of version 1: 3 Σ over all layers of what is gathered, and the weights' all-reduce."""
     return _outputs(chain, batch, grid, network, options) + batch_part(chain.layers, grid, network, options)

@@ -18,7 +18,6 @@ from pase.studies.integrated.equations import (
     check_batch,
     check_processes,
     integrated_1,
-    pure_batch_1,
     pure_model_1,
 )
 
@@ -219,7 +218,7 @@ VERSIONS: Mapping[int, Version] = MappingProxyType(
     {
         1: Version(
             pure_model=pure_model_1,
-            pure_batch=pure_batch_1,
+            pure_batch=equations.pure_batch,
             variants=MappingProxyType({SAME_GRID: _same_grid_1}),
         ),
         2: Version(

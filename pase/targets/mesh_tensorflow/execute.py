@@ -7,7 +7,7 @@ from typing import Any
 from pase.costs.memory import DeviceMemory, device_memory
 from pase.errors import ProgramError
 from pase.planning.plan import Plan
-from pase.sharding.held import held_weights, optimiser_numbers
+from pase.sharding.traffic import held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.primitives.traffic import NOTHING_MOVED
 from pase.targets.mesh_tensorflow.runtime.data import StepEvaluation
 from pase.targets.mesh_tensorflow.runtime.launch import program_events

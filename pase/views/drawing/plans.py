@@ -6,24 +6,15 @@ text.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol
 
 from pase.analysis.explanation.why_not import configuration_text
 from pase.common.names import short
 from pase.common.quantities import quantity
-from pase.planning.plan import Plan
+from pase.planning.plan import LayerPlan, Plan
 from pase.views.drawing.folding import FoldedEdge, FoldedGraph, Repeat, fold, folded
-
-
-class SplitLayer(Protocol):
-    """A layer of a plan, as far as colours need it; splits: the factor of each iteration dim."""
-
-    @property
-    def splits(self) -> Mapping[str, int]: ...
-
 
 PALETTE = (
     ("#77aadd", "#2c63d3"),
@@ -68,7 +59,7 @@ class SplitClasses:
     of_layer: tuple[int, ...]
 
 
-def split_classes(layers: Sequence[SplitLayer]) -> SplitClasses:
+def split_classes(layers: Sequence[LayerPlan]) -> SplitClasses:
     """Return the layers' classes by the names of the dims that are split.
 
     The class without any is grey. With more classes than colours, colours come again under another pattern.

@@ -10,9 +10,8 @@ from pase.graph import Access, Dim, Operator, Role
 from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
 from pase.graph.loss import is_imported
 from pase.planning.plan import LayerPlan, Plan
-from pase.sharding.edges import edge_bytes
-from pase.sharding.held import parameter_name
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
+from pase.sharding.traffic import edge_bytes, parameter_name
 from pase.targets.mesh_tensorflow.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
 from pase.targets.mesh_tensorflow.emitter.text import (
     INDENT,

@@ -10,7 +10,7 @@ import numpy as np
 from pase.errors import GraphError, ProgramError
 from pase.graph import Access, Graph, Operator
 from pase.graph.access import access_dims, named_dims
-from pase.sharding.held import parameter_name
+from pase.sharding.traffic import parameter_name
 
 
 def weight_name(graph: Graph, operator: Operator, access: Access) -> str:

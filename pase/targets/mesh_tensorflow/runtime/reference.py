@@ -13,7 +13,7 @@ from pase.errors import EmitError, ProgramError
 from pase.graph import Graph, Operator, Role
 from pase.graph.body import Step, elementary, is_loss
 from pase.graph.loss import is_imported, leading_to, loss_layer
-from pase.sharding.held import parameter_name
+from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import (
     Array,
