@@ -177,6 +177,6 @@ def test_a_gpu_is_described_by_its_driver_and_the_least_memory(monkeypatch: pyte
         Graph=lambda: SimpleNamespace(as_default=nullcontext),
         Session=lambda **_: session,
     )
-    monkeypatch.setattr("pase.targets.mesh_tensorflow.primitives.compat.tf", fake)
+    monkeypatch.setattr(child, "tf", fake)
     devices = SimpleNamespace(visible_gpus=(1, 0), config=lambda: None)
     assert child._described_gpu(devices, 2) == ("second", 200)
