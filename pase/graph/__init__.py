@@ -4,8 +4,9 @@ from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, Window
 from pase.graph.builder import Builder, Tensor
 from pase.graph.document import graph_document, graph_from_document
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Scalar, Work
+from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Scalar
 from pase.graph.verify import verify, verify_operator
+from pase.graph.work import Work
 
 __all__ = [
     "Access",

@@ -17,6 +17,9 @@ Operand = str | float
 
 Option = str | int | float | bool
 
+COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
+"""Functions of points that say whether something holds."""
+
 POINTWISE: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict.fromkeys((
         "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1",
@@ -26,7 +29,7 @@ POINTWISE: Mapping[str, tuple[int, int]] = MappingProxyType(
     ), (1, 1))
     | dict.fromkeys((
         "divide", "leaky_relu", "celu", "elu", "power", "prelu", "subtract", "thresholded_relu", "floor_divide",
-        "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
+        *COMPARISONS,
     ), (2, 2))
     | dict.fromkeys(("add", "maximum", "minimum", "multiply", "average"), (2, 64))
     | {"clip": (3, 3), "hard_sigmoid": (3, 3), "quick_gelu": (2, 2), "softplus": (1, 2), "where": (3, 3)}

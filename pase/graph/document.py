@@ -10,8 +10,9 @@ from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, Window
 from pase.graph.body import Body, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
-from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
+from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout
 from pase.graph.verify import verify
+from pase.graph.work import Work
 
 _RECIPE = "forward"
 """The attribute in which plans held what layers compute before they had bodies."""

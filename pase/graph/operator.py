@@ -9,41 +9,10 @@ from typing import TypeVar
 from pase.common.frozen import FrozenDict
 from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, access_dims
 from pase.graph.body import Body
+from pase.graph.work import Work, work_of_body
 
 Scalar = str | int | float | bool
 ScalarT = TypeVar("ScalarT", str, int, float, bool)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """Floating-point work done once for each point of some iteration dims.
-
-    dims: the dims it runs over (an embedding's look-ups do not run over the vocabulary); of a `SliceOf`, that piece of
-    its dim alone (a stack's first layer). flop_per_point: in the forward pass; the backward pass costs as much again
-    for each entry of `inputs` that has a gradient, which a sum's copies of a gradient do not. inputs: for each number
-    it works on, the position in `Operator.reads`, or the positions of all that it was computed from inside the
-    operator: what comes of several reads has a gradient where any of them has. contraction: whether it multiplies and
-    adds (what FLOP counters count) rather than works element by element.
-    """
-
-    dims: tuple[str | SliceOf, ...]
-    flop_per_point: float
-    inputs: tuple[int | tuple[int, ...], ...] = ()
-    contraction: bool = False
-
-    @property
-    def origins(self) -> tuple[tuple[int, ...], ...]:
-        """The reads that each of its inputs comes of."""
-        return tuple((origin,) if isinstance(origin, int) else origin for origin in self.inputs)
-
-    @property
-    def reads(self) -> frozenset[int]:
-        """All reads that it depends on."""
-        return frozenset(read for origin in self.origins for read in origin)
-
-    def num_gradients(self, has_gradient: Sequence[bool]) -> int:
-        """Return how many of its inputs have a gradient; has_gradient: of each read."""
-        return sum(any(has_gradient[read] for read in origin) for origin in self.origins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +101,18 @@ class Pipeline:
     sequence: str
 
 
+WORK_OF_BODY: tuple[Work, ...] = (Work(dims=(), flop_per_point=0),)
+"""Stands for the work that follows from an operator's body, until the operator is made."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """A layer: an iteration space and how it touches its tensors.
 
     dims: the iteration space. reads, writes: tensors; the reads that are not parameters are the inputs, in
-    the order of the edges that feed them. work: FLOP. unsplittable: dims that no configuration may split.
-    exchanges, pipeline, intermediates: what the accesses alone do not say. body: what it computes, where that is told
-    as steps. attributes: what an executor needs besides.
+    the order of the edges that feed them. work: FLOP, by default what follows from the body. unsplittable: dims that
+    no configuration may split. exchanges, pipeline, intermediates: what the accesses alone do not say. body: what it
+    computes, where that is told as steps. attributes: what an executor needs besides.
     """
 
     name: str
@@ -147,13 +120,20 @@ class Operator:
     dims: tuple[Dim, ...]
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
-    work: tuple[Work, ...] = ()
+    work: tuple[Work, ...] = WORK_OF_BODY
     unsplittable: tuple[str, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     pipeline: Pipeline | None = None
     intermediates: tuple[Intermediate, ...] = ()
     body: Body | None = None
     attributes: tuple[tuple[str, Scalar], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.work is WORK_OF_BODY:
+            work = work_of_body(
+                self.body or Body(), layer=self.name, extents=self.extents, reads=self.reads, writes=self.writes
+            )
+            object.__setattr__(self, "work", work)
 
     def __hash__(self) -> int:
         return self._hash

@@ -2,7 +2,6 @@
 
 from pase.errors import GraphError, unknown_name
 from pase.graph.body import Body, Step
-from pase.graph.operator import Work
 
 ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid")
 
@@ -22,13 +21,3 @@ def finished(*steps: Step, has_bias: bool = False, activation: str = "") -> Body
     if activation:
         found.append(Step(result="activated", function=activation, operands=(found[-1].result,)))
     return Body(steps=tuple(found))
-
-
-def epilogue(dims: tuple[str, ...], *, has_bias: bool, activation: str, num_reads: int) -> tuple[Work, ...]:
-    """Return the work of a bias and an activation, of either that there is, on what an operator computes of its reads.
-
-    The gradient of a sum is copied, that of an activation worked out.
-    """
-    added = (Work(dims=dims, flop_per_point=1),) if has_bias else ()
-    applied = (Work(dims=dims, flop_per_point=1, inputs=(tuple(range(num_reads)),)),) if activation else ()
-    return (*added, *applied)

@@ -5,10 +5,7 @@ from math import sqrt
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
 from pase.graph.body import Body, Step
-from pase.graph.operator import AllReduce, Intermediate, Operator, Work
-
-_SOFTMAX_FLOP_PER_SCORE = 5
-"""Scale, subtract the maximum, exponentiate, add up, divide."""
+from pase.graph.operator import AllReduce, Intermediate, Operator
 
 
 def attention(
@@ -61,12 +58,6 @@ def attention(
             Access(tensor="v", shape=v, index_map=("b", "t", "h", "k")),
         ),
         writes=(Access(tensor="y", shape=q, index_map=("b", "s", "h", "k")),),
-        work=(
-            # Scores (q, k) and values (scores, v): two products of two operands each.
-            Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=(0, 1), contraction=True),
-            Work(dims=(*over_scores, "k"), flop_per_point=2, inputs=((0, 1), 2), contraction=True),
-            Work(dims=over_scores, flop_per_point=_SOFTMAX_FLOP_PER_SCORE, inputs=((0, 1),)),
-        ),
         exchanges=(statistic, scores),
         intermediates=(
             Intermediate(tensor="log_sums", shape=statistic.shape, index_map=statistic.index_map, kept=1)

@@ -3,7 +3,8 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.body import Body, Step
-from pase.graph.operator import Operator, Work
+from pase.graph.operator import WORK_OF_BODY, Operator
+from pase.graph.work import Work
 
 Names = tuple[str, ...]
 
@@ -51,7 +52,10 @@ def contract(
         dims=tuple(Dim(dim, extents[dim]) for dim in order),
         reads=reads,
         writes=(Access(tensor="z", shape=tuple(extents[dim] for dim in out), index_map=out),),
-        work=(Work(dims=order, flop_per_point=2 * share if share < 1 else 2, inputs=(0, 1), contraction=True),),
+        # Of the products only a share is computed, of which the body does not tell.
+        work=(Work(dims=order, flop_per_point=2 * share, inputs=(0, 1), contraction=True),)
+        if share < 1
+        else WORK_OF_BODY,
         body=Body(
             steps=(
                 Step(

@@ -3,8 +3,8 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role
 from pase.graph.body import Step
-from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue, finished
+from pase.graph.operator import Operator
+from pase.graph.operators.activations import check_activation, finished
 from pase.graph.operators.windows import Each, Padding, sliding
 
 
@@ -107,8 +107,6 @@ def _convolution(
             role=Role.PARAMETER,
         ),
     ]
-    every = tuple(dim.name for dim in dims)
-    work = [Work(dims=every, flop_per_point=2, inputs=(0, 1), contraction=True)]
     if bias:
         # Added after the sum over c and the filter: its gradient is not a partial sum of a split there.
         reads.append(
@@ -120,8 +118,6 @@ def _convolution(
                 partial_over=("b", *windows.position_names),
             )
         )
-    outputs = tuple(d for d in every if d not in {"c", *windows.kernel_names})
-    work += epilogue(outputs, has_bias=bias, activation=activation, num_reads=len(reads))
     y = Access(
         tensor="y",
         shape=(batch, out, *windows.num_positions),
@@ -133,7 +129,6 @@ def _convolution(
         dims=dims,
         reads=tuple(reads),
         writes=(y,),
-        work=tuple(work),
         body=finished(
             Step(result="products", function="convolve", operands=("x", "w")), has_bias=bias, activation=activation
         ),

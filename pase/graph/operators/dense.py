@@ -3,8 +3,8 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.body import Step
-from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue, finished
+from pase.graph.operator import Operator
+from pase.graph.operators.activations import check_activation, finished
 
 NamedExtents = tuple[tuple[str, int], ...]
 
@@ -39,27 +39,17 @@ def dense(
         shared=shared,
     )
     reads = [Access(tensor="x", shape=x, index_map=(*lead, *reduce)), weight]
-    work = [
-        Work(
-            dims=tuple(d.name for d in (*lead_dims, *out_dims, *reduce_dims)),
-            flop_per_point=2,
-            inputs=(0, 1),
-            contraction=True,
-        )
-    ]
     if bias:
         # Added after the sum over `reduce`: its gradient is not a partial sum of a split there.
         reads.append(
             Access(tensor="bias", shape=out_shape, index_map=out_names, role=Role.PARAMETER, partial_over=tuple(lead))
         )
-    work += epilogue((*lead, *out_names), has_bias=bias, activation=activation, num_reads=len(reads))
     return Operator(
         name=name,
         kind="dense",
         dims=(*lead_dims, *out_dims, *reduce_dims),
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=x[: len(lead)] + out_shape, index_map=(*lead, *out_names)),),
-        work=tuple(work),
         body=finished(
             Step(result="products", function="einsum", operands=("x", "w"), dims=(*lead, *out_names)),
             has_bias=bias,

@@ -3,7 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
 from pase.graph.body import Body, Step
-from pase.graph.operator import Intermediate, Operator, Work
+from pase.graph.operator import Intermediate, Operator
 
 
 def dropout(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], rate: float) -> Operator:
@@ -23,8 +23,6 @@ def dropout(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], rate: float
         dims=tuple(Dim(n, e) for n, e in zip(dims, x, strict=True)),
         reads=(Access(tensor="x", shape=x, index_map=dims),),
         writes=(Access(tensor="y", shape=x, index_map=dims),),
-        # The product with the mask; what makes the mask is whole numbers.
-        work=(Work(dims=dims, flop_per_point=1, inputs=(0,)),),
         # The mask is drawn again backward, from whole numbers of 64 bits.
         intermediates=(Intermediate(tensor="drawn", shape=x, index_map=dims, working=6),),
         body=Body(

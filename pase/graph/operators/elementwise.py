@@ -3,8 +3,8 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.body import POINTWISE, Body, Step
-from pase.graph.operator import Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue, finished
+from pase.graph.operator import Operator
+from pase.graph.operators.activations import check_activation, finished
 
 FUNCTIONS = ("add", "multiply", "relu", "gelu", "tanh")
 
@@ -29,22 +29,12 @@ def elementwise(
     # The sum, and the product, of one tensor is the tensor itself.
     step = Step(result="values", function=function if len(inputs) >= fewest else "identity", operands=tensors)
     body = Body(problem=problem) if problem else finished(step, activation=activation)
-    every = tuple(range(len(inputs)))
-    match function:
-        case "add":
-            # The gradient of a sum is a copy.
-            work = Work(dims=dims, flop_per_point=len(inputs) - 1)
-        case "multiply":
-            work = Work(dims=dims, flop_per_point=len(inputs) - 1, inputs=every)
-        case _:
-            work = Work(dims=dims, flop_per_point=1, inputs=(every,))
     return Operator(
         name=name,
         kind="elementwise",
         dims=tuple(Dim(n, e) for n, e in zip(dims, shape, strict=True)),
         reads=tuple(Access(tensor=tensor, shape=shape, index_map=dims) for tensor in tensors),
         writes=(Access(tensor="y", shape=shape, index_map=dims),),
-        work=(work, *epilogue(dims, has_bias=False, activation=activation, num_reads=len(inputs))),
         body=body,
         attributes=(("function", function), ("activation", check_activation(name, activation))),
     )
@@ -65,6 +55,5 @@ def add_parameter(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over:
         dims=tuple(Dim(n, e) for n, e in extents.items()),
         reads=(Access(tensor="x", shape=x, index_map=dims), parameter),
         writes=(Access(tensor="y", shape=x, index_map=dims),),
-        work=(Work(dims=dims, flop_per_point=1),),
         body=Body(steps=(Step(result="sums", function="add", operands=("x", "p")),)),
     )

@@ -3,7 +3,8 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role
 from pase.graph.body import Body, Step
-from pase.graph.operator import Operator, Work
+from pase.graph.operator import Operator
+from pase.graph.work import Work
 
 
 def embedding(
@@ -27,7 +28,6 @@ def embedding(
             Access(tensor="table", shape=(vocabulary, size), index_map=("v", "d"), role=Role.PARAMETER, shared=shared),
         ),
         writes=(Access(tensor="y", shape=(*x, size), index_map=(*dims, "d")),),
-        work=(Work(dims=(*dims, "d"), flop_per_point=1, inputs=(1,)),),
         body=Body(steps=(Step(result="rows", function="embedding", operands=("table", "x")),)),
     )
 

@@ -3,7 +3,8 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role, SliceOf
 from pase.graph.body import Body, Step
-from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout, Work
+from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout
+from pase.graph.work import Work
 
 _GATES = 4
 _CELL_FLOP = 9

@@ -3,15 +3,13 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.body import Step
-from pase.graph.operator import AllReduce, Intermediate, Operator, Work
-from pase.graph.operators.activations import check_activation, epilogue, finished
+from pase.graph.operator import AllReduce, Intermediate, Operator
+from pase.graph.operators.activations import check_activation, finished
 from pase.graph.operators.windows import position_names
+from pase.graph.work import Work
 
 EPSILON = 1e-5
 """Added to the variance: in both papers' common implementations of batch normalisation, and here for both kinds."""
-
-_FLOP_PER_POINT = 3
-"""Subtract the mean, square for the variance, divide."""
 
 
 def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operator:
@@ -67,10 +65,6 @@ def _normalisation(
             Access(tensor="shift", shape=scale_shape, index_map=scale, role=Role.PARAMETER),
         ),
         writes=(Access(tensor="y", shape=x, index_map=names),),
-        work=(
-            *normalising(names, flop_per_point=_FLOP_PER_POINT, scale=1, has_shift=True),
-            *epilogue(names, has_bias=False, activation=activation, num_reads=3),
-        ),
         exchanges=(moments,),
         intermediates=(
             Intermediate(

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role
-from pase.graph.operator import Operator, Work
+from pase.graph.operator import Operator
+from pase.graph.work import Work
 
 
 def opaque(

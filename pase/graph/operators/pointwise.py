@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
 from pase.graph.body import POINTWISE, Body, Step
-from pase.graph.operator import Operator, Work
+from pase.graph.operator import Operator
+from pase.graph.work import Work
 
 
 def pointwise(

@@ -3,7 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
 from pase.graph.body import Body, Step
-from pase.graph.operator import Operator, Work
+from pase.graph.operator import Operator
 from pase.graph.operators.windows import Each, Padding, position_names, refuse_empty_windows, sliding
 
 REDUCTIONS = ("max", "mean")
@@ -84,7 +84,6 @@ def _pooling(
                 index_map=("b", "c", *windows.position_names),
             ),
         ),
-        work=(Work(dims=tuple(dim.name for dim in dims), flop_per_point=1, inputs=(0,)),),
         unsplittable=windows.kernel_names,
         body=Body(
             steps=(
@@ -109,6 +108,5 @@ def global_pool(name: str, x: tuple[int, ...]) -> Operator:
         dims=tuple(Dim(n, e) for n, e in zip(names, x, strict=True)),
         reads=(Access(tensor="x", shape=x, index_map=names),),
         writes=(Access(tensor="y", shape=x[:2], index_map=names[:2]),),
-        work=(Work(dims=names, flop_per_point=1, inputs=(0,)),),
         body=Body(steps=(Step(result="means", function="mean", operands=("x",), dims=names[2:]),)),
     )

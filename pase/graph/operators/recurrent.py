@@ -5,7 +5,8 @@ from math import prod
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role
-from pase.graph.operator import Intermediate, Operator, Relayout, Work
+from pase.graph.operator import Intermediate, Operator, Relayout
+from pase.graph.work import Work
 
 _CELL_FLOP_PER_GATE = 3
 """A sum, a function, a product."""

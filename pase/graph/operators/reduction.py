@@ -3,10 +3,8 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim
 from pase.graph.body import REDUCTIONS, Body, Step
-from pase.graph.operator import AllReduce, Operator, Work
-
-_SOFTMAX_FLOP = 4
-"""Subtract the maximum, exponentiate, add up, divide."""
+from pase.graph.operator import AllReduce, Operator
+from pase.graph.work import Work
 
 
 def reduction(
@@ -22,6 +20,7 @@ def reduction(
         dims=tuple(Dim(n, e) for n, e in extents.items()),
         reads=(Access(tensor="x", shape=x, index_map=dims),),
         writes=(Access(tensor="y", shape=tuple(extents[dim] for dim in kept), index_map=kept),),
+        # A function that has no step here reads each number once, as those that have one.
         work=(Work(dims=dims, flop_per_point=1, inputs=(0,)),),
         body=Body(steps=(Step(result="reduced", function=function, operands=("x",), dims=over),))
         if function in REDUCTIONS
@@ -53,7 +52,6 @@ def softmax(name: str, x: tuple[int, ...], *, dims: tuple[str, ...], over: str, 
         dims=tuple(Dim(n, e) for n, e in extents.items()),
         reads=(Access(tensor="x", shape=x, index_map=dims),),
         writes=(Access(tensor="y", shape=x, index_map=dims),),
-        work=(Work(dims=dims, flop_per_point=_SOFTMAX_FLOP, inputs=(0,)),),
         exchanges=(rows,),
         body=Body(
             steps=(

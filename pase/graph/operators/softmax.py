@@ -3,10 +3,7 @@
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role
 from pase.graph.body import Body, Step
-from pase.graph.operator import AllReduce, Intermediate, Operator, Work
-
-_FLOP_PER_POINT = 4
-"""Subtract the maximum, exponentiate, add up, divide."""
+from pase.graph.operator import AllReduce, Intermediate, Operator
 
 
 def softmax_loss(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "n")) -> Operator:
@@ -27,7 +24,6 @@ def softmax_loss(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b",
             Access(tensor="labels", shape=x[:-1], index_map=points, role=Role.INDEX),
         ),
         writes=(Access(tensor="y", shape=x, index_map=dims),),
-        work=(Work(dims=dims, flop_per_point=_FLOP_PER_POINT, inputs=(0,)),),
         intermediates=(
             Intermediate(tensor="log_sums", shape=x[:-1], index_map=points, kept=1, working=3),
             # The powers, forward; the softmax and the labels, one of their classes each, backward.

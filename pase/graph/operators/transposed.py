@@ -4,7 +4,8 @@ from math import prod
 
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, DimIndex, Role
-from pase.graph.operator import Operator, Work
+from pase.graph.operator import Operator
+from pase.graph.work import Work
 
 
 def transposed_convolution(
