@@ -1,8 +1,11 @@
 """How an operator touches a tensor: the one description from which every cost is derived."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
+
+from pase.errors import GraphError
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,18 @@ class Access:
     def is_differentiable(self) -> bool:
         """Whether the tensor can have a gradient (indices cannot)."""
         return self.role is not Role.INDEX
+
+
+def extents_of(layer: str, shape: Sequence[int], names: Sequence[str]) -> dict[str, int]:
+    """Return the extents of a tensor by the names of its dims; GraphError where there are not as many of both."""
+    if len(shape) != len(names):
+        raise GraphError(f"layer {layer!r} reads shape {tuple(shape)}; expected dims {', '.join(names)}")
+    return dict(zip(names, shape, strict=True))
+
+
+def dims_of(extents: Mapping[str, int]) -> tuple[Dim, ...]:
+    """Return iteration dims of these extents, in order."""
+    return tuple(Dim(name, extent) for name, extent in extents.items())
 
 
 def axis_dims(axis: DimIndex) -> tuple[str, ...]:

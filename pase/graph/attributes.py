@@ -12,9 +12,8 @@ from pase.common.names import listed, short
 from pase.errors import GraphError
 from pase.graph.body import FUNCTIONS as BODY_FUNCTIONS
 from pase.graph.operator import EPILOGUE, SCANNED, Operator, Scalar
-from pase.graph.operators.activations import ACTIVATIONS
-from pase.graph.operators.elementwise import FUNCTIONS
-from pase.graph.operators.pooling import REDUCTIONS
+from pase.graph.operators.pointwise import ACTIVATIONS, FUNCTIONS
+from pase.graph.operators.windows import POOLINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ IMPORTED_FUNCTIONS = frozenset({*BODY_FUNCTIONS, OTHER_FUNCTION, *_FURTHER_FUNCT
 
 _ACTIVATED = {"activation": _one_of("", *ACTIVATIONS)}
 _CONVOLUTION = {**_ACTIVATED, "groups": _whole(1)}
-_POOLING = {"reduction": _one_of(*REDUCTIONS), "count_padding": _FLAG}
+_POOLING = {"reduction": _one_of(*POOLINGS), "count_padding": _FLAG}
 _NORMALISATION = {"epsilon": _NUMBER, "groups": _whole(1)}
 
 ATTRIBUTES: Mapping[str, Mapping[str, Attribute]] = MappingProxyType(

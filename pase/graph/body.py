@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MappingProxyType
+from typing import TypeVar
 
 from pase.common.names import short
 from pase.errors import GraphError, unknown_name
@@ -15,7 +16,8 @@ from pase.errors import GraphError, unknown_name
 Operand = str | float
 """A tensor by its name, or a number."""
 
-Option = str | int | float | bool
+Option = str | int | float | bool | tuple[int, ...]
+OptionT = TypeVar("OptionT", str, int, float, bool, tuple[int, ...])
 
 COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 """Functions of points that say whether something holds."""
@@ -75,7 +77,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
     {
         "attention": {"causal": bool, "scale": float},
         "concat": {"along": str},
-        "convolve_transposed": {"strides": str, "dilations": str, "pads": str},
+        "convolve_transposed": {"strides": tuple, "dilations": tuple, "pads": tuple},
         "batch_norm": {"epsilon": float, "momentum": float, "factor": float},
         "keep": {"momentum": float, "initial": float},
         "dropout": {"rate": float},
@@ -100,8 +102,8 @@ class Step:
     kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and "embedding"
     as the accesses of the operator have them, an embedding perhaps with a row `frozen` that is not trained;
     "concat", "padded", "piece" and "copy": data that are moved alone. "convolve_transposed" of a tensor and filters:
-    the adjoint of a convolution with these `strides`, `dilations` and `pads` (before), "2,1" for two dims; its `dims`
-    are the positions that are read, then those that are written, then the window's.
+    the adjoint of a convolution with these `strides`, `dilations` and `pads` (before), one for each spatial dim; its
+    `dims` are the positions that are read, then those that are written, then the window's.
 
     Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
     `dims` the batch, the heads, the queries, the keys and the features; "normalise": a tensor without its mean, by its
@@ -126,9 +128,11 @@ class Step:
     dims: tuple[str, ...] = ()
     options: tuple[tuple[str, Option], ...] = ()
 
-    def option(self, name: str, default: Option) -> Option:
+    def option(self, name: str, default: OptionT) -> OptionT:
         """Return an option, or the default where the step does not have it."""
-        return dict(self.options).get(name, default)
+        value = dict(self.options).get(name, default)
+        assert isinstance(value, type(default)), f"option {name} of {self.result} is {value!r}"
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,12 +357,6 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
         raise GraphError(f"{where}: its body names dims or inputs that it has not: {[short(dim) for dim in unknown]}")
 
 
-def _is_list(text: str, count: int) -> bool:
-    """Return whether a text is so many whole numbers with commas between them."""
-    parts = text.split(",")
-    return len(parts) == count and all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts)
-
-
 def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
     if step.function not in FUNCTIONS:
         near = unknown_name("function", short(step.function), FUNCTIONS)
@@ -376,10 +374,12 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
         if name == "along":
             fits = fits and value in dims
         elif step.function == "convolve_transposed":
-            # As many whole numbers as the step has triples of dims.
-            fits = fits and _is_list(str(value), len(step.dims) // 3)
+            # As many as the step has triples of dims.
+            numbers = value if isinstance(value, tuple) else ()
+            fits = len(numbers) == len(step.dims) // 3
+            fits = fits and all(type(number) is int and number >= (name != "pads") for number in numbers)
         elif name == "rate":
-            fits = fits and 0 <= float(value) < 1
+            fits = isinstance(value, float) and 0 <= value < 1
         if not fits:
             shown = f"{short(name)} = {short(repr(value))}"
             raise GraphError(f"{where}, {step.function!r}, has option {shown}; it has {', '.join(known) or 'none'}")

@@ -123,7 +123,8 @@ def _step_document(step: Step) -> dict[str, Any]:
         "function": step.function,
         "operands": [_operand_document(operand) for operand in step.operands],
     }
-    optional = {"dims": list(step.dims), "options": dict(step.options)}
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in step.options}
+    optional = {"dims": list(step.dims), "options": options}
     return document | {key: value for key, value in optional.items() if value}
 
 
@@ -174,7 +175,12 @@ def _step(document: Field) -> Step:
         function=document["function"].text(),
         operands=tuple(_operand(field) for field in document["operands"].items()),
         dims=_names(dims) if dims else (),
-        options=tuple((key, field.scalar()) for key, field in options.members()) if options else (),
+        options=tuple(
+            (key, field.integers() if isinstance(field.value, list) else field.scalar())
+            for key, field in options.members()
+        )
+        if options
+        else (),
     )
 
 

@@ -17,12 +17,12 @@ from pase.graph.operators import (
     embedding,
     layer_norm,
     lstm,
+    padded,
     pool2d,
+    recurrent,
+    softmax,
     softmax_loss,
 )
-from pase.graph.operators.pieces import padded
-from pase.graph.operators.recurrent import recurrent
-from pase.graph.operators.reduction import softmax
 from pase.machine import load_machine
 
 MACHINE = load_machine("1080ti")

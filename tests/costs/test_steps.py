@@ -7,8 +7,7 @@ import pase
 from pase.costs import build_problem, cost_model
 from pase.costs.build import edge_cost, traffic_of
 from pase.graph import Builder, Graph
-from pase.graph.operators import concat, dense, elementwise
-from pase.graph.operators.pieces import padded
+from pase.graph.operators import concat, dense, elementwise, padded
 from pase.machine import load_machine
 
 MACHINE = load_machine("1080ti")

@@ -14,12 +14,12 @@ from pase.graph.operators import (
     conv2d,
     dense,
     embedding,
+    gather,
     global_pool,
     layer_norm,
     pool2d,
     softmax_loss,
 )
-from pase.graph.operators.embedding import gather
 
 Found = dict[str, tuple[float, int, int]]
 

@@ -10,9 +10,7 @@ from pase.errors import EmitError, PlanError
 from pase.graph import Edge, Graph, graph_document, graph_from_document
 from pase.graph.body import Body, Constant, ModelInput, ModelOutput, Step, elementary, is_before_layout
 from pase.graph.builder import Builder
-from pase.graph.operators.contract import contract
-from pase.graph.operators.pointwise import pointwise
-from pase.graph.operators.reduction import reduction
+from pase.graph.operators import contract, pointwise, reduction
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan

@@ -9,9 +9,7 @@ from pase import search
 from pase.analysis.explanation.model_changes import held_by_opaque_layers
 from pase.graph import Graph, Operator
 from pase.graph.builder import Builder
-from pase.graph.operators import dense, softmax_loss
-from pase.graph.operators.opaque import opaque
-from pase.graph.operators.pointwise import pointwise
+from pase.graph.operators import dense, opaque, pointwise, softmax_loss
 from pase.machine import load_machine
 from pase.planning.planner import problem_of
 

@@ -6,13 +6,17 @@ import pytest
 
 from pase.errors import GraphError
 from pase.graph import Operator, verify_operator
-from pase.graph.operators.contract import contract
-from pase.graph.operators.opaque import opaque, reorder
-from pase.graph.operators.pieces import padded
-from pase.graph.operators.pointwise import pointwise
-from pase.graph.operators.recurrent import recurrent
-from pase.graph.operators.reduction import reduction, softmax
-from pase.graph.operators.transposed import transposed_convolution
+from pase.graph.operators import (
+    contract,
+    opaque,
+    padded,
+    pointwise,
+    recurrent,
+    reduction,
+    reorder,
+    softmax,
+    transposed_convolution,
+)
 
 MAKES: list[Callable[[], Operator]] = [
     lambda: contract("v", (2, 3), (3, 4), axes=(("b", "c"), ("c", "n")), out=("b", "n"), share=0.25),
@@ -34,7 +38,7 @@ MAKES: list[Callable[[], Operator]] = [
         product_flop=1.0,
         is_batch_first=False,
     ),
-    lambda: transposed_convolution("v", (2, 4, 5), (4, 3, 3), out=(2, 6, 9), groups=2, bias=True),
+    lambda: transposed_convolution("v", (2, 4, 5), out=6, kernel=3, stride=2, padding=1, groups=2),
 ]
 
 
@@ -59,7 +63,11 @@ REFUSED: list[tuple[Callable[[], Operator], str]] = [
         lambda: recurrent("v", (4, 2), weights=[], outputs=[(4, 2)], units=2, gates=1, product_flop=0),
         r"expected a sequence: \[batch, steps, width\]",
     ),
-    (lambda: transposed_convolution("v", (2, 4, 5), (3, 3, 3), out=(2, 3, 9)), r"reads shapes \(2, 4, 5\) and \(3,"),
+    (lambda: transposed_convolution("v", (2, 4, 5), out=3, kernel=3, groups=2), "divides 4 in- and 3 out"),
+    (lambda: transposed_convolution("v", (2, 4), out=3, kernel=3), r"reads shape \(2, 4\); expected \[batch"),
+    (lambda: transposed_convolution("v", (2, 4, 5), out=3, kernel=1, padding=3), r"of \(5,\) points give \(-1,\)"),
+    (lambda: transposed_convolution("v", (2, 4, 5), out=3, kernel=3, positions=(7, 7)), r"give \(7, 7\)"),
+    (lambda: transposed_convolution("v", (2, 4, 5), out=3, kernel=3, padding="same"), "'same' of a transposed"),
 ]
 
 

@@ -13,9 +13,7 @@ from pase import search
 from pase.costs import build_problem
 from pase.errors import ModelError
 from pase.graph import Access, Graph, Operator, Role, SliceOf, verify
-from pase.graph.operators.contract import contract
-from pase.graph.operators.pointwise import pointwise
-from pase.graph.operators.reduction import softmax
+from pase.graph.operators import contract, pointwise, softmax
 from pase.importers.frameworks import imported
 from pase.importers.ir import (
     Contract,

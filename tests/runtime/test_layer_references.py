@@ -1,4 +1,4 @@
-"""The reference's normalisations, attention and LSTM against numpy: losses by hand, gradients by finite differences."""
+"""The reference's layers against numpy, by their definitions: losses by hand, gradients by finite differences."""
 
 from typing import Any
 
@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from pase.graph import Builder, Graph, Tensor
-from pase.graph.operators import attention, batch_norm, dense, layer_norm, lstm, softmax_loss
+from pase.graph.operators import (
+    attention,
+    batch_norm,
+    dense,
+    gather,
+    layer_norm,
+    lstm,
+    padded,
+    softmax_loss,
+    transposed_convolution,
+)
 from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.runtime.data import Batches, data_inputs
 from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value
@@ -99,6 +109,44 @@ def recurrent_loss(weights: dict[str, Array], batch: dict[str, Array]) -> float:
     return cross_entropy(x, batch["labels"])
 
 
+def spread() -> Graph:
+    net = Builder("spread")
+    options: dict[str, Any] = {"kernel": (3, 2), "stride": (2, 1), "padding": (1, 0), "dilation": (1, 2)}
+    x = net.add(dense, "first", net.input((2, 3)), reduce=("d",), out=(("c", 4), ("h", 3), ("w", 2)), bias=False)
+    x = net.add(transposed_convolution, "spread", x, out=2, groups=2, positions=(6, 4), **options)
+    net.add(softmax_loss, "loss", net.reshape(x, (2, 48)))
+    return net.build()
+
+
+def spread_loss(weights: dict[str, Array], batch: dict[str, Array]) -> float:
+    x = np.einsum("bd,dchw->bchw", batch["inputs"].astype(float), weights["first/w"])
+    y = np.zeros((2, 2, 6, 4)) + weights["spread/bias"][:, None, None]
+    for b, c, h, w, r, s in np.ndindex(2, 4, 3, 2, 3, 2):
+        row, column = 2 * h + r - 1, w + 2 * s
+        if 0 <= row < 6 and column < 4:
+            # Two groups of two channels, each of one result.
+            y[b, c // 2, row, column] += x[b, c, h, w] * weights["spread/w"][c, 0, r, s]
+    return cross_entropy(y.reshape(2, 48), batch["labels"])
+
+
+def taken(*, count: int) -> Graph:
+    """Some elements of each row, put in the midst of zeros."""
+    net = Builder("taken")
+    x = net.add(dense, "first", net.input((3, 4)), out=(("n", 6),), bias=False)
+    x = net.add(gather, "taken", x, dims=("b", "n"), along="n", count=count)
+    x = net.add(padded, "padded", x, dims=("b", "n"), before=(0, 2 - (count == 3)), out=(3, 5))
+    net.add(softmax_loss, "loss", x)
+    return net.build()
+
+
+def taken_loss(weights: dict[str, Array], batch: dict[str, Array], *, count: int) -> float:
+    x = batch["first"].astype(float) @ weights["first/w"]
+    y = np.zeros((3, 5))
+    for b, i in np.ndindex(3, count):
+        y[b, 2 + i - (count == 3)] = x[b, batch["taken"][b, i]]
+    return cross_entropy(y, batch["labels"])
+
+
 @pytest.mark.parametrize(
     ("graph", "loss"),
     [
@@ -107,8 +155,11 @@ def recurrent_loss(weights: dict[str, Array], batch: dict[str, Array]) -> float:
         (attended(causal=False), lambda weights, batch: attended_loss(weights, batch, causal=False)),
         (attended(causal=True), lambda weights, batch: attended_loss(weights, batch, causal=True)),
         (recurrent(), recurrent_loss),
+        (spread(), spread_loss),
+        (taken(count=1), lambda weights, batch: taken_loss(weights, batch, count=1)),
+        (taken(count=3), lambda weights, batch: taken_loss(weights, batch, count=3)),
     ],
-    ids=["batch_norm", "layer_norm", "attention", "causal", "lstm"],
+    ids=["batch_norm", "layer_norm", "attention", "causal", "lstm", "transposed_convolution", "gather", "gather_of_3"],
 )
 def test_training_is_that_of_numpy(graph: Graph, loss: Any) -> None:
     weights = {}

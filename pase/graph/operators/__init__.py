@@ -1,23 +1,37 @@
-"""Operator kinds: one module and one line here for each."""
+"""Operators: functions that make one from its name, the shapes of its inputs and its options."""
 
-from pase.graph.operators.attention import attention
-from pase.graph.operators.concat import concat
-from pase.graph.operators.convolution import conv1d, conv2d, conv3d
-from pase.graph.operators.dense import dense
-from pase.graph.operators.dropout import dropout
-from pase.graph.operators.elementwise import add_parameter, elementwise
-from pase.graph.operators.embedding import embedding
 from pase.graph.operators.fan_out import fan_out, with_fan_outs
 from pase.graph.operators.lstm import lstm
+from pase.graph.operators.movement import concat, embedding, gather, opaque, padded, reorder
 from pase.graph.operators.normalisation import batch_norm, layer_norm
-from pase.graph.operators.pooling import global_pool, pool1d, pool2d, pool3d
-from pase.graph.operators.softmax import softmax_loss
+from pase.graph.operators.pointwise import (
+    add_parameter,
+    dropout,
+    elementwise,
+    pointwise,
+    reduction,
+    softmax,
+    softmax_loss,
+)
+from pase.graph.operators.products import attention, contract, dense
+from pase.graph.operators.recurrent import recurrent
+from pase.graph.operators.windows import (
+    conv1d,
+    conv2d,
+    conv3d,
+    global_pool,
+    pool1d,
+    pool2d,
+    pool3d,
+    transposed_convolution,
+)
 
 __all__ = [
     "add_parameter",
     "attention",
     "batch_norm",
     "concat",
+    "contract",
     "conv1d",
     "conv2d",
     "conv3d",
@@ -26,12 +40,21 @@ __all__ = [
     "elementwise",
     "embedding",
     "fan_out",
+    "gather",
     "global_pool",
     "layer_norm",
     "lstm",
+    "opaque",
+    "padded",
+    "pointwise",
     "pool1d",
     "pool2d",
     "pool3d",
+    "recurrent",
+    "reduction",
+    "reorder",
+    "softmax",
     "softmax_loss",
+    "transposed_convolution",
     "with_fan_outs",
 ]

@@ -1,10 +1,9 @@
 """`batch_norm` and `layer_norm`: statistics over some dims, then a scale and a shift for each point of the others."""
 
-from pase.errors import GraphError
-from pase.graph.access import Access, Dim, Role
+from pase.graph.access import Access, Role, dims_of, extents_of
 from pase.graph.body import Step
 from pase.graph.operator import AllReduce, Intermediate, Operator
-from pase.graph.operators.activations import check_activation, finished
+from pase.graph.operators.pointwise import check_activation, finished
 from pase.graph.operators.windows import position_names
 from pase.graph.work import Work
 
@@ -26,8 +25,7 @@ def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operat
 
 def layer_norm(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "s", "d")) -> Operator:
     """Return layer normalisation of x, shape [dims…], over its last dim, with a scale and a shift per point of it."""
-    if len(x) != len(dims):
-        raise GraphError(f"layer {name!r} reads shape {x}; expected dims {', '.join(dims)}")
+    extents_of(name, x, dims)
     last = dims[-1:]
     return _normalisation(name, "layer_norm", x, dims, over=last, scale=last, backward_times=1, activation="")
 
@@ -43,7 +41,7 @@ def _normalisation(
     backward_times: int,
     activation: str,
 ) -> Operator:
-    extents = dict(zip(names, x, strict=True))
+    extents = extents_of(name, x, names)
     kept = tuple(n for n in names if n not in over)
     moments = AllReduce(
         tensor="moments",
@@ -58,7 +56,7 @@ def _normalisation(
     return Operator(
         name=name,
         kind=kind,
-        dims=tuple(Dim(n, e) for n, e in extents.items()),
+        dims=dims_of(extents),
         reads=(
             Access(tensor="x", shape=x, index_map=names),
             Access(tensor="scale", shape=scale_shape, index_map=scale, role=Role.PARAMETER),

@@ -1,27 +1,106 @@
-"""`pointwise`: a function of tensors that are broadcast to one shape, point by point."""
+"""Operators that work point by point or over dims of one tensor: functions, dropout, reductions, softmax and its loss.
+
+What other operators apply to what they compute, a bias and an activation, is here too.
+"""
 
 from collections.abc import Sequence
 
-from pase.errors import GraphError
-from pase.graph.access import Access, Dim
+from pase.errors import GraphError, unknown_name
+from pase.graph.access import Access, Role, dims_of, extents_of
 from pase.graph.body import POINTWISE, Body, Step
-from pase.graph.operator import Operator
+from pase.graph.body import REDUCTIONS as KNOWN_REDUCTIONS
+from pase.graph.operator import WORK_OF_BODY, AllReduce, Intermediate, Operator
 from pase.graph.work import Work
+
+Shape = tuple[int, ...]
+Names = tuple[str, ...]
+
+ACTIVATIONS = ("relu", "gelu", "tanh", "sigmoid")
+"""Functions that operators apply to what they produce."""
+
+FUNCTIONS = ("add", "multiply", "relu", "gelu", "tanh")
+"""Functions of `elementwise`."""
+
+
+def check_activation(name: str, activation: str) -> str:
+    """Return the activation of a layer, "" for none; GraphError where there is no such function."""
+    if activation and activation not in ACTIVATIONS:
+        raise GraphError(f"layer {name!r}: {unknown_name('activation', activation, ACTIVATIONS)}")
+    return activation
+
+
+def finished(*steps: Step, has_bias: bool = False, activation: str = "") -> Body:
+    """Return the body of some steps, of a bias that is added to the last one's result, and of an activation."""
+    found = list(steps)
+    if has_bias:
+        found.append(Step(result="sums", function="add", operands=(found[-1].result, "bias")))
+    if activation:
+        found.append(Step(result="activated", function=activation, operands=(found[-1].result,)))
+    return Body(steps=tuple(found))
+
+
+# -- functions of points
+
+
+def elementwise(name: str, *inputs: Shape, dims: Names, function: str = "add", activation: str = "") -> Operator:
+    """Return ``y = activation(function(x0, x1, …))``, point by point; inputs: shapes [dims…], all alike.
+
+    function: one of FUNCTIONS. Raises GraphError where it is another, or where shapes differ.
+    """
+    if function not in FUNCTIONS:
+        raise GraphError(f"layer {name!r}: unknown function {function!r}; expected one of {', '.join(FUNCTIONS)}")
+    if not inputs or len(set(inputs)) != 1 or len(inputs[0]) != len(dims):
+        raise GraphError(
+            f"layer {name!r} reads shapes {inputs}; expected one or more of one shape, dims {', '.join(dims)}"
+        )
+    tensors = tuple(f"x{i}" for i in range(len(inputs)))
+    fewest, most = POINTWISE[function]
+    problem = "" if len(inputs) <= most else f"it applies {function!r} to {len(inputs)} tensors; expected one"
+    # The sum, and the product, of one tensor is the tensor itself.
+    step = Step(result="values", function=function if len(inputs) >= fewest else "identity", operands=tensors)
+    return Operator(
+        name=name,
+        kind="elementwise",
+        dims=dims_of(extents_of(name, inputs[0], dims)),
+        reads=tuple(Access(tensor=tensor, shape=inputs[0], index_map=dims) for tensor in tensors),
+        writes=(Access(tensor="y", shape=inputs[0], index_map=dims),),
+        body=Body(problem=problem) if problem else finished(step, activation=activation),
+        attributes=(("function", function), ("activation", check_activation(name, activation))),
+    )
+
+
+def add_parameter(name: str, x: Shape, *, dims: Names, over: Names) -> Operator:
+    """Return ``y[dims] = x[dims] + p[over]``: a trained tensor added to every point (a learned position embedding)."""
+    if len(x) != len(dims) or not set(over) <= set(dims):
+        raise GraphError(
+            f"layer {name!r} reads shape {x}; expected dims {', '.join(dims)}, "
+            f"of which {', '.join(over)} have a parameter"
+        )
+    extents = extents_of(name, x, dims)
+    parameter = Access(tensor="p", shape=tuple(extents[n] for n in over), index_map=over, role=Role.PARAMETER)
+    return Operator(
+        name=name,
+        kind="add_parameter",
+        dims=dims_of(extents),
+        reads=(Access(tensor="x", shape=x, index_map=dims), parameter),
+        writes=(Access(tensor="y", shape=x, index_map=dims),),
+        body=Body(steps=(Step(result="sums", function="add", operands=("x", "p")),)),
+    )
 
 
 def pointwise(
     name: str,
-    *inputs: tuple[int, ...],
-    dims: tuple[str, ...],
-    out: tuple[int, ...],
+    *inputs: Shape,
+    dims: Names,
+    out: Shape,
     function: str,
     flop_per_point: float = 1.0,
-    mixes: tuple[str, ...] = (),
+    mixes: Names = (),
 ) -> Operator:
     """Return ``y[dims] = function(x0, x1, …)``; inputs: shapes that are broadcast to `out`, [dims…], as NumPy does.
 
-    mixes: dims along which points read each other after all; they cannot be split. Raises GraphError where a shape
-    cannot be broadcast.
+    function: of an imported model, perhaps several with commas between them. mixes: dims along which points read each
+    other after all; they cannot be split. Raises GraphError where a shape cannot be broadcast.
     """
     reads = []
     for i, shape in enumerate(inputs):
@@ -30,20 +109,22 @@ def pointwise(
             raise GraphError(f"layer {name!r} reads shape {shape}, which cannot be broadcast to {out}")
         axes = tuple(None if extent < full else dim for extent, (dim, full) in zip(shape, last, strict=True))
         reads.append(Access(tensor=f"x{i}", shape=shape, index_map=axes))
+    functions = tuple(function.split(","))
     return Operator(
         name=name,
         kind="pointwise",
-        dims=tuple(Dim(n, e) for n, e in zip(dims, out, strict=True)),
+        dims=dims_of(extents_of(name, out, dims)),
         reads=tuple(reads),
         writes=(Access(tensor="y", shape=out, index_map=dims),),
-        work=function_work(dims, tuple(function.split(",")), flop_per_point, len(reads)),
+        # What a function costs is told by the front end, which knows more of them than have steps.
+        work=function_work(dims, functions, flop_per_point, len(reads)),
         unsplittable=mixes,
-        body=None if mixes else _body(function.split(","), len(reads)),
+        body=None if mixes else _chain(functions, len(reads)),
         attributes=(("function", function),),
     )
 
 
-def _body(functions: Sequence[str], num_reads: int) -> Body | None:
+def _chain(functions: Sequence[str], num_reads: int) -> Body | None:
     """Return a function of all tensors and those that are applied to its result; None where one is not known."""
     operands = tuple(f"x{i}" for i in range(num_reads))
     steps: list[Step] = []
@@ -60,9 +141,7 @@ _SUMS = frozenset({"add", "subtract"})
 _PRODUCTS = frozenset({"multiply", "divide"})
 
 
-def function_work(
-    dims: tuple[str, ...], functions: tuple[str, ...], flop_per_point: float, num_reads: int
-) -> tuple[Work, ...]:
+def function_work(dims: Names, functions: Names, flop_per_point: float, num_reads: int) -> tuple[Work, ...]:
     """Return the work of functions that follow one another on tensors that an operator reads.
 
     The gradient of a sum is a copy. A product works again for each factor, as any other function of several tensors
@@ -82,3 +161,109 @@ def function_work(
         Work(dims=dims, flop_per_point=products, inputs=(every, every)),
     )
     return tuple(work for work in works if work.flop_per_point)
+
+
+def dropout(name: str, x: Shape, *, dims: Names, rate: float) -> Operator:
+    """Return ``y = x / (1 - rate)`` where a point is kept, 0 where it is dropped; x: shape [dims…], all of which split.
+
+    rate: the probability that a point is dropped (Srivastava et al. 2014). Which points are dropped depends on the
+    seed, the layer's name, the step and the point alone, not on the strategy, so that nothing moves. Raises GraphError
+    for a rate outside [0, 1) and where the rank of x does not fit.
+    """
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise GraphError(f"layer {name!r} drops a fraction of {rate!r}; expected a rate from 0 to below 1")
+    told = (("rate", float(rate)),)
+    return Operator(
+        name=name,
+        kind="dropout",
+        dims=dims_of(extents_of(name, x, dims)),
+        reads=(Access(tensor="x", shape=x, index_map=dims),),
+        writes=(Access(tensor="y", shape=x, index_map=dims),),
+        # The mask is drawn again backward, from whole numbers of 64 bits.
+        intermediates=(Intermediate(tensor="drawn", shape=x, index_map=dims, working=6),),
+        body=Body(steps=(Step(result="kept", function="dropout", operands=("x",), dims=dims, options=told),)),
+        attributes=told,
+    )
+
+
+# -- over dims of a tensor
+
+
+def reduction(name: str, x: Shape, *, dims: Names, over: Names, function: str) -> Operator:
+    """Return ``y = function over some dims of x[dims]``; GraphError where these are none of its dims."""
+    extents = _reduced(name, x, dims, over)
+    kept = tuple(dim for dim in dims if dim not in over)
+    is_known = function in KNOWN_REDUCTIONS
+    return Operator(
+        name=name,
+        kind="reduction",
+        dims=dims_of(extents),
+        reads=(Access(tensor="x", shape=x, index_map=dims),),
+        writes=(Access(tensor="y", shape=tuple(extents[dim] for dim in kept), index_map=kept),),
+        # Of a function that has no step nothing follows: it reads each number once, as the others do.
+        work=WORK_OF_BODY if is_known else (Work(dims=dims, flop_per_point=1, inputs=(0,)),),
+        body=Body(steps=(Step(result="reduced", function=function, operands=("x",), dims=over),)) if is_known else None,
+        attributes=(("function", function),),
+    )
+
+
+def softmax(name: str, x: Shape, *, dims: Names, over: str, is_log: bool = False) -> Operator:
+    """Return the softmax of x[dims] over one dim.
+
+    A split of it all-reduces the maximum and the sum of each row, forward, and the sum of its gradient, backward.
+    """
+    extents = _reduced(name, x, dims, (over,))
+    kept = tuple(dim for dim in dims if dim != over)
+    rows = AllReduce(
+        tensor="rows",
+        shape=tuple(extents[dim] for dim in kept),
+        index_map=kept,
+        over=(over,),
+        times=3,
+        backward_times=1,
+        gradient_of=(0,),
+    )
+    step = Step(result="shares", function="log_softmax" if is_log else "softmax", operands=("x",), dims=(over,))
+    return Operator(
+        name=name,
+        kind="softmax",
+        dims=dims_of(extents),
+        reads=(Access(tensor="x", shape=x, index_map=dims),),
+        writes=(Access(tensor="y", shape=x, index_map=dims),),
+        exchanges=(rows,),
+        body=Body(steps=(step,)),
+        attributes=(("over", over), ("is_log", is_log)),
+    )
+
+
+def _reduced(name: str, x: Shape, dims: Names, over: Names) -> dict[str, int]:
+    if len(x) != len(dims) or not set(over) <= set(dims):
+        raise GraphError(f"layer {name!r} reads shape {x} with dims {', '.join(dims)}, of which {', '.join(over)} go")
+    return extents_of(name, x, dims)
+
+
+def softmax_loss(name: str, x: Shape, *, dims: Names = ("b", "n")) -> Operator:
+    """Return softmax cross-entropy of logits x, shape [dims…], classes last; labels: [dims without the last].
+
+    The loss is the mean over all points, the end of a training graph. A split of the classes all-reduces three numbers
+    for each point forward (maximum, sum of exponentials, the label's logit); backward, each device needs only its own.
+    """
+    extents = extents_of(name, x, dims)
+    points, classes = dims[:-1], dims[-1]
+    return Operator(
+        name=name,
+        kind="softmax_loss",
+        dims=dims_of(extents),
+        reads=(
+            Access(tensor="x", shape=x, index_map=dims),
+            Access(tensor="labels", shape=x[:-1], index_map=points, role=Role.INDEX),
+        ),
+        writes=(Access(tensor="y", shape=x, index_map=dims),),
+        intermediates=(
+            Intermediate(tensor="log_sums", shape=x[:-1], index_map=points, kept=1, working=3),
+            # The powers, forward; the softmax and the labels, one of their classes each, backward.
+            Intermediate(tensor="softmax", shape=x, index_map=dims, working=2),
+        ),
+        exchanges=(AllReduce(tensor="extremes", shape=x[:-1], index_map=points, over=(classes,), times=3),),
+        body=Body(steps=(Step(result="loss", function="softmax_loss", operands=("x", "labels"), dims=dims),)),
+    )

@@ -271,8 +271,8 @@ class _Vertex:
             # What a framework adds after the last point, which no window reaches, is less than a step.
             if not 0 <= extents[f"o{i}"] + sum(pads) - reached < max(stride, dilation) or min(pads) < 0:
                 raise NoBodyError("the padding of a transposed convolution is not told")
-        listed = {"strides": op.stride, "dilations": op.dilation, "pads": [before for before, _ in op.pads]}
-        return {name: ",".join(map(str, values)) for name, values in listed.items()}
+        before = tuple(first for first, _ in op.pads)
+        return {"strides": tuple(op.stride), "dilations": tuple(op.dilation), "pads": before}
 
     def _recurrent(self, node: Node, op: Recurrent) -> TensorRef:
         """Recurrent layers over a sequence, their first states zero."""

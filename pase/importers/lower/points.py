@@ -7,13 +7,20 @@ from math import prod
 from pase.common.names import short
 from pase.graph import Access, AllReduce, Dim, Intermediate, Operator, Role, SliceOf
 from pase.graph.access import DimIndex, access_dims, axis_dims
-from pase.graph.operators.concat import concat
-from pase.graph.operators.embedding import embedding, gather
-from pase.graph.operators.normalisation import batch_norm, layer_norm, normalising
-from pase.graph.operators.opaque import opaque, reorder
-from pase.graph.operators.pieces import padded
-from pase.graph.operators.pointwise import pointwise
-from pase.graph.operators.reduction import reduction, softmax
+from pase.graph.operators import (
+    batch_norm,
+    concat,
+    embedding,
+    gather,
+    layer_norm,
+    opaque,
+    padded,
+    pointwise,
+    reduction,
+    reorder,
+    softmax,
+)
+from pase.graph.operators.normalisation import normalising
 from pase.importers.ir import Node, Trace, Use, View, ops
 from pase.importers.lower.draft import LoweredOperator, functions_text, is_parameter, reordered, shaped, shapes, spare
 from pase.importers.passes.regions import is_activation

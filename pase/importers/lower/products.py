@@ -4,14 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+from pase.errors import GraphError
 from pase.graph import Access, Dim, Role, Work
-from pase.graph.operators.attention import attention
-from pase.graph.operators.contract import contract
-from pase.graph.operators.convolution import conv1d, conv2d, conv3d
-from pase.graph.operators.opaque import opaque
-from pase.graph.operators.pooling import pool1d, pool2d, pool3d
-from pase.graph.operators.recurrent import recurrent
-from pase.graph.operators.transposed import transposed_convolution
+from pase.graph.operators import (
+    attention,
+    contract,
+    conv1d,
+    conv2d,
+    conv3d,
+    opaque,
+    pool1d,
+    pool2d,
+    pool3d,
+    recurrent,
+    transposed_convolution,
+)
 from pase.importers.ir import Attention, Contract, Convolve, Node, Pool, Recurrent, Trace
 from pase.importers.ir.trace import gates, recurrent_flop
 from pase.importers.lower.draft import LoweredOperator, is_parameter, reordered, repeated, shapes, spare
@@ -140,7 +147,22 @@ def lower_convolution(trace: Trace, node: Node, op: Convolve, name: str) -> Lowe
     output = node.outputs[0].shape
     if op.is_transposed:
         written = tuple(output[i] for i in order)
-        transposed = transposed_convolution(name, x_shape, w_shape, out=written, groups=op.groups, bias=op.has_bias)
+        if (x_shape[0], *w_shape[:2]) != (written[0], x_shape[1], written[1] // op.groups):
+            raise GraphError(
+                f"layer {name!r} reads shapes {x_shape} and {w_shape}, in {op.groups} groups, and writes {written}"
+            )
+        transposed = transposed_convolution(
+            name,
+            x_shape,
+            out=written[1],
+            kernel=w_shape[2:],
+            stride=op.stride,
+            padding=op.pads,
+            dilation=op.dilation,
+            groups=op.groups,
+            bias=op.has_bias,
+            positions=written[2:],
+        )
         return LoweredOperator(
             operator=transposed, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),)
         )

@@ -216,9 +216,7 @@ def _convolve(_: Step, operands: tuple[Expression, ...], block: Written) -> Expr
 def _convolve_transposed(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     rank = len(step.dims) // 3
     dims = [code("[{}]", [block.dims[step.dims[i + rank * j]] for j in range(3)]) for i in range(rank)]
-    strides, dilations, pads = (
-        [int(number) for number in str(step.option(name, "")).split(",")] for name in ("strides", "dilations", "pads")
-    )
+    strides, dilations, pads = (step.option(name, ()) for name in ("strides", "dilations", "pads"))
     told = [code("strides=[{}]", strides), code("dilations=[{}]", dilations), code("pads=[{}]", pads)]
     arguments = (*(x.text for x in operands), code("[{}]", dims), block.result_dims, *told)
     return called(code("convolve_transposed"), arguments, block.result_names)

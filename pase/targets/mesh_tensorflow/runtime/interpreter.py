@@ -184,10 +184,9 @@ def _embedding(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
 
 
 def _pick(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
-    (x, own), (places, dims) = operands
-    order = [own.index(dim) for dim in (*dims, *step.dims)]
-    chosen = tf.one_hot(places, int(x.shape[order[-1]]), dtype=x.dtype)
-    return tf.reduce_sum(tf.transpose(x, order) * chosen, axis=-1), dims
+    x, (places, dims) = operands
+    rows = _broadcast(x, (*dims, *step.dims))
+    return tf.reduce_sum(rows * tf.one_hot(places, int(rows.shape[-1]), dtype=rows.dtype), axis=-1), dims
 
 
 def _windowed(operator: Operator) -> Access:
@@ -260,7 +259,7 @@ def _convolve_transposed(operator: Operator, step: Step, operands: Sequence[Any]
     """A sum of products: a point that is read is spread over those that its window's points write."""
     (x, own), (filters, names) = operands
     rank = len(step.dims) // 3
-    lists = [[int(n) for n in str(step.option(o, "")).split(",")] for o in ("strides", "dilations", "pads")]
+    lists = [step.option(name, ()) for name in ("strides", "dilations", "pads")]
     written = _dims(operator, operator.writes[0])
     letters = dict(zip(dict.fromkeys((*own, *names, *written)), _LETTERS, strict=False))
     told, arrays = ["".join(letters[dim] for dim in dims) for dims in (own, names)], [x, filters]

@@ -49,8 +49,8 @@ def lookup(table: Any, indices: Any, rows: Any, columns: Any, *, frozen: int = -
 def pick(x: Any, places: Any, along: Any) -> Any:
     """Return elements of x along a dim, at places that the other dims have each its own; places: dims [b, …].
 
-    A device takes those that fall in its part of the dim and leaves zeros for the others; a split of it leaves partial
-    sums.
+    Where the places have a dim that x lacks, several elements are taken for each point of the others. A device takes
+    those that fall in its part of the dim and leaves zeros for the others; a split of it leaves partial sums.
     """
     order = [*places.shape.dims, along]
     x = arrange(x, order)

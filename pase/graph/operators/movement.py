@@ -1,0 +1,197 @@
+"""Operators that bring data to other places: concatenation, padding, new layouts, look-ups; and opaque ones.
+
+Of an opaque operator nothing more is known than the dims that pass through it.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, dims_of, extents_of
+from pase.graph.body import Body, Step
+from pase.graph.operator import Operator
+from pase.graph.work import Work
+
+Shape = tuple[int, ...]
+Names = tuple[str, ...]
+
+
+def concat(name: str, *inputs: Shape, dims: Names = ("b", "c", "h", "w"), along: str = "c") -> Operator:
+    """Return the concatenation of the inputs, shapes [dims…] that differ in `along` alone, without FLOP."""
+    if along not in dims or any(len(shape) != len(dims) for shape in inputs) or not inputs:
+        raise GraphError(f"layer {name!r} joins shapes {inputs} along {along!r}; expected dims {', '.join(dims)}")
+    place = dims.index(along)
+    if len({shape[:place] + shape[place + 1 :] for shape in inputs}) != 1:
+        raise GraphError(f"layer {name!r} joins shapes {inputs}; they may differ in {along!r} alone")
+    reads, offset = list[Access](), 0
+    for i, shape in enumerate(inputs):
+        piece = SliceOf(dim=along, offset=offset, extent=shape[place])
+        reads.append(Access(tensor=f"x{i}", shape=shape, index_map=(*dims[:place], piece, *dims[place + 1 :])))
+        offset += shape[place]
+    output = (*inputs[0][:place], offset, *inputs[0][place + 1 :])
+    told = (("along", along),)
+    step = Step(result="joined", function="concat", operands=tuple(read.tensor for read in reads), options=told)
+    return Operator(
+        name=name,
+        kind="concat",
+        dims=dims_of(extents_of(name, output, dims)),
+        reads=tuple(reads),
+        writes=(Access(tensor="y", shape=output, index_map=dims),),
+        body=Body(steps=(step,)),
+        attributes=told,
+    )
+
+
+def padded(name: str, x: Shape, *, dims: Names, before: Shape, out: Shape) -> Operator:
+    """Return x in the midst of a tensor of zeros, shape `out`; before: zeros before it in each dim."""
+    axes: list[DimIndex] = []
+    for dim, extent, full, first in zip(dims, x, out, before, strict=True):
+        if first < 0 or first + extent > full:
+            raise GraphError(f"layer {name!r} pads {dim} = {extent} with {first} before it to {full}")
+        axes.append(dim if extent == full else SliceOf(dim=dim, offset=first, extent=extent))
+    return Operator(
+        name=name,
+        kind="padded",
+        dims=dims_of(extents_of(name, out, dims)),
+        reads=(Access(tensor="x", shape=x, index_map=tuple(axes)),),
+        writes=(Access(tensor="y", shape=out, index_map=dims),),
+        body=Body(steps=(Step(result="padded", function="padded", operands=("x",)),)),
+    )
+
+
+def reorder(name: str, factors: Sequence[int], *, read: Sequence[int], written: Sequence[Sequence[int]]) -> Operator:
+    """Return a tensor of the given factors laid out anew, without FLOP.
+
+    factors: extents. read: positions of the factors in the order of the tensor that is read; written: for each dim of
+    the result, those that make it up. Factors that are not read are repeated.
+    """
+    names = tuple(f"f{i}" for i in range(len(factors)))
+    shape = tuple(prod(factors[i] for i in places) for places in written)
+    axes = tuple(
+        names[places[0]] if len(places) == 1 else (tuple(names[i] for i in places) or None) for places in written
+    )
+    return Operator(
+        name=name,
+        kind="reorder",
+        dims=dims_of(dict(zip(names, factors, strict=True))) or (Dim("f0", 1),),
+        reads=(Access(tensor="x", shape=tuple(factors[i] for i in read), index_map=tuple(names[i] for i in read)),),
+        writes=(Access(tensor="y", shape=shape, index_map=axes),),
+        body=Body(steps=(Step(result="copied", function="copy", operands=("x",)),)),
+    )
+
+
+# -- look-ups
+
+
+def embedding(
+    name: str, x: Shape, *, vocabulary: int, size: int, dims: Names = ("b", "s"), shared: str = ""
+) -> Operator:
+    """Return ``y[dims, d] = table[x[dims], d]``; x: integer indices [dims…], table: [v, d].
+
+    v is a reduction dim of the output: a device that holds a part of the vocabulary looks up what it has
+    and the parts are summed. Its FLOP are those of the look-ups alone. Raises GraphError where the rank of x
+    does not fit.
+    """
+    return Operator(
+        name=name,
+        kind="embedding",
+        dims=(*dims_of(extents_of(name, x, dims)), Dim("d", size), Dim("v", vocabulary)),
+        reads=(
+            Access(tensor="x", shape=x, index_map=dims, role=Role.INDEX),
+            Access(tensor="table", shape=(vocabulary, size), index_map=("v", "d"), role=Role.PARAMETER, shared=shared),
+        ),
+        writes=(Access(tensor="y", shape=(*x, size), index_map=(*dims, "d")),),
+        body=Body(steps=(Step(result="rows", function="embedding", operands=("table", "x")),)),
+    )
+
+
+def gather(name: str, x: Shape, *, dims: Names, along: str, count: int = 1) -> Operator:
+    """Return so many elements of ``x[dims]`` along one dim, at places that the other dims have each its own.
+
+    `along` is a reduction dim of the output: a device that holds a part of it takes what it has (the target's column
+    of its classes) and the parts are summed. Raises GraphError where `along` is none of the dims.
+    """
+    if len(x) != len(dims) or along not in dims:
+        raise GraphError(f"layer {name!r} reads shape {x} with dims {', '.join(dims)}; expected {along} to be of these")
+    taken = next(letter for letter in ("k", "k1", "k2") if letter not in dims) if count > 1 else None
+    extents = extents_of(name, x, dims)
+    axes: tuple[DimIndex, ...] = tuple(taken if dim == along else dim for dim in dims)
+    shape = tuple(count if dim == along else extent for dim, extent in extents.items())
+    return Operator(
+        name=name,
+        kind="gather",
+        dims=dims_of(extents | ({taken: count} if taken else {})),
+        reads=(
+            Access(tensor="x", shape=x, index_map=dims),
+            Access(tensor="places", shape=shape, index_map=axes, role=Role.INDEX),
+        ),
+        writes=(Access(tensor="y", shape=shape, index_map=axes),),
+        body=Body(steps=(Step(result="picked", function="pick", operands=("x", "places"), dims=(along,)),)),
+        attributes=(("along", along),),
+    )
+
+
+# -- what nothing is known of
+
+
+def opaque(
+    name: str,
+    inputs: Sequence[Shape],
+    outputs: Sequence[Shape],
+    *,
+    passes: Sequence[tuple[int, int]] = (),
+    flop: float = 0.0,
+    product_flop: float = 0.0,
+    function: str = "",
+    num_weights: int = 0,
+) -> Operator:
+    """Return an operator that can be split along the dims that pass through unchanged, and along no others.
+
+    passes: pairs (dim of the first input, dim of every output). flop, product_flop: of the whole forward pass, point
+    by point and of products. The last inputs, num_weights, are trained and needed whole by every device; so are the
+    others but along those dims in which they are as long as the first one. Raises GraphError where nothing is written.
+    """
+    if not outputs:
+        raise GraphError(f"layer {name!r} writes nothing")
+    passed = {place: f"p{i}" for i, (place, _) in enumerate(passes)}
+    dims = [Dim(passed[place], inputs[0][place]) for place, _ in passes]
+    writes = []
+    for number, shape in enumerate(outputs):
+        axes: list[DimIndex] = []
+        for dim, extent in enumerate(shape):
+            source = next((place for place, target in passes if target == dim), None)
+            if source is not None and inputs[0][source] == extent:
+                axes.append(passed[source])
+                continue
+            own = f"y{number}_{dim}"
+            dims.append(Dim(own, extent))
+            axes.append(own)
+        writes.append(Access(tensor=f"y{number}", shape=shape, index_map=tuple(axes), partial_over=()))
+    reads = []
+    for number, shape in enumerate(inputs):
+        is_weight = number >= len(inputs) - num_weights
+        along: tuple[DimIndex, ...] = tuple(
+            passed.get(dim) if not is_weight and dim < len(inputs[0]) and inputs[0][dim] == extent else None
+            for dim, extent in enumerate(shape)
+        )
+        role = Role.PARAMETER if is_weight else Role.ACTIVATION
+        reads.append(Access(tensor=f"x{number}", shape=shape, index_map=along, role=role))
+    # There is no body that the work could follow from.
+    points = tuple(axis for axis in writes[0].index_map if isinstance(axis, str))
+    size = max(1, writes[0].size)
+    every, weights = tuple(range(len(inputs))), tuple(range(len(inputs) - num_weights, len(inputs)))
+    work = [Work(dims=points, flop_per_point=flop / size, inputs=(every,))] if flop else []
+    if product_flop:
+        # Of a loop, that is: of what it has computed before with its weights, or with the rest of what it reads.
+        operands = (every, weights) if weights else every[:2]
+        work.append(Work(dims=points, flop_per_point=product_flop / size, inputs=operands, contraction=True))
+    return Operator(
+        name=name,
+        kind="opaque",
+        dims=tuple(dims) or (Dim("p0", 1),),
+        reads=tuple(reads),
+        writes=tuple(writes),
+        work=tuple(work),
+        unsplittable=tuple(dim.name for dim in dims if dim.name not in passed.values()),
+        attributes=(("function", function),),
+    )

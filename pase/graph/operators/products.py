@@ -1,0 +1,167 @@
+"""Products of tensors: dense layers, contractions of any two tensors, and scaled dot-product attention."""
+
+from math import sqrt
+
+from pase.errors import GraphError
+from pase.graph.access import Access, Dim, Role, dims_of, extents_of
+from pase.graph.body import Body, Step
+from pase.graph.operator import WORK_OF_BODY, AllReduce, Intermediate, Operator
+from pase.graph.operators.pointwise import check_activation, finished
+from pase.graph.work import Work
+
+Shape = tuple[int, ...]
+Names = tuple[str, ...]
+NamedExtents = tuple[tuple[str, int], ...]
+
+
+def dense(
+    name: str,
+    x: Shape,
+    *,
+    out: NamedExtents,
+    lead: Names = ("b",),
+    reduce: Names = ("c",),
+    bias: bool = True,
+    activation: str = "",
+    shared: str = "",
+) -> Operator:
+    """Return ``y[lead, out] = activation(Σ_reduce x[lead, reduce] · w[reduce, out] + bias[out])``.
+
+    x: shape [lead…, reduce…]. out: names and extents of the produced dims. shared: name of a weight that
+    several layers use. Iteration space: lead, out, reduce. Raises GraphError where the rank of x does not fit.
+    """
+    extents_of(name, x, (*lead, *reduce))
+    names, out_shape = tuple(n for n, _ in out), tuple(e for _, e in out)
+    shape = (*x[len(lead) :], *out_shape)
+    reads = [
+        Access(tensor="x", shape=x, index_map=(*lead, *reduce)),
+        Access(tensor="w", shape=shape, index_map=(*reduce, *names), role=Role.PARAMETER, shared=shared),
+    ]
+    if bias:
+        # Added after the sum over `reduce`: its gradient is not a partial sum of a split there.
+        reads.append(
+            Access(tensor="bias", shape=out_shape, index_map=names, role=Role.PARAMETER, partial_over=tuple(lead))
+        )
+    step = Step(result="products", function="einsum", operands=("x", "w"), dims=(*lead, *names))
+    return Operator(
+        name=name,
+        kind="dense",
+        dims=tuple(Dim(n, e) for n, e in (*zip(lead, x, strict=False), *out, *zip(reduce, shape, strict=False))),
+        reads=tuple(reads),
+        writes=(Access(tensor="y", shape=x[: len(lead)] + out_shape, index_map=(*lead, *names)),),
+        body=finished(step, has_bias=bias, activation=activation),
+        attributes=(("activation", check_activation(name, activation)),),
+    )
+
+
+def contract(
+    name: str,
+    x: Shape,
+    y: Shape,
+    *,
+    axes: tuple[Names, Names],
+    out: Names,
+    parameter: int | None = None,
+    kind: str = "contract",
+    share: float = 1.0,
+) -> Operator:
+    """Return ``z[out] = Σ x[axes[0]] · y[axes[1]]`` over the dims that `out` lacks, one iteration dim for each name.
+
+    parameter: which of the two is trained, if any. share: of the products that are computed at all, evenly over every
+    dim (1/8 where each token goes to one of eight experts). Raises GraphError where extents or names disagree.
+    """
+    extents: dict[str, int] = {}
+    for shape, names in zip((x, y), axes, strict=True):
+        if len(shape) != len(names) or len(set(names)) != len(names):
+            raise GraphError(f"layer {name!r} reads shape {shape} with dims {', '.join(names)}; expected one name each")
+        for dim, extent in zip(names, shape, strict=True):
+            if extents.setdefault(dim, extent) != extent:
+                raise GraphError(
+                    f"layer {name!r}: dim {dim} has extent {extents[dim]} in one tensor, {extent} in another"
+                )
+    if not set(out) <= set(extents):
+        raise GraphError(f"layer {name!r} writes dims {', '.join(out)}; it reads {', '.join(extents)}")
+    order = (*out, *(dim for dim in extents if dim not in out))
+    reads = tuple(
+        Access(
+            tensor="w" if parameter == i else "xy"[i],
+            shape=shape,
+            index_map=names,
+            role=Role.PARAMETER if parameter == i else Role.ACTIVATION,
+        )
+        for i, (shape, names) in enumerate(zip((x, y), axes, strict=True))
+    )
+    step = Step(result="products", function="einsum", operands=tuple(read.tensor for read in reads), dims=out)
+    # Which of the products are computed, where not all are, no step tells.
+    part = (Work(dims=order, flop_per_point=2 * share, inputs=(0, 1), contraction=True),)
+    return Operator(
+        name=name,
+        kind=kind,
+        dims=dims_of({dim: extents[dim] for dim in order}),
+        reads=reads,
+        writes=(Access(tensor="z", shape=tuple(extents[dim] for dim in out), index_map=out),),
+        work=part if share < 1 else WORK_OF_BODY,
+        body=Body(steps=(step,)),
+    )
+
+
+def attention(name: str, q: Shape, k: Shape, v: Shape, *, causal: bool = False, is_fused: bool = False) -> Operator:
+    """Return ``y[b,s,h,k] = Σ_t softmax_t(q[b,s,h,·] · k[b,t,h,·] / √k) v[b,t,h,k]``.
+
+    q: shape [b, s, h, k]; k, v: [b, t, h, k]. Iteration space: b, h, s (queries), t (keys), k. A split of t
+    exchanges the running maximum and sum of each query; a split of k the partial scores. causal: a query
+    attends to no later key (costed as the full square, as it is computed). is_fused: the scores are never
+    whole in memory, and computed again backward: one number is kept for each query; otherwise their softmax is.
+    """
+    if len(q) != 4 or len(k) != 4 or k != v or (q[0], *q[2:]) != (k[0], *k[2:]):
+        raise GraphError(f"layer {name!r} reads shapes {q}, {k}, {v}; expected [b, s, h, k] and twice [b, t, h, k]")
+    batch, queries, heads, size = q
+    keys = k[1]
+    dims = ("b", "h", "s", "t", "k")
+    of_queries, of_keys, over_scores = ("b", "s", "h", "k"), ("b", "t", "h", "k"), dims[:4]
+    # Forward the maximum and the sum of each row, backward the sum of its gradient.
+    statistic = AllReduce(
+        tensor="softmax",
+        shape=(batch, heads, queries),
+        index_map=("b", "h", "s"),
+        over=("t",),
+        times=3,
+        backward_times=1,
+        gradient_of=(0, 1),
+    )
+    scores = AllReduce(
+        tensor="scores",
+        shape=(batch, heads, queries, keys),
+        index_map=over_scores,
+        over=("k",),
+        times=2,
+        backward_times=1,
+        gradient_of=(0, 1),
+    )
+    step = Step(
+        result="attended",
+        function="attention",
+        operands=("q", "k", "v"),
+        dims=dims,
+        options=(("causal", causal), ("scale", 1 / sqrt(size))),
+    )
+    return Operator(
+        name=name,
+        kind="attention",
+        dims=dims_of(dict(zip(dims, (batch, heads, queries, keys, size), strict=True))),
+        reads=(
+            Access(tensor="q", shape=q, index_map=of_queries),
+            Access(tensor="k", shape=k, index_map=of_keys),
+            Access(tensor="v", shape=v, index_map=of_keys),
+        ),
+        writes=(Access(tensor="y", shape=q, index_map=of_queries),),
+        exchanges=(statistic, scores),
+        intermediates=(
+            Intermediate(tensor="log_sums", shape=statistic.shape, index_map=statistic.index_map, kept=1)
+            if is_fused
+            # Backward, its gradient, and that of the scores as it is and as a product takes it.
+            else Intermediate(tensor="softmax", shape=scores.shape, index_map=over_scores, kept=1, working=3),
+        ),
+        body=Body(steps=(step,)),
+        attributes=(("causal", causal),),
+    )
