@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-import pase
 from pase import Plan, SearchOptions, search
 from pase.common.documents import Field
 from pase.costs import cost_model
 from pase.errors import PlanError
 from pase.machine import load_machine, override_machine
 from pase.models import MODELS
-from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, read_plan, write_plan
+from pase.planning.plan_file import graph_hash, plan_document, plan_from_document, plan_schema, read_plan, write_plan
 from pase.planning.strategy import plan_layers, total_cost
 from tests.networks import small_graph, small_plan, tiny_plan
 
@@ -35,7 +34,7 @@ NOT_VERIFIABLE = ("machine", "search", "tool_version")
 
 @cache
 def _schema() -> Draft202012Validator:
-    schema = json.loads((Path(pase.__file__).parent / "planning" / "plan.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(plan_schema())
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 

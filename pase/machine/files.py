@@ -7,11 +7,27 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import resources
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+from pase.common.codecs import (
+    POSITIVE,
+    TEXT,
+    WHOLE,
+    Codec,
+    array,
+    descriptions,
+    json_schema,
+    number,
+    record,
+    table,
+    version,
+)
 from pase.common.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
 from pase.machine.lines import field_lines
@@ -41,10 +57,70 @@ UNITS: Mapping[str, str] = MappingProxyType(
 """What a figure counts, by key."""
 
 
-SCHEMA_VERSION = 1
-
-
 DEFAULT_MACHINE = "1080ti"
+
+
+def figure(field: Field, *, above: float | None = None) -> float:
+    """Return a number of 0 or more, or above one; what is text, a figure with its unit, is answered with ours."""
+    if isinstance(field.value, str):
+        key = field.path.rpartition(".")[2]
+        expected = "a number of 0 or more" if above is None else f"a number above {above:g}"
+        raise field.fail(f"is {field.value[:60]!r}; expected {expected}, {UNITS.get(key, 'without a unit')}")
+    return field.number() if above is None else field.number(above=above)
+
+
+def _figure(above: float | None = None) -> Codec[float]:
+    return replace(number(above=above), read=partial(figure, above=above))
+
+
+def _machine(peaks: Codec[Any]) -> Codec[Machine]:
+    device = record(
+        Device,
+        name=TEXT,
+        memory_bytes=POSITIVE,
+        memory_bandwidth_bytes_per_s=_figure(above=0).optional(None),
+        source=TEXT,
+        peak_flop_per_s=peaks,
+    )
+    level = record(
+        Level,
+        name=TEXT,
+        devices=WHOLE.of("num_devices"),
+        latency_s=_figure(),
+        bandwidth_bytes_per_s=_figure(above=0),
+        source=TEXT,
+    )
+    return record(
+        Machine,
+        schema_version=version(1),
+        name=TEXT,
+        description=TEXT,
+        device=device,
+        levels=array(level, minItems=1),
+    )
+
+
+def _checked(machine: Machine, document: Field) -> Machine:
+    if not machine.device.peak_flop_per_s:
+        raise document["device"]["peak_flop_per_s"].fail("is empty; give at least float32")
+    if not machine.levels:
+        raise document["levels"].fail("is empty; expected one [[levels]] table for each level, the innermost first")
+    sizes = pairwise(level.num_devices for level in machine.levels)
+    for level, (inner, outer) in zip(document["levels"].items()[1:], sizes, strict=True):
+        if inner == 0 or (outer and (outer % inner or outer <= inner)):
+            raise level["devices"].fail(
+                f"is {outer}, after {inner}; each level holds several whole groups of the one before "
+                "(0, without bound, comes last)"
+            )
+    return replace(machine, origin=Origin(source=document.source, path=document.path, lines=document.lines))
+
+
+MACHINE = _machine(table(_figure(above=0), minProperties=1)).checked(_checked)
+"""Machines in plans, where another version of PaSE may know more."""
+
+_PEAKS = {dtype: _figure(above=0).optional(None) for dtype in DTYPES} | {REQUIRED_DTYPE: _figure(above=0)}
+_FILE = _machine(record(dict, **_PEAKS))
+"""Machine files: what they may hold."""
 
 
 def preset_names() -> tuple[str, ...]:
@@ -85,7 +161,19 @@ def machine_schema() -> str:
     It says nothing of what only several values together show: that the devices of each level are a multiple of those of
     the one before.
     """
-    return (resources.files("pase.machine") / "machine.schema.json").read_text(encoding="utf-8")
+    schema = json_schema(_FILE, identifier="urn:pase:machine:1", title="PaSE machine", described=machine_descriptions())
+    return json.dumps(_closed(schema), indent=2, ensure_ascii=False) + "\n"
+
+
+def machine_descriptions() -> dict[str, dict[str, str]]:
+    """Return what is said of everything in a machine."""
+    return descriptions("pase.machine", "machine.descriptions.toml")
+
+
+def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema whose objects have no other members than those that it tells of."""
+    found = {key: _closed(value) if isinstance(value, dict) else value for key, value in schema.items()}
+    return found | ({"additionalProperties": False} if isinstance(schema.get("required"), list) else {})
 
 
 def _parse(text: str, source: str) -> Machine:
@@ -94,13 +182,13 @@ def _parse(text: str, source: str) -> Machine:
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets thousands deep
         raise MachineError(f"{source} is not TOML: {error}{_quoted_line(text, str(error))}") from None
     field = Field(document, "", MachineError, source, field_lines(text, document))
-    refuse_unknown_keys(field)
-    machine = machine_from_document(field)
-    if REQUIRED_DTYPE not in machine.device.peak_flop_per_s:
-        raise field["device"]["peak_flop_per_s"].fail(
+    _refuse_unknown_keys(field, _FILE)
+    peaks = field["device"]["peak_flop_per_s"]
+    if not peaks.get(REQUIRED_DTYPE):
+        raise peaks.fail(
             f"has no {REQUIRED_DTYPE}, which costs are computed for; expected {REQUIRED_DTYPE}, {UNITS[REQUIRED_DTYPE]}"
         )
-    return machine
+    return machine_from_document(field)
 
 
 def _quoted_line(text: str, error: str) -> str:
@@ -117,46 +205,7 @@ def machine_from_document(document: Field) -> Machine:
 
     Keys that are not known are passed over, as plans do that another version wrote; `parse_machine` refuses them.
     """
-    version = document["schema_version"]
-    if version.integer() != SCHEMA_VERSION:
-        raise version.fail(f"is {version.value}; this version of PaSE reads {SCHEMA_VERSION}")
-    device = document["device"]
-    memory_bandwidth = device.get("memory_bandwidth_bytes_per_s")
-    peaks = {dtype: figure(field, above=0) for dtype, field in device["peak_flop_per_s"].members()}
-    if not peaks:
-        raise device["peak_flop_per_s"].fail("is empty; give at least float32")
-    levels = document["levels"].items()
-    if not levels:
-        raise document["levels"].fail("is empty; expected one [[levels]] table for each level, the innermost first")
-    sizes = [level["devices"].integer() for level in levels]
-    for level, inner, outer in zip(levels[1:], sizes, sizes[1:], strict=False):
-        if inner == 0 or (outer and (outer % inner or outer <= inner)):
-            raise level["devices"].fail(
-                f"is {outer}, after {inner}; each level holds several whole groups of the one before "
-                "(0, without bound, comes last)"
-            )
-    return Machine(
-        name=document["name"].text(),
-        description=document["description"].text(),
-        device=Device(
-            name=device["name"].text(),
-            peak_flop_per_s=peaks,
-            memory_bytes=device["memory_bytes"].integer(1),
-            memory_bandwidth_bytes_per_s=figure(memory_bandwidth, above=0) if memory_bandwidth else None,
-            source=device["source"].text(),
-        ),
-        levels=tuple(
-            Level(
-                name=level["name"].text(),
-                num_devices=size,
-                latency_s=figure(level["latency_s"]),
-                bandwidth_bytes_per_s=figure(level["bandwidth_bytes_per_s"], above=0),
-                source=level["source"].text(),
-            )
-            for level, size in zip(levels, sizes, strict=True)
-        ),
-        origin=Origin(source=document.source, path=document.path, lines=document.lines),
-    )
+    return MACHINE.read(document)
 
 
 def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_bytes_per_s: float | None) -> Machine:
@@ -179,32 +228,10 @@ def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_by
     )
 
 
-def machine_document(machine: Machine) -> dict[str, object]:
+def machine_document(machine: Machine) -> dict[str, Any]:
     """Return the document that `machine_from_document` reads back."""
-    device = machine.device
-    memory_bandwidth = device.memory_bandwidth_bytes_per_s
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "name": machine.name,
-        "description": machine.description,
-        "device": {
-            "name": device.name,
-            "memory_bytes": device.memory_bytes,
-            **({"memory_bandwidth_bytes_per_s": memory_bandwidth} if memory_bandwidth is not None else {}),
-            "source": device.source,
-            "peak_flop_per_s": dict(device.peak_flop_per_s),
-        },
-        "levels": [
-            {
-                "name": level.name,
-                "devices": level.num_devices,
-                "latency_s": level.latency_s,
-                "bandwidth_bytes_per_s": level.bandwidth_bytes_per_s,
-                "source": level.source,
-            }
-            for level in machine.levels
-        ],
-    }
+    document: dict[str, Any] = MACHINE.write(machine)
+    return document
 
 
 _SHORT_DTYPES: Mapping[str, str] = MappingProxyType(
@@ -213,55 +240,20 @@ _SHORT_DTYPES: Mapping[str, str] = MappingProxyType(
 """What others call the element types."""
 
 
-_TABLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "": ("schema_version", "name", "description", "device", "levels"),
-        "device": ("name", "memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flop_per_s", "source"),
-        "device.peak_flop_per_s": DTYPES,
-        "levels": ("name", "devices", "latency_s", "bandwidth_bytes_per_s", "source"),
-    }
-)
-"""Keys of each table; of `levels`, those of each element."""
-
-
-def refuse_unknown_keys(document: Field) -> None:
+def _refuse_unknown_keys(document: Field, codec: Codec[Any]) -> None:
     """Raise the document's error for a key that no table of a machine has; what has a wrong type is passed over.
 
     It is refused, never passed over: `latency_us = 2` must not leave a machine without latency.
     """
-    _refuse(document, "")
-    device = _member(document, "device")
-    if device:
-        _refuse(device, "device")
-        peaks = _member(device, "peak_flop_per_s")
-        if peaks:
-            _refuse(peaks, "device.peak_flop_per_s")
-    levels = _member(document, "levels")
-    if levels and isinstance(levels.value, list):
-        for level in levels.items():
-            _refuse(level, "levels")
-
-
-def figure(field: Field, *, above: float | None = None) -> float:
-    """Return a number of 0 or more, or above one; what is text, a figure with its unit, is answered with ours."""
-    if isinstance(field.value, str):
-        key = field.path.rpartition(".")[2]
-        expected = "a number of 0 or more" if above is None else f"a number above {above:g}"
-        raise field.fail(f"is {field.value[:60]!r}; expected {expected}, {UNITS.get(key, 'without a unit')}")
-    return field.number() if above is None else field.number(above=above)
-
-
-def _member(table: Field, key: str) -> Field | None:
-    return table.get(key) if isinstance(table.value, dict) else None
-
-
-def _refuse(table: Field, name: str) -> None:
-    if not isinstance(table.value, dict):
-        return
-    known = _TABLES[name]
-    for key, field in table.members():
-        if key not in known:
-            raise field.fail(f"is not a key of a machine file{_suggestion(key, known)}")
+    if codec.members and isinstance(document.value, dict):
+        known = tuple(codec.members)
+        for key, field in document.members():
+            if key not in known:
+                raise field.fail(f"is not a key of a machine file{_suggestion(key, known)}")
+            _refuse_unknown_keys(field, codec.members[key])
+    if codec.entries and isinstance(document.value, list):
+        for entry in document.items():
+            _refuse_unknown_keys(entry, codec.entries)
 
 
 def _suggestion(key: str, known: tuple[str, ...]) -> str:
@@ -277,8 +269,6 @@ def machine_text(machine: Machine) -> str:
     """Return the text of a machine file; `parse_machine` returns an equal machine."""
     document = machine_document(machine)
     device, levels = document.pop("device"), document.pop("levels")
-    assert isinstance(device, dict)
-    assert isinstance(levels, list)
     peaks = device.pop("peak_flop_per_s")
     tables = [
         _assignments(document),

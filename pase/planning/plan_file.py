@@ -2,20 +2,39 @@
 
 import hashlib
 import json
-from dataclasses import asdict
-from importlib import resources
-from math import isclose, prod
+from dataclasses import fields, replace
+from math import isclose
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pase.common.codecs import (
+    FLAG,
+    NUMBER,
+    POSITIVE,
+    TEXT,
+    WHOLE,
+    Codec,
+    array,
+    choice,
+    defined,
+    descriptions,
+    json_schema,
+    number,
+    record,
+    table,
+    text,
+    version,
+    wholes,
+)
 from pase.common.documents import Field, StrPath, write_atomically
-from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, cost_model
+from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, DeviceMemory, cost_model
 from pase.errors import CostError, MachineError, PlanError
-from pase.graph import Graph, graph_document, graph_from_document
+from pase.graph import Graph, graph_document
+from pase.graph.document import DIMS, GRAPH, SCALARS
 from pase.graph.operators import with_fan_outs
-from pase.machine import machine_document, machine_from_document
+from pase.machine.files import MACHINE, machine_descriptions
 from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel_splits
@@ -26,43 +45,69 @@ _RELATIVE_TOLERANCE = 1e-9
 
 _LIMIT = "memory_limit_bytes_per_device"
 
+_MEMORY_BYTES = (*(field.name for field in fields(DeviceMemory)), "total_bytes")
+
+_TRANSFER = record(Transfer, producer=TEXT, input=WHOLE, cost=NUMBER, forward_bytes=NUMBER, backward_bytes=NUMBER)
+_LAYER = record(
+    LayerPlan,
+    name=TEXT,
+    kind=TEXT,
+    dims=DIMS,
+    splits=table(POSITIVE, minProperties=1),
+    devices=wholes(minItems=1, uniqueItems=True),
+    layer_cost=NUMBER,
+    compute_cost=NUMBER,
+    communication_cost=NUMBER,
+    memory_bytes=NUMBER,
+    transfers=array(defined("transfer", "Transfer", _TRANSFER)),
+)
+_MEMORY: Codec[dict[str, Any]] = record(
+    dict, optimiser=choice(OPTIMISER_STATE), **{key: WHOLE.of(f"memory.{key}") for key in _MEMORY_BYTES}
+)
+_PLAN = record(
+    Plan,
+    schema_version=version(
+        SCHEMA_VERSION,
+        minimum=1,
+        hint=lambda found: ": update PaSE" if found > SCHEMA_VERSION else ": search again",
+    ),
+    tool_version=TEXT,
+    model=record(
+        dict,
+        name=TEXT.of("graph.name"),
+        arguments=SCALARS.of("graph.arguments"),
+        hash=text(pattern="^[0-9a-f]{64}$").derived(lambda plan: graph_hash(plan.graph)),
+    ).derived(lambda plan: plan),
+    num_devices=POSITIVE,
+    cost_model=TEXT,
+    cost_unit=choice(("FLOP", "s")),
+    total_cost=NUMBER,
+    lower_bound=NUMBER,
+    gap=number(maximum=1).derived("gap"),
+    exact=FLAG,
+    baselines=table(NUMBER, required=["data_parallel"], properties={"data_parallel": NUMBER.schema}),
+    search=record(SearchRecord, ordering=TEXT, largest_dependent_set=WHOLE, time_s=NUMBER, peak_memory_bytes=WHOLE),
+    memory=_MEMORY.derived(lambda plan: plan).optional(None),
+    **{_LIMIT: POSITIVE.of("device_memory_bytes").optional(None)},
+    layers=array(defined("layer", "Layer", _LAYER), minItems=1),
+    machine=defined("machine", "Machine", MACHINE),
+    graph=defined("graph", "Computation graph", GRAPH),
+)
+
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return the JSON form of a plan (plan.schema.json); `plan_from_document` returns an equal plan."""
-    limit = plan.device_memory_bytes
-    return {
-        "schema_version": plan.schema_version,
-        "tool_version": plan.tool_version,
-        "model": {
-            "name": plan.graph.name,
-            "arguments": dict(plan.graph.arguments),
-            "hash": graph_hash(plan.graph),
-        },
-        "num_devices": plan.num_devices,
-        "cost_model": plan.cost_model,
-        "cost_unit": plan.cost_unit,
-        "total_cost": plan.total_cost,
-        "lower_bound": plan.lower_bound,
-        "gap": plan.gap,
-        "exact": plan.exact,
-        "baselines": dict(plan.baselines),
-        "search": {
-            "ordering": plan.search.ordering,
-            "largest_dependent_set": plan.search.largest_dependent_set,
-            "time_s": plan.search.time_s,
-            "peak_memory_bytes": plan.search.peak_memory_bytes,
-        },
-        "memory": {"optimiser": plan.optimiser, **asdict(plan.memory), "total_bytes": plan.memory.total_bytes},
-        **({} if limit is None else {_LIMIT: limit}),
-        "layers": [_layer_document(layer) for layer in plan.layers],
-        "machine": machine_document(plan.machine),
-        "graph": graph_document(plan.graph),
-    }
+    """Return the JSON form of a plan (`plan_schema`); `plan_from_document` returns an equal plan."""
+    document: dict[str, Any] = _PLAN.write(plan)
+    return document
 
 
 def plan_schema() -> str:
     """Return the JSON Schema of plan files, as text; docs/export.md says what of it stays as it is."""
-    return (resources.files("pase.planning") / "plan.schema.json").read_text(encoding="utf-8")
+    described = descriptions("pase.planning", "plan.descriptions.toml") | {
+        "machine": machine_descriptions()["document"]
+    }
+    schema = json_schema(_PLAN, identifier="urn:pase:plan:2", title="PaSE plan", described=described)
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 def graph_hash(graph: Graph) -> str:
@@ -106,38 +151,14 @@ load_plan = read_plan
 
 def plan_from_document(document: Field) -> Plan:
     """Return the plan of a parsed document, after checking that its costs follow from its strategy."""
-    version = document["schema_version"]
-    if version.integer(1) != SCHEMA_VERSION:
-        raise version.fail(
-            f"is {version.value}; this version of PaSE reads {SCHEMA_VERSION}: "
-            f"{'update PaSE' if version.integer(1) > SCHEMA_VERSION else 'search again'}"
-        )
-    graph = graph_from_document(document["graph"])
-    _verify_model(document["model"], graph)
-    if with_fan_outs(graph) is not graph:
+    plan = _PLAN.read(document)
+    memory = document.get("memory")
+    # Plans of earlier versions tell of no memory.
+    plan = replace(plan, optimiser=memory["optimiser"].text() if memory else DEFAULT_OPTIMISER)
+    _verify_model(document["model"], plan.graph)
+    if with_fan_outs(plan.graph) is not plan.graph:
         raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
-    search = document["search"]
-    plan = Plan(
-        graph=graph,
-        machine=machine_from_document(document["machine"]),
-        num_devices=document["num_devices"].integer(1),
-        cost_model=document["cost_model"].text(),
-        cost_unit=document["cost_unit"].text(),
-        layers=_layers(document["layers"], graph, document["num_devices"].integer(1)),
-        total_cost=document["total_cost"].number(),
-        lower_bound=document["lower_bound"].number(),
-        exact=document["exact"].boolean(),
-        baselines={name: field.number() for name, field in document["baselines"].members()},
-        search=SearchRecord(
-            ordering=search["ordering"].text(),
-            largest_dependent_set=search["largest_dependent_set"].integer(),
-            time_s=search["time_s"].number(),
-            peak_memory_bytes=search["peak_memory_bytes"].integer(),
-        ),
-        tool_version=document["tool_version"].text(),
-        optimiser=_optimiser(document),
-        device_memory_bytes=limit.integer(1) if (limit := document.get(_LIMIT)) else None,
-    )
+    _verify_layers(document["layers"], plan)
     _verify_memory(plan, document)
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -145,85 +166,28 @@ def plan_from_document(document: Field) -> Plan:
     return plan
 
 
-def _layer_document(layer: LayerPlan) -> dict[str, Any]:
-    return {
-        "name": layer.name,
-        "kind": layer.kind,
-        "dims": layer.dims,
-        "splits": layer.splits,
-        "devices": list(layer.devices),
-        "layer_cost": layer.layer_cost,
-        "compute_cost": layer.compute_cost,
-        "communication_cost": layer.communication_cost,
-        "memory_bytes": layer.memory_bytes,
-        "transfers": [
-            {
-                "producer": transfer.producer,
-                "input": transfer.input,
-                "cost": transfer.cost,
-                "forward_bytes": transfer.forward_bytes,
-                "backward_bytes": transfer.backward_bytes,
-            }
-            for transfer in layer.transfers
-        ],
-    }
-
-
-def _layers(document: Field, graph: Graph, num_devices: int) -> tuple[LayerPlan, ...]:
-    found = document.items()
-    if len(found) != len(graph.operators):
-        raise document.fail(f"has {len(found)} layers; the graph has {len(graph.operators)}")
-    layers = []
-    for field, operator in zip(found, graph.operators, strict=True):
+def _verify_layers(document: Field, plan: Plan) -> None:
+    """Raise PlanError unless layers are those of the graph, each on all devices."""
+    operators, fields = plan.graph.operators, document.items()
+    if len(fields) != len(operators):
+        raise document.fail(f"has {len(fields)} layers; the graph has {len(operators)}")
+    for field, operator, layer in zip(fields, operators, plan.layers, strict=True):
         for key, expected in (("name", operator.name), ("kind", operator.kind)):
-            if field[key].text() != expected:
+            if field[key].value != expected:
                 raise field[key].fail(f"is {field[key].value!r}; the graph has {expected!r} here")
-        dims = {name: extent.integer(1) for name, extent in field["dims"].members()}
-        if list(dims.items()) != list(operator.extents.items()):
+        if list(layer.dims.items()) != list(operator.extents.items()):
+            dims = dict(layer.dims)
             raise field["dims"].fail(f"is {dims}; layer {operator.name!r} of the graph has {operator.extents}")
-        layers.append(
-            LayerPlan(
-                name=operator.name,
-                kind=operator.kind,
-                dims=dims,
-                splits=_splits(field["splits"], dims, num_devices),
-                devices=_devices(field["devices"], num_devices),
-                layer_cost=field["layer_cost"].number(),
-                compute_cost=field["compute_cost"].number(),
-                communication_cost=field["communication_cost"].number(),
-                memory_bytes=field["memory_bytes"].number(),
-                transfers=tuple(
-                    Transfer(
-                        producer=transfer["producer"].text(),
-                        input=transfer["input"].integer(),
-                        cost=transfer["cost"].number(),
-                        forward_bytes=transfer["forward_bytes"].number(),
-                        backward_bytes=transfer["backward_bytes"].number(),
-                    )
-                    for transfer in field["transfers"].items()
-                ),
-            )
-        )
-    return tuple(layers)
-
-
-def _splits(document: Field, dims: dict[str, int], num_devices: int) -> dict[str, int]:
-    splits = {name: factor.integer(1) for name, factor in document.members()}
-    if list(splits) != list(dims):
-        raise document.fail(f"names dims {', '.join(splits) or 'none'}; expected {', '.join(dims)}, in this order")
-    for name, factor in document.members():
-        if dims[name] % factor.integer(1):
-            raise factor.fail(f"is {factor.value}, which does not divide the dim's extent {dims[name]}")
-    if num_devices % prod(splits.values()):
-        raise document.fail(f"makes {prod(splits.values())} parts, which do not divide {num_devices} devices")
-    return splits
-
-
-def _devices(document: Field, num_devices: int) -> tuple[int, ...]:
-    devices = document.integers()
-    if len(devices) != num_devices or sorted(devices) != list(range(num_devices)):
-        raise document.fail(f"must name each device 0 … {num_devices - 1} once")
-    return devices
+        splits, found = field["splits"], ", ".join(layer.splits) or "none"
+        if list(layer.splits) != list(layer.dims):
+            raise splits.fail(f"names dims {found}; expected {', '.join(layer.dims)}, in this order")
+        for name, factor in layer.splits.items():
+            if layer.dims[name] % factor:
+                raise splits[name].fail(f"is {factor}, which does not divide the dim's extent {layer.dims[name]}")
+        if plan.num_devices % layer.num_parts:
+            raise splits.fail(f"makes {layer.num_parts} parts, which do not divide {plan.num_devices} devices")
+        if len(layer.devices) != plan.num_devices or sorted(layer.devices) != list(range(plan.num_devices)):
+            raise field["devices"].fail(f"must name each device 0 … {plan.num_devices - 1} once")
 
 
 def _verify_model(document: Field, graph: Graph) -> None:
@@ -238,23 +202,13 @@ def _verify_model(document: Field, graph: Graph) -> None:
         raise document["arguments"].fail(f"are {arguments}; the graph in this file has {dict(graph.arguments)}")
 
 
-def _optimiser(document: Field) -> str:
-    """Return the optimiser whose state a plan counts; plans of earlier versions, without memory, count none."""
-    memory = document.get("memory")
-    if memory is None:
-        return DEFAULT_OPTIMISER
-    name = memory["optimiser"]
-    if name.text() not in OPTIMISER_STATE:
-        raise name.fail(f"is {name.value!r}; expected one of {', '.join(OPTIMISER_STATE)}")
-    return name.text()
-
-
 def _verify_memory(plan: Plan, document: Field) -> None:
     """Raise PlanError unless the memory is that of the strategy, and within the plan's own limit."""
     memory = document.get("memory")
     if memory is not None:
-        for key, expected in {**asdict(plan.memory), "total_bytes": plan.memory.total_bytes}.items():
-            if memory[key].integer() != expected:
+        for key in _MEMORY_BYTES:
+            expected = getattr(plan.memory, key)
+            if memory[key].value != expected:
                 raise memory[key].fail(f"is {memory[key].value}, but the strategy needs {expected}: search again")
     limit = plan.device_memory_bytes
     if limit is not None and plan.memory.total_bytes > limit:

@@ -12,7 +12,7 @@ from scripts.site.changes import changes_page
 from scripts.site.commands import commands_page
 from scripts.site.links import relinked
 from scripts.site.names import names_page
-from scripts.site.schemas import PUBLISHED, ROOT, schema_page
+from scripts.site.schemas import PUBLISHED, schema_page
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -29,8 +29,8 @@ _MARK = re.compile(r"^<!-- generated: (\w+) (\S+) -->$", re.MULTILINE)
 
 def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
     """Add the files that the site publishes and that do not lie in docs/."""
-    for source, target in PUBLISHED.items():
-        files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
+    for name, schema in PUBLISHED.items():
+        files.append(File.generated(config, f"schemas/{name}.schema.json", content=schema()))
     return files
 
 

@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from mkdocs.exceptions import PluginError
 
-from scripts.site.schemas import PUBLISHED, ROOT
+from scripts.site.schemas import ROOT
 
-PAGES: Mapping[str, str] = MappingProxyType({"README.md": "index.md", "CHANGELOG.md": "changelog.md", **PUBLISHED})
-"""Files outside docs/ that have a page, or a file, of the site."""
+PAGES: Mapping[str, str] = MappingProxyType({"README.md": "index.md", "CHANGELOG.md": "changelog.md"})
+"""Files outside docs/ that have a page of the site."""
 
 _LINK = re.compile(r"\[([^\[\]]*)\]\((\.\./[^()#\s]*)(#[^()\s]*)?\)")
 

@@ -1,21 +1,19 @@
 """A JSON Schema as tables: one for the document, one for each of its definitions."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from pase.machine import machine_schema
+from pase.planning.plan_file import plan_schema
+
 ROOT = Path(__file__).parents[2]
 
-PUBLISHED: Mapping[str, str] = MappingProxyType(
-    {
-        "pase/machine/machine.schema.json": "schemas/machine.schema.json",
-        "pase/planning/plan.schema.json": "schemas/plan.schema.json",
-    }
-)
-"""Schemas, and where the site has them."""
+PUBLISHED: Mapping[str, Callable[[], str]] = MappingProxyType({"machine": machine_schema, "plan": plan_schema})
+"""Schemas by the name of the file that the site has them in: schemas/plan.schema.json."""
 
 Node = Mapping[str, Any]
 
@@ -38,12 +36,13 @@ class Row:
     description: str
 
 
-def schema_page(source: str) -> str:
-    """Return the tables of a schema, as Markdown; source: its path from the root."""
-    schema = json.loads((ROOT / source).read_text(encoding="utf-8"))
+def schema_page(name: str) -> str:
+    """Return the link to a schema and its tables, as Markdown, for a page in docs/reference."""
+    schema = json.loads(PUBLISHED[name]())
     sections = [("The document", "document", schema)]
     sections += [(f"`{name}`", name, node) for name, node in schema.get("$defs", {}).items()]
-    return "\n".join(line for title, anchor, node in sections for line in _section(title, anchor, node))
+    lines = [line for title, anchor, node in sections for line in _section(title, anchor, node)]
+    return "\n".join([f"The [JSON Schema](../schemas/{name}.schema.json) of it as a file.", "", *lines])
 
 
 def _section(title: str, anchor: str, node: Node) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pase.cli.output import duration, quantity
 from pase.common.names import visible
 from pase.machine import preset_names
 from pase.models import MODELS
-from pase.planning.plan_file import read_plan
+from pase.planning.plan_file import plan_schema, read_plan
 from tests.cli.conftest import Command
 from tests.cli.processes import in_terminal
 from tests.networks import SMALL
@@ -90,7 +90,7 @@ def test_search_prints_one_json_object_that_is_the_plan(name: str, pase: Command
     assert (finished.status, finished.err) == (0, "")
     document = json.loads(finished.out)
     assert json.loads(path.read_text(encoding="utf-8")) == document
-    schema = json.loads((Path(library.__file__).parent / "planning" / "plan.schema.json").read_text(encoding="utf-8"))
+    schema = json.loads(plan_schema())
     assert Draft202012Validator(schema).is_valid(document)
     assert {"schema_version", "total_cost", "lower_bound", "gap", "exact", "layers", "baselines", "search"} <= set(
         document

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import yaml
 
 import pase
 from pase.cli.main import COMMANDS, cli
+from pase.machine import machine_schema
+from pase.planning.plan_file import plan_schema
 from tests.docs.html import Page, Site
 from tests.docs.markdown import ROOT, pages
 
@@ -141,14 +144,16 @@ def test_every_error_has_an_entry(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "name", "source"),
+    ("page", "name", "made"),
     [
-        ("plan-file", "plan", "pase/planning/plan.schema.json"),
-        ("machine-file", "machine", "pase/machine/machine.schema.json"),
+        ("plan-file", "plan", plan_schema),
+        ("machine-file", "machine", machine_schema),
     ],
 )
-def test_schemas_are_published_and_every_field_is_told(site: Site, page: str, name: str, source: str) -> None:
-    schema = json.loads((ROOT / source).read_text(encoding="utf-8"))
+def test_schemas_are_published_and_every_field_is_told(
+    site: Site, page: str, name: str, made: Callable[[], str]
+) -> None:
+    schema = json.loads(made())
     published = site.folder / "schemas" / f"{name}.schema.json"
     assert json.loads(published.read_text(encoding="utf-8")) == schema
     text = site.pages[f"reference/{page}/index.html"].path.read_text(encoding="utf-8")
@@ -240,7 +245,7 @@ def test_a_wrong_page_fails(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("page", "link", "expected"),
     [
-        ("method.md", "[schema](../pase/planning/plan.schema.json)", "[schema](schemas/plan.schema.json)"),
+        ("method.md", "[schema](reference/plan-file.md)", "[schema](reference/plan-file.md)"),
         ("how-to/x.md", "[log](../../CHANGELOG.md#a)", "[log](../changelog.md#a)"),
         ("how-to/x.md", "[m](../method.md)", "[m](../method.md)"),
         ("method.md", "[pase/solver](../pase/solver)", "`pase/solver`"),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pase.common.codecs import descriptions
+from pase.machine import machine_schema
 from pase.planning.plan_file import plan_document, plan_schema
 from tests.exports.plan_fields import fields, golden_fields
 from tests.networks import small_plan
@@ -86,6 +88,24 @@ def test_everything_in_it_is_described() -> None:
         assert "$ref" in schema or schema.get("description"), schema
     for name, found in SCHEMA["$defs"].items():
         assert found.get("title"), name
+
+
+def _texts(schema: object) -> set[str]:
+    """Return every description within a schema."""
+    if isinstance(schema, list):
+        return set().union(*map(_texts, schema))
+    if not isinstance(schema, dict):
+        return set()
+    own = {schema["description"]} if isinstance(schema.get("description"), str) else set()
+    return own.union(*map(_texts, schema.values()))
+
+
+@pytest.mark.parametrize("name", ["planning/plan", "machine/machine"])
+def test_no_description_is_of_what_is_gone(name: str) -> None:
+    package, _, document = name.partition("/")
+    said = descriptions(f"pase.{package}", f"{document}.descriptions.toml")
+    shown = _texts(SCHEMA) | _texts(json.loads(machine_schema()))
+    assert {text for part in said.values() for text in part.values()} <= shown
 
 
 @pytest.mark.parametrize("name", ["inception_v3", "rnnlm"])

@@ -133,7 +133,7 @@ def test_every_package_and_every_file_that_is_read_is_installed() -> None:
     data = [
         p for p in (ROOT / "pase").rglob("*") if p.suffix in {".json", ".toml", ".typed"} and "models" not in p.parts
     ]
-    assert {"plan.schema.json", "1080ti.toml", "2080ti.toml", "py.typed"} <= {path.name for path in data}
+    assert {"plan.descriptions.toml", "1080ti.toml", "2080ti.toml", "py.typed"} <= {path.name for path in data}
     for path in data:
         assert any(path.match(pattern.removeprefix("**/")) for pattern in patterns), path
 
