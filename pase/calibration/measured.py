@@ -1,12 +1,13 @@
 """`calibrate` and `MeasuredMachine`: a process that measures, its samples, and the machine that these make."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import sqrt
 from types import MappingProxyType
 
 import numpy as np
 
+from pase.common.codecs import POSITIVE, TEXT, array, number, record, table
 from pase.common.documents import Field
 from pase.costs.collectives import Link, all_reduce
 from pase.errors import CalibrationError, ProgramError
@@ -139,41 +140,30 @@ class Samples:
 
     def document(self) -> dict[str, object]:
         """Return the JSON form, which `samples_from_document` reads back."""
-        return asdict(self)
+        found: dict[str, object] = _SAMPLES.write(self)
+        return found
+
+
+_RATES = array(record(Rate, shape=TEXT, amount=number(above=0), time_s=number(above=0)))
+_TRANSFERS = array(record(TransferSample, size_bytes=POSITIVE, time_s=number(above=0)))
+_SAMPLES = record(
+    Samples,
+    kind=TEXT,
+    device_name=TEXT,
+    num_devices=POSITIVE,
+    memory_bytes=POSITIVE,
+    tensorflow_version=TEXT,
+    matmul=table(_RATES),
+    convolution=table(_RATES),
+    stream=_RATES,
+    copies=_TRANSFERS,
+    all_reduces=_TRANSFERS,
+)
 
 
 def samples_from_document(document: Field) -> Samples:
     """Return the samples of a JSON document; its error names what is missing or wrong."""
-    return Samples(
-        kind=document["kind"].text(),
-        device_name=document["device_name"].text(),
-        num_devices=document["num_devices"].integer(1),
-        memory_bytes=document["memory_bytes"].integer(1),
-        tensorflow_version=document["tensorflow_version"].text(),
-        matmul={dtype: _rates_of(field) for dtype, field in document["matmul"].members()},
-        convolution={dtype: _rates_of(field) for dtype, field in document["convolution"].members()},
-        stream=_rates_of(document["stream"]),
-        copies=_messages(document["copies"]),
-        all_reduces=_messages(document["all_reduces"]),
-    )
-
-
-def _rates_of(document: Field) -> tuple[Rate, ...]:
-    return tuple(
-        Rate(
-            shape=field["shape"].text(),
-            amount=field["amount"].number(above=0),
-            time_s=field["time_s"].number(above=0),
-        )
-        for field in document.items()
-    )
-
-
-def _messages(document: Field) -> tuple[TransferSample, ...]:
-    return tuple(
-        TransferSample(size_bytes=field["size_bytes"].integer(1), time_s=field["time_s"].number(above=0))
-        for field in document.items()
-    )
+    return _SAMPLES.read(document)
 
 
 _LEAST_SHARE = 1e-6

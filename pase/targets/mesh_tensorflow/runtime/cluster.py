@@ -24,12 +24,12 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 
+from pase.common.codecs import TEXT, WHOLE, array, nullable, number, record, version
 from pase.common.documents import Field
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.runtime.checkpoint import list_checkpoints
 
 VARIABLE = "PASE_CLUSTER"
-SCHEMA_VERSION = 1
 LOOPBACK = "127.0.0.1"
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
@@ -75,16 +75,18 @@ class Cluster:
 
     def to_json(self) -> str:
         """Return the cluster as the environment holds it."""
-        return json.dumps(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "tasks": list(self.addresses),
-                "task": self.task,
-                "bind": self.bind,
-                "local_task": self.local_task,
-                "step_timeout_s": self.step_timeout_s,
-            }
-        )
+        return json.dumps(_CLUSTER.write(self))
+
+
+_CLUSTER = record(
+    Cluster,
+    schema_version=version(1),
+    tasks=array(TEXT).of("addresses"),
+    task=WHOLE,
+    bind=TEXT,
+    local_task=WHOLE,
+    step_timeout_s=nullable(number(above=0)),
+)
 
 
 def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
@@ -96,18 +98,7 @@ def cluster_of(environment: Mapping[str, str] = os.environ) -> Cluster | None:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ProgramError(f"{VARIABLE} is no JSON ({error}); start the program with pase launch") from None
-    field = Field(value, "", ProgramError, VARIABLE)
-    version = field["schema_version"].integer()
-    if version != SCHEMA_VERSION:
-        raise field["schema_version"].fail(f"is {version}; this version of PaSE reads {SCHEMA_VERSION}")
-    timeout = field["step_timeout_s"]
-    return Cluster(
-        addresses=tuple(item.text() for item in field["tasks"].items()),
-        task=field["task"].integer(),
-        bind=field["bind"].text(),
-        local_task=field["local_task"].integer(),
-        step_timeout_s=None if timeout.value is None else timeout.number(above=0),
-    )
+    return _CLUSTER.read(Field(value, "", ProgramError, VARIABLE))
 
 
 def split_address(address: str) -> tuple[str, int]:
