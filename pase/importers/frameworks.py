@@ -9,7 +9,6 @@ from pathlib import PurePath
 
 from pase.errors import ModelError
 from pase.graph import Graph, Scalar
-from pase.importers.execution import Execution, with_bodies
 from pase.importers.front_end import FrontEnd, call_factory, is_factory
 from pase.importers.ir import Generic, Trace
 from pase.importers.ir.trace import live_parameters, product_flop
@@ -31,12 +30,7 @@ class ImportedModel:
     @property
     def graph(self) -> Graph:
         """The graph that is searched; its operators say how they are computed."""
-        return self.execution.graph
-
-    @cached_property
-    def execution(self) -> Execution:
-        """How the forward pass is computed."""
-        return with_bodies(self.traces, self.lowered)
+        return self.lowered.graph
 
     @cached_property
     def num_operators(self) -> dict[str, int]:

@@ -48,12 +48,12 @@ def read_weights(
         source = keras_model.load_with_weights(source)
     model = import_model(source, batch=batch, arguments=given)
     uses = {(w.layer, w.tensor): Use(value=w.source, piece=w.piece) for w in model.lowered.weights}
-    uses |= model.execution.constants
+    uses |= model.lowered.constants
     values = _VALUES[kind](source, {use.value for use in uses.values()}, model.traces[0], batch, given)
     found: dict[str, Array] = {}
     for (layer, tensor), use in uses.items():
         if use.value not in values:
-            if (layer, tensor) in model.execution.constants:
+            if (layer, tensor) in model.lowered.constants:
                 raise ModelError(
                     f"layer {layer!r} is computed with {use.value!r}, whose values the source does not hold as such; "
                     "make it a weight or a constant of the model"

@@ -487,7 +487,7 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
         f"{w.layer}/{w.tensor}": read_as(held[w.source], Use(value="", piece=w.piece)) for w in model.lowered.weights
     }
     mask = np.broadcast_to(np.tril(np.ones((6, 6))), (4, 2, 6, 6))
-    given |= {f"{layer}/{name}": mask for layer, name in model.execution.constants}
+    given |= {f"{layer}/{name}": mask for layer, name in model.lowered.constants}
     graph = with_fan_outs(model.graph)
     for seed in range(2):
         batch = {"input_0": ids.astype(np.int32), "input_1": targets.astype(np.int32)}
@@ -541,7 +541,7 @@ def test_a_keras_network_trains_as_keras_does() -> None:
     for seed in range(2):
         losses, found = trained(random_plan(graph, 4, seed), weights, {"image": images, targets: labels})
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
-        statistics = {f"{layer}/{name}": use.value for (layer, name), use in imported.execution.constants.items()}
+        statistics = {f"{layer}/{name}": use.value for (layer, name), use in imported.lowered.constants.items()}
         statistics = {name: path for name, path in statistics.items() if path in kept and name in found}
         assert len(statistics) == len(kept)
         for name, path in statistics.items():
@@ -618,7 +618,7 @@ def test_batch_normalisation_keeps_its_statistics() -> None:
     graph, weights, batch = graph_of(source), double(source), arrays(source[1])
     model = import_model(source)
     by_pytorch(*source)
-    kept = {f"{layer}/{name}": use.value for (layer, name), use in model.execution.constants.items()}
+    kept = {f"{layer}/{name}": use.value for (layer, name), use in model.lowered.constants.items()}
     buffers = dict(source[0].named_buffers())
     for seed in range(2):
         _, found = trained(random_plan(graph, 4, seed), weights, batch)

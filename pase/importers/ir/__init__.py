@@ -22,7 +22,21 @@ from pase.importers.ir.ops import (
     Softmax,
     Transpose,
 )
-from pase.importers.ir.trace import Folded, Leaf, Node, Origin, Piece, Step, Trace, Use, Value, check_trace
+from pase.importers.ir.trace import (
+    Folded,
+    Leaf,
+    Node,
+    Origin,
+    Piece,
+    Returned,
+    Step,
+    Trace,
+    Use,
+    Value,
+    check_trace,
+    computed_together,
+    lying,
+)
 from pase.importers.ir.views import View
 
 __all__ = [
@@ -48,6 +62,7 @@ __all__ = [
     "Recurrent",
     "Reduce",
     "Reshape",
+    "Returned",
     "Slice",
     "Softmax",
     "Step",
@@ -57,4 +72,6 @@ __all__ = [
     "Value",
     "View",
     "check_trace",
+    "computed_together",
+    "lying",
 ]

@@ -1,8 +1,9 @@
 """`Trace`: a model as its source has it, operator by operator, with shapes and without any weight's values."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Literal
 
@@ -32,14 +33,16 @@ class Leaf:
     """A tensor that no node computes.
 
     role: "input" (fed in every step), "parameter" (trained) or "constant" (buffers, literals). storage: what holds its
-    values, the same for tied weights; its own name where that is not told. number: its value, where it is a constant
-    of one element that is known without reading weights.
+    values, the same for tied weights; its own name where that is not told. number: that all of its elements are, where
+    it is known without reading weights. computed_of: where it was computed of an input of the model, the name and the
+    shape of what holds its elements in their order: that input, or what is computed of it, which is an input itself.
     """
 
     value: Value
     role: Literal["input", "parameter", "constant"]
     storage: str = ""
     number: float | None = None
+    computed_of: tuple[str, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +59,15 @@ class Use:
     """A tensor as a node reads it: by name, perhaps a piece of it, perhaps in another shape.
 
     seen_as: the shape in which it is read where that does not lie over its own in any known way (rows of a table that
-    were looked up by constants): then it counts as needed whole.
+    were looked up by constants): then it counts as needed whole. of: where a weight is read in place of a value that is
+    computed of weights alone, that value; the shape is its own then.
     """
 
     value: str
     piece: Piece | None = None
     view: View | None = None
     seen_as: tuple[int, ...] | None = None
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +105,12 @@ class Node:
     name: unique among nodes. merged: the origins of those that passes put into it. epilogue: functions that are applied
     to the first output, point by point, before anyone reads it; epilogue_inputs: positions in inputs of the weights
     that these read. folded: the work of what was folded into it, before or after its own.
-    computes: the value that the first output holds after what was folded into it, by the name that it had before; ""
-    for its own. stands_for: where the first output is none of the source's, the source's value that is a view of it.
+    beside: how many of the last inputs are weights that others before them are computed of.
+    rate: of the points of the first output that are dropped while the network is trained; -1 where only some of those
+    who read it read it so.
+    computes: the nodes of the source that it stands for, in order; none where that is itself. What each of them reads
+    is made by one of them, held by another node, or a leaf. The last one makes what the first output holds, which that
+    may hold in another shape; an `Identity` among them is how a value lies in what another node holds.
     """
 
     name: str
@@ -114,8 +123,30 @@ class Node:
     epilogue_inputs: tuple[int, ...] = ()
     folded: tuple[Folded, ...] = ()
     whole: tuple[tuple[int, int], ...] = ()
-    computes: str = ""
-    stands_for: tuple[str, View] | None = None
+    beside: int = 0
+    rate: float = 0.0
+    computes: "tuple[Node, ...]" = ()
+
+    @property
+    def elementary(self) -> "tuple[Node, ...]":
+        """The nodes of the source that it stands for."""
+        own = self.inputs[: len(self.inputs) - self.beside]
+        return self.computes or (replace(self, inputs=own, beside=0),)
+
+
+def computed_together(*parts: Iterable[Node]) -> tuple[Node, ...]:
+    """Return the nodes of the source that several stand for, in order; each value is made once."""
+    found: dict[str, Node] = {}
+    for node in chain(*parts):
+        found.setdefault(node.outputs[0].name, node)
+    return tuple(found.values())
+
+
+def lying(value: Value, use: Use) -> Node:
+    """Return the node by which a value of the source is how another one is read."""
+    return Node(
+        name=f"{value.name}:held", op=ops.Identity(), inputs=(use,), outputs=(value,), origin=Origin(operator="")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +158,30 @@ class Step:
     outputs: tuple[Value, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Returned:
+    """What a model returns. name, shape: its own; use: of what a node computes."""
+
+    name: str
+    shape: tuple[int, ...]
+    use: Use
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """Nodes in topological order. outputs: names of the values that the model returns.
 
-    notes: what was assumed. num_source_operators: as the source counts its own, one of which may be several nodes.
+    of_weights: nodes that compute values of weights alone, which are read in place of these. returned: what the model
+    returns, in terms of what nodes compute. notes: what was assumed. num_source_operators: as the source counts its
+    own, one of which may be several nodes.
     """
 
     name: str
     leaves: tuple[Leaf, ...]
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
+    of_weights: tuple[Node, ...] = ()
+    returned: tuple[Returned, ...] = ()
     notes: tuple[str, ...] = field(default=())
     num_source_operators: int = 0
 
@@ -145,7 +189,7 @@ class Trace:
     def values(self) -> dict[str, Value]:
         """Every value by name."""
         found = {leaf.value.name: leaf.value for leaf in self.leaves}
-        return found | {value.name: value for node in self.nodes for value in node.outputs}
+        return found | {value.name: value for node in (*self.of_weights, *self.nodes) for value in node.outputs}
 
     @cached_property
     def leaf(self) -> dict[str, Leaf]:

@@ -1,7 +1,7 @@
 """`lower`: from a trace after its passes to a graph: vertices, edges, and where each weight comes from."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import prod
 from typing import Any
@@ -9,10 +9,11 @@ from typing import Any
 from pase.errors import ModelError
 from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
 from pase.graph.batch import Span, given_spans
-from pase.graph.body import Body
+from pase.graph.body import Body, Step
 from pase.graph.operator import SCANNED
 from pase.importers.ir import Leaf, Node, Piece, Trace, Use, Value, View, ops
 from pase.importers.ir.trace import Names, piece_shape
+from pase.importers.lower.bodies import Read, with_body
 from pase.importers.lower.draft import LoweredOperator, fitted, suggested_names, with_epilogue
 from pase.importers.lower.points import (
     draft_of_view,
@@ -156,28 +157,20 @@ LOWER: dict[type, Lower] = {
 """How each operator of the intermediate form becomes a vertex."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """What a vertex reads. use: of the lowered trace; is_laid_out: a vertex before it laid it out as its view."""
-
-    use: Use
-    is_laid_out: bool = False
-
-
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
     """graph: of the model. weights: where their values are from. approximations: (layer, what is not charged as it is).
 
-    scopes: of each layer, the module or layer of the source. reads: of each layer, what each of its reads is; nodes: of
-    those that are a node of the trace that was lowered, its name.
+    scopes: of each layer, the module or layer of the source. nodes: of each layer that is a node of the trace that was
+    lowered, its name. constants: (layer, constant of its body), what it is of the source.
     """
 
     graph: Graph
     weights: tuple[WeightSource, ...]
     approximations: tuple[tuple[str, str], ...]
     scopes: Mapping[str, str]
-    reads: Mapping[str, tuple[Read, ...]] = field(default_factory=dict)
-    nodes: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, str]
+    constants: Mapping[tuple[str, str], Use]
 
 
 def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsize: int = 4) -> Lowered:
@@ -192,7 +185,6 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsi
     if not builder.operators:
         raise ModelError(f"model {trace.name!r} has no operator that computes with floats; there is nothing to split")
     operators, edges = joined(_scanned(builder), builder.edges)
-    added = operators[len(builder.operators) :]
     graph = Graph(
         name=trace.name,
         operators=tuple(operators),
@@ -205,8 +197,8 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsi
         weights=tuple(builder.weights),
         approximations=tuple(builder.approximations),
         scopes=builder.scopes,
-        reads=builder.reads | {op.name: (Read(use=Use(value="")),) * len(op.reads) for op in added},
         nodes=builder.nodes,
+        constants=builder.constants,
     )
 
 
@@ -242,8 +234,8 @@ class _Builder:
         self.weights: list[WeightSource] = []
         self.approximations: list[tuple[str, str]] = []
         self.scopes: dict[str, str] = {}
-        self.reads: dict[str, tuple[Read, ...]] = {}
         self.nodes: dict[str, str] = {}
+        self.constants: dict[tuple[str, str], Use] = {}
         self._names = Names()
         self._suggested_names = suggested_names(trace)
         # Who writes a value, or a piece of it: (operator, output).
@@ -259,18 +251,16 @@ class _Builder:
         self.approximations += [(name, text) for text in draft.approximations]
         self.nodes[name] = node.name
         if not isinstance(node.op, ops.Generic):
-            # What it computes is told once all vertices are there: by the source, which may do more than its kind.
+            # What it computes is told by the source, which may do more than its kind.
             draft = replace(draft, operator=replace(draft.operator, body=None))
         values = [v for v in node.outputs if v.is_float or v.name in self._reads] or list(node.outputs)
-        self._place(draft, tuple(values), node.origin.scope)
+        self._place(draft, tuple(values), node.origin.scope, node)
 
-    def _place(self, draft: LoweredOperator, values: tuple[Value, ...], scope: str) -> None:
+    def _place(self, draft: LoweredOperator, values: tuple[Value, ...], scope: str, node: Node | None = None) -> None:
         """Add a vertex, and before it those that lay out or cut what it reads; values: what it writes, in order."""
         name = draft.operator.name
         self.scopes[name] = scope
         operator, sources = self._fitted(draft, scope)
-        pairs = zip(draft.sources, sources, strict=True)
-        self.reads[name] = tuple(Read(use=own, is_laid_out=own != source) for own, source in pairs)
         operator = self._as_read(operator, sources)
         writes = [
             write
@@ -287,14 +277,18 @@ class _Builder:
                 if part is not None:
                     self._made[value.name, piece] = name, len(writes)
                     writes.append(part)
-        for i, use in enumerate(sources):
+        reads: list[Read] = []
+        for i, (own, use) in enumerate(zip(draft.sources, sources, strict=True)):
             found = self._producer(use, scope)
+            reads.append(Read(use=own, is_laid_out=own != use, is_given=found is None))
             if found is not None:
                 producer, output = found
                 self.edges.append(Edge(producer=producer, output=output, consumer=name, input=i))
         if operator.body and operator.dims != draft.operator.dims:
             operator = replace(operator, body=Body(problem="what it reads is seen in other dims than its own"))
-        self.operators.append(replace(operator, writes=tuple(writes)))
+        operator, constants = with_body(self.trace, replace(operator, writes=tuple(writes)), node, reads)
+        self.constants |= {(name, constant): use for constant, use in constants.items()}
+        self.operators.append(operator)
 
     def _fitted(self, draft: LoweredOperator, scope: str) -> tuple[Operator, list[Use]]:
         """Return the operator with its reads as their tensors lie, and its sources.
@@ -414,7 +408,8 @@ def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[O
     told = [replace(op, writes=(*op.writes, token)) if i in last else op for i, op in enumerate(operators)]
     sources = [operators[i] for i in sorted(last)]
     reads = tuple(replace(token, tensor=f"x{i}") for i in range(len(sources)))
-    end = Operator(name=name, kind="outputs", dims=(Dim("i", 1),), reads=reads, writes=(token,))
+    body = Body(steps=(Step(result="t1", function="copy", operands=("x0",)),))
+    end = Operator(name=name, kind="outputs", dims=(Dim("i", 1),), reads=reads, writes=(token,), body=body)
     more = [
         Edge(producer=source.name, output=len(source.writes), consumer=name, input=i)
         for i, source in enumerate(sources)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.importers.ir import Node, Trace, Use, Value, View, ops
+from pase.importers.ir import Node, Trace, Use, Value, View, computed_together, lying, ops
 from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import see_views, seen_through, without_dead_nodes
 
@@ -87,7 +87,10 @@ def _around(trace: Trace, softmax: Node) -> tuple[list[Node], set[str]] | None:
         for origin in (node.origin, *node.merged)
     )
     kept = tuple(use for use in scores.masks if is_activation(trace, use) or trace.leaf[use.value].role == "parameter")
-    attention = replace(values, op=ops.Attention(), inputs=(*heads, *kept), merged=(*values.merged, *origins))
+    together = computed_together(*(node.elementary for node in trace.nodes if node.name in names))
+    attention = replace(
+        values, op=ops.Attention(), inputs=(*heads, *kept), merged=(*values.merged, *origins), computes=together
+    )
     order = (*letters.batch, letters.step, *new)
     return _written(trace, attention, order, result), names - {values.name}
 
@@ -105,10 +108,11 @@ def _written(trace: Trace, attention: Node, order: tuple[str, ...], result: str)
         return [attention]
     places = tuple(order.index(letter) for letter in result)
     origin = attention.origin
-    seen = View.plain(canonical).reshaped(shape)
-    stands_for = None if seen is None else (old.name, seen.transposed(places))
+    seen = View.plain(old.shape).transposed([result.index(letter) for letter in order]).reshaped(canonical)
+    assert seen is not None, "dims of the batch are put together, or one is taken apart"
+    own = lying(heads, Use(value=old.name, view=seen))
     return [
-        replace(attention, outputs=(heads,), stands_for=stands_for),
+        replace(attention, outputs=(heads,), computes=(*attention.computes, own)),
         Node(
             name=f"{attention.name}:apart",
             op=ops.Reshape(),

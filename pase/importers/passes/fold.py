@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import prod
 
 from pase.graph.operators.pointwise import function_work
-from pase.importers.ir import Folded, Node, Trace, Use, View, ops
+from pase.importers.ir import Folded, Node, Trace, Use, View, computed_together, lying, ops
 from pase.importers.passes.regions import is_activation
 from pase.importers.passes.views import composed
 
@@ -81,11 +81,12 @@ class _State:
         is_seen_otherwise = read.view is not None
         if is_seen_otherwise and value in self.returned:
             return False
-        users = self._redirected(value, read)
+        users = self._redirected(value, read, (lying(self.trace.values[value], read),))
         if users is None:
             return False
         weights = [use for use in node.inputs if self._is_weight(use)]
-        self._replace(replace(_with_epilogue(self.trace, maker, node, read, weights), computes=node.computes or value))
+        together = computed_together(maker.elementary, node.elementary)
+        self._replace(replace(_with_epilogue(self.trace, maker, node, read, weights), computes=together))
         self._remove(node, users)
         self.returned = [read.value if name == value else name for name in self.returned]
         return True
@@ -99,7 +100,7 @@ class _State:
         if isinstance(self.nodes[name].op, _NOT_INTO):
             return False
         whole = _needed_whole(node, self.nodes[name], value)
-        redirected = self._redirected(value, read)
+        redirected = self._redirected(value, read, node.elementary)
         if redirected is None or whole is None:
             return False
         (user,) = redirected
@@ -117,8 +118,8 @@ class _State:
         self._remove(node, [user])
         return True
 
-    def _redirected(self, value: str, read: Use) -> list[Node] | None:
-        """Return the users of a value as they read what is behind it; None where one of them cannot."""
+    def _redirected(self, value: str, read: Use, makers: tuple[Node, ...]) -> list[Node] | None:
+        """Return the users of a value as they read what is behind it, by way of its makers; None where one cannot."""
         shape = self.trace.values[read.value].shape
         found = []
         for name in self.users.get(value, ()):
@@ -130,7 +131,8 @@ class _State:
                     return None
                 inputs.append(seen)
             told = tuple(replace(f, argument=read.value) if f.argument == value else f for f in user.folded)
-            found.append(replace(user, inputs=tuple(inputs), folded=told))
+            together = computed_together(makers, user.elementary)
+            found.append(replace(user, inputs=tuple(inputs), folded=told, computes=together))
         return found
 
     def _is_weight(self, use: Use) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.importers.ir import Folded, Node, Trace, Use, View, ops
+from pase.importers.ir import Folded, Node, Trace, Use, View, computed_together, ops
 from pase.importers.passes.alignment import Alignment, aligned, dims_along
 from pase.importers.passes.views import seen_through, without_dead_nodes
 
@@ -201,7 +201,8 @@ def _collapsed(trace: Trace, region: _Region) -> Node | None:
     last = region.nodes[-1]
     folded = (Folded(flop=more, backward_flop=more),) if more else ()
     origins = [origin for node in region.nodes for origin in (node.origin, *node.merged)]
-    return replace(last, op=op, inputs=tuple(inputs), merged=tuple(origins), folded=folded)
+    together = computed_together(*(node.elementary for node in region.nodes))
+    return replace(last, op=op, inputs=tuple(inputs), merged=tuple(origins), folded=folded, computes=together)
 
 
 def _weights(trace: Trace, region: _Region) -> list[tuple[Use, Node]]:

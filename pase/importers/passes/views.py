@@ -1,10 +1,24 @@
 """Drop what changes nothing, and see reshapes, transposes, broadcasts and slices as ways to read a tensor."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import Broadcast, Identity, Node, Piece, Pointwise, Reshape, Slice, Trace, Transpose, Use, View
+from pase.importers.ir import (
+    Broadcast,
+    Identity,
+    Node,
+    Piece,
+    Pointwise,
+    Reshape,
+    Returned,
+    Slice,
+    Trace,
+    Transpose,
+    Use,
+    View,
+    lying,
+)
 
 
 def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:
@@ -35,7 +49,7 @@ def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:
         view = seen
     if piece is not None and piece.size == shape[piece.dim]:
         piece = None
-    return Use(value=inner.value, piece=piece, view=None if view.is_plain else view)
+    return Use(value=inner.value, piece=piece, view=None if view.is_plain else view, of=inner.of)
 
 
 def seen_through(trace: Trace, use: Use, view: View | None) -> Use | None:
@@ -86,13 +100,39 @@ def drop_noops(trace: Trace) -> Trace:
     """Return the trace without operators that give what they are given."""
     aliases: dict[str, Use] = {}
     dropped: set[str] = set()
+    rates: dict[str, float] = {}
     for node in trace.nodes:
         if not _is_noop(trace, node):
             continue
         dropped.add(node.name)
         if node.inputs and node.outputs:
             aliases[node.outputs[0].name] = node.inputs[0]
+        if isinstance(node.op, Identity) and node.op.rate:
+            value, is_alone = _behind(trace, node, aliases)
+            rates[value] = node.op.rate if is_alone and value not in rates else -1.0
+    trace = replace(trace, nodes=tuple(_dropping(node, rates) for node in trace.nodes))
     return without_dead_nodes(redirected(trace, aliases, without=frozenset(dropped)))
+
+
+def _behind(trace: Trace, node: Node, aliases: Container[str]) -> tuple[str, bool]:
+    """Return the value behind what a node reads, and whether nothing else reads it, or what is between."""
+    is_alone = True
+    while True:
+        value = node.inputs[0].value
+        is_alone &= len(trace.users[value]) == 1 and value not in trace.outputs
+        if value not in aliases:
+            return value, is_alone
+        node = trace.producer[value]
+
+
+def _dropping(node: Node, rates: Mapping[str, float]) -> Node:
+    """Return a node with the rate at which points of its first output are dropped, where there is one."""
+    name = node.outputs[0].name if node.outputs else ""
+    if name not in rates:
+        return node
+    if node.computes:
+        return replace(node, computes=(*node.computes[:-1], replace(node.computes[-1], rate=rates[name])))
+    return replace(node, rate=-1.0 if node.rate else rates[name])
 
 
 def _is_noop(trace: Trace, node: Node) -> bool:
@@ -146,7 +186,9 @@ def see_views(trace: Trace) -> Trace:
                 nodes.append(view)
                 del aliases[use.value]
             inputs.append(seen or use)
-        node = replace(node, inputs=tuple(inputs))
+        seen_here = {use.value: aliases[use.value][0] for use in node.inputs if use.value in aliases}
+        lies = [lying(trace.values[name], use) for name, use in seen_here.items()] if node.computes else ()
+        node = replace(node, inputs=tuple(inputs), computes=(*lies, *node.computes))
         # The values of the new node's inputs are those of the old trace: only how they are read has changed.
         found = seen_by(trace, node) if len(node.outputs) == 1 else None
         if found is not None and not _is_returned(trace, node, found):
@@ -154,7 +196,18 @@ def see_views(trace: Trace) -> Trace:
         else:
             nodes.append(node)
     outputs = tuple(aliases[name][0].value if name in aliases else name for name in trace.outputs)
-    return without_dead_nodes(replace(trace, nodes=tuple(nodes), outputs=outputs))
+    returned: list[Returned] = []
+    for output in trace.returned:
+        behind = aliases[output.use.value][0] if output.use.value in aliases else None
+        use = output.use if behind is None else composed(output.use, behind, trace.values[behind.value].shape)
+        returned += [] if use is None else [replace(output, use=use)]
+    rates: dict[str, float] = {}
+    for name, (_, view) in aliases.items():
+        if view.rate:
+            value, is_alone = _behind(trace, trace.producer[name], aliases)
+            rates[value] = view.rate if is_alone and value not in rates else -1.0
+    nodes = [_dropping(node, rates) for node in nodes]
+    return without_dead_nodes(replace(trace, nodes=tuple(nodes), outputs=outputs, returned=tuple(returned)))
 
 
 def seen_by(trace: Trace, node: Node) -> Use | None:

@@ -1,27 +1,12 @@
-"""Bodies: for each vertex, what the source computes between what it reads and what it writes."""
+"""Bodies: for each vertex, what the nodes of the source that it stands for compute, as steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
-from pase.graph import Graph, Operator, Role, SliceOf, Window
+from pase.graph import Operator, Role, SliceOf, Window
 from pase.graph.body import Body, ModelInput, ModelOutput, Option, is_before_layout
-from pase.importers.execution.sheet import (
-    Atom,
-    Axes,
-    BodyBuilder,
-    NoBodyError,
-    TensorRef,
-    atoms_of,
-    behind,
-    flat,
-    grouped,
-    names,
-    seen,
-)
-from pase.importers.execution.source import Source
-from pase.importers.execution.steps import COMPUTE, moved_within
 from pase.importers.ir import (
     Broadcast,
     Concat,
@@ -42,7 +27,21 @@ from pase.importers.ir import (
     Use,
     View,
 )
-from pase.importers.lower import Lowered, Read
+from pase.importers.lower.builder import (
+    Atom,
+    Axes,
+    BodyBuilder,
+    NoBodyError,
+    TensorRef,
+    atoms_of,
+    behind,
+    flat,
+    grouped,
+    names,
+    seen,
+)
+from pase.importers.lower.steps import COMPUTE, moved_within
+from pase.importers.passes.views import composed
 
 LAID = MappingProxyType({Convolve: "convolve", Pool: "pool", Lookup: "embedding", Gather: "pick"})
 """Operators that read their tensors as their kind has them: steps of their own."""
@@ -67,112 +66,111 @@ _KEEPS_ZERO = frozenset(
 """Functions of which the padding of a window may be an argument: zero stays zero."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Execution:
-    """graph: its operators with bodies. constants: (layer, constant), what it is of the source before its passes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What a vertex reads. use: of the lowered trace; is_laid_out: a vertex before it laid it out as its view.
 
-    graph: Graph
-    constants: Mapping[tuple[str, str], Use]
+    is_given: no other vertex makes it.
+    """
+
+    use: Use
+    is_laid_out: bool = False
+    is_given: bool = False
 
 
-def with_bodies(traces: Sequence[Trace], lowered: Lowered) -> Execution:
-    """Return the graph of a model whose operators say how their forward pass is computed, or why they cannot."""
-    source = Source.of(traces)
-    operators: list[Operator] = []
-    constants: dict[tuple[str, str], Use] = {}
-    for operator in lowered.graph.operators:
-        sheet = BodyBuilder(
-            taken={access.tensor for access in operator.reads} | set(operator.extents),
-            fixed={name: operator.extents[name] for name in operator.unsplittable},
+def with_body(
+    trace: Trace, operator: Operator, node: Node | None, reads: Sequence[Read]
+) -> tuple[Operator, Mapping[str, Use]]:
+    """Return a vertex with what it computes, or why that cannot be told, and what its constants are of the source.
+
+    Args:
+        trace: that is lowered.
+        operator: the vertex.
+        node: that it is; None for a vertex that moves what others read.
+        reads: of the vertex.
+    """
+    sheet = BodyBuilder(
+        taken={access.tensor for access in operator.reads} | set(operator.extents),
+        fixed={name: operator.extents[name] for name in operator.unsplittable},
+    )
+    returned = [] if node is None else [r for r in trace.returned if r.use.value == node.elementary[-1].outputs[0].name]
+    try:
+        if node is None:
+            sheet.step("piece" if operator.kind in ("piece", "opaque") else "copy", [operator.reads[0].tensor])
+            outputs: tuple[ModelOutput, ...] = ()
+        else:
+            value = _Vertex(trace, operator, node, reads, sheet).computed()
+            outputs = tuple(
+                ModelOutput(name=found.name, dims=_order(sheet, value, found.use), shape=found.shape)
+                for found in returned
+            )
+        body = Body(
+            steps=tuple(sheet.steps),
+            constants=tuple(sheet.constants),
+            outputs=outputs,
+            inner=tuple(sheet.inner.values()),
+            untrained=sheet.untrained,
         )
-        try:
-            body = _body(source, lowered, operator, sheet)
-        except NoBodyError as error:
-            node = lowered.nodes.get(operator.name, "")
-            where = source.described(node)
-            outputs = tuple(ModelOutput(name=n, dims=(), shape=s) for n, s in source.returned(node))
-            body = Body(problem=f"{where}{error}", outputs=outputs)
-        body = replace(body, inputs=tuple(_model_inputs(source, lowered, operator)))
-        constants |= {(operator.name, name): use for name, use in sheet.sources.items()}
-        operators.append(replace(operator, body=body))
-    return Execution(graph=replace(lowered.graph, operators=tuple(operators)), constants=constants)
+    except NoBodyError as error:
+        assert node is not None
+        where = f" ({node.origin.line})" if node.origin.line else ""
+        outputs = tuple(ModelOutput(name=found.name, dims=(), shape=found.shape) for found in returned)
+        body = Body(problem=f"{node.origin.operator}{where}: {error}", outputs=outputs)
+    body = replace(body, inputs=tuple(_model_inputs(trace, operator, reads)))
+    return replace(operator, body=body), sheet.sources
 
 
-def _model_inputs(source: Source, lowered: Lowered, operator: Operator) -> Iterator[ModelInput]:
+def _model_inputs(trace: Trace, operator: Operator, reads: Sequence[Read]) -> Iterator[ModelInput]:
     """Yield the inputs of the model that an operator reads."""
-    for i, (access, read) in enumerate(zip(operator.reads, lowered.reads[operator.name], strict=True)):
-        if access.role is Role.PARAMETER or (operator.name, i) in lowered.graph.incoming:
-            continue
-        value = source.final.values.get(read.use.value)
-        if value is not None and read.use.piece is None:
-            name, shape = source.model_input(value.name)
+    for i, (access, read) in enumerate(zip(operator.reads, reads, strict=True)):
+        leaf = trace.leaf.get(read.use.value)
+        if access.role is not Role.PARAMETER and read.is_given and leaf is not None and read.use.piece is None:
+            name, shape = leaf.computed_of or (leaf.value.name, leaf.value.shape)
             yield ModelInput(read=i, name=name, shape=shape)
 
 
-def _body(source: Source, lowered: Lowered, operator: Operator, sheet: BodyBuilder) -> Body:
-    name = lowered.nodes.get(operator.name)
-    if name is None:
-        function = "piece" if operator.kind in ("piece", "opaque") else "copy"
-        sheet.step(function, [operator.reads[0].tensor])
-        return Body(steps=tuple(sheet.steps))
-    node = source.node(name)
-    value = _Vertex(source, lowered, operator, node, sheet).computed()
-    outputs = tuple(_returned(source, sheet, node, value))
-    return Body(
-        steps=tuple(sheet.steps),
-        constants=tuple(sheet.constants),
-        outputs=outputs,
-        inner=tuple(sheet.inner.values()),
-        untrained=sheet.untrained,
-    )
-
-
-def _returned(source: Source, sheet: BodyBuilder, node: Node, value: TensorRef) -> Iterator[ModelOutput]:
-    """Yield the outputs of the model that a node's first output is, seen as they are returned."""
-    for name, use, shape in source.outputs(node):
-        num_steps = len(sheet.steps)
-        known = seen(sheet, value, use)
-        if len(sheet.steps) > num_steps:
-            raise NoBodyError("what the model returns is a view that cuts a dim")
-        assert known.axes is not None
-        yield ModelOutput(name=name, dims=tuple(atom.name for atom in flat(known.axes)), shape=shape)
+def _order(sheet: BodyBuilder, value: TensorRef, use: Use) -> tuple[str, ...]:
+    """Return the dims of what a vertex writes in the order in which a use of it has their points."""
+    num_steps = len(sheet.steps)
+    known = seen(sheet, value, use)
+    if len(sheet.steps) > num_steps:
+        raise NoBodyError("what the model returns is a view that cuts a dim")
+    assert known.axes is not None
+    return tuple(atom.name for atom in flat(known.axes))
 
 
 class _Vertex:
     """One vertex while its body is written."""
 
-    def __init__(self, source: Source, lowered: Lowered, operator: Operator, node: Node, sheet: BodyBuilder) -> None:
-        self._source = source
+    def __init__(self, trace: Trace, operator: Operator, node: Node, reads: Sequence[Read], sheet: BodyBuilder) -> None:
+        self._trace = trace
         self._operator = operator
         self._node = node
+        self._reads = reads
         self._sheet = sheet
-        self._reads = lowered.reads[operator.name]
         self._known: dict[str, TensorRef] = {}
-        self._inside: Sequence[Node] = ()
         # Of weights, before they stood for what is computed of them.
         self._computed: dict[str, TensorRef] = {}
-        # What stands before the passes for what the node reads: the values that its producers hold in the end.
-        self._entries = {source.held(use.value): use.value for use in node.inputs if source.is_computed(use.value)}
+        inside = node.elementary
+        made = {value.name for own in inside for value in own.outputs}
+        # How values lie in what other vertices hold.
+        self._held = {
+            own.outputs[0].name: own.inputs[0]
+            for own in inside
+            if isinstance(own.op, Identity) and own.inputs[0].value not in made
+        }
+        self._inside = [own for own in inside if own.outputs[0].name not in self._held]
 
     def computed(self) -> TensorRef:
         """Write the steps; return what the vertex writes."""
-        inside = self._source.between(self._source.held(self._node.outputs[0].name), set(self._entries))
-        self._inside = inside
-        if not inside:
-            what = type(self._node.op).__name__.lower()
-            raise NoBodyError(
-                f"several operations of the source were recognised as {what}, and how they compute it cannot be "
-                "followed yet"
-            )
-        for node in inside:
+        for node in self._inside:
             name = node.outputs[0].name
-            self._known[name] = self._dropped(name, self._step(node))
-        return self._laid_as_written(self._known[inside[-1].outputs[0].name])
+            self._known[name] = self._dropped(node.rate, self._step(node))
+        return self._laid_as_written(self._known[self._inside[-1].outputs[0].name])
 
-    def _dropped(self, value: str, known: TensorRef) -> TensorRef:
+    def _dropped(self, rate: float, known: TensorRef) -> TensorRef:
         """Return a tensor of which points are dropped while the network is trained, where the source does so."""
-        rate = self._source.rates.get(value)
-        if rate is None:
+        if not rate:
             return known
         sheet = self._sheet
         atoms = () if known.axes is None else flat(known.axes)
@@ -199,15 +197,15 @@ class _Vertex:
     def _step(self, node: Node) -> TensorRef:
         kind: type[Op] = type(node.op)
         if kind in COMPUTE:
-            inputs = [self._input(node, i) for i in range(self._source.num_inputs(node))]
-            return COMPUTE[kind](self._sheet, node, inputs)
+            return COMPUTE[kind](self._sheet, node, [self._input(node, i) for i in range(len(node.inputs))])
+        if kind is Identity:
+            return self._input(node, 0)
         if kind in LAID:
             return self._laid(node)
         if kind in MOVED and self._operator.kind in _MOVING and not any(u.value in self._known for u in node.inputs):
             return self._moved(node)
         if kind in MOVED:
-            inputs = [self._input(node, i) for i in range(self._source.num_inputs(node))]
-            return moved_within(self._sheet, node, inputs)
+            return moved_within(self._sheet, node, [self._input(node, i) for i in range(len(node.inputs))])
         if isinstance(node.op, Generic):
             return self._own(node)
         assert isinstance(node.op, Recurrent), f"{kind} is not computed"
@@ -327,11 +325,10 @@ class _Vertex:
 
     def _end(self, node: Node, position: int) -> str:
         """Return one of the tensors that are joined end to end: a read as it is, or what is laid out for that."""
-        use = node.inputs[position]
-        if use.value in self._entries:
+        known_of = [self._is_read(use) for use in node.inputs[: position + 1]]
+        if known_of[-1]:
             reads = [access for access in self._operator.reads if access.role is not Role.PARAMETER]
-            before = [other for other in node.inputs[:position] if other.value in self._entries]
-            return reads[len(before)].tensor
+            return reads[sum(known_of) - 1].tensor
         known = self._input(node, position)
         write = self._operator.writes[0]
         along = self._sheet.dim(known.shape[node.op.dim])  # type: ignore[union-attr]
@@ -364,44 +361,64 @@ class _Vertex:
         use = node.inputs[position]
         if use.value in self._known:
             return seen(self._sheet, self._known[use.value], use)
-        if use.value in self._entries:
-            return self._entry(use, self._read_at(node, position))
-        if self._source.is_weight(use.value):
-            return self._weight(node, position)
-        known = self._source.constant(node, position)
-        known = known or TensorRef(operand="", shape=self._source.shape(use), source=use)
-        if known.source is not None and self._source.is_of_input(known.source.value):
-            number = self._source.number(known.source.value)
-            if number is not None:
-                return TensorRef(operand=number, shape=(1,), axes=((),))
+        if self._is_read(use):
+            return self._as_read(use, self._read_at(node, position))
+        leaf = self._trace.leaf.get(use.value)
+        if leaf is not None and leaf.role == "parameter":
+            return self._weight(use)
+        assert leaf is not None, f"{use.value} is computed by another vertex"
+        if leaf.number is not None:
+            return TensorRef(operand=leaf.number, shape=(1,), axes=((),))
+        if leaf.role == "input" or leaf.computed_of is not None:
             raise NoBodyError("it is computed with what depends on an input of the model that no layer reads")
-        return replace(known, is_truth=self._source.is_truth(use.value))
+        shape = self._trace.shape(use)
+        return TensorRef(operand="", shape=shape, source=use, is_truth=leaf.value.dtype == "bool")
+
+    def _behind(self, use: Use) -> Use | None:
+        """Return a use as one of what another vertex holds, or of a leaf; None where it cannot be told so."""
+        found: Use | None = use
+        while found is not None and found.value in self._held:
+            held = self._held[found.value]
+            found = composed(found, held, self._trace.values[held.value].shape)
+        return found
+
+    def _root(self, use: Use) -> str:
+        """Return the value that is read where a use reads one that lies in it."""
+        value = use.value
+        while value in self._held:
+            value = self._held[value].value
+        return value
+
+    def _is_read(self, use: Use) -> bool:
+        """Whether floats that depend on the input are read, or it is an input of indices that the vertex reads."""
+        value = self._root(use)
+        leaf = self._trace.leaf.get(value)
+        is_read = leaf is not None and leaf.role == "input" and any(read.use.value == value for read in self._reads)
+        return value not in self._known and (leaf is None or is_read)
 
     def _read_at(self, node: Node, position: int) -> int | None:
         """Return which read an input is where one tensor is read as several operands; None where its name tells it."""
-        value = node.inputs[position].value
-        reads = [i for i, read in enumerate(self._reads) if read.use.value == self._entries[value]]
-        uses = [(n.name, i) for n in self._inside for i, use in enumerate(n.inputs) if use.value == value]
+        value = self._root(node.inputs[position])
+        reads = [i for i, read in enumerate(self._reads) if read.use.value == value]
+        uses = [(n.name, i) for n in self._inside for i, use in enumerate(n.inputs) if self._root(use) == value]
         return reads[uses.index((node.name, position))] if len(reads) == len(uses) > 1 else None
 
-    def _entry(self, use: Use, read: int | None = None) -> TensorRef:
-        """A tensor that an earlier vertex makes; read: where it is told."""
-        name = self._entries[use.value]
+    def _as_read(self, use: Use, read: int | None = None) -> TensorRef:
+        """Return a tensor that another vertex makes; read: where it is told."""
+        own = self._behind(use)
+        if own is None:
+            return seen(self._sheet, self._as_read(self._held[use.value], read), use)
+        use = own
         if read is None or self._reads[read].use.piece != use.piece:
-            last = self._source.final_use(self._node, name)
-            read = self._read(name, use.piece, None if last is None else last.view)
+            found = {other for other in self._node.inputs if other.value == use.value}
+            read = self._read(use.value, use.piece, found.pop().view if len(found) == 1 else None)
         if read is None and use.piece is not None:
-            return seen(self._sheet, self._entry(Use(value=use.value)), use)
+            return seen(self._sheet, self._as_read(Use(value=use.value)), use)
         if read is None:
             raise NoBodyError("a part of a tensor is read in a way that is not told")
-        view = self._source.view_of_held(use.value, name) if use.piece is None else None
-        whole = use.view if view is None else view if use.view is None else use.view.of(view)
-        if whole is not None and whole == self._reads[read].use.view:
-            return self._as_it_is_read(read, whole)
-        known = self._as_made(read)
-        if view is not None:
-            known = self._sheet.seen(known, view)
-        return self._viewed(known, use)
+        if use.view is not None and use.view == self._reads[read].use.view:
+            return self._as_it_is_read(read, use.view)
+        return self._viewed(self._as_made(read), use)
 
     def _as_it_is_read(self, read: int, view: View) -> TensorRef:
         """A tensor that is read in the very shape of the operator's access, or of its producer's dims."""
@@ -413,28 +430,17 @@ class _Vertex:
             return self._sheet.grouped(known, view.shape)
         return self._sheet.seen(known, view)
 
-    def _weight(self, node: Node, position: int) -> TensorRef:
-        """A weight that the vertex reads, or what is computed of weights alone."""
-        use = node.inputs[position]
-        before = self._source.use_before(node, position)
-        sheet = self._sheet
+    def _weight(self, use: Use) -> TensorRef:
+        """Return a weight that the vertex reads, or what is computed of weights alone."""
+        sheet, shape = self._sheet, self._trace.shape(use)
         try:
-            if before is None or (use.seen_as is None and not self._is_computed_of_weights(before.value)):
-                return self._weight_as_read(use)
-            return seen(sheet, self._of_weights(before.value), before)
+            return sheet.grouped(self._of_weights(use.of), shape) if use.of else self._weight_as_read(use)
         except NoBodyError as error:
-            source = before or use
-            sheet.untrained = sheet.untrained or f"{source.value!r} is computed of weights: {error}"
-            return TensorRef(operand="", shape=self._source.shape(use), source=source)
-
-    def _is_computed_of_weights(self, value: str) -> bool:
-        """Whether a value is more than a view of a weight that is read as such."""
-        producer = self._source.before.producer
-        while value in producer:
-            if not isinstance(producer[value].op, Reshape | Transpose | Slice | Broadcast | Identity):
-                return True
-            value = producer[value].inputs[0].value
-        return False
+            sheet.untrained = sheet.untrained or f"{use.of or use.value!r} is computed of weights: {error}"
+            if use.of:
+                whole = self._trace.values[use.of].shape
+                use = Use(value=use.of, view=None if whole == shape else View.plain(whole).reshaped(shape))
+            return TensorRef(operand="", shape=shape, source=use)
 
     def _weight_as_read(self, use: Use) -> TensorRef:
         read = self._read(use.value, use.piece, use.view)
@@ -448,11 +454,10 @@ class _Vertex:
         return self._viewed(self._as_made(read), use)
 
     def _of_weights(self, value: str) -> TensorRef:
-        """Compute a value of weights, of which every device holds all."""
+        """Compute a value of weights."""
         if value in self._computed:
             return self._computed[value]
-        before = self._source.before
-        leaf = before.leaf.get(value)
+        leaf = self._trace.leaf.get(value)
         if leaf is not None and leaf.number is not None:
             return TensorRef(operand=leaf.number, shape=(1,), axes=((),))
         if leaf is not None and leaf.role == "parameter":
@@ -460,10 +465,10 @@ class _Vertex:
             if not found or any(axis is not None for axis in self._operator.reads[found[0]].index_map):
                 raise NoBodyError(f"weight {value!r} is not held whole")
             return self._sheet.whole(self._operator.reads[found[0]].tensor, leaf.value.shape)
-        if not self._source.depends_on_weights(value):
-            known = TensorRef(operand="", shape=before.values[value].shape, source=Use(value=value))
-            return replace(known, is_truth=before.values[value].dtype == "bool")
-        node = before.producer[value]
+        if leaf is not None:
+            own = leaf.value
+            return TensorRef(operand="", shape=own.shape, source=Use(value=value), is_truth=own.dtype == "bool")
+        node = next(node for node in self._trace.of_weights if value in {made.name for made in node.outputs})
         if node.outputs[0].name != value:
             raise NoBodyError("one of several results")
         inputs = [seen(self._sheet, self._of_weights(use.value), use) for use in node.inputs]
@@ -482,7 +487,7 @@ class _Vertex:
     def _viewed(self, known: TensorRef, use: Use) -> TensorRef:
         if use.view is not None:
             return self._sheet.seen(known, use.view)
-        return self._sheet.grouped(known, self._source.shape(use))
+        return self._sheet.grouped(known, self._trace.shape(use))
 
     def _read(self, value: str, piece: object, view: View | None) -> int | None:
         found = [i for i, read in enumerate(self._reads) if read.use.value == value and read.use.piece == piece]

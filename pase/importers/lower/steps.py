@@ -6,21 +6,6 @@ from math import prod, sqrt
 from types import MappingProxyType
 
 from pase.graph.body import POINTWISE, REDUCTIONS, Operand
-from pase.importers.execution.sheet import (
-    Atom,
-    Axes,
-    Axis,
-    BodyBuilder,
-    NoBodyError,
-    TensorRef,
-    broadcast_axes,
-    flat,
-    grouped,
-    merged,
-    names,
-    result_axes,
-    size,
-)
 from pase.importers.ir import (
     Attention,
     Broadcast,
@@ -36,6 +21,21 @@ from pase.importers.ir import (
     Slice,
     Softmax,
     Transpose,
+)
+from pase.importers.lower.builder import (
+    Atom,
+    Axes,
+    Axis,
+    BodyBuilder,
+    NoBodyError,
+    TensorRef,
+    broadcast_axes,
+    flat,
+    grouped,
+    merged,
+    names,
+    result_axes,
+    size,
 )
 
 Compute = Callable[[BodyBuilder, Node, Sequence[TensorRef]], TensorRef]
