@@ -198,9 +198,11 @@ def see_views(trace: Trace) -> Trace:
     outputs = tuple(aliases[name][0].value if name in aliases else name for name in trace.outputs)
     returned: list[Returned] = []
     for output in trace.returned:
-        behind = aliases[output.use.value][0] if output.use.value in aliases else None
-        use = output.use if behind is None else composed(output.use, behind, trace.values[behind.value].shape)
-        returned += [] if use is None else [replace(output, use=use)]
+        read: Use | None = output.use
+        if output.use.value in aliases:
+            behind = aliases[output.use.value][0]
+            read = composed(output.use, behind, trace.values[behind.value].shape)
+        returned += [] if read is None else [replace(output, use=read)]
     rates: dict[str, float] = {}
     for name, (_, view) in aliases.items():
         if view.rate:
