@@ -40,6 +40,7 @@ from pase.importers.lower.builder import (
     names,
     seen,
 )
+from pase.importers.lower.draft import is_parameter
 from pase.importers.lower.steps import COMPUTE, moved_within
 from pase.importers.passes.views import composed
 
@@ -278,17 +279,16 @@ class _Vertex:
             raise NoBodyError("how this recurrent layer computes its gates is not told")
         if op.rate and op.layers > 1:
             self._sheet.untrained = self._sheet.untrained or "points are dropped between its layers"
-        x, *rest = range(self._source.num_inputs(node))
-        weights = [i for i in rest if self._source.is_weight(node.inputs[i].value)]
-        if not all(self._source.is_zero(node.inputs[i].value) for i in rest if i not in weights):
+        x, *rest = node.inputs
+        weights = [use.value for use in rest if is_parameter(self._trace, use)]
+        states = (self._trace.leaf.get(use.value) for use in rest if use.value not in weights)
+        if any(leaf is None or leaf.number != 0 for leaf in states):
             raise NoBodyError("a recurrent layer is given its first states, where zeros alone can be written")
         num_cells = op.layers * (1 + op.is_bidirectional)
         of_gates = [access for access in self._operator.parameters if ("g", "e") in access.index_map]
         if len(weights) not in (2 * num_cells, 4 * num_cells) or len(of_gates) != len(weights):
             raise NoBodyError("a recurrent layer has weights besides those of its gates (a projection, first states)")
-        first = node.inputs[x].value
-        read = [self._entries.get(first, ""), *(node.inputs[i].value for i in weights)]
-        operands = [self._as_it_lies(value) for value in read]
+        operands = [self._as_it_lies(value) for value in (self._root(x), *weights)]
         options: dict[str, Option] = {"cell": op.equations, "layers": op.layers}
         return self._result(node, self._sheet.step("recurrent", operands, ("b", "s", "r", "g", "e"), **options))
 
@@ -364,7 +364,7 @@ class _Vertex:
         if self._is_read(use):
             return self._as_read(use, self._read_at(node, position))
         leaf = self._trace.leaf.get(use.value)
-        if leaf is not None and leaf.role == "parameter":
+        if is_parameter(self._trace, use):
             return self._weight(use)
         assert leaf is not None, f"{use.value} is computed by another vertex"
         if leaf.number is not None:

@@ -297,6 +297,8 @@ def moved_within(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) ->
             return sheet.joined([_joinable(sheet, known, inputs, place) for known in inputs], place)
         case Lookup():
             return _rows(sheet, _tensor(x), rest[0])
+    if isinstance(x.operand, float):
+        return x
     x = _tensor(x)
     assert x.axes is not None
     match node.op:
@@ -345,7 +347,7 @@ def _rows(sheet: BodyBuilder, table: TensorRef, places: TensorRef) -> TensorRef:
 
 
 def _tensor(known: TensorRef) -> TensorRef:
-    if known.axes is None:
+    if known.axes is None or isinstance(known.operand, float):
         raise NoBodyError("a constant takes the place of a tensor")
     return known
 

@@ -230,6 +230,8 @@ def _number(trace: Trace, node: Node, numbers: Sequence[float | None], depends: 
             return 1.0 if depends[node.inputs[0].value] is Depends.INDEX else None
         case ops.Identity() | ops.Reshape() | ops.Transpose() | ops.Broadcast() | ops.Pointwise(functions=("cast",)):
             return numbers[0]
+        case ops.Generic() if node.origin.operator.split(".")[:2] in (["aten", "zeros"], ["aten", "zeros_like"]):
+            return 0.0
         case ops.Reduce(function="sum") if numbers[0] is not None:
             return numbers[0] * prod(trace.shape(node.inputs[0])) / max(1, prod(node.outputs[0].shape))
         case ops.Pointwise(functions=("where",)) if numbers[0] is not None and len(numbers) == 3:
