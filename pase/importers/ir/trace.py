@@ -102,9 +102,9 @@ class Folded:
 class Node:
     """One operator.
 
-    name: unique among nodes. merged: the origins of those that passes put into it. epilogue: functions that are applied
-    to the first output, point by point, before anyone reads it; epilogue_inputs: positions in inputs of the weights
-    that these read. folded: the work of what was folded into it, before or after its own.
+    name: unique among nodes. epilogue: functions that are applied to the first output, point by point, before anyone
+    reads it. folded: the work of what was folded into it, before or after its own. whole: (input, dim) that are needed
+    whole by what was folded into it.
     beside: how many of the last inputs are weights that others before them are computed of.
     rate: of the points of the first output that are dropped while the network is trained; -1 where only some of those
     who read it read it so.
@@ -118,9 +118,7 @@ class Node:
     inputs: tuple[Use, ...]
     outputs: tuple[Value, ...]
     origin: Origin
-    merged: tuple[Origin, ...] = ()
     epilogue: tuple[str, ...] = ()
-    epilogue_inputs: tuple[int, ...] = ()
     folded: tuple[Folded, ...] = ()
     whole: tuple[tuple[int, int], ...] = ()
     beside: int = 0

@@ -41,27 +41,8 @@ from pase.importers.lower.builder import (
 Compute = Callable[[BodyBuilder, Node, Sequence[TensorRef]], TensorRef]
 """Writes the steps of a node, given its inputs; returns its first output."""
 
-_SAME: Mapping[str, str] = MappingProxyType(
-    {
-        "hardsigmoid": "hard_sigmoid",
-        "hardswish": "hard_swish",
-        "exponential": "exp",
-        "hard_silu": "hard_swish",
-        "hard_tanh": "clip",
-        "hardtanh": "clip",
-        "linear": "identity",
-        "max": "maximum",
-        "min": "minimum",
-        "mul": "multiply",
-        "neg": "negate",
-        "pow": "power",
-        "sub": "subtract",
-        "div": "divide",
-        "swish": "silu",
-        "mean": "average",
-    }
-)
-"""Other names of functions."""
+_SAME: Mapping[str, str] = MappingProxyType({"exponential": "exp", "hard_silu": "hard_swish", "hard_tanh": "clip"})
+"""Functions that have a name of their own in graphs, and what they are in bodies."""
 
 
 def pointwise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:

@@ -80,17 +80,9 @@ def _around(trace: Trace, softmax: Node) -> tuple[list[Node], set[str]] | None:
     if heads is None:
         return None
     names = {scores.product.name, softmax.name, values.name, *scores.between, *down}
-    origins = tuple(
-        origin
-        for node in trace.nodes
-        if node.name in names and node.name != values.name
-        for origin in (node.origin, *node.merged)
-    )
     kept = tuple(use for use in scores.masks if is_activation(trace, use) or trace.leaf[use.value].role == "parameter")
     together = computed_together(*(node.elementary for node in trace.nodes if node.name in names))
-    attention = replace(
-        values, op=ops.Attention(), inputs=(*heads, *kept), merged=(*values.merged, *origins), computes=together
-    )
+    attention = replace(values, op=ops.Attention(), inputs=(*heads, *kept), computes=together)
     order = (*letters.batch, letters.step, *new)
     return _written(trace, attention, order, result), names - {values.name}
 

@@ -106,12 +106,9 @@ class _State:
         (user,) = redirected
         # They lie along what is read, not along what is written, which a vertex tells: all parts have them whole.
         weights = tuple(_whole_weight(self.trace, use) for use in node.inputs if self._is_weight(use))
-        more = tuple(range(len(user.inputs), len(user.inputs) + len(weights)))
         user = replace(
             user,
             inputs=(*user.inputs, *weights),
-            epilogue_inputs=(*user.epilogue_inputs, *more),
-            merged=(*user.merged, node.origin, *node.merged),
             folded=(*user.folded, *_folded(self.trace, node, read.value)),
             whole=(*user.whole, *whole),
         )
@@ -195,21 +192,17 @@ def _whole_weight(trace: Trace, use: Use) -> Use:
 
 def _with_epilogue(trace: Trace, maker: Node, node: Node, read: Use, weights: list[Use]) -> Node:
     assert isinstance(node.op, ops.Pointwise)
-    merged = (*maker.merged, node.origin, *node.merged)
     bias = _bias(trace, maker, node, read, weights)
     if bias is not None:
         assert isinstance(maker.op, ops.Contract | ops.Convolve)
         inputs = (*maker.inputs[:2], bias)
-        return replace(maker, op=replace(maker.op, has_bias=True), inputs=inputs, merged=merged)
+        return replace(maker, op=replace(maker.op, has_bias=True), inputs=inputs)
     # A weight lies along the last dims of what is written, as long as that is not seen in another shape between.
     own = weights if read.view is None else [_whole_weight(trace, use) for use in weights]
-    more = tuple(range(len(maker.inputs), len(maker.inputs) + len(weights)))
     return replace(
         maker,
         inputs=(*maker.inputs, *own),
         epilogue=(*maker.epilogue, *node.op.functions),
-        epilogue_inputs=(*maker.epilogue_inputs, *more),
-        merged=merged,
         folded=(*maker.folded, *_folded(trace, node)),
     )
 

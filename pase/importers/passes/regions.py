@@ -200,9 +200,8 @@ def _collapsed(trace: Trace, region: _Region) -> Node | None:
         inputs += [use for use, _ in weights]
     last = region.nodes[-1]
     folded = (Folded(flop=more, backward_flop=more),) if more else ()
-    origins = [origin for node in region.nodes for origin in (node.origin, *node.merged)]
     together = computed_together(*(node.elementary for node in region.nodes))
-    return replace(last, op=op, inputs=tuple(inputs), merged=tuple(origins), folded=folded, computes=together)
+    return replace(last, op=op, inputs=tuple(inputs), folded=folded, computes=together)
 
 
 def _weights(trace: Trace, region: _Region) -> list[tuple[Use, Node]]:
