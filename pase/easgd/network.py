@@ -26,7 +26,7 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, mtf, tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput
@@ -268,7 +268,7 @@ class Network:
         the program is wrong.
         """
         devices = devices or virtual_cpus(num_devices)
-        with tf.Graph().as_default() as graph, tf.device(devices.scope):
+        with ProgramGraph().as_default() as graph, tf.device(devices.scope):
             program = _FedProgram(num_devices=num_devices, dtype=dtype, devices=devices)
             loss = build(program)
             packing = Packing(

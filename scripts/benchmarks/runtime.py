@@ -1,5 +1,6 @@
 """How long programs take to build, with our all-reduce and with the stock one; what they move beside the prediction."""
 
+import argparse
 import json
 import os
 import subprocess
@@ -16,10 +17,17 @@ from pase.costs.memory import device_memory
 from pase.errors import EmitError
 from pase.graph import Scalar
 from pase.machine import override_machine
+from scripts.benchmarks import side_by_side
 from scripts.benchmarks.tables import ROOT, markdown, publish
 
 BUILDS = (("alexnet", 32), ("inception_v3", 8), ("transformer", 8))
 """At full size; they are built and no step is run."""
+
+COMPARED_BUILDS = (
+    *(("lenet5", 4), ("alexnet", 8), ("alexnet", 32), ("inception_v3", 8), ("transformer", 8)),
+    *(("gpt", 4), ("gpt", 8), ("rnnlm", 8)),
+)
+"""At full size, beside those of another checkout."""
 
 DEVICES = (4, 8)
 
@@ -34,6 +42,16 @@ SMALL: dict[str, dict[str, Scalar]] = {
     },
 }  # fmt: skip
 """Arguments of the networks that are measured: whole, with small extents."""
+
+_SLOW_FLOP_PER_S = 1e9
+"""Devices this slow are worth using even for layers this small."""
+
+COMPARED_STEPS = (
+    side_by_side.Case("lenet5", 4),
+    *(side_by_side.Case(n, 8, SMALL[n], _SLOW_FLOP_PER_S) for n in ("alexnet", "inception_v3", "transformer", "rnnlm")),
+    side_by_side.Case("gpt", 8, {n: v for n, v in SMALL["transformer"].items() if n != "hidden"}, _SLOW_FLOP_PER_S),
+)
+"""Programs whose steps are timed beside those of another checkout."""
 
 STOCK = """\
 import runpy, sys
@@ -63,8 +81,22 @@ class Moved:
     error: str = ""
 
 
-def main(*, write: bool) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="time programs of another checkout, of an older version, and of this one in turns; nothing else",
+    )
+
+
+def main(*, write: bool, against: Path | None = None) -> None:
     """Print the tables, or put them into docs/benchmarks.md."""
+    if against:
+        builds_and_steps = [side_by_side.Case(name, devices) for name, devices in COMPARED_BUILDS], COMPARED_STEPS
+        publish("benchmarks.md", {"side by side": side_by_side.table(*builds_and_steps, against)}, write=write)
+        return
     builds = markdown(
         ["network", "p", "strategy", "layers", "build, s", "with the stock all-reduce, s"],
         [row for name, devices in BUILDS for row in _build_rows(name, devices)],
@@ -113,8 +145,7 @@ def _built_s(source: str, prelude: str) -> float:
 
 def _moved(name: str, devices: int) -> tuple[Moved, Moved]:
     graph = load(name, arguments=SMALL[name])
-    # Devices this slow are worth using even for layers this small.
-    machine = override_machine(load_machine("1080ti"), flop_per_s=1e9, bandwidth_bytes_per_s=None)
+    machine = override_machine(load_machine("1080ti"), flop_per_s=_SLOW_FLOP_PER_S, bandwidth_bytes_per_s=None)
     searched, data_parallel = _strategies(search(graph, devices, machine=machine))
     return _moved_by(*searched), _moved_by(*data_parallel)
 

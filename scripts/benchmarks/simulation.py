@@ -160,14 +160,14 @@ def _step_times(plans: Sequence[Plan], rounds: int) -> list[tuple[float, float]]
 @contextmanager
 def _training(plan: Plan) -> Iterator[tuple[Any, Any]]:
     """Give the training of a plan's program on virtual devices, and a batch."""
-    from pase.targets.mesh_tensorflow.primitives.compat import tf
+    from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
     from pase.targets.mesh_tensorflow.runtime.data import Batches
     from pase.targets.mesh_tensorflow.runtime.program import Program
     from pase.targets.mesh_tensorflow.runtime.training import Training
 
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(emit(plan), "<emitted>", "exec"), namespace)
-    with tf.Graph().as_default():
+    with ProgramGraph().as_default():
         program = Program(num_devices=plan.num_devices)
         loss = namespace["build"](program)
         batch = Batches(program.inputs, seed=0).batch(0)

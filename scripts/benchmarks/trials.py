@@ -177,14 +177,14 @@ def _rate(network: str) -> float:
 
 def _trained(plan: Plan, steps: int, learning_rate: float) -> tuple[list[float], Mapping[str, Any]]:
     """Return the losses of a plan's program and its weights after the last step."""
-    from pase.targets.mesh_tensorflow.primitives.compat import tf
+    from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
     from pase.targets.mesh_tensorflow.runtime.data import Batches
     from pase.targets.mesh_tensorflow.runtime.program import Program
     from pase.targets.mesh_tensorflow.runtime.training import Training
 
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(emit(plan), "<emitted>", "exec"), namespace)
-    with tf.Graph().as_default():
+    with ProgramGraph().as_default():
         program = Program(num_devices=plan.num_devices, dtype="float64")
         loss = namespace["build"](program)
         batches = Batches(program.inputs, seed=0)

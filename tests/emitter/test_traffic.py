@@ -8,7 +8,7 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, pool2d, softmax_loss
 from pase.sharding.traffic import edge_bytes
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from tests.runtime.networks import attentions, lstms, mixed, small
@@ -40,7 +40,7 @@ def test_data_get_no_gradient() -> None:
 def test_comments_are_what_is_lowered(graph: Graph, num_devices: int) -> None:
     plan = random_plan(graph, num_devices, 17)
     source = emit(plan)
-    with tf.Graph().as_default():
+    with ProgramGraph().as_default():
         program = Program(num_devices=num_devices)
         training = Training.start(program, builder_of(source)(program), learning_rate=0.1, seed=0)
         training.close()

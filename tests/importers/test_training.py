@@ -20,7 +20,7 @@ from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
-from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, tf  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
@@ -294,7 +294,7 @@ def double(source: Any) -> dict[str, Array]:
 def trained(plan: Plan, weights: Mapping[str, Array], batch: Mapping[str, Array]) -> tuple[list[float], Any]:
     names: dict[str, Any] = {}
     exec(compile(emit(plan), "program", "exec"), names)
-    with tf.Graph().as_default():
+    with ProgramGraph().as_default():
         program = Program(num_devices=plan.num_devices, dtype="float64")
         training = Training.start(program, names["build"](program), learning_rate=RATE, seed=0, values=weights)
         losses = [training.step(batch).loss for _ in range(STEPS)]

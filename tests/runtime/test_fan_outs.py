@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -17,7 +18,7 @@ from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from tests.networks import slow_machine
 from tests.runtime.networks import attentions, mixed, small, tied
 from tests.runtime.plans import configurations, make_plan, random_plan
-from tests.runtime.test_measure_plans import run
+from tests.runtime.test_measure_plans import measured_training, run
 from tests.runtime.training import options, parallel_losses
 
 
@@ -138,18 +139,22 @@ SLOW = [
 ]
 
 
+def check(plan: Plan, graph: Graph) -> None:
+    """One program, in words of 8 bytes: it moves what was predicted, and its losses are those of one device."""
+    wide = replace(plan, graph=replace(plan.graph, itemsize=8))
+    predicted = totals(bytes_by_movement(flows(wide)))
+    traffic, measured, losses = measured_training(wide, keep_alive=True, steps=3, dtype="float64", rate=0.05)
+    assert totals(traffic.bytes_by_movement) == predicted
+    assert totals(dict(measured.by_movement)) == predicted
+    assert measured.elsewhere_bytes == 0
+    assert losses == pytest.approx(reference_training(graph, options(3)).losses, rel=1e-12)
+
+
 @pytest.mark.parametrize(
     ("name", "num_devices", "seed"), [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
 )
 def test_programs_do_what_was_predicted_and_train_like_one_device(name: str, num_devices: int, seed: int) -> None:
-    plan = plan_of(NETWORKS[name](), num_devices, seed)
-    predicted = totals(bytes_by_movement(flows(plan)))
-    traffic, measured = run(plan, keep_alive=True)
-    assert totals(traffic.bytes_by_movement) == predicted
-    assert totals(dict(measured.by_movement)) == predicted
-    assert measured.elsewhere_bytes == 0
-    expected = reference_training(NETWORKS[name](), options(3)).losses
-    assert parallel_losses(plan, steps=3) == pytest.approx(expected, rel=1e-12)
+    check(plan_of(NETWORKS[name](), num_devices, seed), NETWORKS[name]())
 
 
 def test_the_strategies_that_are_tried_have_sums_that_are_made_for_others() -> None:
@@ -160,12 +165,7 @@ def test_the_strategies_that_are_tried_have_sums_that_are_made_for_others() -> N
 @pytest.mark.parametrize("seed", range(2))
 def test_devices_in_any_order_train_the_same(seed: int) -> None:
     """Where parts lie on other devices than the fan-out's sum has them, each reader sums its own."""
-    plan = plan_of(dense_block(), 4, seed, is_placed=False)
-    predicted = totals(bytes_by_movement(flows(plan)))
-    traffic, measured = run(plan, keep_alive=True)
-    assert totals(traffic.bytes_by_movement) == predicted == totals(dict(measured.by_movement))
-    expected = reference_training(dense_block(), options(3)).losses
-    assert parallel_losses(plan, steps=3) == pytest.approx(expected, rel=1e-12)
+    check(plan_of(dense_block(), 4, seed, is_placed=False), dense_block())
 
 
 def test_three_projections_sum_their_gradient_once() -> None:

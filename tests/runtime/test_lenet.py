@@ -14,7 +14,7 @@ from pase.sharding.boxes import extents, num_points
 from pase.sharding.traffic import held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
-from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
@@ -82,7 +82,7 @@ def test_workers_hold_the_shapes_of_the_paper() -> None:
 
 def test_a_program_holds_the_parts_that_are_shown() -> None:
     """The values on the devices, told apart by numbering the weights."""
-    with tf.Graph().as_default():
+    with ProgramGraph().as_default():
         program = Program(num_devices=4, dtype="float64")
         loss = builder_of(emit(plan(8)))(program)
         training = Training.start(program, loss, learning_rate=0.1, seed=0)

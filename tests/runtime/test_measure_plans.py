@@ -10,7 +10,7 @@ from pase.planning.plan import Plan
 from pase.planning.planner import search
 from pase.sharding.traffic import Movement, Phase, bytes_by_movement, edge_bytes, flows
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
@@ -47,15 +47,25 @@ def outcome(name: str, num_devices: int, how: str, keep_alive: bool) -> tuple[Tr
 
 def run(plan: Plan, *, keep_alive: bool) -> tuple[Traffic, Crossed]:
     """One step of a plan's program: what was planned, what was counted."""
-    with tf.Graph().as_default() as graph:
-        program = Program(num_devices=plan.num_devices)
+    traffic, measured, _ = measured_training(plan, keep_alive=keep_alive, steps=1, dtype="float32", rate=0.1)
+    return traffic, measured
+
+
+def measured_training(
+    plan: Plan, *, keep_alive: bool, steps: int, dtype: str, rate: float
+) -> tuple[Traffic, Crossed, list[float]]:
+    """Steps of a plan's program: what was planned for each, what was counted in the last one, the losses."""
+    with ProgramGraph().as_default() as graph:
+        program = Program(num_devices=plan.num_devices, dtype=dtype)
         loss = builder_of(emit(plan))(program)
-        training = Training.start(program, loss, learning_rate=0.1, seed=0, keep_alive=keep_alive)
-        step = training.step(Batches(program.inputs, seed=0).batch(0), with_metadata=True)
-        measured = crossed(step.run_metadata, graph, training.traffic)
-        assert crossed_bytes(step.run_metadata, graph) == measured.total_bytes
+        training = Training.start(program, loss, learning_rate=rate, seed=0, keep_alive=keep_alive)
+        batches = Batches(program.inputs, seed=0)
+        found = [training.step(batches.batch(i), with_metadata=i == steps - 1) for i in range(steps)]
+        record = found[-1].run_metadata
+        measured = crossed(record, graph, training.traffic)
+        assert crossed_bytes(record, graph) == measured.total_bytes
         training.close()
-    return training.traffic, measured
+    return training.traffic, measured, [step.loss for step in found]
 
 
 def that_move(total: dict[Movement, int]) -> dict[Movement, int]:

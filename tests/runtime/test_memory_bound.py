@@ -11,7 +11,7 @@ from pase.graph.operators import with_fan_outs
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import peak_bytes
@@ -36,7 +36,7 @@ def peak(plan: Plan) -> int:
     """Return the most that any device held at a time in a step."""
     usual = virtual_cpus(plan.num_devices)
     devices = OneAtATime(**{field.name: getattr(usual, field.name) for field in fields(usual)})
-    with tf.Graph().as_default() as graph:
+    with ProgramGraph().as_default() as graph:
         program = Program(num_devices=plan.num_devices, devices=devices)
         training = Training.start(program, builder_of(emit(plan))(program), learning_rate=0.1, seed=0)
         step = training.step(Batches(program.inputs, seed=0).batch(0), with_metadata=True)

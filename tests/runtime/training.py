@@ -6,7 +6,7 @@ from typing import Any
 
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches
 from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
@@ -43,7 +43,7 @@ def parallel_losses(
 
 def parallel_training(plan: Plan, *, steps: int, seed: int = 0, rate: float = 0.05) -> tuple[list[float], Weights]:
     """Losses of a plan's program in float64, and its weights after the last step."""
-    with tf.Graph().as_default():
+    with ProgramGraph().as_default():
         program = Program(num_devices=plan.num_devices, dtype="float64")
         loss = builder_of(emit(plan))(program)
         batches = Batches(program.inputs, seed=seed)

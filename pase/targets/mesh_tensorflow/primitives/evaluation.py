@@ -11,7 +11,7 @@ from pase.sharding.boxes import Partition
 from pase.sharding.halos import Buffers, Kernel, halo_buffers
 from pase.sharding.layouts import DeviceMesh
 from pase.sharding.reshard import Pairs, add_pairs, moved_pairs
-from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, mtf, tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import allocate, halo_exchange, windows
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
@@ -64,7 +64,7 @@ class Workspace:
     def __init__(self) -> None:
         self.graph = mtf.Graph()
         self.traffic = Traffic()
-        self._tensorflow = tf.Graph()
+        self._tensorflow = ProgramGraph()
         self.meshes: list[LayerMesh] = []
 
     def __enter__(self) -> Self:

@@ -65,9 +65,7 @@ class MeshImplementation(placement.PlacementMeshImpl):
                     # One read for all uses: another one could happen after the update of the same step.
                     reads.append(self._slices[-1].read_value())
             self.laid_out_tensor = mesh_impl.LaidOutTensor(reads)
-            self.copy_master_to_slices = self.assign_to_slices(
-                assign_slice, mesh_impl.make_slices(variable.get_master(), shape)
-            )
+            self.copy_master_to_slices = self.assigned(mesh_impl.make_slices(variable.get_master(), shape))
             self._shape = shape
 
         @property
@@ -76,13 +74,13 @@ class MeshImplementation(placement.PlacementMeshImpl):
             slices = [slice_.read_value() for slice_ in self._slices]
             return self._variable.assign_to_master(self._implementation.combine_slices(slices, self._shape))
 
-        def assign_to_slices(self, assign_fn: Callable[..., Any], values: Sequence[Any]) -> Any:
-            """Return the operation that assigns a value to each slice, on its device."""
+        def assigned(self, values: Sequence[Any]) -> list[Any]:
+            """Return the operations that give each slice a value, on its device; they do not read it back."""
             operations = []
             for device, slice_, value in zip(self._implementation.devices, self._slices, values, strict=True):
                 with tf.device(device):
-                    operations.append(assign_fn(self._variable, slice_, value))
-            return tf.group(operations)
+                    operations.append(slice_.assign(value))
+            return operations
 
     def slicewise(self, fn: Callable[..., Any], *inputs: Any) -> Any:
         """Call a function of tensors, that returns one, for the slices of each position on its device.
@@ -198,9 +196,21 @@ class PhaseMark(mtf.Operation):
         lowering.mesh_impl(self).traffic.traffic.phase = self._phase
 
 
-def assign_slice(_: Any, slice_: Any, value: Any) -> Any:
-    """Return the operation that assigns a value to a slice of a variable, and does not read it back."""
-    return slice_.assign(value)
+class Assign(mtf.Operation):
+    """Gives a variable a value; lowered to the operations of its slices.
+
+    They are not put together variable by variable: each device would wait for all others once for each of them.
+    """
+
+    def __init__(self, variable: Any, value: Any) -> None:
+        super().__init__([value], mesh=variable.mesh, name="assign")
+        self._variable = variable.operation
+        self._outputs = []
+
+    def lower(self, lowering: Any) -> None:
+        """Assign each slice on its device."""
+        slices = lowering.tensors[self.inputs[0]].to_laid_out_tensor().tensor_list
+        lowering.operations[self] = lowering.variables[self._variable].assigned(slices)
 
 
 def _maximum(values: list[Any]) -> Any:

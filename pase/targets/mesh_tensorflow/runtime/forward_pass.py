@@ -15,7 +15,7 @@ import numpy as np
 from pase.common.documents import write_or_fail
 from pase.errors import PaseError, ProgramError
 from pase.sharding.traffic import Phase
-from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, mtf, tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values, read_arrays
@@ -60,7 +60,7 @@ def compute(
     """
     devices = devices or virtual_cpus(num_devices)
     begin = time.perf_counter()
-    with tf.Graph().as_default(), tf.device(devices.scope):
+    with ProgramGraph().as_default(), tf.device(devices.scope):
         program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
         outputs = build(program)
         check_operations(program.graph, program.meshes)

@@ -73,7 +73,7 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
         return known[last.result][0]
     write = operator.writes[0]
     y, _ = _arranged(known[last.result], _dims(operator, write), operator)
-    return tf.reshape(y, write.shape)
+    return _shaped(y, write.shape)
 
 
 def _dropped(step: Step, known: Mapping[str, Named], draw: Draw | None) -> Named:
@@ -90,7 +90,7 @@ def named(operator: Operator, access: Access, array: Any) -> Named:
     for axis, extent in zip(access.index_map, access.shape, strict=True):
         shape += [operator.extents[dim] for dim in axis] if isinstance(axis, tuple) else [extent]
     named_shape = [extent for extent, axis in zip(shape, _flat(access), strict=True) if axis is not None]
-    return tf.reshape(array, named_shape), dims
+    return _shaped(array, named_shape), dims
 
 
 def _flat(access: Access) -> list[Any]:
@@ -143,8 +143,16 @@ def _points(function: str, operands: Sequence[Any]) -> Named:
 
 def _broadcast(x: Named, dims: Sequence[str]) -> Any:
     array, own = x
-    array = tf.transpose(array, [own.index(dim) for dim in dims if dim in own])
-    return tf.reshape(array, [x[0].shape[own.index(dim)] if dim in own else 1 for dim in dims])
+    array = _turned(array, own, [dim for dim in dims if dim in own])
+    return _shaped(array, [x[0].shape[own.index(dim)] if dim in own else 1 for dim in dims])
+
+
+def _shaped(array: Any, shape: Sequence[int]) -> Any:
+    return array if array.shape.as_list() == list(shape) else tf.reshape(array, shape)
+
+
+def _turned(array: Any, own: Sequence[str], order: Sequence[str]) -> Any:
+    return array if list(own) == list(order) else tf.transpose(array, [own.index(dim) for dim in order])
 
 
 def _arranged(x: Named, dims: tuple[str, ...], operator: Operator) -> Named:
@@ -155,7 +163,8 @@ def _arranged(x: Named, dims: tuple[str, ...], operator: Operator) -> Named:
     kept = tuple(dim for dim in own if dim in dims)
     extents = {dim: int(array.shape[i]) for i, dim in enumerate(kept)}
     shape = [extents.get(dim, operator.extents[dim]) for dim in dims]
-    return tf.broadcast_to(_broadcast((array, kept), dims), shape), dims
+    array = _broadcast((array, kept), dims)
+    return array if array.shape.as_list() == shape else tf.broadcast_to(array, shape), dims
 
 
 def _einsum(_: Operator, step: Step, operands: Sequence[Any]) -> Named:
@@ -205,7 +214,10 @@ def _padded_windows(operator: Operator, x: Named, fill: float) -> tuple[Any, lis
             ends.append((operator.extents[axis.out] - 1) * axis.stride + (kernel - 1) * axis.dilation + 1)
             pads[place] = axis.pad, max(0, ends[-1] - axis.pad - int(array.shape[place]))
             cuts[place] = slice(0, ends[-1])
-    return tf.pad(array, pads, constant_values=tf.constant(fill, array.dtype))[tuple(cuts)], ends
+    if any(map(any, pads)):
+        array = tf.pad(array, pads, constant_values=tf.constant(fill, array.dtype))
+    reached = [extent if cut.stop is None else cut.stop for extent, cut in zip(array.shape, cuts, strict=True)]
+    return array if array.shape.as_list() == reached else array[tuple(cuts)], ends
 
 
 def _windows(operator: Operator, x: Named, fill: float) -> list[Any]:
@@ -239,20 +251,26 @@ def _convolve(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
     padded, ends = _padded_windows(operator, x, 0.0)
     image = _broadcast((padded, x[1]), [*batch, *positions, *groups, *inputs])
     num_groups, num_inputs, num_outputs = (prod(extents[dim] for dim in dims) for dims in (groups, inputs, outputs))
-    image = tf.reshape(image, [prod(extents[dim] for dim in batch), *ends, num_groups, num_inputs])
-    filters = tf.transpose(filters, [own.index(dim) for dim in (*kernels, *groups, *inputs, *outputs)])
-    filters = tf.reshape(filters, [*(extents[dim] for dim in kernels), num_groups, num_inputs, num_outputs])
+    image = _shaped(image, [prod(extents[dim] for dim in batch), *ends, num_groups * num_inputs])
+    filters = _turned(filters, own, (*kernels, *groups, *inputs, *outputs))
+    filters = _shaped(filters, [*(extents[dim] for dim in kernels), num_groups * num_inputs, num_outputs])
     strides, dilations = [axis.stride for axis in windows], [axis.dilation for axis in windows]
     # TensorFlow has either, not both: what it computes with dilation alone, at every stride.
     steps = strides if max(strides) > 1 and max(dilations) > 1 else [1] * len(strides)
     strides = [1] * len(strides) if steps is strides else strides
     parts = [
         tf.nn.convolution(a, w, strides=strides, dilation_rate=dilations, padding="VALID")
-        for a, w in zip(tf.unstack(image, axis=-2), tf.unstack(filters, axis=-3), strict=True)
+        for a, w in zip(_split(image, num_groups, -1), _split(filters, num_groups, -2), strict=True)
     ]
-    y = tf.stack(parts, axis=-2)[(slice(None), *(slice(None, None, step) for step in steps))]
+    y = parts[0] if num_groups == 1 else tf.concat(parts, axis=-1)
+    if max(steps) > 1:
+        y = y[(slice(None), *(slice(None, None, step) for step in steps))]
     dims = (*batch, *positions, *groups, *outputs)
-    return tf.reshape(y, [extents[dim] for dim in dims]), dims
+    return _shaped(y, [extents[dim] for dim in dims]), dims
+
+
+def _split(array: Any, num_parts: int, axis: int) -> list[Any]:
+    return [array] if num_parts == 1 else tf.split(array, num_parts, axis)
 
 
 def _convolve_transposed(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
@@ -290,7 +308,7 @@ def _concat(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
     for x, own in operands:
         # What is laid out for this has a dim of its own in place of the one that is joined.
         names = [dim if dim in dims else along for dim in own]
-        arrays.append(tf.transpose(x, [names.index(dim) for dim in dims]))
+        arrays.append(_turned(x, names, dims))
     return tf.concat(arrays, axis=dims.index(along)), dims
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pase.errors import ProgramError
 from pase.sharding.layouts import HOST, DeviceMesh, device_mesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, assign_slice
+from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh
 from pase.targets.mesh_tensorflow.runtime.data import DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.masks import Key
@@ -108,7 +108,7 @@ def add_updates(
         after, state_after = rule.update(_MeshMaths(dims), weight, gradient, state, scalars[mesh])
         updates.state[name] = state
         pairs = [(weight, after), *((state[slot], value) for slot, value in state_after.items())]
-        updates.operations += [mtf.assign(old, new, assign_fn=assign_slice) for old, new in pairs]
+        updates.operations += [Assign(old, new) for old, new in pairs]
     return updates
 
 
@@ -135,7 +135,7 @@ class Program:
     """Collects the layers of a network: meshes, inputs, weights.
 
     num_devices: devices of every mesh. dtype: "float32" or "float64". devices: which ones, by default virtual CPUs.
-    Must be used, up to the end of `Training`'s construction, within ``tf.Graph().as_default()``.
+    Must be used, up to the end of `Training`'s construction, within ``ProgramGraph().as_default()``.
     """
 
     def __init__(self, *, num_devices: int, dtype: str = "float32", devices: Devices | None = None) -> None:
@@ -252,7 +252,7 @@ class Program:
         for name, value in values.items():
             old, momentum = tensors[name], self.statistics[name][1]
             new = old * (1 - momentum) + value * momentum
-            found.operations.append(mtf.assign(old, new, assign_fn=assign_slice))
+            found.operations.append(Assign(old, new))
         return found
 
     def _new_mesh(self, layer: str, devices: DeviceMesh) -> LayerMesh:

@@ -319,7 +319,7 @@ class _Network:
         if edge.output:
             array, dims = named(producer, producer.writes[0], written)
             written = array[piece_of(dims, producer.writes[edge.output])]
-        return tf.reshape(written, access.shape)
+        return written if written.shape.as_list() == list(access.shape) else tf.reshape(written, access.shape)
 
     def _variable(self, name: str, shape: tuple[int, ...], moments: tuple[float, float]) -> Any:
         """Return the value of a weight or a constant, one for all uses of a step."""

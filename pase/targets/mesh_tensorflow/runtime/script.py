@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from pase.errors import PaseError, ProgramError
-from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, tf
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpoint, Checkpointing, check_fits
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.mesh_tensorflow.runtime.cluster_server import (
@@ -85,7 +85,7 @@ def train(
     found = checkpointing.found() if checkpointing else None
     begin = time.perf_counter()
     devices = devices or virtual_cpus(num_devices)
-    with tf.Graph().as_default(), tf.device(devices.scope), ExitStack() as opened:
+    with ProgramGraph().as_default(), tf.device(devices.scope), ExitStack() as opened:
         program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
         loss = build(program)
         given = initial_values(program, options.weights_path)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
 
 
@@ -19,13 +19,15 @@ def normalise(x: Any, scale: Any, shift: Any, over: Sequence[Any], *, epsilon: f
     normalisation (Ba et al. 2016).
     """
     names = {dim.name for dim in over}
-    kept = [dim for dim in x.shape.dims if dim.name not in names]
-    local = _Local(x, kept, scale, epsilon)
+    # Statistics keep a place for each dim of x, so that they meet it as they are.
+    kept = [mtf.Dimension(f"one {dim.name}", 1) if dim.name in names else dim for dim in x.shape.dims]
+    local = _Local(x, names, scale, epsilon)
     mean = Shardwise(local.mean, [x], shape=kept, name="mean", partial_over=names).outputs[0]
     variance = Shardwise(local.variance, [x, mean], shape=kept, name="variance", partial_over=names).outputs[0]
+    inverse = Shardwise(local.inverse_deviation, [variance], shape=kept, name="inverse_deviation").outputs[0]
 
     def gradient(dy: Any) -> list[Any]:
-        statistics = [x, mean, variance]
+        statistics = [x, mean, inverse]
         lacking = names_of(x) - names_of(scale)
         d_scale, d_shift = (
             Shardwise(each, inputs, shape=scale.shape, name=f"{name}_gradient", partial_over=lacking).outputs[0]
@@ -51,70 +53,65 @@ def normalise(x: Any, scale: Any, shift: Any, over: Sequence[Any], *, epsilon: f
 
     # The gradient of x is the whole one: nothing flows back through the statistics.
     operation = Shardwise(
-        local.forward, [x, mean, variance, scale, shift], shape=x.shape, name="normalise", gradient=gradient
+        local.forward, [x, mean, inverse, scale, shift], shape=x.shape, name="normalise", gradient=gradient
     )
     return operation.outputs[0]
 
 
 class _Local:
-    """One device's part: shapes that let statistics and weights meet its shard of x."""
+    """One device's part: shapes that let weights meet its shard of x. inverse: that of the standard deviation."""
 
-    def __init__(self, x: Any, kept: Sequence[Any], scale: Any, epsilon: float) -> None:
+    def __init__(self, x: Any, over: set[str], scale: Any, epsilon: float) -> None:
         devices = x.mesh.devices
-        local = {dim.name: dim.size // devices.size(dim.name) for dim in x.shape.dims}
-        names = [dim.name for dim in x.shape.dims]
-        held, weighted = {dim.name for dim in kept}, names_of(scale)
-        self._statistic_shape = [local[name] if name in held else 1 for name in names]
-        self._weight_shape = [local[name] if name in weighted else 1 for name in names]
-        self._reduced = [i for i, name in enumerate(names) if name not in held]
-        self._unweighted = [i for i, name in enumerate(names) if name not in weighted]
-        self._num_points = prod(x.shape.dims[i].size for i in self._reduced)
+        dims, weighted = x.shape.dims, names_of(scale)
+        shape = [dim.size // devices.size(dim.name) if dim.name in weighted else 1 for dim in dims]
+        # What stands last needs no places before it.
+        last = [dim.name for dim in dims[len(dims) - len(weighted) :]]
+        self._weight_shape = None if last == scale.shape.dimension_names else shape
+        self._reduced = [i for i, dim in enumerate(dims) if dim.name in over]
+        self._unweighted = [i for i, dim in enumerate(dims) if dim.name not in weighted]
+        self._num_points = prod(dims[i].size for i in self._reduced)
         self._epsilon = epsilon
 
     def mean(self, x: Any) -> Any:
-        return tf.reduce_sum(x, self._reduced) / self._num_points
+        return self._sum(x) / self._num_points
 
     def variance(self, x: Any, mean: Any) -> Any:
-        return tf.reduce_sum(tf.square(x - self._statistic(mean)), self._reduced) / self._num_points
+        return self._sum(tf.square(x - mean)) / self._num_points
 
-    def forward(self, x: Any, mean: Any, variance: Any, scale: Any, shift: Any) -> Any:
-        return self._normal(x, mean, variance) * self._weight(scale) + self._weight(shift)
+    def inverse_deviation(self, variance: Any) -> Any:
+        return tf.rsqrt(variance + self._epsilon)
 
-    def scale_gradient(self, x: Any, mean: Any, variance: Any, dy: Any) -> Any:
-        return tf.reduce_sum(dy * self._normal(x, mean, variance), self._unweighted)
+    def forward(self, x: Any, mean: Any, inverse: Any, scale: Any, shift: Any) -> Any:
+        return (x - mean) * inverse * self._weight(scale) + self._weight(shift)
+
+    def scale_gradient(self, x: Any, mean: Any, inverse: Any, dy: Any) -> Any:
+        return tf.reduce_sum(dy * ((x - mean) * inverse), self._unweighted)
 
     def shift_gradient(self, dy: Any) -> Any:
         return tf.reduce_sum(dy, self._unweighted)
 
-    def sum_with_normalised(self, x: Any, mean: Any, variance: Any, scale: Any, dy: Any) -> Any:
-        return tf.reduce_sum(dy * self._weight(scale) * self._normal(x, mean, variance), self._reduced)
+    def sum_with_normalised(self, x: Any, mean: Any, inverse: Any, scale: Any, dy: Any) -> Any:
+        return self._sum(dy * self._weight(scale) * ((x - mean) * inverse))
 
     def plain_sum(self, scale: Any, dy: Any) -> Any:
-        return tf.reduce_sum(dy * self._weight(scale), self._reduced)
+        return self._sum(dy * self._weight(scale))
 
     def input_gradient(
-        self, x: Any, mean: Any, variance: Any, scale: Any, dy: Any, with_normalised: Any, plain: Any
+        self, x: Any, mean: Any, inverse: Any, scale: Any, dy: Any, with_normalised: Any, plain: Any
     ) -> Any:
         """``(g - Σ g / n - x̂ Σ g x̂ / n) / sqrt(variance + ε)``, g the gradient of the normalised tensor x̂."""
-        means = (self._statistic(plain) + self._normal(x, mean, variance) * self._statistic(with_normalised)) * (
-            1 / self._num_points
-        )
-        return (dy * self._weight(scale) - means) * self._inverse_deviation(variance)
+        means = (plain + (x - mean) * inverse * with_normalised) * (1 / self._num_points)
+        return (dy * self._weight(scale) - means) * inverse
 
     def input_gradient_from_weights(
-        self, x: Any, mean: Any, variance: Any, scale: Any, dy: Any, d_scale: Any, d_shift: Any
+        self, x: Any, mean: Any, inverse: Any, scale: Any, dy: Any, d_scale: Any, d_shift: Any
     ) -> Any:
-        means = (self._weight(d_shift) + self._normal(x, mean, variance) * self._weight(d_scale)) / self._num_points
-        return (dy - means) * self._weight(scale) * self._inverse_deviation(variance)
+        means = (self._weight(d_shift) + (x - mean) * inverse * self._weight(d_scale)) / self._num_points
+        return (dy - means) * self._weight(scale) * inverse
 
-    def _normal(self, x: Any, mean: Any, variance: Any) -> Any:
-        return (x - self._statistic(mean)) * self._inverse_deviation(variance)
-
-    def _inverse_deviation(self, variance: Any) -> Any:
-        return self._statistic(tf.rsqrt(variance + self._epsilon))
-
-    def _statistic(self, value: Any) -> Any:
-        return tf.reshape(value, self._statistic_shape)
+    def _sum(self, x: Any) -> Any:
+        return tf.reduce_sum(x, self._reduced, keepdims=True)
 
     def _weight(self, value: Any) -> Any:
-        return tf.reshape(value, self._weight_shape)
+        return value if self._weight_shape is None else tf.reshape(value, self._weight_shape)
