@@ -26,7 +26,8 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput

@@ -160,7 +160,7 @@ def _step_times(plans: Sequence[Plan], rounds: int) -> list[tuple[float, float]]
 @contextmanager
 def _training(plan: Plan) -> Iterator[tuple[Any, Any]]:
     """Give the training of a plan's program on virtual devices, and a batch."""
-    from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
+    from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
     from pase.targets.mesh_tensorflow.runtime.data import Batches
     from pase.targets.mesh_tensorflow.runtime.program import Program
     from pase.targets.mesh_tensorflow.runtime.training import Training

@@ -177,7 +177,7 @@ def _rate(network: str) -> float:
 
 def _trained(plan: Plan, steps: int, learning_rate: float) -> tuple[list[float], Mapping[str, Any]]:
     """Return the losses of a plan's program and its weights after the last step."""
-    from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
+    from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
     from pase.targets.mesh_tensorflow.runtime.data import Batches
     from pase.targets.mesh_tensorflow.runtime.program import Program
     from pase.targets.mesh_tensorflow.runtime.training import Training

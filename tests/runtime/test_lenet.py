@@ -14,7 +14,7 @@ from pase.sharding.boxes import extents, num_points
 from pase.sharding.traffic import held_weights, parameters_per_device
 from pase.targets.mesh_tensorflow.emitter import emit
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program

@@ -10,7 +10,7 @@ from pase.planning.plan import Plan
 from pase.planning.planner import search
 from pase.sharding.traffic import Movement, Phase, bytes_by_movement, edge_bytes, flows
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes, tabulated

@@ -11,7 +11,7 @@ from pase.graph.operators import with_fan_outs
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import peak_bytes

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pase.errors import ProgramError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, MeshImplementation
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, MeshImplementation, ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpu
 
@@ -56,3 +56,34 @@ def test_devices_must_differ() -> None:
     layout = mtf.LayoutRules([("b", "b")])
     with pytest.raises(ProgramError, match=r"layer 'fc': a mesh of 2 positions needs as many different devices"):
         MeshImplementation(shape, layout, ["/device:CPU:1", "/device:CPU:1"], "fc", Traffic())
+
+
+def test_a_constant_is_there_once_on_each_device() -> None:
+    with ProgramGraph().as_default() as graph, tf.device("/job:worker/task:0"):
+        found = []
+        for device in (virtual_cpu(0), virtual_cpu(1)):
+            with tf.device(device):
+                x = tf.placeholder(tf.float32, [2, 3])
+                with tf.control_dependencies([x]):
+                    found.append(tf.constant(2.0))
+                    found += [tf.constant(2.0), tf.constant(2), tf.constant([2.0])]
+        first, again, whole, line, other, *_ = (tensor.op for tensor in found)
+    assert first is again
+    assert len({first, whole, line, other}) == 4
+    assert first.control_inputs == []
+    assert first.device.endswith("CPU:1")
+    assert other.device.endswith("CPU:2")
+    assert sum(operation.type == "Const" for operation in graph.get_operations()) == 2 * 3
+
+
+def test_constants_of_the_host_are_not_shared() -> None:
+    """Each may be fed for another variable."""
+    with ProgramGraph().as_default(), tf.device("cpu:0"):
+        first, second = (
+            tf.get_variable(name, [3], initializer=tf.zeros_initializer(), use_resource=True) for name in "ab"
+        )
+        assert first.initializer.inputs[1] is not second.initializer.inputs[1]
+        with tf.Session() as session:
+            feeds = {first.initializer.inputs[1]: [1, 2, 3], second.initializer.inputs[1]: [4, 5, 6]}
+            session.run([first.initializer, second.initializer], feeds)
+            assert [list(array) for array in session.run([first, second])] == [[1, 2, 3], [4, 5, 6]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.data import Array, Batches
 from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program

@@ -1,7 +1,7 @@
 """TensorFlow and Mesh-TensorFlow, imported and repaired: the one module that does either.
 
 Mesh-TensorFlow 0.1.21 was written for an older TensorFlow. Three names that it imports are put back before it is
-imported. Programs are built in graphs of their own (``with ProgramGraph().as_default()``), so that nothing global, such
+imported. Programs are built in graphs of their own (``with tf.Graph().as_default()``), so that nothing global, such
 as eager execution, is switched off for the rest of the process. Variables are resource variables: reference
 variables race with their updates.
 """
@@ -88,45 +88,4 @@ def _import() -> tuple[Any, Any, Any]:
 
 tf, mtf, placement = _import()
 
-__all__ = ["ProgramGraph", "mtf", "placement", "tf"]
-
-
-class ProgramGraph(tf.Graph):
-    """A graph that has each constant once on each device.
-
-    Layers name the same shapes, orders of dims and numbers again and again: with a constant for each time, these were
-    a third of a program's operations. Initial values of variables, which are fed, stay apart: they belong to the host,
-    and no device is named for them.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._device_names: tuple[str, ...] = ()
-        self._shared: dict[tuple[Any, ...], Any] = {}
-
-    @contextmanager
-    def device(self, device_name_or_function: Any) -> Iterator[None]:
-        """Place operations, as `tf.device` asks for it."""
-        outer = self._device_names
-        if isinstance(device_name_or_function, str):
-            self._device_names = (*outer, device_name_or_function)
-        else:
-            self._device_names = ()
-        try:
-            with super().device(device_name_or_function):
-                yield
-        finally:
-            self._device_names = outer
-
-    def _create_op_internal(self, op_type: str, *arguments: Any, **options: Any) -> Any:
-        """Return a new operation, or the constant of that value that the device has."""
-        names = self._device_names
-        attributes = options.get("attrs") or {}
-        if op_type != "Const" or not names or "/device:" not in names[-1] or {*attributes} != {"dtype", "value"}:
-            return super()._create_op_internal(op_type, *arguments, **options)
-        key = (names, attributes["value"].SerializeToString())
-        if key not in self._shared:
-            # Others use it too: it waits for nothing.
-            with self.control_dependencies(None), self.colocate_with(None, ignore_existing=True):
-                self._shared[key] = super()._create_op_internal(op_type, *arguments, **options)
-        return self._shared[key]
+__all__ = ["mtf", "placement", "tf"]

@@ -11,9 +11,9 @@ from pase.sharding.boxes import Partition
 from pase.sharding.halos import Buffers, Kernel, halo_buffers
 from pase.sharding.layouts import DeviceMesh
 from pase.sharding.reshard import Pairs, add_pairs, moved_pairs
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.data_movement import allocate, halo_exchange, windows
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import Distributed, from_parts, part_tensors
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic

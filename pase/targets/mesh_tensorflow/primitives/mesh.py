@@ -1,6 +1,10 @@
-"""`LayerMesh`: the mesh of one layer; `MeshImplementation`: how Mesh-TensorFlow lays tensors out on it."""
+"""`LayerMesh`: the mesh of one layer; `MeshImplementation`: how Mesh-TensorFlow lays tensors out on it.
 
-from collections.abc import Callable, Sequence
+`ProgramGraph`: the TensorFlow graph that they are lowered to.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pase.errors import ProgramError
@@ -9,6 +13,47 @@ from pase.sharding.reshard import SMALL_POINTS
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, placement, tf
 from pase.targets.mesh_tensorflow.primitives.traffic import Account, Traffic
+
+
+class ProgramGraph(tf.Graph):
+    """A graph that has each constant once on each device.
+
+    Layers name the same shapes, orders of dims and numbers again and again: with a constant for each time, these were
+    a third of a program's operations. Initial values of variables, which are fed, stay apart: they belong to the host,
+    and no device is named for them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._device_names: tuple[str, ...] = ()
+        self._shared: dict[tuple[Any, ...], Any] = {}
+
+    @contextmanager
+    def device(self, device_name_or_function: Any) -> Iterator[None]:
+        """Place operations, as `tf.device` asks for it."""
+        outer = self._device_names
+        if isinstance(device_name_or_function, str):
+            self._device_names = (*outer, device_name_or_function)
+        else:
+            self._device_names = ()
+        try:
+            with super().device(device_name_or_function):
+                yield
+        finally:
+            self._device_names = outer
+
+    def _create_op_internal(self, op_type: str, *arguments: Any, **options: Any) -> Any:
+        """Return a new operation, or the constant of that value that the device has."""
+        names = self._device_names
+        attributes = options.get("attrs") or {}
+        if op_type != "Const" or not names or "/device:" not in names[-1] or {*attributes} != {"dtype", "value"}:
+            return super()._create_op_internal(op_type, *arguments, **options)
+        key = (names, attributes["value"].SerializeToString())
+        if key not in self._shared:
+            # Others use it too: it waits for nothing.
+            with self.control_dependencies(None), self.colocate_with(None, ignore_existing=True):
+                self._shared[key] = super()._create_op_internal(op_type, *arguments, **options)
+        return self._shared[key]
 
 
 class LayerMesh(mtf.Mesh):
@@ -205,7 +250,7 @@ class Assign(mtf.Operation):
     def __init__(self, variable: Any, value: Any) -> None:
         super().__init__([value], mesh=variable.mesh, name="assign")
         self._variable = variable.operation
-        self._outputs = []
+        self._outputs: list[Any] = []
 
     def lower(self, lowering: Any) -> None:
         """Assign each slice on its device."""

@@ -15,7 +15,8 @@ import numpy as np
 from pase.common.documents import write_or_fail
 from pase.errors import PaseError, ProgramError
 from pase.sharding.traffic import Phase
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, mtf, tf
+from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values, read_arrays

@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from pase.errors import PaseError, ProgramError
-from pase.targets.mesh_tensorflow.primitives.compat import ProgramGraph, tf
+from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpoint, Checkpointing, check_fits
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.mesh_tensorflow.runtime.cluster_server import (
