@@ -51,7 +51,7 @@ class ProgramGraph(tf.Graph):
         key = (names, attributes["value"].SerializeToString())
         if key not in self._shared:
             # Others use it too: it waits for nothing.
-            with self.control_dependencies(None), self.colocate_with(None, ignore_existing=True):
+            with self.control_dependencies(None):
                 self._shared[key] = super()._create_op_internal(op_type, *arguments, **options)
         return self._shared[key]
 
