@@ -1,6 +1,7 @@
 """Memory of a device: against the tensors of programs counted one by one, and against numbers worked out by hand."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
@@ -12,13 +13,13 @@ from pase.costs import OPTIMISER_STATE, memory_tables, strategy_memory
 from pase.costs.memory import MAX_LANES, DeviceMemory, device_memory, keeping, kept_by_layer, optimiser_state
 from pase.errors import CostError
 from pase.graph import Access, AllReduce, Builder, Graph, Operator, Role, SliceOf, Window
-from pase.graph.body import LOSSES, is_loss
+from pase.graph.body import LOSSES
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
 from pase.machine import load_machine
 from pase.planning.memory_limit import weighted_problem
 from pase.planning.plan import Plan
 from pase.planning.planner import problem_of
-from pase.sharding.traffic import LOSS_KINDS, held_weights, optimiser_numbers
+from pase.sharding.traffic import held_weights, layer_movements, optimiser_numbers
 from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import EXCHANGING, mixed, small, tied
@@ -270,8 +271,25 @@ def test_the_state_of_every_optimiser_is_what_its_rule_keeps(name: str) -> None:
 
 
 def test_losses_are_those_that_programs_end_in() -> None:
-    ends = {operator.kind for name in SMALL for operator in small_graph(name).operators if is_loss(operator.body)}
-    assert ends == LOSS_KINDS == set(LOSSES)
+    ends = {operator.kind for name in SMALL for operator in small_graph(name).operators if operator.is_loss}
+    assert ends == set(LOSSES)
+
+
+@pytest.mark.parametrize("changes", [{"kind": "own_loss"}, {"body": None}], ids=["own kind", "plan of 0.2.0"])
+def test_a_loss_is_one_by_what_it_computes(changes: dict[str, Any]) -> None:
+    plan = random_plan(small("mlp"), 4, 1)
+    (loss,) = (operator for operator in plan.graph.operators if operator.is_loss)
+    told = replace(loss, **changes)
+    assert told.is_loss
+    graph = replace(plan.graph, operators=(*plan.graph.operators[:-1], told))
+    other = replace(plan, graph=graph)
+    assert plan.graph.operators[-1] is loss
+    assert device_memory(other) == device_memory(plan)
+    assert [*layer_movements(other, told)] == [*layer_movements(plan, loss)]
+    plain = replace(loss, kind="own", body=None)
+    assert device_memory(replace(plan, graph=replace(graph, operators=(*graph.operators[:-1], plain)))) != (
+        device_memory(plan)
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -26,8 +26,7 @@ from pase.costs.memory import (
     memory_tables,
     strategy_memory,
 )
-from pase.costs.model import COST_MODELS, CostModel, cost_model
-from pase.costs.paper import PaperCostModel
+from pase.costs.model import COST_MODELS, CostModel, PaperCostModel, cost_model
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern, ReadTraits, layer_traffic
 
 __all__ = [

@@ -34,7 +34,6 @@ from pase.sharding.shards import (
     held_extents,
     splits_of,
 )
-from pase.sharding.traffic import LOSS_KINDS
 from pase.tables.cost_tables import EdgeTable
 
 MAX_LANES = 4
@@ -184,7 +183,7 @@ def saved(graph: Graph, operator: Operator) -> Saved:
             writes.add(0)
     else:
         reads.update(inputs)
-        if kind not in LOSS_KINDS:
+        if not operator.is_loss:
             writes.update(range(len(operator.writes)))
     return Saved(reads=frozenset(reads), writes=frozenset(writes), results=results)
 
@@ -283,7 +282,7 @@ def layer_memory(
         kept = kept + points * ((operator.name, position) in keeps.reads)
     is_trained = operator.name in graph.trained
     for output, write in enumerate(operator.writes):
-        if operator.kind in LOSS_KINDS:
+        if operator.is_loss:
             continue
         points = _points(_parts(operator, write, configurations), num)
         work = work + points * (1 + is_trained) * (not operator.is_fan_out)

@@ -68,7 +68,15 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
 """All functions of steps, and how few and how many operands they take."""
 
 _NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"attention": (5, 5), "causal": (2, 2), "cut": (2, 2), "pick": (1, 1), "rows": (1, 1), "softmax_loss": (1, 64)}
+    {
+        "attention": (5, 5),
+        "causal": (2, 2),
+        "cut": (2, 2),
+        "convolve_transposed": (3, 9),
+        "pick": (1, 1),
+        "rows": (1, 1),
+        "softmax_loss": (1, 64),
+    }
     | {"recurrent": (5, 5)}
 )
 """How few and how many dims the steps of a function have, where these are told apart by their places."""
@@ -308,11 +316,6 @@ _DEFINITIONS: Mapping[str, Callable[[_Elementary, Step], None]] = MappingProxyTy
 """How functions are told by elementary ones; what a network drops while it is trained is told by no other one."""
 
 
-def is_loss(body: Body | None) -> bool:
-    """Return whether a body ends with a loss."""
-    return bool(body and body.steps and body.steps[-1].function in LOSSES)
-
-
 def is_before_layout(steps: Sequence[Step], tensor: str) -> bool:
     """Return whether steps compute functions of points of one tensor and of numbers alone, one after the other.
 
@@ -374,8 +377,7 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
         if name == "along":
             fits = fits and value in dims
         elif step.function == "convolve_transposed":
-            # As many as the step has triples of dims.
-            numbers = value if isinstance(value, tuple) else ()
+            numbers = value if isinstance(value, tuple) and fits else ()
             fits = len(numbers) == len(step.dims) // 3
             fits = fits and all(type(number) is int and number >= (name != "pads") for number in numbers)
         elif name == "rate":
@@ -383,3 +385,8 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
         if not fits:
             shown = f"{short(name)} = {short(repr(value))}"
             raise GraphError(f"{where}, {step.function!r}, has option {shown}; it has {', '.join(known) or 'none'}")
+    if step.function == "convolve_transposed" and (len(step.dims) % 3 or len(step.options) != len(known)):
+        raise GraphError(
+            f"{where}, {step.function!r}, has {len(step.dims)} dims and {len(step.options)} options; expected three "
+            f"dims, and one number of each of {', '.join(known)}, for each spatial dim"
+        )

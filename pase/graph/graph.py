@@ -1,12 +1,14 @@
 """`Graph`: a frozen computation graph, and the counts that can be read off it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from pase.common.frozen import FrozenDict
-from pase.common.names import short
+from pase.common.names import listed, short
 from pase.common.quantities import quantity
+from pase.errors import EmitError
 from pase.graph.access import Role
 from pase.graph.batch import Batch, batches
 from pase.graph.operator import Operator, Scalar
@@ -110,6 +112,50 @@ class Graph:
     def trained(self) -> frozenset[str]:
         """The layers that are trained or read what depends on anything that is: a gradient flows back to these."""
         return frozenset(name for name, _ in self._gradients)
+
+    def leading_to(self, ends: Iterable[str]) -> set[str]:
+        """Return the layers that some layers need, themselves included."""
+        producers: dict[str, list[str]] = {}
+        for edge in self.edges:
+            producers.setdefault(edge.consumer, []).append(edge.producer)
+        wanted, frontier = set[str](), list(ends)
+        while frontier:
+            name = frontier.pop()
+            if name not in wanted:
+                wanted.add(name)
+                frontier.extend(producers.get(name, ()))
+        return wanted
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it is an imported model: its layers say which inputs and outputs of it they have."""
+        return any(operator.body and (operator.body.inputs or operator.body.outputs) for operator in self.operators)
+
+    @property
+    def loss_layer(self) -> str:
+        """The layer that computes the loss; EmitError where there is none or are several.
+
+        Of an imported model that of its one output which is a single number.
+        """
+        where = f"network {short(self.name)!r}"
+        if not self.is_imported:
+            found = [operator.name for operator in self.operators if operator.is_loss]
+            if len(found) != 1:
+                raise EmitError(
+                    f"{where} has {len(found)} losses; a training program needs exactly one (a softmax_loss layer)"
+                )
+            return found[0]
+        told = [(o.name, output) for o in self.operators if o.body for output in o.body.outputs]
+        numbers = [(name, output.name) for name, output in told if prod(output.shape) == 1]
+        if len(numbers) != 1:
+            names = listed([name for _, name in numbers])
+            many = f"{len(numbers)} of its outputs are single numbers: {names}"
+            raise EmitError(
+                f"{where} has no loss that is known: {many if numbers else 'none of its outputs is a single number'}; "
+                "to train it let its forward pass return the loss alone or besides its outputs, or have a factory "
+                "return (model, inputs, loss); --forward writes a program of its outputs"
+            )
+        return numbers[0][0]
 
     @cached_property
     def batch(self) -> Mapping[str, Batch]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pase.common.frozen import FrozenDict
 from pase.graph.access import Access, Dim, DimIndex, Role, SliceOf, access_dims
-from pase.graph.body import Body
+from pase.graph.body import LOSSES, Body
 from pase.graph.work import Work, work_of_body
 
 Scalar = str | int | float | bool
@@ -155,8 +155,13 @@ class Operator:
 
     @property
     def is_fan_out(self) -> bool:
-        """Whether it hands one tensor to several readers, and sums its gradient."""
+        """Whether it hands one tensor to several readers, and sums its gradient; its kind says so, body or none."""
         return self.kind == FAN_OUT
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether what it computes is the loss, one number; without steps, as in plans of 0.2.0, its kind says it."""
+        return (self.body.steps[-1].function if self.body and self.body.steps else self.kind) in LOSSES
 
     @property
     def parameters(self) -> tuple[Access, ...]:

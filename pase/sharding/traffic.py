@@ -29,9 +29,6 @@ from pase.sharding.edges import (
 from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, shard_points, single_points, tensor_dims
 from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, all_reduce_pairs, moved_pairs, reshard_steps
 
-LOSS_KINDS = frozenset({"softmax_loss"})
-"""Kinds whose output is one number: the loss is all that a program keeps of it."""
-
 
 class Phase(StrEnum):
     """The part of a step that an operation belongs to."""
@@ -97,8 +94,8 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     """
     graph, mesh = plan.graph, layer_mesh(plan, operator.name)
     forward = Phase.FORWARD
-    if operator.kind in LOSS_KINDS:
-        # What it writes is one number, the mean over all points.
+    if operator.is_loss:
+        # What it writes is one number, the mean over all points: that is all that a program keeps of it.
         over = tuple(dim.name for dim in operator.dims[:-1])
         yield Summed(tensor="loss", phase=forward, purpose=Purpose.OUTPUT, over=over, points=1)
     else:

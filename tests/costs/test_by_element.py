@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pase.costs import build_problem
-from pase.costs.paper import PaperCostModel
+from pase.costs import PaperCostModel, build_problem
 from pase.errors import GraphError
 from pase.graph import Builder, Operator
 from pase.graph.operators import (

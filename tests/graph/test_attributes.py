@@ -11,8 +11,8 @@ import pase
 from pase.common.documents import Field
 from pase.errors import GraphError, PlanError
 from pase.graph import Builder, Graph, Operator, graph_document, graph_from_document, operators, verify_operator
-from pase.graph.attributes import ATTRIBUTES, IMPORTED
 from pase.graph.operators import dense
+from pase.graph.verify import ATTRIBUTES, IMPORTED
 from tests.hostile import HOSTILE_NAMES
 
 CODE = "(__import__('os').system('touch PWNED'), relu)[1]"

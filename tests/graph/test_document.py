@@ -10,7 +10,17 @@ import pytest
 from pase.common.documents import Field
 from pase.errors import PlanError
 from pase.graph import Builder, Graph, graph_document, graph_from_document
-from pase.graph.operators import attention, batch_norm, concat, conv2d, dense, lstm, pool2d, softmax_loss
+from pase.graph.operators import (
+    attention,
+    batch_norm,
+    concat,
+    conv2d,
+    dense,
+    lstm,
+    pool2d,
+    softmax_loss,
+    transposed_convolution,
+)
 from pase.models import MODELS, build
 
 
@@ -49,6 +59,46 @@ def test_every_feature_comes_back_through_json() -> None:
     again = _read(json.loads(text))
     assert again == graph
     assert json.dumps(graph_document(again)) == text
+
+
+def test_options_of_steps_come_back_through_json() -> None:
+    document = json.loads(json.dumps(graph_document(_spread())))
+    (step, _) = document["operators"][0]["body"]["steps"]
+    assert step["options"] == {"strides": [2, 1], "dilations": [1, 3], "pads": [1, 0]}
+    assert _read(document) == _spread()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("strides", [2], r"'convolve_transposed', has option strides = \(2,\); it has strides, dilations, pads"),
+        ("strides", [0, 1], r"has option strides = \(0, 1\)"),
+        ("pads", "1,0", "has option pads = '1,0'"),
+        ("pads", [1, -1], r"options.pads\[1\] is -1; expected a whole number"),
+        ("pads", [1, 1.5], r"options.pads\[1\] is 1.5; expected a whole number"),
+        ("pads", {"0": 1}, "options.pads is an object; expected text, a number, or true or false"),
+        ("steps", [1, 1], r"has option steps = \(1, 1\)"),
+    ],
+)
+def test_options_that_are_none_of_a_step_are_refused(name: str, value: object, message: str) -> None:
+    document = json.loads(json.dumps(graph_document(_spread())))
+    document["operators"][0]["body"]["steps"][0]["options"][name] = value
+    with pytest.raises(PlanError, match=message):
+        _read(document)
+
+
+def test_a_transposed_convolution_without_strides_is_refused() -> None:
+    document = json.loads(json.dumps(graph_document(_spread())))
+    del document["operators"][0]["body"]["steps"][0]["options"]["strides"]
+    with pytest.raises(PlanError, match="has 6 dims and 2 options; expected three dims, and one number of each of str"):
+        _read(document)
+
+
+def _spread() -> Graph:
+    net = Builder("net")
+    options: dict[str, Any] = {"kernel": (3, 2), "stride": (2, 1), "dilation": (1, 3), "padding": (1, 0)}
+    net.add(transposed_convolution, "spread", net.input((2, 4, 3, 3)), out=2, **options)
+    return net.build()
 
 
 def _set(*path: str | int, to: object) -> Callable[[Any], None]:

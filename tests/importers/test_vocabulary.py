@@ -4,7 +4,7 @@ from types import FunctionType
 
 import pytest
 
-from pase.graph.attributes import IMPORTED_FUNCTIONS, OTHER_FUNCTION
+from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.frameworks import imported
 from pase.importers.ir import Leaf, Node, Origin, Pointwise, Trace, Use, Value
 from pase.importers.ir.shared import FUNCTIONS, reduction

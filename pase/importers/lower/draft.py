@@ -8,8 +8,8 @@ from math import prod
 
 from pase.graph import Access, AllReduce, Dim, Handoff, Operator, Relayout, Role, SliceOf, Window, Work
 from pase.graph.access import DimIndex
-from pase.graph.attributes import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.graph.operator import EPILOGUE
+from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.ir import Folded, Node, Trace, Use, View, ops
 from pase.importers.passes.views import seen_through
 

@@ -8,7 +8,6 @@ from types import MappingProxyType
 from pase.errors import EmitError, PaseError, ProgramError
 from pase.graph import Access, Dim, Operator, Role
 from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_layout
-from pase.graph.loss import is_imported
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
@@ -224,9 +223,7 @@ class Block:
         if not self.trains:
             return f"{self.layer.name}/{access.tensor}"
         graph = self.plan.graph
-        return (
-            weight_name(graph, self.operator, access) if is_imported(graph) else parameter_name(self.operator, access)
-        )
+        return weight_name(graph, self.operator, access) if graph.is_imported else parameter_name(self.operator, access)
 
     def _weight(self, access: Access) -> tuple[tuple[str, ...], list[Text]]:
         """Return the dims of a weight, in the order of the layer that declares it, and how its values are drawn."""

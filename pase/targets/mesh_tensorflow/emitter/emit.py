@@ -8,7 +8,6 @@ from pase.common.names import short
 from pase.errors import EmitError, GraphError
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, elementary
-from pase.graph.loss import is_imported, leading_to, loss_layer
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.mesh_tensorflow.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.mesh_tensorflow.emitter.steps import KERNELS
@@ -73,7 +72,7 @@ def emit(plan: Plan) -> str:
     not tell how it is computed, and a split that does not divide its dim.
     """
     bodies = _bodies(plan, trains=True)
-    ends = [loss_layer(plan.graph)]
+    ends = [plan.graph.loss_layer]
     body = list(_body(plan, bodies, _checked(plan, bodies, ends, trains=True), ends, trains=True))
     title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
     told = [
@@ -100,7 +99,7 @@ def emit_forward(plan: Plan) -> str:
     network that was not imported.
     """
     bodies = _bodies(plan, trains=False)
-    if not is_imported(plan.graph):
+    if not plan.graph.is_imported:
         raise EmitError(
             f"network {plan.graph.name!r} is a built-in one: programs of a forward pass are written for imported "
             "models; emit one that trains instead (without --forward)"
@@ -161,7 +160,7 @@ def _bodies(plan: Plan, *, trains: bool) -> dict[str, Body]:
 
 def _checked(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], *, trains: bool) -> set[str]:
     """Return the layers that lead to some; EmitError for the first that cannot be written."""
-    wanted = leading_to(plan.graph, ends)
+    wanted = plan.graph.leading_to(ends)
     for name in sorted(wanted, key=plan.index.__getitem__):
         operator, body = plan.graph[name], bodies[name]
         untrained = body.untrained if trains else ""
@@ -197,7 +196,7 @@ def _problems(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> di
     """Return the ends that cannot be computed, with the first layer that they need and that is the reason."""
     found: dict[str, tuple[str, str]] = {}
     for end in ends:
-        needed = sorted(leading_to(plan.graph, [end]), key=plan.index.__getitem__)
+        needed = sorted(plan.graph.leading_to([end]), key=plan.index.__getitem__)
         first = next((name for name in needed if bodies[name].problem), None)
         if first is not None:
             found[end] = first, bodies[first].problem
@@ -210,7 +209,7 @@ def _problems(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> di
 def _told_of(plan: Plan, *told: str) -> list[str]:
     """Return the middle of a program's docstring: how the network was made, other lines, how to read the program."""
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
-    made = "imported" if is_imported(plan.graph) else "built"
+    made = "imported" if plan.graph.is_imported else "built"
     return [
         "",
         *([f"The network was {made} with {printable(arguments, 90)}.", ""] if arguments else []),

@@ -16,7 +16,6 @@ from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
 from pase.graph.body import LOSSES
-from pase.graph.loss import is_imported
 from pase.targets.mesh_tensorflow.runtime.initial import generator
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +42,7 @@ def data_inputs(graph: Graph, layers: Collection[str] | None = None) -> dict[tup
     """
     wanted = [operator for operator in graph.operators if layers is None or operator.name in layers]
     told = [(o, item.read, item.name, item.shape) for o in wanted if o.body for item in o.body.inputs]
-    if not is_imported(graph):
+    if not graph.is_imported:
         told = [(o, i, name, o.reads[i].shape) for (o, i), name in _input_names(graph).items() if o in wanted]
     return {
         (operator.name, i): DataInput(

@@ -12,7 +12,7 @@ from typing import Any
 
 from pase.errors import ProgramError
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import LOCAL, MOVES, POINTWISE, Body, Step, is_loss
+from pase.graph.body import LOCAL, MOVES, POINTWISE, Body, Step
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.functions import functions_of_points
 
@@ -69,7 +69,7 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
         else:
             known[step.result] = _step(operator, step, known)
     last = body.steps[-1]
-    if is_loss(operator.body):
+    if operator.is_loss:
         return known[last.result][0]
     write = operator.writes[0]
     y, _ = _arranged(known[last.result], _dims(operator, write), operator)

@@ -11,8 +11,7 @@ import numpy as np
 
 from pase.errors import EmitError, ProgramError
 from pase.graph import Graph, Operator, Role
-from pase.graph.body import Step, elementary, is_loss
-from pase.graph.loss import is_imported, leading_to, loss_layer
+from pase.graph.body import Step, elementary
 from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.data import (
@@ -268,10 +267,10 @@ class _Network:
         self._masks: list[tuple[str, float, Any]] = []
         self._written: dict[str, Any] = {}
         try:
-            loss = loss_layer(graph)
+            loss = graph.loss_layer
         except EmitError as error:
             raise ProgramError(str(error)) from None
-        wanted = leading_to(graph, [loss])
+        wanted = graph.leading_to([loss])
         for operator in graph.operators:
             if operator.name in wanted:
                 self._compute(operator)
@@ -297,7 +296,7 @@ class _Network:
         self._written[operator.name] = interpret(
             operator, body, tensors, lambda step, shape: self._mask(operator.name, step, shape)
         )
-        if is_loss(operator.body):
+        if operator.is_loss:
             self.accuracy = (_accuracy(*(tensors[str(operand)] for operand in operator.body.steps[-1].operands)),)
 
     def _read(self, operator: Operator, position: int) -> Any:
@@ -306,7 +305,7 @@ class _Network:
         edge = self._graph.incoming.get((operator.name, position))
         if access.role is Role.PARAMETER:
             name = parameter_name(operator, access)
-            if is_imported(self._graph):
+            if self._graph.is_imported:
                 name = weight_name(self._graph, operator, access)
             order = shared_order(self._graph, operator, access)
             is_plain = order == tuple(range(len(order)))
