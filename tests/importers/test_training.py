@@ -119,6 +119,19 @@ class Alike(nn.Module):  # type: ignore[misc]
         return F.mse_loss(torch.where(x > 0.3, 0.5, torch.where(x < -0.1, x, 0.2)), y)
 
 
+class Taken(nn.Module):  # type: ignore[misc]
+    """One element and several of each row, at places that are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(4, 4)
+
+    def forward(self, x: Any, several: Any, one: Any, y: Any) -> Any:
+        x = torch.tanh(self.first(x))
+        some = self.last(F.relu(x.gather(2, several)))
+        return F.mse_loss(some * x.gather(2, one), y)
+
+
 class Regression(nn.Module):  # type: ignore[misc]
     """A loss of numbers, of functions of points of all sorts."""
 
@@ -248,6 +261,9 @@ MODELS: Mapping[str, Callable[[], Source]] = {
 
 ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
     "alike": lambda: of(Alike, x=numbers(4, 4, 6), y=numbers(4, 4, 4)),
+    "taken": lambda: of(
+        Taken, x=numbers(4, 4, 6), several=whole(8, 4, 4, 4), one=whole(8, 4, 4, 1), y=numbers(4, 4, 4)
+    ),
     "rotary": lambda: of(Rotary, ids=whole(12, 4, 6), targets=whole(12, 4, 6) * 5 % 12),
     "series": lambda: of(Series, x=numbers(5, 4, 1), labels=whole(3, 4)),
     "resnet": lambda: classifier(

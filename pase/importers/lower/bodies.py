@@ -244,8 +244,6 @@ class _Vertex:
             options = {"reduction": node.op.function, "count_padding": node.op.counts_padding}
         if isinstance(node.op, Lookup) and node.op.frozen >= 0:
             options = {"frozen": node.op.frozen}
-        if isinstance(node.op, Gather) and "k" in self._operator.extents:
-            raise NoBodyError("several elements of each row cannot be written yet")
         dims: tuple[str, ...] = (self._operator.attribute("along", ""),) if isinstance(node.op, Gather) else ()
         function = LAID[type(node.op)]
         if isinstance(node.op, Convolve) and node.op.is_transposed:
