@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from pase.calibration.measured import EFFORTS, Convolution, Effort, Rate, Samples, TransferSample, binary
+from pase.calibration.measured import EFFORTS, SAMPLES, Convolution, Effort, Rate, Samples, TransferSample, binary
 from pase.errors import PaseError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
@@ -56,7 +56,7 @@ def main() -> None:
         samples = _measured(device_choice(values), values["devices"], EFFORTS[values["effort"]])
     except PaseError as error:
         sys.exit(f"error: {error}")
-    _report({"event": "measured", "samples": samples.document()})
+    _report({"event": "measured", "samples": SAMPLES.write(samples)})
 
 
 def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> Samples:

@@ -138,15 +138,10 @@ class Samples:
     copies: tuple[TransferSample, ...]
     all_reduces: tuple[TransferSample, ...]
 
-    def document(self) -> dict[str, object]:
-        """Return the JSON form, which `samples_from_document` reads back."""
-        found: dict[str, object] = _SAMPLES.write(self)
-        return found
-
 
 _RATES = array(record(Rate, shape=TEXT, amount=number(above=0), time_s=number(above=0)))
 _TRANSFERS = array(record(TransferSample, size_bytes=POSITIVE, time_s=number(above=0)))
-_SAMPLES = record(
+SAMPLES = record(
     Samples,
     kind=TEXT,
     device_name=TEXT,
@@ -159,11 +154,6 @@ _SAMPLES = record(
     copies=_TRANSFERS,
     all_reduces=_TRANSFERS,
 )
-
-
-def samples_from_document(document: Field) -> Samples:
-    """Return the samples of a JSON document; its error names what is missing or wrong."""
-    return _SAMPLES.read(document)
 
 
 _LEAST_SHARE = 1e-6
@@ -246,7 +236,7 @@ def calibrate(choice: CalibrationChoice, *, on_progress: Progress | None = None)
                     if on_progress:
                         on_progress(what, float(fraction))
                 case {"event": "measured", "samples": found}:
-                    samples = samples_from_document(Field(found, "", CalibrationError, "what was measured"))
+                    samples = SAMPLES.read(Field(found, "", CalibrationError, "what was measured"))
     except ProgramError as error:
         raise CalibrationError(f"the machine was not measured: {error}") from None
     if samples is None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from pase.calibration.measured import (
+    SAMPLES,
     CalibrationChoice,
     MeasuredMachine,
     Rate,
@@ -80,7 +81,7 @@ def _document(measured: MeasuredMachine, samples: Samples, output: Path | None, 
             {**asdict(prediction), "relative_error": prediction.relative_error} for prediction in measured.all_reduces
         ],
         "all_reduce_error": measured.all_reduce_error,
-        "samples": samples.document(),
+        "samples": SAMPLES.write(samples),
         "time_s": time_s,
         "output": str(output) if output else None,
     }

@@ -7,7 +7,7 @@ from importlib import resources
 from operator import attrgetter
 from sys import float_info
 from types import NoneType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from pase.common.documents import LARGEST_INTEGER, Field
 
@@ -64,9 +64,9 @@ class Codec(Generic[T]):
 
     def mapped(self, make: Callable[[T], S], take: Callable[[S], T]) -> "Codec[S]":
         """Return the codec of values that are made of these."""
-        read, write = self.read, self.write
-        changed: Any = replace(self, read=lambda document: make(read(document)), write=lambda value: write(take(value)))  # type: ignore[arg-type, return-value]
-        return changed  # type: ignore[no-any-return]
+        read, write, this = self.read, self.write, cast(Any, self)
+        changed: Codec[S] = replace(this, read=lambda found: make(read(found)), write=lambda value: write(take(value)))
+        return changed
 
 
 # -- single values

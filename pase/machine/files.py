@@ -7,7 +7,6 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from importlib import resources
 from itertools import pairwise
 from math import isfinite
@@ -60,17 +59,18 @@ UNITS: Mapping[str, str] = MappingProxyType(
 DEFAULT_MACHINE = "1080ti"
 
 
-def figure(field: Field, *, above: float | None = None) -> float:
-    """Return a number of 0 or more, or above one; what is text, a figure with its unit, is answered with ours."""
-    if isinstance(field.value, str):
-        key = field.path.rpartition(".")[2]
-        expected = "a number of 0 or more" if above is None else f"a number above {above:g}"
-        raise field.fail(f"is {field.value[:60]!r}; expected {expected}, {UNITS.get(key, 'without a unit')}")
-    return field.number() if above is None else field.number(above=above)
-
-
 def _figure(above: float | None = None) -> Codec[float]:
-    return replace(number(above=above), read=partial(figure, above=above))
+    """Return the codec of a number; what is text, a figure with its unit, is answered with ours."""
+    codec = number(above=above)
+    expected = "a number of 0 or more" if above is None else f"a number above {above:g}"
+
+    def read(field: Field) -> float:
+        if isinstance(field.value, str):
+            unit = UNITS.get(field.path.rpartition(".")[2], "without a unit")
+            raise field.fail(f"is {field.value[:60]!r}; expected {expected}, {unit}")
+        return codec.read(field)
+
+    return replace(codec, read=read)
 
 
 def _machine(peaks: Codec[Any]) -> Codec[Machine]:
@@ -116,7 +116,10 @@ def _checked(machine: Machine, document: Field) -> Machine:
 
 
 MACHINE = _machine(table(_figure(above=0), minProperties=1)).checked(_checked)
-"""Machines in plans, where another version of PaSE may know more."""
+"""Machines in plans, where another version of PaSE may know more: keys that are not known are passed over."""
+
+machine_document, machine_from_document = MACHINE.write, MACHINE.read
+"""The document of a machine; the machine of a document, whose error names the field that is wrong."""
 
 _PEAKS = {dtype: _figure(above=0).optional(None) for dtype in DTYPES} | {REQUIRED_DTYPE: _figure(above=0)}
 _FILE = _machine(record(dict, **_PEAKS))
@@ -200,14 +203,6 @@ def _quoted_line(text: str, error: str) -> str:
     return f": {lines[int(found[1]) - 1].strip()[:60]!r}"
 
 
-def machine_from_document(document: Field) -> Machine:
-    """Return the machine that a parsed document describes; the document's error names the field that is wrong.
-
-    Keys that are not known are passed over, as plans do that another version wrote; `parse_machine` refuses them.
-    """
-    return MACHINE.read(document)
-
-
 def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_bytes_per_s: float | None) -> Machine:
     """Return the machine with another peak for every element type, another bandwidth at every level, or both."""
     for what, value in (("FLOP/s", flop_per_s), ("bandwidth", bandwidth_bytes_per_s)):
@@ -226,12 +221,6 @@ def override_machine(machine: Machine, *, flop_per_s: float | None, bandwidth_by
     return replace(
         machine, device=device, levels=levels, name=f"{machine.name} (overridden)" if changed else machine.name
     )
-
-
-def machine_document(machine: Machine) -> dict[str, Any]:
-    """Return the document that `machine_from_document` reads back."""
-    document: dict[str, Any] = MACHINE.write(machine)
-    return document
 
 
 _SHORT_DTYPES: Mapping[str, str] = MappingProxyType(

@@ -8,7 +8,7 @@ import tomllib
 import pytest
 from jsonschema import Draft202012Validator
 
-from pase.calibration.measured import EFFORTS, binary, measured_machine, samples_from_document
+from pase.calibration.measured import EFFORTS, SAMPLES, binary, measured_machine
 from pase.common.documents import Field
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_schema, machine_text, parse_machine, preset_names
@@ -70,14 +70,14 @@ def test_names_of_any_characters_can_be_written() -> None:
 
 def test_samples_come_back_from_json() -> None:
     samples = synthetic()
-    document = json.loads(json.dumps(samples.document()))
-    assert samples_from_document(Field(document, "", CalibrationError, "m")) == samples
+    document = json.loads(json.dumps(SAMPLES.write(samples)))
+    assert SAMPLES.read(Field(document, "", CalibrationError, "m")) == samples
     document["copies"][1]["time_s"] = -1
     with pytest.raises(CalibrationError, match=r"^m: copies\[1\].time_s is -1; expected a number above 0"):
-        samples_from_document(Field(document, "", CalibrationError, "m"))
+        SAMPLES.read(Field(document, "", CalibrationError, "m"))
     del document["stream"]
     with pytest.raises(CalibrationError, match=r"^m: .* is "):
-        samples_from_document(Field(document, "", CalibrationError, "m"))
+        SAMPLES.read(Field(document, "", CalibrationError, "m"))
 
 
 @pytest.mark.parametrize("field", ["stream", "all_reduces", "matmul"])
