@@ -24,7 +24,7 @@ from scripts.benchmarks.tables import ROOT, markdown
 RUNS = 3
 """Of the program of each checkout."""
 
-STEPS = 20
+STEPS = 100
 """After one that is not counted."""
 
 _COMMAND = "from pase.cli import main; main()"

@@ -110,7 +110,12 @@ class MeshImplementation(placement.PlacementMeshImpl):
                     # One read for all uses: another one could happen after the update of the same step.
                     reads.append(self._slices[-1].read_value())
             self.laid_out_tensor = mesh_impl.LaidOutTensor(reads)
-            self.copy_master_to_slices = self.assigned(mesh_impl.make_slices(variable.get_master(), shape))
+            master = variable.get_master()
+            with tf.device(master.device):
+                # Read once: made into a tensor for each slice, it would be read for each.
+                whole = tf.raw_ops.ReadVariableOp(resource=master.handle, dtype=master.dtype)
+                whole.set_shape(master.shape)
+            self.copy_master_to_slices = self.assigned(mesh_impl.make_slices(whole, shape))
             self._shape = shape
 
         @property
