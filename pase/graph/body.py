@@ -85,7 +85,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
     {
         "attention": {"causal": bool, "scale": float},
         "concat": {"along": str},
-        "convolve_transposed": {"strides": tuple, "dilations": tuple, "pads": tuple},
+        "convolve_transposed": {"strides": tuple, "dilations": tuple, "pads": tuple, "backwards": bool},
         "batch_norm": {"epsilon": float, "momentum": float, "factor": float},
         "keep": {"momentum": float, "initial": float},
         "dropout": {"rate": float},
@@ -111,7 +111,8 @@ class Step:
     as the accesses of the operator have them, an embedding perhaps with a row `frozen` that is not trained;
     "concat", "padded", "piece" and "copy": data that are moved alone. "convolve_transposed" of a tensor and filters:
     the adjoint of a convolution with these `strides`, `dilations` and `pads` (before), one for each spatial dim; its
-    `dims` are the positions that are read, then those that are written, then the window's.
+    `dims` are the positions that are read, then those that are written, then the window's; `backwards`: its filters'
+    last point is the first of the window.
 
     Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
     `dims` the batch, the heads, the queries, the keys and the features; "normalise": a tensor without its mean, by its
@@ -376,7 +377,8 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
         fits = type(value) is expected if isinstance(expected, type) else value in expected
         if name == "along":
             fits = fits and value in dims
-        elif step.function == "convolve_transposed":
+        elif step.function == "convolve_transposed" and expected is tuple:
+            # As many as the step has triples of dims.
             numbers = value if isinstance(value, tuple) and fits else ()
             fits = len(numbers) == len(step.dims) // 3
             fits = fits and all(type(number) is int and number >= (name != "pads") for number in numbers)

@@ -171,7 +171,22 @@ def transformer() -> tuple[Any, dict[str, Array]]:
     return onnx_model(nodes, data, {"y": [4, length, size]}, weights), data
 
 
-ONNX = {"convolutional": convolutional, "transformer": transformer}
+@cache
+def generative() -> tuple[Any, dict[str, Array]]:
+    """Transposed convolutions whose padding is told in all ways that there are, and neighbouring channels."""
+    weights = {"w1": random(3, 4, 3, 2), "b1": random(4), "w2": random(4, 3, 3, 4), "w3": random(6, 5, 2, 3)}
+    nodes = [
+        node("ConvTranspose", "x w1 b1", "c1", strides=[2, 1], dilations=[1, 2], pads=[1, 0, 0, 1]),
+        node("LRN", "c1", "n1", size=3, alpha=0.3, beta=0.6, bias=1.5),
+        node("ConvTranspose", "n1 w2", "c2", strides=[2, 2], auto_pad="SAME_LOWER", group=2),
+        node("LRN", "c2", "n2", size=13, alpha=0.7),
+        node("ConvTranspose", "n2 w3", "y", strides=[1, 2], output_shape=[12, 23]),
+    ]
+    data = {"x": random(4, 3, 3, 5)}
+    return onnx_model(nodes, data, {"y": [4, 5, 12, 23]}, weights), data
+
+
+ONNX = {"convolutional": convolutional, "transformer": transformer, "generative": generative}
 
 
 @cache
@@ -193,6 +208,30 @@ def test_onnx_models(name: str, strategy: str | int) -> None:
     assert set(found.outputs) == set(expected)
     for output, array in expected.items():
         assert difference(found.outputs[output], array) < TOLERANCE, output
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 9])
+def test_any_number_of_neighbouring_channels(size: int) -> None:
+    """As ONNX defines them; onnxruntime computes odd numbers alone."""
+    data = {"x": random(4, 5, 3, 2)}
+    model = onnx_model([node("LRN", "x", "y", size=size, alpha=0.5)], data, {"y": [4, 5, 3, 2]}, {})
+    squares = data["x"].astype(np.float64) ** 2
+    first = [max(0, c - (size - 1) // 2) for c in range(5)]
+    last = [min(4, c + int(np.ceil((size - 1) / 2))) for c in range(5)]
+    sums = np.stack([squares[:, i : j + 1].sum(1) for i, j in zip(first, last, strict=True)], 1)
+    found = run(random_plan(import_model(model).graph, 4, size), {}, data)
+    assert difference(found.outputs["y"], data["x"] / (1 + 0.5 / size * sums) ** 0.75) < TOLERANCE
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("operator", ["SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"])
+def test_losses_of_classes(operator: str, reduction: str) -> None:
+    data = {"x": random(4, 5, 3), "labels": np.random.default_rng(0).integers(0, 5, (4, 3))}
+    shape = [4, 3] if reduction == "none" else []
+    model = onnx_model([node(operator, "x labels", "y", reduction=reduction)], data, {"y": shape}, {})
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found = run(random_plan(import_model(model).graph, 4, 1), {}, data)
+    assert difference(found.outputs["y"], session.run(None, data)[0]) < TOLERANCE
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -511,6 +511,87 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
+def test_an_onnx_generator_trains_as_pytorch_does() -> None:
+    """Transposed convolutions, neighbouring channels and ONNX's own loss, which leaves no target out."""
+    onnx = pytest.importorskip("onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    torch.manual_seed(3)
+    shapes = {"w1": (3, 4, 3, 2), "b1": (4,), "w2": (4, 3, 3, 4), "w3": (6, 5), "b3": (5,)}
+    held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in shapes.items()}
+    spread = {"strides": [2, 1], "dilations": [1, 2], "pads": [1, 0, 0, 1], "output_padding": [1, 0]}
+    nodes = [
+        helper.make_node("ConvTranspose", ["x", "w1", "b1"], ["c"], **spread),
+        helper.make_node("LRN", ["c"], ["n"], size=3, alpha=0.25, beta=0.5, bias=1.5),
+        helper.make_node("ConvTranspose", ["n", "w2"], ["d"], strides=[2, 2], auto_pad="SAME_UPPER", group=2),
+        helper.make_node("Relu", ["d"], ["r"]),
+        helper.make_node("GlobalAveragePool", ["r"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("Gemm", ["f", "w3", "b3"], ["y"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["y", "labels"], ["loss"], ignore_index=-1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [
+            helper.make_tensor_value_info("x", kinds.FLOAT, [4, 3, 3, 5]),
+            helper.make_tensor_value_info("labels", kinds.INT64, [4]),
+        ],
+        [helper.make_tensor_value_info("loss", kinds.FLOAT, [])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in held.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    inputs = {"x": numbers(4, 3, 3, 5), "labels": whole(5, 4)}
+    w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
+    expected = []
+    for _ in range(STEPS):
+        x = F.conv_transpose2d(inputs["x"], w["w1"], w["b1"], stride=(2, 1), dilation=(1, 2), output_padding=(1, 0))
+        x = F.local_response_norm(x[:, :, 1:, :-1], 3, alpha=0.25, beta=0.5, k=1.5)
+        # 7 rows of windows of 3 and 6 columns of windows of 4 reach 15 and 14: one and two more than twice as many.
+        x = F.conv_transpose2d(x, w["w2"], stride=2, groups=2)[:, :, :-1, 1:-1]
+        loss = F.cross_entropy(torch.relu(x).mean((2, 3)) @ w["w3"] + w["b3"], inputs["labels"])
+        gradients = torch.autograd.grad(loss, list(w.values()))
+        expected.append(loss.item())
+        w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
+    weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
+    for seed in range(2):
+        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
+def test_a_jax_generator_trains_as_jax_does() -> None:
+    """Convolutions of inputs with zeros between their points, whose filters stand the other way round."""
+    jax = pytest.importorskip("jax")
+    lax = jax.lax
+    x, labels = numbers(4, 3, 5, 2).numpy(), whole(4, 4).numpy()
+
+    def loss(weights: Any, x: Any, labels: Any) -> Any:
+        x = jax.nn.relu(lax.conv_transpose(x, weights["first"], (2, 1), "SAME", rhs_dilation=(1, 2)))
+        x = lax.conv_transpose(x, weights["second"], (2, 3), "VALID").mean((1, 2))
+        return -jax.numpy.take_along_axis(jax.nn.log_softmax(x), labels[:, None], -1).mean()
+
+    with jax.enable_x64(True):
+        random = np.random.default_rng(0)
+        shapes = {"first": (3, 2, 2, 6), "second": (2, 4, 6, 4)}
+        weights = {name: jax.numpy.asarray(random.standard_normal(shape) / 2) for name, shape in shapes.items()}
+        held = {name: np.asarray(array) for name, array in weights.items()}
+        model = import_model((loss, (weights, x, labels)))
+        gradient = jax.jit(jax.value_and_grad(loss))
+        expected = []
+        for _ in range(STEPS):
+            value, found = gradient(weights, x, labels)
+            expected.append(float(value))
+            weights = jax.tree.map(lambda w, g: w - RATE * g, weights, found)
+    given = {
+        f"{w.layer}/{w.tensor}": read_as(held[w.source], Use(value="", piece=w.piece)) for w in model.lowered.weights
+    }
+    names = [leaf.value.name for leaf in model.traces[0].leaves if leaf.role == "input"]
+    for seed in range(2):
+        batch = dict(zip(names, (x, labels.astype(np.int32)), strict=True))
+        losses, _ = trained(random_plan(with_fan_outs(model.graph), 4, seed), given, batch)
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
 def mobilenet(keras: Any) -> Any:
     """Return two inverted residuals in the manner of MobileNetV2."""
     layers = keras.layers

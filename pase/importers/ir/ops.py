@@ -150,7 +150,8 @@ class Normalise:
     groups: of the channels, whose statistics are apart (group normalisation: channels are in `over` then).
     num_statistics: inputs after scale and shift that are no parameters but kept (running mean and variance).
     momentum: the weight of a batch's moments in those that are kept while the network is trained, 0 where none are.
-    is_unbiased: whether the variance that is kept is by one point less.
+    is_unbiased: whether the variance that is kept is by one point less. response: by which "response" divides each
+    point: (how many neighbours with itself, alpha, beta, bias) of (bias + alpha · mean of their squares) ** beta.
     """
 
     kind: Literal["batch", "layer", "rms", "group", "instance", "response", "statistics"]
@@ -163,6 +164,7 @@ class Normalise:
     is_unbiased: bool = False
     groups: int = 1
     epsilon: float = 1e-5
+    response: tuple[int, float, float, float] | None = None
     mixes: tuple[int, ...] = ()
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from pase.importers.ir.call import Array, Call, Shape, letters
-from pase.importers.ir.ops import Pool, Reduce
+from pase.importers.ir.ops import Identity, Lookup, Pool, Reduce
 from pase.importers.ir.trace import Value
 
 _POINTWISE = """
@@ -186,3 +186,72 @@ def tensordot(call: Call, first: Sequence[int], second: Sequence[int], *, batch:
     )
     if made is not call.result:
         call.reshape(made, out=call.result)
+
+
+# -- losses
+
+
+def class_dim(x: Value) -> int:
+    """Return the dim of the classes: the second one, of a single example the only one."""
+    return 1 if len(x.shape) > 1 else 0
+
+
+def loss_of_classes(
+    call: Call,
+    log: Value,
+    target: Value,
+    *,
+    weight: Sequence[Value] = (),
+    ignored: float,
+    reduction: str = "mean",
+    smoothing: float = 0.0,
+    count: Value | None = None,
+) -> None:
+    """Write the loss of classes: what the target's column holds, and a share of all columns where it is smoothed.
+
+    Args:
+        call: Whose first result is the loss.
+        log: Logarithms of the classes' probabilities.
+        target: The class of each point.
+        weight: Of each class, where it has one.
+        ignored: The target of points that do not count.
+        reduction: "none", "mean" or "sum".
+        smoothing: The share of all columns.
+        count: A result: how many points count, or the sum of their weights.
+    """
+    dim = class_dim(log)
+    kept = call.point("not_equal", target, constant=ignored, dtype="bool", name="kept")
+    places = call.reshape(target, (*log.shape[:dim], 1, *log.shape[dim + 1 :]), name="places")
+    picked = call.reshape(call.gather(log, places, dim), target.shape)
+    share = [call.add(Lookup(), weights, target, shape=target.shape) for weights in weight]
+    if share:
+        picked = call.point("multiply", picked, *share)
+    if smoothing:
+        every = summed_over_classes(call, log, weight)
+        one = call.point("multiply", picked, constant=1.0 - smoothing)
+        other = call.point("multiply", every, constant=smoothing / log.shape[dim])
+        picked = call.point("add", one, other)
+    negative = call.point("negate", picked)
+    if reduction == "none":
+        call.point("where", kept, negative, constant=0.0, out=call.result)
+        return call.unread([] if count is None else [count])
+    masked = call.point("where", kept, negative, constant=0.0)
+    if share:
+        counted = call.point("where", kept, *share, constant=0.0, name="counted")
+    else:
+        counted = call.add(Identity(), kept, shape=kept.shape, dtype=log.dtype, name="counted")
+    count = call.total(counted, out=count, name="count")
+    if reduction == "mean":
+        call.point("divide", call.total(masked), count, out=call.result)
+    else:
+        call.total(masked, out=call.result)
+    return None
+
+
+def summed_over_classes(call: Call, x: Value, weight: Sequence[Value]) -> Value:
+    """Write the sum over the classes, each times its weight where it has one."""
+    dim = class_dim(x)
+    for found in weight:
+        along = call.reshape(found, (x.shape[dim], *(1,) * (len(x.shape) - dim - 1)))
+        x = call.point("multiply", x, along)
+    return call.reduce("sum", x, (dim,))

@@ -260,8 +260,6 @@ class _Vertex:
 
     def _transposed(self, op: Convolve) -> dict[str, Option]:
         """Return the options of a transposed convolution, where its result's shape follows from them."""
-        if op.is_reversed:
-            raise NoBodyError("the filters of a transposed convolution are read backwards")
         extents = self._operator.extents
         for i, (stride, dilation, pads) in enumerate(zip(op.stride, op.dilation, op.pads, strict=True)):
             reached = (extents[f"i{i}"] - 1) * stride + (extents[f"k{i}"] - 1) * dilation + 1
@@ -269,7 +267,8 @@ class _Vertex:
             if not 0 <= extents[f"o{i}"] + sum(pads) - reached < max(stride, dilation) or min(pads) < 0:
                 raise NoBodyError("the padding of a transposed convolution is not told")
         before = tuple(first for first, _ in op.pads)
-        return {"strides": tuple(op.stride), "dilations": tuple(op.dilation), "pads": before}
+        options: dict[str, Option] = {"strides": tuple(op.stride), "dilations": tuple(op.dilation), "pads": before}
+        return options | ({"backwards": True} if op.is_reversed else {})
 
     def _recurrent(self, node: Node, op: Recurrent) -> TensorRef:
         """Recurrent layers over a sequence, their first states zero."""

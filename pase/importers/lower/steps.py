@@ -129,8 +129,8 @@ def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     x, *rest = inputs
     x = _tensor(x)
     assert x.axes is not None
-    if op.kind == "response":
-        raise NoBodyError("a normalisation by neighbouring channels cannot be written yet")
+    if op.response is not None:
+        return _by_neighbours(sheet, x, op.channels[0], *op.response)
     channels = tuple(x.axes[i] for i in op.channels)
     along = [_along(sheet, known, channels) for known in rest]
     weights, statistics = along[: op.has_scale + op.has_shift], along[op.has_scale + op.has_shift :]
@@ -153,6 +153,27 @@ def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     if op.has_shift:
         name = sheet.step("add", [name, weights[-1]])
     return TensorRef(operand=name, shape=x.shape, axes=x.axes)
+
+
+def _by_neighbours(
+    sheet: BodyBuilder, x: TensorRef, place: int, count: int, alpha: float, beta: float, bias: float
+) -> TensorRef:
+    """Return each point by a power of the mean of its neighbours' squares along a dim; beyond it are zeros."""
+    assert x.axes is not None
+    extent = x.shape[place]
+    before, after = min((count - 1) // 2, extent - 1), min(count // 2, extent - 1)
+    squares = sheet.single(replace(x, operand=sheet.step("square", [x.operand])), place)
+    assert squares.axes is not None
+    parts = [sheet.cut(squares, place, 0, size) for size in (before, after) if size]
+    zeros = [replace(part, operand=sheet.step("multiply", [part.operand, 0.0])) for part in parts]
+    padded = sheet.joined([*zeros[: bool(before)], squares, *zeros[bool(before) :]], place) if zeros else squares
+    assert padded.axes is not None
+    dims = names((*padded.axes[place], *squares.axes[place]))
+    near = [sheet.step("cut", [padded.operand], dims, start=start, step=1) for start in range(before + after + 1)]
+    total = sheet.laid(replace(squares, operand=sheet.step("add", near) if zeros else squares.operand), x.axes)
+    scaled = sheet.step("add", [sheet.step("multiply", [total.operand, alpha / count]), bias])
+    made = sheet.step("divide", [x.operand, sheet.step("power", [scaled, beta])])
+    return TensorRef(operand=made, shape=x.shape, axes=x.axes)
 
 
 def _within_groups(channels: Axis, groups: int) -> Axis:

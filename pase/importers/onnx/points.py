@@ -4,7 +4,7 @@ from math import inf, prod
 
 from pase.importers.ir import Value, ops
 from pase.importers.ir.call import place, places, table, with_extent
-from pase.importers.ir.shared import FUNCTIONS, concatenate, reduction, run, snake
+from pase.importers.ir.shared import FUNCTIONS, concatenate, loss_of_classes, reduction, run, snake
 from pase.importers.onnx.walk import OnnxCall, slices_of
 
 SOFTMAX_PER_DIM_SINCE = 13
@@ -157,10 +157,34 @@ def _over_last_dims(call: OnnxCall, x: Value, *, scale: int, shift: int | None) 
 
 
 def plain_normalisation(call: OnnxCall) -> None:
-    """Write a normalisation without scale and shift: over given dims, or by neighbouring channels."""
-    is_response = call.name == "LRN"
-    over = (1,) if is_response else places(call.wholes("axes") or (0, 2, 3), len(call.x.shape))
-    call.normalise("response" if is_response else "layer", call.x, over, over)
+    """Write a normalisation without scale and shift."""
+    over = places(call.wholes("axes") or (0, 2, 3), len(call.x.shape))
+    call.normalise("layer", call.x, over, over)
+
+
+def response_normalisation(call: OnnxCall) -> None:
+    """Write a normalisation by neighbouring channels, which are read whole."""
+    numbers = [float(call.get(name, default)) for name, default in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0))]
+    size = call.get("size", 0)
+    if size < 1:
+        raise ValueError(f"size is {size}; expected a number of channels")
+    call.normalise("response", call.x, (), (1,), response=(size, *numbers), mixes=(1,))
+
+
+_IGNORED = -1
+"""No class: what a target never is where none is left out."""
+
+
+def class_loss(call: OnnxCall) -> None:
+    """Write the cross-entropy of scores, or of logarithms of probabilities, with the classes that are targets."""
+    log = call.x
+    if call.name == "SoftmaxCrossEntropyLoss":
+        log = call.softmax(log, 1, is_log=True, out=call.further(1))
+    reduction = call.get("reduction", "mean")
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}; expected mean, sum or none")
+    ignored = float(call.get("ignore_index", _IGNORED))
+    loss_of_classes(call, log, call.value(1), weight=call.maybe(2), ignored=ignored, reduction=reduction)
 
 
 def softmax(call: OnnxCall) -> None:
@@ -372,7 +396,9 @@ TRANSLATIONS = table(
     (normalisation, "BatchNormalization InstanceNormalization GroupNormalization"),
     (layer_normalisation, "LayerNormalization RMSNormalization SimplifiedLayerNormalization"),
     (skip_normalisation, "SkipLayerNormalization SkipSimplifiedLayerNormalization"),
-    (plain_normalisation, "LRN MeanVarianceNormalization"),
+    (plain_normalisation, "MeanVarianceNormalization"),
+    (response_normalisation, "LRN"),
+    (class_loss, "SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss"),
     (softmax, "Softmax LogSoftmax"),
     (lambda call: call.reshape(call.x, out=call.result), "Reshape Squeeze Unsqueeze Flatten"),
     (transpose, "Transpose"),

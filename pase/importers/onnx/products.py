@@ -58,7 +58,7 @@ def einsum(call: OnnxCall) -> None:
 
 def convolution(call: OnnxCall) -> None:
     """Write a convolution over all dims but the batch and the channels."""
-    x, w = call.value(0), call.value(1)
+    x, w, is_transposed = call.value(0), call.value(1), call.name == "ConvTranspose"
     rank = len(x.shape) - 2
     if rank not in (1, 2, 3):
         return call.opaque()
@@ -70,9 +70,9 @@ def convolution(call: OnnxCall) -> None:
         filters=tuple(range(2 + rank)),
         stride=_each(call, "strides", rank),
         dilation=_each(call, "dilations", rank),
-        pads=_pads(call, w.shape[2:], is_told=call.name == "ConvTranspose"),
+        pads=_pads_of_transposed(call, w.shape[2:]) if is_transposed else _pads(call, w.shape[2:]),
         groups=call.get("group", 1),
-        is_transposed=call.name == "ConvTranspose",
+        is_transposed=is_transposed,
         has_bias=call.has(2),
     )
     call.add(op, x, w, *call.maybe(2), out=call.result)
@@ -105,12 +105,28 @@ def _each(call: OnnxCall, name: str, rank: int) -> Shape:
     return found
 
 
-def _pads(call: OnnxCall, kernel: Shape, *, is_told: bool = False) -> tuple[tuple[int, int], ...]:
-    """Return (before, after) of each spatial dim, those that auto_pad stands for included unless they are told."""
+def _pads_of_transposed(call: OnnxCall, kernel: Shape) -> tuple[tuple[int, int], ...]:
+    """Return (before, after) of each spatial dim; those that leave of the windows the extents that are told."""
     mode, rank = call.get("auto_pad", "NOTSET"), len(kernel)
-    if mode == "VALID" and not is_told:
+    if mode not in ("SAME_UPPER", "SAME_LOWER") and call.wholes("output_shape") is None:
+        return _pads(call, kernel)
+    added = call.wholes("output_padding") or (0,) * rank
+    steps = zip(_each(call, "strides", rank), _each(call, "dilations", rank), kernel, added, strict=True)
+    found = []
+    for i, (stride, dilation, extent, more) in enumerate(steps, 2):
+        reached = (call.x.shape[i] - 1) * stride + (extent - 1) * dilation + 1
+        total = max(0, reached + more - call.result.shape[i])
+        less = total // 2
+        found.append((less, total - less) if mode == "SAME_UPPER" else (total - less, less))
+    return tuple(found)
+
+
+def _pads(call: OnnxCall, kernel: Shape) -> tuple[tuple[int, int], ...]:
+    """Return (before, after) of each spatial dim, those that auto_pad stands for included."""
+    mode, rank = call.get("auto_pad", "NOTSET"), len(kernel)
+    if mode == "VALID":
         return ((0, 0),) * len(kernel)
-    if mode not in ("SAME_UPPER", "SAME_LOWER") or is_told:
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
         given = call.wholes("pads") or (0,) * (2 * rank)
         if len(given) != 2 * rank:
             raise ValueError(f"pads is {given}; expected {2 * rank} whole numbers")

@@ -40,6 +40,7 @@ _STATES = _positions(
     ("Equal Less LessOrEqual Greater GreaterOrEqual", {0, 1}),
     ("Shape Size Range ConstantOfShape", {0, 1, 2}),
     ("Attention", {3}),
+    ("SoftmaxCrossEntropyLoss NegativeLogLikelihoodLoss", {2}),
 )
 """Positions at which nothing is trained: running statistics, first states, bounds, masks."""
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from math import inf, prod
 
-from pase.importers.ir import Generic, Identity, Lookup, Pointwise, Value
+from pase.importers.ir import Generic, Identity, Pointwise, Value
 from pase.importers.ir.call import Call, as_list, broadcast_shape, places, table
-from pase.importers.ir.shared import FUNCTIONS, glu, reduction
+from pase.importers.ir.shared import FUNCTIONS, class_dim, glu, loss_of_classes, reduction, summed_over_classes
 
 
 def pointwise(call: Call) -> None:
@@ -188,7 +188,8 @@ _SOFTMAX = "softmax log_softmax _softmax _log_softmax _safe_softmax special_log_
 
 
 _NONE, _MEAN = 0, 1
-"""Ways of reduction, as operators number them; the other one is the sum."""
+_REDUCTIONS = ("none", "mean", "sum")
+"""Ways of reduction, as operators number them."""
 
 _IGNORED = -100
 """The target that is left out where no other one is named."""
@@ -197,44 +198,22 @@ _IGNORED = -100
 def cross_entropy(call: Call) -> None:
     """Write the cross-entropy of a softmax with targets, which are classes or their probabilities."""
     x, target = call.tensors[:2]
-    log = call.softmax(x, _classes(x), is_log=True)
+    log = call.softmax(x, class_dim(x), is_log=True)
     (_of_probabilities if target.is_float else _of_classes)(call, log, smoothing=float(call.get("label_smoothing", 0)))
 
 
-def _classes(x: Value) -> int:
-    return 1 if len(x.shape) > 1 else 0
-
-
-def _of_classes(call: Call, log: Value, *, smoothing: float) -> None:
-    """Write the loss of classes: what the target's column holds, and a share of all columns where it is smoothed."""
-    target, dim, weight = call.value("target"), _classes(log), call.maybe("weight")
-    ignored = float(call.get("ignore_index", _IGNORED))
-    kept = call.point("not_equal", target, constant=ignored, dtype="bool", name="kept")
-    places = call.reshape(target, (*log.shape[:dim], 1, *log.shape[dim + 1 :]), name="places")
-    picked = call.reshape(call.gather(log, places, dim), target.shape)
-    share = [call.add(Lookup(), weights, target, shape=target.shape) for weights in weight]
-    if share:
-        picked = call.point("multiply", picked, *share)
-    if smoothing:
-        every = _summed_over_classes(call, log, weight)
-        one = call.point("multiply", picked, constant=1.0 - smoothing)
-        other = call.point("multiply", every, constant=smoothing / log.shape[dim])
-        picked = call.point("add", one, other)
-    negative, reduction = call.point("negate", picked), call.get("reduction", _MEAN)
-    if reduction == _NONE:
-        call.point("where", kept, negative, constant=0.0, out=call.result)
-        return call.unread(call.results[1:])
-    masked = call.point("where", kept, negative, constant=0.0)
-    if share:
-        counted = call.point("where", kept, *share, constant=0.0, name="counted")
-    else:
-        counted = call.add(Identity(), kept, shape=kept.shape, dtype=log.dtype, name="counted")
-    count = call.total(counted, out=call.results[1] if len(call.results) > 1 else None, name="count")
-    if reduction == _MEAN:
-        call.point("divide", call.total(masked), count, out=call.result)
-    else:
-        call.total(masked, out=call.result)
-    return None
+def _of_classes(call: Call, log: Value, *, smoothing: float = 0.0) -> None:
+    """Write the loss of classes."""
+    loss_of_classes(
+        call,
+        log,
+        call.value("target"),
+        weight=call.maybe("weight"),
+        ignored=float(call.get("ignore_index", _IGNORED)),
+        reduction=_REDUCTIONS[call.get("reduction", _MEAN)],
+        smoothing=smoothing,
+        count=call.results[1] if len(call.results) > 1 else None,
+    )
 
 
 def _of_probabilities(call: Call, log: Value, *, smoothing: float) -> None:
@@ -242,8 +221,8 @@ def _of_probabilities(call: Call, log: Value, *, smoothing: float) -> None:
     target = call.value("target")
     if smoothing:
         less = call.point("multiply", target, constant=1.0 - smoothing)
-        target = call.point("add", less, constant=smoothing / log.shape[_classes(log)])
-    rows = _summed_over_classes(call, call.point("multiply", log, target), call.maybe("weight"))
+        target = call.point("add", less, constant=smoothing / log.shape[class_dim(log)])
+    rows = summed_over_classes(call, call.point("multiply", log, target), call.maybe("weight"))
     reduction = call.get("reduction", _MEAN)
     if reduction == _NONE:
         call.point("negate", rows, out=call.result)
@@ -253,15 +232,6 @@ def _of_probabilities(call: Call, log: Value, *, smoothing: float) -> None:
         call.point("divide", call.total(negative), constant=float(max(1, prod(rows.shape))), out=call.result)
     else:
         call.total(negative, out=call.result)
-
-
-def _summed_over_classes(call: Call, x: Value, weight: tuple[Value, ...]) -> Value:
-    """Write the sum over the classes, each times its weight where it has one."""
-    dim = _classes(x)
-    for found in weight:
-        along = call.reshape(found, (x.shape[dim], *(1,) * (len(x.shape) - dim - 1)))
-        x = call.point("multiply", x, along)
-    return call.reduce("sum", x, (dim,))
 
 
 def multilabel_margin(call: Call) -> None:
@@ -309,7 +279,7 @@ TRANSLATIONS = dict.fromkeys(FUNCTIONS, pointwise) | table(
     (distance, "cosine_similarity pairwise_distance"),
     (transformed, _FOURIER),
     (
-        lambda call: _of_classes(call, call.x, smoothing=0.0),
+        lambda call: _of_classes(call, call.x),
         "nll_loss nll_loss_nd nll_loss2d nll_loss_forward nll_loss2d_forward",
     ),
     (cross_entropy, "cross_entropy_loss"),

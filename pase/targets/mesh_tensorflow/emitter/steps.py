@@ -218,6 +218,7 @@ def _convolve_transposed(step: Step, operands: tuple[Expression, ...], block: Wr
     dims = [code("[{}]", [block.dims[step.dims[i + rank * j]] for j in range(3)]) for i in range(rank)]
     strides, dilations, pads = (step.option(name, ()) for name in ("strides", "dilations", "pads"))
     told = [code("strides=[{}]", strides), code("dilations=[{}]", dilations), code("pads=[{}]", pads)]
+    told += [code("backwards=True")] if step.option("backwards", False) else []
     arguments = (*(x.text for x in operands), code("[{}]", dims), block.result_dims, *told)
     return called(code("convolve_transposed"), arguments, block.result_names)
 

@@ -284,6 +284,7 @@ def _convolve_transposed(operator: Operator, step: Step, operands: Sequence[Any]
     for i, (stride, dilation, pad) in enumerate(zip(*lists, strict=True)):
         dims = [step.dims[i + rank * j] for j in range(3)]
         read, out, kernel = (tf.range(operator.extents[dim]) for dim in dims)
+        kernel = tf.reverse(kernel, [0]) if step.option("backwards", False) else kernel
         place = read[:, None, None] * stride + kernel[None, None, :] * dilation - pad
         arrays.append(tf.cast(tf.equal(place, out[None, :, None]), x.dtype))
         told.append("".join(letters[dim] for dim in dims))

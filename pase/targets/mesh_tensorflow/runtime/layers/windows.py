@@ -111,6 +111,7 @@ def convolve_transposed(
     strides: Sequence[int],
     dilations: Sequence[int],
     pads: Sequence[int],
+    backwards: bool = False,
 ) -> Any:
     """Return the adjoint of a convolution: each point of x is spread over a window of the result.
 
@@ -125,6 +126,7 @@ def convolve_transposed(
         strides: for each spatial dim, how far apart the windows of neighbouring points are.
         dilations: how far apart the points of a window are.
         pads: how many points before the first one are left out.
+        backwards: whether the last point of the filters is the first of a window.
 
     Raises:
         ProgramError: positions or windows are split.
@@ -154,6 +156,7 @@ def convolve_transposed(
         x = _shaped(x, [num_groups, num_batch, *points, num_inputs])
         filters = _turned(filters, names, [*groups, *kernels, *outputs, *inputs])
         filters = _shaped(filters, [num_groups, *extents, num_outputs, num_inputs])
+        filters = tf.reverse(filters, range(1, 1 + len(extents))) if backwards else filters
         parts = zip(tf.unstack(x), tf.unstack(filters), strict=True)
         y = tf.stack([_spread_over(a, w, outs, strides, dilations, pads) for a, w in parts])
         y = _shaped(y, [sizes[n] for n in (*groups, *batch, *written, *outputs)])
