@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from pase.common.names import short
 from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.frameworks import FRONT_ENDS, import_model
 from pase.importers.front_end import call_factory, framework, is_factory
 from pase.importers.ir import Piece, Trace, Use, View
-from pase.importers.jax.function import JaxFrontEnd
+from pase.importers.jax import function as jax_function
 from pase.importers.keras import model as keras_model
 from pase.importers.onnx import weights as onnx_weights
 from pase.importers.torch.export import values_of
@@ -41,7 +42,7 @@ def read_weights(
     kind = next((front_end.package for front_end in FRONT_ENDS if front_end.takes(source)), "")
     if kind not in _VALUES:
         raise ModelError(
-            "weights are read of ONNX files, Keras models and torch modules (as a file, or made by "
+            "weights are read of ONNX files, Keras models, torch modules and JAX functions (as a file, or made by "
             f"package.module:function); {_called(source)} is none of them"
         )
     if kind == "keras" and isinstance(source, str):
@@ -57,6 +58,11 @@ def read_weights(
                 raise ModelError(
                     f"layer {layer!r} is computed with {use.value!r}, whose values the source does not hold as such; "
                     "make it a weight or a constant of the model"
+                )
+            if kind == "jax":
+                raise ModelError(
+                    "weights are read of arrays: a JAX function, whose arguments hold them, is given the shape of "
+                    f"{short(use.value)!r} alone; give it the array"
                 )
             continue
         array = values[use.value]
@@ -90,11 +96,8 @@ def _viewed(array: Array, view: View) -> Array:
 
 def _called(source: object) -> str:
     """Return what a source is called in a message: not its values."""
-    if isinstance(source, str):
-        return repr(source)
     first = source[0] if isinstance(source, list | tuple) and source else source
-    kind = "a JAX function" if callable(first) and JaxFrontEnd().takes(source) else f"a {type(first).__name__}"
-    return f"{kind}, whose arguments hold them," if kind.startswith("a JAX") else kind
+    return repr(source) if isinstance(source, str) else f"a {type(first).__name__}"
 
 
 def _torch_values(
@@ -166,5 +169,17 @@ def _needed(graph: Any, names: set[str]) -> set[str]:
     return found
 
 
-_VALUES: Mapping[str, Values] = {"keras": _keras_values, "onnx": _onnx_values, "torch": _torch_values}
+def _jax_values(
+    source: Any, names: Iterable[str], _trace: Trace, batch: int | None, _arguments: Mapping[str, Scalar]
+) -> Mapping[str, Array]:
+    found = jax_function.read_weights(source, sorted(names), batch=batch)
+    return {name: np.asarray(array) for name, array in found.items()}
+
+
+_VALUES: Mapping[str, Values] = {
+    "jax": _jax_values,
+    "keras": _keras_values,
+    "onnx": _onnx_values,
+    "torch": _torch_values,
+}
 """Where the values are."""

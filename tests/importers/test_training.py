@@ -491,6 +491,7 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
         random = np.random.default_rng(0)
         weights = jax.tree.map(lambda leaf: jax.numpy.asarray(random.standard_normal(leaf.shape) / 4), shapes)
         model = import_model((loss, (weights, ids, targets)))
+        read = read_weights((loss, (weights, ids, targets)))
         held = {f"{jax.tree_util.keystr(path, simple=True, separator='.')}": np.asarray(leaf)
                 for path, leaf in jax.tree_util.tree_leaves_with_path(weights)}  # fmt: skip
         gradient = jax.jit(jax.value_and_grad(loss))
@@ -504,6 +505,9 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
     }
     mask = np.broadcast_to(np.tril(np.ones((6, 6))), (4, 2, 6, 6))
     given |= {f"{layer}/{name}": mask for layer, name in model.lowered.constants}
+    assert set(read) == set(given)
+    for name, array in given.items():
+        np.testing.assert_array_equal(read[name], array, err_msg=name)
     graph = with_fan_outs(model.graph)
     for seed in range(2):
         batch = {"input_0": ids.astype(np.int32), "input_1": targets.astype(np.int32)}

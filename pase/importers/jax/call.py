@@ -28,6 +28,7 @@ class Writer:
             whole numbers computed from them.
         makers: operators that computed values.
         joined: whole numbers that were put end to end to give a value, each with its values where known.
+        arrays: those that the program holds.
         weights: paths of the weights behind values.
         turn: of the loop that is being written out: number of the loop, of its turn.
     """
@@ -37,6 +38,7 @@ class Writer:
         self.leaves = list(leaves)
         self.turn: tuple[int, int] | None = None
         self.known: dict[str, Array] = {}
+        self.arrays: dict[str, Any] = {}
         self.makers: dict[str, Op] = {}
         self.joined: dict[str, tuple[tuple[Value, Any], ...]] = {}
         self.weights = {leaf.value.name: leaf.value.name for leaf in leaves if leaf.role == "parameter"}
@@ -57,6 +59,7 @@ class Writer:
         """Return the value of an array that the program holds."""
         aval = aval or array
         value = self.value("number" if not aval.shape else "constant", aval.shape, dtype_name(aval.dtype))
+        self.arrays[value.name] = array
         is_number = not aval.shape and not value.dtype.startswith("key")
         self.leaves.append(Leaf(value=value, role="constant", number=float(array) if is_number else None))
         is_small = not aval.shape or not value.is_float

@@ -17,7 +17,7 @@ A last tuple of arguments may stand for them: (function, (first, inputs…)).
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, first_line, framework
 from pase.importers.ir import Leaf, Trace, Value, check_trace
 from pase.importers.jax.call import dtype_name, shape_of
-from pase.importers.jax.program import read_program
+from pase.importers.jax.program import read_program, values_of
 from pase.importers.jax.training_steps import check_forward
 
 Role = Literal["input", "parameter", "constant"]
@@ -67,15 +67,31 @@ class JaxFrontEnd(FrontEnd):
         return trace_source(jax, found if batch is None else _with_batch(jax, found, batch))
 
 
-def trace_source(jax: Any, source: Source) -> Trace:
-    """Return the trace of a function with its arguments; no array's value is read.
+def read_weights(source: object, names: Iterable[str], *, batch: int | None) -> dict[str, Any]:
+    """Return values of a function's trace that follow from the arrays that it is given, or closes over.
 
-    Raises ModelError where it cannot be traced, or has control flow that depends on data.
+    names: of the values. Those that lack an array, of which the shape alone is given, are left out.
     """
+    jax = framework("jax", "jax")
+    found = source_of(jax, source)
+    found = found if batch is None else _with_batch(jax, found, batch)
+    flat, closed, _ = _program(jax, found)
+    leaves = _leaves(jax, flat)
+    captured, _ = _captured(jax, closed, has_parameters=any(role == "parameter" for _, role, _ in flat))
+    given = {leaf.value.name: array for leaf, array in zip(captured, closed.consts, strict=True)}
+    given |= {
+        leaf.value.name: array
+        for leaf, (_, role, array) in zip(leaves, flat, strict=True)
+        if role != "input" and not isinstance(array, jax.ShapeDtypeStruct)
+    }
+    return values_of(closed, names, leaves=(*captured, *leaves), entry=found.entry, arrays=given)
+
+
+def _program(jax: Any, source: Source) -> tuple[list[tuple[str, Role, Any]], Any, Any]:
+    """Return the arrays that a function is given, (path, role, array), its program and its results' shapes."""
     held: list[tuple[Role, Any, str]] = [("parameter", source.parameters, ""), ("constant", source.constants, "")]
     held += [("input", given, f"input_{i}") for i, given in enumerate(source.inputs)]
     flat = [(name, role, array) for role, tree, prefix in held for name, array in _arrays(jax, tree, prefix)]
-    count = Counter(role for _, role, _ in flat)
     _, put = _apart(jax, (source.parameters, source.constants, *source.inputs))
 
     def called(arrays: Sequence[Any]) -> Any:
@@ -93,6 +109,16 @@ def trace_source(jax: Any, source: Source) -> Trace:
         raise
     except Exception as error:
         raise ModelError(_failure(error)) from error
+    return flat, closed, result
+
+
+def trace_source(jax: Any, source: Source) -> Trace:
+    """Return the trace of a function with its arguments; no array's value is read.
+
+    Raises ModelError where it cannot be traced, or has control flow that depends on data.
+    """
+    flat, closed, result = _program(jax, source)
+    count = Counter(role for _, role, _ in flat)
     leaves = _leaves(jax, flat)
     captured, notes = _captured(jax, closed, has_parameters=count["parameter"] > 0)
     num_held = count["parameter"] + count["constant"]

@@ -52,12 +52,47 @@ def read_program(
     return recognise(trace, statistics)
 
 
+def values_of(
+    closed: Any, names: Iterable[str], *, leaves: Sequence[Leaf], entry: str, arrays: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return values of a program that follow from arrays that it holds or is given.
+
+    Args:
+        closed: The program.
+        names: Of the values, as its trace has them.
+        leaves: As for `read_program`.
+        entry: As for `read_program`.
+        arrays: Those that are given, by the names of leaves.
+    """
+    walk = _Walk(leaves, entry)
+    walk.run(closed.jaxpr, [leaf.value for leaf in leaves], ())
+    found: dict[str, Any] = {**walk.arrays, **arrays}
+
+    def value(name: str) -> Any:
+        if name not in found and name in walk.computed:
+            equation, inputs, place = walk.computed[name]
+            given = [value(each) for each in inputs]
+            if all(each is not None for each in given):
+                functions, parameters = equation.primitive.get_bind_params(equation.params)
+                results = equation.primitive.bind(*functions, *given, **parameters)
+                found[name] = results[place] if equation.primitive.multiple_results else results
+        return found.setdefault(name, None)
+
+    return {name: value(name) for name in names if value(name) is not None}
+
+
 class _Walk(Writer):
-    """Reads programs and what they run, equation by equation. num_equations: how many were read."""
+    """Reads programs and what they run, equation by equation.
+
+    Attributes:
+        num_equations: How many were read.
+        computed: By the name of a value, the equation that computes it, what that reads, and which result it is.
+    """
 
     def __init__(self, leaves: Sequence[Leaf], entry: str) -> None:
         super().__init__(leaves, entry)
         self.num_equations = 0
+        self.computed: dict[str, tuple[Any, list[str], int]] = {}
         self._num_loops = 0
 
     def run(self, jaxpr: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
@@ -89,6 +124,7 @@ class _Walk(Writer):
             raise ModelError(f"operator {name}{_REFUSED[name].format(where(equation))}")
         call = self.call(equation, inputs, outer)
         self.learn(call)
+        self.computed |= {x.name: (equation, [i.name for i in inputs], k) for k, x in enumerate(call.results)}
         TRANSLATIONS.get(name, JaxCall.opaque)(call)
         return call.results
 
