@@ -563,6 +563,68 @@ def test_an_onnx_generator_trains_as_pytorch_does() -> None:
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
+def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
+    """An LSTM, a GRU and a plain layer, whose gates ONNX has in an order of its own; first states are zeros or none."""
+    onnx = pytest.importorskip("onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    torch.manual_seed(4)
+    sizes = {"l": (4, 3, 8), "g": (3, 8, 4), "r": (1, 4, 8)}
+    shapes = {f"{n}w": (1, gates * units, width) for n, (gates, width, units) in sizes.items()}
+    shapes |= {f"{n}u": (1, gates * units, units) for n, (gates, _, units) in sizes.items()}
+    shapes |= {f"{n}b": (1, 2 * gates * units) for n, (gates, _, units) in sizes.items() if n != "r"}
+    held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in (shapes | {"w": (8, 5)}).items()}
+    kept = {"zero": np.zeros((1, 4, 8), np.float32), "one": np.array([1]), "last": np.array(4)}
+    nodes = [
+        helper.make_node("LSTM", ["x", "lw", "lu", "lb", "", "zero", "zero"], ["y1"], hidden_size=8),
+        helper.make_node("Squeeze", ["y1", "one"], ["x1"]),
+        helper.make_node("GRU", ["x1", "gw", "gu", "gb"], ["y2"], hidden_size=4, linear_before_reset=1),
+        helper.make_node("Squeeze", ["y2", "one"], ["x2"]),
+        helper.make_node("RNN", ["x2", "rw", "ru"], ["y3"], hidden_size=8, activations=["Relu"]),
+        helper.make_node("Squeeze", ["y3", "one"], ["x3"]),
+        helper.make_node("Gather", ["x3", "last"], ["h"], axis=0),
+        helper.make_node("MatMul", ["h", "w"], ["z"]),
+        helper.make_node("SoftmaxCrossEntropyLoss", ["z", "labels"], ["loss"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [
+            helper.make_tensor_value_info("x", kinds.FLOAT, [5, 4, 3]),
+            helper.make_tensor_value_info("labels", kinds.INT64, [4]),
+        ],
+        [helper.make_tensor_value_info("loss", kinds.FLOAT, [])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in (held | kept).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    inputs = {"x": numbers(5, 4, 3), "labels": whole(5, 4)}
+    w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
+    options = {"num_layers": 1, "dropout": 0.0, "train": True, "bidirectional": False, "batch_first": False}
+
+    def of(name: str, order: list[int]) -> list[Any]:
+        def turned(x: Any) -> Any:
+            parts = x.chunk(len(order))
+            return torch.cat([parts[i] for i in order])
+
+        biases = w[f"{name}b"][0].chunk(2) if f"{name}b" in w else ()
+        return [turned(x) for x in (w[f"{name}w"][0], w[f"{name}u"][0], *biases)]
+
+    expected = []
+    for _ in range(STEPS):
+        state = torch.zeros(1, 4, 8, dtype=torch.float64)
+        x, *_ = torch.lstm(inputs["x"], (state, state), of("l", [0, 2, 3, 1]), has_biases=True, **options)
+        x, _ = torch.gru(x, state[..., :4], of("g", [1, 0, 2]), has_biases=True, **options)
+        x, _ = torch.rnn_relu(x, state, of("r", [0]), has_biases=False, **options)
+        loss = F.cross_entropy(x[4] @ w["w"], inputs["labels"])
+        gradients = torch.autograd.grad(loss, list(w.values()))
+        expected.append(loss.item())
+        w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
+    weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
+    for seed in range(3):
+        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
 def test_a_jax_generator_trains_as_jax_does() -> None:
     """Convolutions of inputs with zeros between their points, whose filters stand the other way round."""
     jax = pytest.importorskip("jax")

@@ -216,7 +216,8 @@ class Recurrent:
     cell: "lstm", "gru" or "rnn". outputs: the sequence first.
     equations: PyTorch's name of what is computed, with weights as it has them (of each layer and direction the input's
     [gates · units, d], the hidden state's, perhaps a bias of each); "" where that is not told.
-    rate: at which points are dropped between layers while the network is trained.
+    rate: at which points are dropped between layers while the network is trained. gates: where the gates of these
+    equations stand among the weights' own; () where that is where they are.
     """
 
     cell: Literal["lstm", "gru", "rnn"]
@@ -226,6 +227,7 @@ class Recurrent:
     is_batch_first: bool = True
     equations: Literal["", "lstm", "gru", "rnn_tanh", "rnn_relu"] = ""
     rate: float = 0.0
+    gates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,8 +73,7 @@ def values_of(
             equation, inputs, place = walk.computed[name]
             given = [value(each) for each in inputs]
             if all(each is not None for each in given):
-                functions, parameters = equation.primitive.get_bind_params(equation.params)
-                results = equation.primitive.bind(*functions, *given, **parameters)
+                results = equation.primitive.bind(*given, **equation.params)
                 found[name] = results[place] if equation.primitive.multiple_results else results
         return found.setdefault(name, None)
 

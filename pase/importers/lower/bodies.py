@@ -18,6 +18,7 @@ from pase.importers.ir import (
     Node,
     Op,
     Pad,
+    Piece,
     Pool,
     Recurrent,
     Reshape,
@@ -277,22 +278,34 @@ class _Vertex:
         if op.rate and op.layers > 1:
             self._sheet.untrained = self._sheet.untrained or "points are dropped between its layers"
         x, *rest = node.inputs
-        weights = [use.value for use in rest if is_parameter(self._trace, use)]
-        states = (self._trace.leaf.get(use.value) for use in rest if use.value not in weights)
+        weights = [use for use in rest if is_parameter(self._trace, use)]
+        states = (self._trace.leaf.get(use.value) for use in rest if use not in weights)
         if any(leaf is None or leaf.number != 0 for leaf in states):
             raise NoBodyError("a recurrent layer is given its first states, where zeros alone can be written")
         num_cells = op.layers * (1 + op.is_bidirectional)
         of_gates = [access for access in self._operator.parameters if ("g", "e") in access.index_map]
         if len(weights) not in (2 * num_cells, 4 * num_cells) or len(of_gates) != len(weights):
             raise NoBodyError("a recurrent layer has weights besides those of its gates (a projection, first states)")
-        operands = [self._as_it_lies(value) for value in (self._root(x), *weights)]
+        operands = [self._as_it_lies(self._root(x))]
+        operands += [self._in_order(self._as_it_lies(use.value, use.piece), op.gates) for use in weights]
         options: dict[str, Option] = {"cell": op.equations, "layers": op.layers}
         return self._result(node, self._sheet.step("recurrent", operands, ("b", "s", "r", "g", "e"), **options))
 
-    def _as_it_lies(self, value: str) -> str:
+    def _in_order(self, weight: str, order: Sequence[int]) -> str:
+        """Return a weight with its gates at other places."""
+        if not order:
+            return weight
+        dims = [self._sheet.dim(1).name for _ in order]
+        gates = [
+            self._sheet.step("cut", [weight], ("g", dim), start=place, step=1)
+            for dim, place in zip(dims, order, strict=True)
+        ]
+        return self._sheet.step("join", gates, (*dims, "g"))
+
+    def _as_it_lies(self, value: str, piece: Piece | None = None) -> str:
         """Return a tensor that is read as the operator has it; dims that no iteration dim indexes are inner ones."""
-        found = [i for i, read in enumerate(self._reads) if read.use.value == value]
-        if len(found) != 1 or self._reads[found[0]].use.piece is not None:
+        found = [i for i, read in enumerate(self._reads) if (read.use.value, read.use.piece) == (value, piece)]
+        if len(found) != 1:
             raise NoBodyError("what a recurrent layer reads is computed within it")
         access = self._operator.reads[found[0]]
         for i, (axis, extent) in enumerate(zip(access.index_map, access.shape, strict=True)):

@@ -1,8 +1,9 @@
 """What multiplies: matrix products, Gemm, Einsum, convolutions and pooling, attention, recurrent networks."""
 
+from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import Attention, Concat, Convolve, Recurrent, Value
+from pase.importers.ir import Attention, Concat, Convolve, Piece, Recurrent, Step, Use, Value
 from pase.importers.ir.call import Shape, table
 from pase.importers.ir.shared import pool as pool_windows
 from pase.importers.ir.shared import window_pads
@@ -215,19 +216,52 @@ def recurrent(call: OnnxCall) -> None:
     states = [value for value in others if value is not None]
     shape, dtype = (*x.shape[:2], directions * units), call.results[0].dtype
     hidden = Value(name=f"{call.results[0].name}:sequence", shape=shape, dtype=dtype)
+    equations, gates = _equations(call, x.shape[1 if is_batch_first else 0])
     op = Recurrent(
         cell=_CELLS[call.name],  # type: ignore[arg-type]
         units=units,
         is_bidirectional=directions == 2,
         is_batch_first=is_batch_first,
+        equations=equations,  # type: ignore[arg-type]
+        gates=gates,
     )
-    # The sequence's lengths are whole numbers, and no part of it.
-    call.write(op, (value for i, value in enumerate(call.inputs) if value is not None and i != 4), (hidden, *states))
+    # The sequence's lengths are whole numbers, and no part of it. Where the equations are told states are zeros.
+    left_out = (4, 5, 6) if equations else (4,)
+    uses = {i: Use(value=value.name) for i, value in enumerate(call.inputs) if value is not None and i not in left_out}
+    inputs = list(uses.values())
+    if equations and 3 in uses:
+        # The biases of the input, then those of the hidden state.
+        size = call.value(3).shape[1] // 2
+        pieces = [replace(uses[3], piece=Piece(dim=1, start=start, size=size)) for start in (0, size)]
+        inputs = [use for use in inputs if use is not uses[3]] + pieces
+    call.steps.append(Step(op=op, inputs=tuple(inputs), outputs=(hidden, *states)))
     if first is not None:
         apart = call.reshape(hidden, (*x.shape[:2], directions, units))
         call.transpose(apart, (0, 1, 2, 3) if is_batch_first else (0, 2, 1, 3), out=first)
 
 
+def _equations(call: OnnxCall, steps: int) -> tuple[str, tuple[int, ...]]:
+    """Return what PyTorch calls the equations of a layer, and where their gates stand in ONNX's order.
+
+    It has none, ("", ()), where lengths differ, states are no zeros, cells look at their state or have other functions,
+    and for a GRU that resets the hidden state before its product.
+    """
+    lengths = call.constant(4)
+    is_whole = not call.has(4) or (lengths is not None and bool((lengths == steps).all()))
+    states = [call.constant(i) for i in (5, 6) if call.has(i)]
+    is_zero = all(state is not None and not state.any() for state in states)
+    is_plain = not call.has(7) and not {"clip", "input_forget", "activation_alpha"} & set(call.arguments)
+    if not (is_whole and is_zero and is_plain and call.get("direction", "forward") == "forward"):
+        return "", ()
+    functions = call.arguments.get("activations", _FUNCTIONS[call.name])
+    if call.name == "RNN":
+        return {("Tanh",): "rnn_tanh", ("Relu",): "rnn_relu"}.get(functions, ""), ()
+    if functions != _FUNCTIONS[call.name] or (call.name == "GRU" and not call.get("linear_before_reset", 0)):
+        return "", ()
+    return _CELLS[call.name], {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}[call.name]
+
+
+_FUNCTIONS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 _CELLS = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn"}
 
 TRANSLATIONS = table(
