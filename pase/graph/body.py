@@ -387,8 +387,9 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
         if not fits:
             shown = f"{short(name)} = {short(repr(value))}"
             raise GraphError(f"{where}, {step.function!r}, has option {shown}; it has {', '.join(known) or 'none'}")
-    if step.function == "convolve_transposed" and (len(step.dims) % 3 or len(step.options) != len(known)):
+    lists = [name for name, kind in known.items() if kind is tuple]
+    if lists and (len(step.dims) % 3 or not {*lists} <= {name for name, _ in step.options}):
         raise GraphError(
             f"{where}, {step.function!r}, has {len(step.dims)} dims and {len(step.options)} options; expected three "
-            f"dims, and one number of each of {', '.join(known)}, for each spatial dim"
+            f"dims, and one number of each of {', '.join(lists)}, for each spatial dim"
         )
