@@ -283,9 +283,10 @@ def _dims_named(op: ops.Op) -> Iterator[int]:
 
 
 class Names:
-    """Names that are unique."""
+    """Names that are unique. separator: what stands before a number behind one that is taken."""
 
-    def __init__(self) -> None:
+    def __init__(self, separator: str = "_") -> None:
+        self._separator = separator
         self._taken: set[str] = set()
         self._counts: dict[str, int] = {}
 
@@ -294,7 +295,7 @@ class Names:
         name, count = wish, self._counts.get(wish, 1)
         while name in self._taken:
             count += 1
-            name = f"{wish}_{count}"
+            name = f"{wish}{self._separator}{count}"
         self._counts[wish] = count
         self._taken.add(name)
         return name

@@ -25,6 +25,7 @@ from pase.errors import ModelError, PaseError
 from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, first_line, framework
 from pase.importers.ir import Leaf, Trace, Value, check_trace
+from pase.importers.ir.trace import Names
 from pase.importers.jax.call import dtype_name, shape_of
 from pase.importers.jax.program import read_program, values_of
 from pase.importers.jax.training_steps import check_forward
@@ -164,20 +165,12 @@ def _arrays(jax: Any, tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
             yield ".".join(part for part in (prefix, own) if part) or "weight", leaf
 
 
-def _unique(names: Sequence[str]) -> list[str]:
-    taken: dict[str, int] = {}
-    found = []
-    for name in names:
-        taken[name] = taken.get(name, 0) + 1
-        found.append(name if taken[name] == 1 else f"{name}~{taken[name]}")
-    return found
-
-
 def _leaves(jax: Any, arrays: Sequence[tuple[str, Role, Any]]) -> list[Leaf]:
     """Return the leaves of (path, role, array): arrays that are one are one weight; of shapes, each is a weight."""
     same: dict[int, str] = {}
-    found = []
-    for name, (_, role, array) in zip(_unique([name for name, *_ in arrays]), arrays, strict=True):
+    found, names = [], Names("~")
+    for path, role, array in arrays:
+        name = names.new(path)
         storage = name if isinstance(array, jax.ShapeDtypeStruct) else same.setdefault(id(array), name)
         found.append(_leaf(name, array, role, storage))
     return found

@@ -142,7 +142,7 @@ def _parsed(onnx: Any, data: bytes, name: str) -> Any:
         proto.ParseFromString(data)
     except Exception as error:  # protobuf's implementations raise errors of their own classes
         raise _damaged(name, str(error).strip()) from error
-    if not all(isinstance(text, str) for text in _texts(proto)):
+    if not all(isinstance(text, str) for text in _names(proto)):
         raise _damaged(name, "a name in it is no text")
     return proto
 
@@ -151,27 +151,19 @@ def _damaged(name: str, what: str) -> ModelError:
     return ModelError(f"{name!r} is no ONNX model, or is damaged: {what}; fetch or export it again")
 
 
-def _texts(proto: Any) -> Iterator[Any]:
-    """Yield every name; one that is damaged is bytes."""
-    for entry in proto.opset_import:
-        yield entry.domain
-    for graph in _graphs(proto.graph):
-        yield graph.name
-        for tensor in graph.initializer:
-            yield tensor.name
-        for info in (*graph.input, *graph.output, *graph.value_info):
-            yield info.name
-            yield from (dim.dim_param for dim in info.type.tensor_type.shape.dim)
-        yield from _texts_of_nodes(graph.node)
-    for function in proto.functions:
-        yield from (function.name, function.domain, *function.input, *function.output, *function.attribute)
-        yield from _texts_of_nodes(function.node)
+_NAMES = frozenset({"name", "op_type", "domain", "input", "output", "attribute", "dim_param"})
+"""Fields of texts that are names."""
 
 
-def _texts_of_nodes(nodes: Any) -> Iterator[Any]:
-    for node in nodes:
-        yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (attribute.name for attribute in node.attribute)
+def _names(message: Any) -> Iterator[Any]:
+    """Yield every name in a message; one that is damaged is bytes."""
+    for field, value in message.ListFields():
+        each = value if hasattr(value, "append") or hasattr(value, "add") else (value,)
+        if field.message_type is not None:
+            for inner in each:
+                yield from _names(inner)
+        elif field.name in _NAMES:
+            yield from each
 
 
 def graphs_within(node: Any) -> Iterator[Any]:
