@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -62,7 +62,8 @@ def main() -> None:
 def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> Samples:
     count = num_devices or max(2, _DEFAULT_COUNT[choice.kind]())
     devices = local_devices(choice, count)
-    fractions = _fractions(effort)
+    count_of_steps = 5 + len(effort.copy_bytes) + len(effort.all_reduce_bytes)
+    fractions = (i / count_of_steps for i in range(count_of_steps))
 
     def told(what: str) -> None:
         _report({"event": "progress", "what": what, "fraction": next(fractions)})
@@ -97,12 +98,6 @@ def _measured(choice: DeviceChoice, num_devices: int | None, effort: Effort) -> 
         copies=tuple(copies),
         all_reduces=tuple(all_reduces),
     )
-
-
-def _fractions(effort: Effort) -> Iterator[float]:
-    """Yield how much is done before each thing that is told of."""
-    count = 5 + len(effort.copy_bytes) + len(effort.all_reduce_bytes)
-    return (i / count for i in range(count))
 
 
 def _report(event: dict[str, Any]) -> None:

@@ -205,6 +205,7 @@ def _computation(graph: Graph, machine: Machine, iteration_s: float | None, *, i
 def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
     """Return the JSON form; of_paper: with the paper's statements and Table 3."""
     link = study.platform(study.workers[-1]).worker_link
+    packed_s, per_layer_s = _message_times(study)
     document: dict[str, Any] = {
         "network": study.graph.name,
         "num_parameters": study.graph.num_parameters,
@@ -218,7 +219,13 @@ def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
         "iteration_time_source": study.computation.source,
         "num_batches": study.num_batches,
         "weak_scaling": [
-            {"algorithm": algorithm.name, "rows": [_scaling_document(row) for row in study.scaling(algorithm)]}
+            {
+                "algorithm": algorithm.name,
+                "rows": [
+                    {"workers": row.num_workers, "time_s": row.time_s, "efficiency": row.efficiency}
+                    for row in study.scaling(algorithm)
+                ],
+            }
             for algorithm in study.scaled
         ],
         "iterations": [
@@ -226,7 +233,7 @@ def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
             for algorithm in study.algorithms
             for num_workers in study.workers
         ],
-        "packing": _packing_document(study),
+        "packing": {"packed_s": packed_s, "per_layer_s": per_layer_s, "saved_s": per_layer_s - packed_s},
         "paper": None if study.series is None else _series_document(study, study.series),
     }
     if of_paper:
@@ -236,10 +243,6 @@ def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
             for s in statements()
         ]
     return document
-
-
-def _scaling_document(row: ScalingRow) -> dict[str, Any]:
-    return {"workers": row.num_workers, "time_s": row.time_s, "efficiency": row.efficiency}
 
 
 def _iteration_document(found: Iteration) -> dict[str, Any]:
@@ -255,11 +258,6 @@ def _iteration_document(found: Iteration) -> dict[str, Any]:
         "messages": found.num_messages,
         "bytes": found.num_bytes,
     }
-
-
-def _packing_document(study: Study) -> dict[str, Any]:
-    packed_s, per_layer_s = _message_times(study)
-    return {"packed_s": packed_s, "per_layer_s": per_layer_s, "saved_s": per_layer_s - packed_s}
 
 
 def _message_times(study: Study) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """`pase explain`: why a plan, or one of its layers, is as it is; what it costs, where it lies and what it moves."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -352,7 +352,7 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
         ("faster", layer.below, explanation.searched[0]),
         ("slower", layer.above, explanation.searched[1]),
     ):
-        found = f"never {_up_to(end, explanation)}"
+        found = f"never {'down' if end < 1 else 'up'} to {_ratio(end, explanation, is_long=True)}"
         if flip is not None:
             found = f"{configuration_text(flip.splits, count)} at {_ratio(flip.scale, explanation, is_long=True)}"
         say(f"  with {what} links       {found}")
@@ -385,7 +385,7 @@ def print_sensitivity(plan: Plan, found: Sequence[Sensitivity]) -> None:
                 one.figure,
                 percent(one.factor - 1),
                 *_outcome(one),
-                _moves(plan, one.moves),
+                _listed([f"{name} {configuration_text(to, plan.num_devices)}" for name, to in one.moves]) or "none",
             ]
             for one in used
         ],
@@ -435,15 +435,17 @@ def _searched(explanation: Explanation) -> str:
 
 def _row(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> list[str]:
     count = plan.num_devices
+    flips = []
+    for flip, end in zip((layer.below, layer.above), explanation.searched, strict=True):
+        none = "never" if end in (FARTHEST, 1 / FARTHEST) else "not found"
+        found = flip and f"{_ratio(flip.scale, explanation)}: {configuration_text(flip.splits, count)}"
+        flips.append(found or none)
     return [
         configuration_text(layer.splits, count),
         ("memory, " if layer.memory else "") + (f"{layer.binding.name} {layer.share:.0%}" if layer.binding else "none"),
         configuration_text(layer.runner_up.splits, count) if layer.runner_up else "none",
         _costs(layer.runner_up, explanation) if layer.runner_up else "",
-        *(
-            _flip(flip, explanation, count, is_complete=end in (FARTHEST, 1 / FARTHEST))
-            for flip, end in zip((layer.below, layer.above), explanation.searched, strict=True)
-        ),
+        *flips,
     ]
 
 
@@ -467,12 +469,6 @@ def _costs(runner_up: RunnerUp, explanation: Explanation) -> str:
     return "the same" if runner_up.is_tie else percent(explanation.relative(runner_up.difference))
 
 
-def _flip(flip: Flip | None, explanation: Explanation, num_devices: int, *, is_complete: bool) -> str:
-    if flip is None:
-        return "never" if is_complete else "not found"
-    return f"{_ratio(flip.scale, explanation)}: {configuration_text(flip.splits, num_devices)}"
-
-
 def _ratio(scale: float, explanation: Explanation, *, is_long: bool = False) -> str:
     """Return a scale as r where the cost model has one, as a factor otherwise."""
     if explanation.flop_per_byte is None:
@@ -483,10 +479,6 @@ def _ratio(scale: float, explanation: Explanation, *, is_long: bool = False) -> 
 
 def _factor(scale: float) -> str:
     return f"×1/{1 / scale:g}" if scale < 1 and (1 / scale).is_integer() else f"×{number(scale)}"
-
-
-def _up_to(scale: float, explanation: Explanation) -> str:
-    return f"{'down' if scale < 1 else 'up'} to {_ratio(scale, explanation, is_long=True)}"
 
 
 _SHOWN = 8
@@ -506,10 +498,6 @@ def _outcome(one: Sensitivity) -> tuple[str, str]:
     if one.regret is None:
         return time, "does not fit"
     return time, percent(one.regret) if one.regret > TIE else "nothing"
-
-
-def _moves(plan: Plan, moves: Sequence[tuple[str, Mapping[str, int]]]) -> str:
-    return _listed([f"{name} {configuration_text(splits, plan.num_devices)}" for name, splits in moves]) or "none"
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:

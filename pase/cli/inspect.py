@@ -103,7 +103,13 @@ def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> Non
 def _rows(graph: Graph, *, folds: bool) -> list[list[str]]:
     """Return the rows of the vertices; of vertices that repeat (layers of one kind) those of the first time alone."""
     rows = [
-        [op.name, op.kind, _space(op), f"{sum(access.size for access in op.parameters):,}"] for op in graph.operators
+        [
+            op.name,
+            op.kind,
+            " ".join(f"{dim.name}={dim.extent}" for dim in op.dims),
+            f"{sum(access.size for access in op.parameters):,}",
+        ]
+        for op in graph.operators
     ]
     if not folds or len(rows) <= _SHOWN_VERTICES:
         return rows
@@ -186,10 +192,6 @@ def _flop(operator: Operator) -> float:
 
 def _written(operator: Operator) -> float:
     return float(sum(access.size for access in operator.writes))
-
-
-def _space(operator: Operator) -> str:
-    return " ".join(f"{dim.name}={dim.extent}" for dim in operator.dims)
 
 
 @click.command("models", epilog="Example: pase models")
@@ -278,7 +280,9 @@ def _print_machine(machine: Machine) -> None:
     _say_folded(f"{machine.name}: {machine.description}", later="  ")
     say()
     say(f"device   {device.name}")
-    say(f"  memory     {_memory(device.memory_bytes)}{_memory_bandwidth(machine)}")
+    bandwidth = device.memory_bandwidth_bytes_per_s
+    at = "" if bandwidth is None else f", {quantity(bandwidth, 'B/s')}"
+    say(f"  memory     {_memory(device.memory_bytes)}{at}")
     for dtype, flop_per_s in device.peak_flop_per_s.items():
         say(f"  {dtype:10} {quantity(flop_per_s, 'FLOP/s')}")
     _say_folded(f"  source: {device.source}", later="    ")
@@ -301,11 +305,6 @@ def _say_folded(text: str, *, later: str) -> None:
 
 def _memory(size_bytes: int) -> str:
     return f"{size_bytes / 2**30:.3g} GiB"
-
-
-def _memory_bandwidth(machine: Machine) -> str:
-    bandwidth = machine.device.memory_bandwidth_bytes_per_s
-    return "" if bandwidth is None else f", {quantity(bandwidth, 'B/s')}"
 
 
 def _size(level: Level) -> str:

@@ -59,11 +59,6 @@ def _conventions(_ctx: click.Context, _param: click.Parameter, values: tuple[str
     return with_conventions(changed)
 
 
-def _positive(text: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
-    seconds: Any = text.strip()
-    return float(click.FloatRange(min=0, min_open=True).convert(seconds, param, ctx))
-
-
 class _ComputeTime(click.ParamType[float | ComputeTimes]):
     """Seconds of a step on any grid, or of steps of several batches on one process."""
 
@@ -74,11 +69,10 @@ class _ComputeTime(click.ParamType[float | ComputeTimes]):
         if "=" not in str(value):
             return float(click.FloatRange(min=0).convert(value, param, ctx))
         pairs = [pair.partition("=") for pair in str(value).split(",")]
+        samples = WholeNumber(min=1)
+        seconds: Any = click.FloatRange(min=0, min_open=True)
         points = tuple(
-            (
-                float(WholeNumber(min=1).convert(batch.strip(), param, ctx)),
-                _positive(time_s, param, ctx),
-            )
+            (float(samples.convert(batch.strip(), param, ctx)), float(seconds.convert(time_s.strip(), param, ctx)))
             for batch, _, time_s in pairs
         )
         if [batch for batch, _ in points] != sorted({batch for batch, _ in points}):

@@ -463,15 +463,12 @@ def _resumed(event: Event) -> str:
 
 def _started(event: Event) -> str:
     messages = event["num_messages_per_exchange"]
+    named = (("η", event["learning_rate"]), ("ρ", event["rho"]), ("μ", event["momentum"]))
+    rates = ", ".join(f"{name} {value:.4g}" for name, value in named if value is not None)
     return (
-        f"{event['algorithm']}, {event['num_workers']} workers, {_rates(event)}; {event['num_weights']:,} weights in "
+        f"{event['algorithm']}, {event['num_workers']} workers, {rates}; {event['num_weights']:,} weights in "
         f"{messages} message{'s' if messages > 1 else ''}, {event['batch_size']} examples a step of each"
     )
-
-
-def _rates(event: Event) -> str:
-    named = (("η", event["learning_rate"]), ("ρ", event["rho"]), ("μ", event["momentum"]))
-    return ", ".join(f"{name} {value:.4g}" for name, value in named if value is not None)
 
 
 def _step(event: Event) -> str:

@@ -207,7 +207,8 @@ def _read_archive(path: Path, names: Sequence[str]) -> dict[str, Array]:
                     name = _own_name(member.name)
                     if name is None:
                         others.append(member.name)
-                        _check_number(len(others), path)
+                        if len(others) > _MAX_MEMBERS:
+                            raise DatasetError(f"{path} holds more than {_MAX_MEMBERS} other files; expected {_BINARY}")
                         continue
                     where = f"{member.name} in {path}"
                     _check_member(member, where, is_first=name not in found)
@@ -261,11 +262,6 @@ def _own_name(name: str) -> str | None:
     """Return which of the files a member of the archive is, if any: at the top, or in the folder that it came in."""
     path = PurePosixPath(name)
     return path.name if path.name in CIFAR10_FILES and str(path.parent) in {".", _FOLDER} else None
-
-
-def _check_number(num_members: int, path: Path) -> None:
-    if num_members > _MAX_MEMBERS:
-        raise DatasetError(f"{path} holds more than {_MAX_MEMBERS} other files; expected {_BINARY}")
 
 
 def _check_member(member: tarfile.TarInfo, where: str, *, is_first: bool) -> None:

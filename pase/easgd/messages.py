@@ -59,33 +59,30 @@ EXCHANGED = frozenset({Kind.SENT, Kind.CENTRE})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One message. vector: [n], None for none. number: see `Kind`. text: JSON or words."""
+    """One message, or a part of one as it travels.
+
+    vector: [n], None for none. number: see `Kind`. text: JSON or words. part, num_parts: which of how many; the parts
+    of a vector are in order.
+    """
 
     sender: int
     kind: Kind
     vector: Array | None = None
     number: int = 0
     text: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A message, or a part of one, as it travels. part, num_parts: which of how many; the vector's parts in order."""
-
-    message: Message
     part: int = 0
     num_parts: int = 1
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a rank sent: pieces and bytes of vectors by kind, as the transport counted them when it sent them."""
+    """What a rank sent: messages, parts counted each, and bytes of vectors by kind."""
 
     num_messages: Counter[Kind] = field(default_factory=Counter)
     num_bytes: Counter[Kind] = field(default_factory=Counter)
 
     def count(self, kind: Kind, vector: Array | None) -> None:
-        """Count a piece that is being sent."""
+        """Count a message, or a part of one, that is being sent."""
         self.num_messages[kind] += 1
         self.num_bytes[kind] += 0 if vector is None else vector.nbytes
 
@@ -100,44 +97,33 @@ class Tally:
         return sum(self.num_bytes[kind] for kind in EXCHANGED)
 
 
-class Transport(Protocol):
-    """Carries pieces to ranks, in this process or in others; between two ranks they keep their order.
+Inbox = SimpleQueue[Message]
+"""What arrived at a rank and was not taken yet, put there by any thread."""
 
-    The vector of a piece is the receiver's own: neither side changes it afterwards.
+
+class Transport(Protocol):
+    """Carries messages to ranks, in this process or in others; between two ranks they keep their order.
+
+    The vector of a message is the receiver's own: neither side changes it afterwards.
     """
 
-    def deliver(self, to: int, piece: Piece) -> None:
-        """Bring a piece to the inbox of a rank; raises nothing where that rank is gone."""
-
-
-class Inbox:
-    """What arrived at a rank and was not taken yet."""
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[Piece] = SimpleQueue()
-
-    def put(self, piece: Piece) -> None:
-        """Add a piece; may be called by any thread."""
-        self._queue.put(piece)
-
-    def get(self, timeout_s: float | None) -> Piece:
-        """Return the piece that came first, waiting for it; raises queue.Empty after the timeout."""
-        return self._queue.get(timeout=timeout_s)
+    def deliver(self, to: int, message: Message) -> None:
+        """Bring a message to the inbox of a rank; raises nothing where that rank is gone."""
 
 
 class LocalTransport:
-    """Brings pieces to inboxes of this process."""
+    """Brings messages to inboxes of this process."""
 
     def __init__(self, inboxes: Mapping[int, Inbox]) -> None:
         self._inboxes = inboxes
 
-    def deliver(self, to: int, piece: Piece) -> None:
-        """Put a piece in an inbox."""
-        self._inboxes[to].put(piece)
+    def deliver(self, to: int, message: Message) -> None:
+        """Put a message in an inbox."""
+        self._inboxes[to].put(message)
 
 
 class Endpoint:
-    """A rank's way to send and to receive. layout: how a vector is cut into pieces, [(begin, end)]; one for packed."""
+    """A rank's way to send and to receive. layout: how a vector is cut into parts, [(begin, end)]; one for packed."""
 
     def __init__(self, rank: int, inbox: Inbox, transport: Transport, layout: Sequence[tuple[int, int]]) -> None:
         self.rank = rank
@@ -146,25 +132,25 @@ class Endpoint:
         self._transport = transport
         self._layout = tuple(layout)
         self._arrived: deque[Message] = deque()
-        self._parts: dict[int, list[Piece]] = {}
+        self._parts: dict[int, list[Message]] = {}
         self._lock = threading.Lock()
 
     def send(self, to: int, kind: Kind, vector: Array | None = None, *, number: int = 0, text: str = "") -> None:
-        """Send a message; a vector that an algorithm exchanges goes in as many pieces as the layout has.
+        """Send a message; a vector that an algorithm exchanges goes in as many parts as the layout has.
 
         The vector must not be changed afterwards. Several threads may send.
         """
         message = Message(sender=self.rank, kind=kind, vector=vector, number=number, text=text)
-        pieces = [Piece(message=message)]
+        parts = [message]
         if kind in EXCHANGED and vector is not None and len(self._layout) > 1:
-            pieces = [
-                Piece(message=replace(message, vector=vector[begin:end]), part=part, num_parts=len(self._layout))
+            parts = [
+                replace(message, vector=vector[begin:end], part=part, num_parts=len(self._layout))
                 for part, (begin, end) in enumerate(self._layout)
             ]
-        for piece in pieces:
+        for part in parts:
             with self._lock:
-                self.tally.count(kind, piece.message.vector)
-            self._transport.deliver(to, piece)
+                self.tally.count(kind, part.vector)
+            self._transport.deliver(to, part)
 
     def receive(self, wanted: Callable[[Message], bool] | None = None, *, timeout_s: float | None = None) -> Message:
         """Return the first message that is wanted, waiting for it; others stay, in their order.
@@ -176,7 +162,7 @@ class Endpoint:
                 del self._arrived[i]
                 return message
         while True:
-            whole = self._joined(self._inbox.get(timeout_s))
+            whole = self._joined(self._inbox.get(timeout=timeout_s))
             if whole is None:
                 continue
             if wanted is None or wanted(whole):
@@ -190,20 +176,20 @@ class Endpoint:
         except Empty:
             return None
 
-    def _joined(self, piece: Piece) -> Message | None:
-        """Return the message that a piece completes; None while parts are missing."""
-        if piece.num_parts == 1:
-            return piece.message
-        parts = self._parts.setdefault(piece.message.sender, [])
-        if piece.part == 0:
+    def _joined(self, message: Message) -> Message | None:
+        """Return the message that a part completes; None while parts are missing."""
+        if message.num_parts == 1:
+            return message
+        parts = self._parts.setdefault(message.sender, [])
+        if message.part == 0:
             # What a sender that is gone left unfinished.
             parts.clear()
-        parts.append(piece)
-        if len(parts) < piece.num_parts:
+        parts.append(message)
+        if len(parts) < message.num_parts:
             return None
-        del self._parts[piece.message.sender]
-        vector = np.concatenate([each.message.vector for each in parts if each.message.vector is not None])
-        return replace(parts[0].message, vector=vector)
+        del self._parts[message.sender]
+        vector = np.concatenate([part.vector for part in parts if part.vector is not None])
+        return replace(parts[0], vector=vector, part=0, num_parts=1)
 
 
 # -- all weights in one contiguous vector (Section 5.2)

@@ -47,14 +47,10 @@ _EXPECTED = "expected a file that pase emit wrote, which declares 'build' and en
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A network to make replicas of.
-
-    build: declares its layers on a program. num_devices: of one replica. called: what messages call it.
-    """
+    """A network to make replicas of. build: declares its layers on a program. num_devices: of one replica."""
 
     build: Callable[[Any], Any]
     num_devices: int
-    called: str
 
 
 def load_build(
@@ -84,7 +80,7 @@ def load_build(
 def build_of_plan(plan: Plan) -> Loaded:
     """Return the network of a plan, emitted and compiled in memory."""
     namespace = _executed(emit(plan), f"<{plan.graph.name}>")
-    return Loaded(build=namespace["build"], num_devices=plan.num_devices, called=plan.graph.name)
+    return Loaded(build=namespace["build"], num_devices=plan.num_devices)
 
 
 def build_of_program(path: Path) -> Loaded:
@@ -114,7 +110,7 @@ def build_of_program(path: Path) -> Loaded:
     build = namespace.get("build")
     if not callable(build):
         raise TrainingError(f"{path} declares no function 'build'; {_EXPECTED}")
-    return Loaded(build=build, num_devices=num_devices, called=str(path))
+    return Loaded(build=build, num_devices=num_devices)
 
 
 def _executed(text: str, called: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ import numpy as np
 
 from pase.easgd.actors import Evaluator, Objective
 from pase.easgd.job import Job, Snapshot, task_ranks
-from pase.easgd.messages import EXCHANGED, Inbox, Kind, Message, Piece
+from pase.easgd.messages import EXCHANGED, Inbox, Kind, Message
 from pase.easgd.ranks import Outcome, run_ranks
 from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
@@ -151,9 +151,9 @@ class Progress:
     _ended: set[int] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, to: int, piece: Piece) -> None:
-        """Note a piece that passed."""
-        kind, sender, workers = piece.message.kind, piece.message.sender, range(self.job.num_workers)
+    def note(self, to: int, message: Message) -> None:
+        """Note a message that passed."""
+        kind, sender, workers = message.kind, message.sender, range(self.job.num_workers)
         with self._lock:
             if self.job.algorithm.is_synchronous:
                 if kind is Kind.ENDED:
@@ -219,7 +219,7 @@ class TaskWatch(Watch):
 
     def _tell(self, to: int, message: Message) -> None:
         if to in self.inboxes:
-            self.inboxes[to].put(Piece(message=message))
+            self.inboxes[to].put(message)
 
     def called(self, task: int) -> str:
         """Return what messages call a task, with its workers."""
@@ -230,8 +230,8 @@ class TaskWatch(Watch):
 
 # -- messages between processes
 
-Observer = Callable[[int, Piece], None]
-"""(to, piece) of everything that passes through a task."""
+Observer = Callable[[int, Message], None]
+"""(to, message) of everything that passes through a task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,9 +284,9 @@ class _Channel:
 
 
 class ServerTransport:
-    """Brings pieces to the inboxes of all tasks; to those of this one directly.
+    """Brings messages to the inboxes of all tasks; to those of this one directly.
 
-    inboxes: of this task's ranks. target: of its server. dtype: of vectors. observe: told of every piece that this task
+    inboxes: of this task's ranks. target: of its server. dtype: of vectors. observe: told of every message that it
     sends or receives. num_enqueued: elements that this task has put into queues.
     """
 
@@ -324,8 +324,8 @@ class ServerTransport:
 
     # -- sending
 
-    def deliver(self, to: int, piece: Piece) -> None:
-        """Bring a piece to the inbox of a rank; what is for a task that is gone is dropped.
+    def deliver(self, to: int, message: Message) -> None:
+        """Bring a message to the inbox of a rank; what is for a task that is gone is dropped.
 
         One run of the session is one message. Waits as long as the receiver's process is stopped, where that hosts its
         own queue; STOP waits no more than two seconds.
@@ -334,12 +334,11 @@ class ServerTransport:
         if task in self._lost:
             return
         if self._observe:
-            self._observe(to, piece)
+            self._observe(to, message)
         if task == self._wiring.task:
-            self._inboxes[to].put(piece)
+            self._inboxes[to].put(message)
             return
-        message = piece.message
-        header = (to, message.sender, message.kind, message.number, piece.part, piece.num_parts)
+        header = (to, message.sender, message.kind, message.number, message.part, message.num_parts)
         timeout_s = _END_TIMEOUT_S if message.kind is Kind.STOP else None
         self._enqueue(task, header, message.vector, message.text, timeout_s)
 
@@ -389,11 +388,12 @@ class ServerTransport:
                 vector=vector if len(vector) else None,
                 number=number,
                 text=text.decode(),
+                part=part,
+                num_parts=num_parts,
             )
-            piece = Piece(message=message, part=part, num_parts=num_parts)
             if self._observe:
-                self._observe(to, piece)
-            self._inboxes[to].put(piece)
+                self._observe(to, message)
+            self._inboxes[to].put(message)
 
     def _control(self, kind: int, task: int, text: str) -> None:
         with self._has_changed:

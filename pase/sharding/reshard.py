@@ -100,18 +100,15 @@ def pieces(step: ReshardStep) -> tuple[tuple[Piece, ...], ...]:
         for number in sorted(number for along in near for number in rows[along]):
             shared = intersection(source.boxes[parts[number][0]], box)
             if shared is not None:
-                taken.append(Piece(_nearest(source, parts[number], device), shared))
+                # Numbers that agree in their first binary digits are closest: those of one node, where these have 2^k.
+                nearest = min(parts[number], key=lambda position: (source.devices[position] ^ device, position))
+                taken.append(Piece(nearest, shared))
         result.append(tuple(taken))
     return tuple(result)
 
 
 def _first(box: Box) -> Range:
     return box[0] if box else (0, 1)
-
-
-def _nearest(source: Layout, positions: list[int], device: int) -> int:
-    # Numbers that agree in their first binary digits are closest: those of one node, where nodes have 2^k devices.
-    return min(positions, key=lambda position: (source.devices[position] ^ device, position))
 
 
 Pairs = dict[tuple[int, int], int]

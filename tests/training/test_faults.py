@@ -14,7 +14,7 @@ import pytest
 from pase.easgd.actors import Gradient
 from pase.easgd.algorithms import Array
 from pase.easgd.job import Job, Snapshot, begun
-from pase.easgd.messages import Inbox, Kind, Message, Piece
+from pase.easgd.messages import Inbox, Kind, Message
 from pase.easgd.ranks import LocalTransport, Outcome, run_ranks, train_in_threads
 from pase.errors import TrainingError
 from tests.training.doings import WAIT_S, Doing, no_thread_is_left
@@ -208,8 +208,8 @@ def test_in_original_easgd_a_loss_elsewhere_leaves_whose_turn_it_is() -> None:
 
     def lose(found: Gradient) -> Gradient:
         for rank in (job.master, job.coordinator):
-            inboxes[rank].put(Piece(message=Message(sender=2, kind=Kind.LOST)))
-        inboxes[2].put(Piece(message=Message(sender=job.coordinator, kind=Kind.STOP)))
+            inboxes[rank].put(Message(sender=2, kind=Kind.LOST))
+        inboxes[2].put(Message(sender=job.coordinator, kind=Kind.STOP))
         time.sleep(0.02)  # for the master to hear of it
         return found
 

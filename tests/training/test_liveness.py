@@ -2,15 +2,15 @@
 
 import time
 
-from pase.easgd.messages import Kind, Message, Piece
+from pase.easgd.messages import Kind, Message
 from pase.easgd.processes import Progress
 from tests.training.process_driver import Request
 
 ASYNCHRONOUS, SYNCHRONOUS = Request(algorithm="async-easgd").job, Request(algorithm="sync-easgd1").job
 
 
-def piece(sender: int, kind: Kind) -> Piece:
-    return Piece(message=Message(sender=sender, kind=kind))
+def piece(sender: int, kind: Kind) -> Message:
+    return Message(sender=sender, kind=kind)
 
 
 def test_a_worker_owes_an_answer_to_the_centre() -> None:

@@ -5,7 +5,7 @@ from queue import Empty
 import numpy as np
 import pytest
 
-from pase.easgd.messages import Endpoint, Inbox, Kind, Message, Piece
+from pase.easgd.messages import Endpoint, Inbox, Kind, Message
 from pase.easgd.ranks import LocalTransport
 
 LAYOUT = ((0, 3), (3, 4), (4, 10))
@@ -54,9 +54,9 @@ def test_parts_that_a_sender_left_unfinished_are_dropped() -> None:
     inbox = Inbox()
     receiver = Endpoint(1, inbox, LocalTransport({}), LAYOUT)
 
-    def part(i: int, value: float) -> Piece:
+    def part(i: int, value: float) -> Message:
         vector = np.full(LAYOUT[i][1] - LAYOUT[i][0], value)
-        return Piece(message=Message(sender=0, kind=Kind.SENT, vector=vector), part=i, num_parts=3)
+        return Message(sender=0, kind=Kind.SENT, vector=vector, part=i, num_parts=3)
 
     inbox.put(part(0, 1.0))
     inbox.put(part(1, 1.0))

@@ -12,7 +12,7 @@ from pase.easgd import asynchronous, synchronous
 from pase.easgd.actors import Clock, Gradient, Keeper, Part, Worker
 from pase.easgd.algorithms import ALGORITHMS, Algorithm, Array, Change, MasterState, Rates, WorkerState
 from pase.easgd.job import Job, begun
-from pase.easgd.messages import EXCHANGED, Endpoint, Inbox, LocalTransport, Piece
+from pase.easgd.messages import EXCHANGED, Endpoint, Inbox, LocalTransport, Message
 
 STEPS = 6
 DATA_S, COMPUTE_S, WORKER_S, MASTER_S, SEND_S, TELL_S = 2.0, 3.0, 5.0, 7.0, 11.0, 0.25
@@ -39,11 +39,10 @@ class SlowTransport(LocalTransport):
         super().__init__(inboxes)
         self.watches = watches
 
-    def deliver(self, to: int, piece: Piece) -> None:
-        message = piece.message
+    def deliver(self, to: int, message: Message) -> None:
         if message.sender in self.watches:
             self.watches[message.sender].move(SEND_S if message.kind in EXCHANGED else TELL_S)
-        super().deliver(to, piece)
+        super().deliver(to, message)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 
 from pase.easgd.algorithms import Algorithm, Array, Change, Exchange, MasterState, Rates, algorithm_named
 from pase.easgd.job import begun
-from pase.easgd.messages import Inbox, Kind, Piece
+from pase.easgd.messages import Inbox, Kind, Message
 from pase.easgd.ranks import LocalTransport, Outcome, run_ranks, train_in_threads
 from pase.errors import TrainingError
 from tests.training.doings import WAIT_S, Doing, hasty, no_thread_is_left
@@ -126,11 +126,11 @@ class Watched(LocalTransport):
         self._master = master
         self._lock = threading.Lock()
 
-    def deliver(self, to: int, piece: Piece) -> None:
+    def deliver(self, to: int, message: Message) -> None:
         with self._lock:
-            if to == self._master and piece.message.kind is Kind.SENT:
-                self.arrived.append(piece.message.sender)
-            super().deliver(to, piece)
+            if to == self._master and message.kind is Kind.SENT:
+                self.arrived.append(message.sender)
+            super().deliver(to, message)
 
 
 def service(name: str, num_workers: int, num_steps: int, **others: Any) -> tuple[list[int], list[int]]:
@@ -283,10 +283,10 @@ class Counted(LocalTransport):
         self._num = 0
         self._more = threading.Condition()
 
-    def deliver(self, to: int, piece: Piece) -> None:
-        super().deliver(to, piece)
+    def deliver(self, to: int, message: Message) -> None:
+        super().deliver(to, message)
         with self._more:
-            self._num += piece.message.kind is self._kind
+            self._num += message.kind is self._kind
             self._more.notify_all()
 
     def wait(self, num: int, patience_s: float) -> None:

@@ -203,7 +203,9 @@ def one_weird_trick(problem: Problem, _machine: Machine) -> tuple[int, ...] | No
     convolutions or without such dense layers, or with attention: the rule is one for convolutional networks.
     """
     graph, p = problem.graph, problem.num_devices
-    dense = _dense_layers(graph)
+    to_convolutions = leads_to(graph, is_convolution)
+    products = {operator.name: dense_product(operator) for operator in graph.operators}
+    dense = {name: product.out for name, product in products.items() if product and name not in to_convolutions}
     if not dense or not any(map(is_convolution, graph.operators)) or any(o.kind == ATTENTION for o in graph.operators):
         return None
     classes = same_dims(graph)
@@ -220,13 +222,6 @@ def one_weird_trick(problem: Problem, _machine: Machine) -> tuple[int, ...] | No
     return choice_of(problem, [splits(operator) for operator in graph.operators])
 
 
-def _dense_layers(graph: Graph) -> dict[str, tuple[str, ...]]:
-    """Return the dims that each layer of the dense part makes, by its name."""
-    to_convolutions = leads_to(graph, is_convolution)
-    products = {operator.name: dense_product(operator) for operator in graph.operators}
-    return {name: product.out for name, product in products.items() if product and name not in to_convolutions}
-
-
 def pipelined_rnn(problem: Problem, _machine: Machine) -> tuple[int, ...] | None:
     """Return data and pipeline parallelism, as GNMT uses it (Wu et al. 2016, section 3; PaSE section IV).
 
@@ -235,13 +230,9 @@ def pipelined_rnn(problem: Problem, _machine: Machine) -> tuple[int, ...] | None
     without a stack of several recurrent layers that pipelines.
     """
     operators = problem.graph.operators
-    if not any(_num_stages(operator) > 1 for operator in operators):
+    if not any(op.pipeline and op.extents[op.pipeline.stage] > 1 for op in operators):
         return None
     return choice_of(problem, [_rnn_splits(problem.graph, operator, problem.num_devices) for operator in operators])
-
-
-def _num_stages(operator: Operator) -> int:
-    return operator.extents[operator.pipeline.stage] if operator.pipeline else 1
 
 
 def _rnn_splits(graph: Graph, operator: Operator, num_devices: int) -> dict[str, int]:
@@ -288,14 +279,10 @@ def megatron(problem: Problem, machine: Machine) -> tuple[int, ...] | None:
     if dims is None:
         return None
     node = machine.levels[0].num_devices or problem.num_devices
-    ways = [t for t in divisors(problem.num_devices) if t <= node and _divides(problem.graph, dims, t)]
-    return cheapest(problem, meshes(problem, dims, ways))
-
-
-def _divides(graph: Graph, dims: TransformerDims, ways: int) -> bool:
-    """Return whether heads and hidden units of every layer can be split so many ways."""
     split = dims.heads | dims.hidden
-    return all(graph[name].extents[dim] % ways == 0 for (name, dim), number in dims.classes.items() if number in split)
+    extents = [problem.graph[name].extents[dim] for (name, dim), number in dims.classes.items() if number in split]
+    ways = [t for t in divisors(problem.num_devices) if t <= node and all(extent % t == 0 for extent in extents)]
+    return cheapest(problem, meshes(problem, dims, ways))
 
 
 EXPERTS: Mapping[str, Baseline] = MappingProxyType(

@@ -183,8 +183,16 @@ def transformer_dims(graph: Graph) -> TransformerDims | None:
         if operator.name not in inner and _num_points(operator, product.out) > _num_points(operator, product.reduce):
             last |= out
     attended = {classes[name, dim] for name in attentions for dim in graph[name].extents}
-    vocabulary = last | {classes[dim] for dim in _large_tables(graph)}
-    whole = {classes[dim] for dim in _seen_whole(graph)}
+    rows = {op.name: op.extents["v"] for op in graph.operators if op.kind == EMBEDDING and op.parameters}
+    large = [name for name, extent in rows.items() if extent > _VOCABULARY_SHARE * max(rows.values())]
+    vocabulary = last | {classes[name, "v"] for name in large}
+    # The dims over which a layer reduces something inside itself, as normalisations do.
+    whole = {
+        classes[operator.name, dim]
+        for operator in graph.operators
+        for exchange in operator.exchanges
+        for dim in getattr(exchange, "over", ())
+    }
     return TransformerDims(
         classes=classes,
         batch=batch,
@@ -201,20 +209,6 @@ def _first(operator: Operator, letter: str) -> str:
 
 def _num_points(operator: Operator, dims: Iterable[str]) -> int:
     return prod(operator.extents[dim] for dim in dims)
-
-
-def _large_tables(graph: Graph) -> Iterable[tuple[str, str]]:
-    """Return the rows of the embedding tables that are vocabularies, as (layer, dim)."""
-    rows = {op.name: op.extents["v"] for op in graph.operators if op.kind == EMBEDDING and op.parameters}
-    return [(name, "v") for name, extent in rows.items() if extent > _VOCABULARY_SHARE * max(rows.values())]
-
-
-def _seen_whole(graph: Graph) -> Iterator[tuple[str, str]]:
-    """Yield the dims over which a layer reduces something inside itself, as normalisations do."""
-    for operator in graph.operators:
-        for exchange in operator.exchanges:
-            for dim in getattr(exchange, "over", ()):
-                yield operator.name, dim
 
 
 Choose = Callable[[Problem, Machine], tuple[int, ...] | None]

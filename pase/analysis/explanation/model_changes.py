@@ -56,7 +56,9 @@ def worthwhile_padding(plan: Plan, graph: Graph, *, time_limit_s: float) -> tupl
         padded = -(-extent // ways) * ways
         share = replace(options, time_limit_s=time_limit_s / _MOST_TRIED)
         try:
-            other = search(_padded(graph, extent, padded), plan.num_devices, machine=plan.machine, options=share)
+            operators = tuple(_padded_operator(operator, extent, padded) for operator in graph.operators)
+            rounded = replace(graph, operators=operators)
+            other = search(rounded, plan.num_devices, machine=plan.machine, options=share)
         except PaseError:
             # What is computed from the extent (a product that a reshape sees through) no longer fits: not ours to pad.
             continue
@@ -88,11 +90,6 @@ def _fixed_dims(operator: Operator) -> Iterator[str]:
                 yield from (axis.out, axis.kernel)
             elif isinstance(axis, SliceOf):
                 yield axis.dim
-
-
-def _padded(graph: Graph, extent: int, padded: int) -> Graph:
-    """Return a graph with one extent in place of another, wherever a dim has it."""
-    return replace(graph, operators=tuple(_padded_operator(operator, extent, padded) for operator in graph.operators))
 
 
 def _padded_operator(operator: Operator, extent: int, padded: int) -> Operator:

@@ -397,7 +397,7 @@ class Reasons:
         because = self._against_data_parallel(vertex)
         if runner_up.is_tie:
             return f"{name}: {own}{because}; {next_best} costs the same"
-        if not because or self._is_data_parallel(vertex, other.choice[vertex]):
+        if not because or self._problem.choice(vertex, self._data_parallel(vertex)) == other.choice[vertex]:
             excess = self._excess(vertex, kept.choice, other.choice)
             if excess is not None:
                 action = would(excess, unit)
@@ -414,10 +414,6 @@ class Reasons:
     def _data_parallel(self, vertex: int) -> tuple[int, ...]:
         graph = self._problem.graph
         return data_parallel(graph, graph.operators[vertex], self._plan.num_devices)
-
-    def _is_data_parallel(self, vertex: int, configuration: int) -> bool:
-        splits = self._data_parallel(vertex)
-        return self._problem.choice(vertex, splits) == configuration
 
     def _against_data_parallel(self, vertex: int) -> str:
         """Return what splitting this layer's batch alone would cost it; "" if it is split so, or nothing would."""

@@ -102,7 +102,9 @@ class _Walk:
                 sent_s = max(start_s, end_s - found.latency_s)
                 self._add(Activity.LATENCY, found, sent_s, end_s)
                 self._add(Activity.TRANSFER, found, start_s, sent_s)
-                return self._queue(task, self._last_link(task, start_s))
+                # The link that it began on last.
+                places = reversed(range(len(schedule.positions[task])))
+                return self._queue(task, next(place for place in places if self._begin_s(task, place) == start_s))
 
     def _queue(self, task: int, place: int) -> int:
         """Add who was on the links before, as long as it was links that were waited for; return the task awaited.
@@ -132,11 +134,6 @@ class _Walk:
     def _begin_s(self, task: int, place: int) -> float:
         link = self._links(task)[place]
         return self._schedule.occupancy[link].begin_s[self._schedule.positions[task][place]]
-
-    def _last_link(self, task: int, start_s: float) -> int:
-        """Return which of its links a task began on last."""
-        places = range(len(self._schedule.positions[task]))
-        return next(place for place in reversed(places) if self._begin_s(task, place) == start_s)
 
     def _add(self, activity: Activity, found: Task, begin_s: float, end_s: float) -> None:
         if end_s > begin_s and not isinstance(found, Join):

@@ -167,7 +167,9 @@ def chain_of(graph: Graph, options: Options | None = None) -> Chain:
                 f"layer {operator.name!r} holds weights and is of kind {operator.kind}; the integrated model knows "
                 "convolutions, dense layers, embeddings and LSTMs alone: use a network of these, such as alexnet"
             )
-    sources = _sources(graph, {operator.name: _last_name(operator) for operator in weighted})
+    # The layers of an LSTM are numbered: what follows reads the last one.
+    last = {o.name: f"{o.name}/{o.extents['l']}" if o.kind == LSTM else o.name for o in weighted}
+    sources = _sources(graph, last)
     every = (layer for o in weighted for layer in _layers(graph, o, sources[o.name], options))
     real = {layer.name: layer for layer in every}
     layers = tuple(_resized(layer, real, graph, options) for layer in real.values())
@@ -184,11 +186,6 @@ def chain_of(graph: Graph, options: Options | None = None) -> Chain:
 def _matrices(operator: Operator) -> list[Access]:
     # The biases of an LSTM's layers are one tensor of several dims.
     return [a for a in operator.parameters if len(a.shape) > 1 and (operator.kind, a.tensor) != (LSTM, "bias")]
-
-
-def _last_name(operator: Operator) -> str:
-    """Return the name of the layer that writes what an operator does; those of an LSTM are numbered."""
-    return f"{operator.name}/{operator.extents['l']}" if operator.kind == LSTM else operator.name
 
 
 def _sources(graph: Graph, weighted: Mapping[str, str]) -> dict[str, str]:

@@ -315,16 +315,11 @@ def _entry(layer: NamedLayer, groups: Mapping[str, TensorText]) -> Iterator[Text
         yield code("        {}: {}", group, begin)
         for tensor, said in members:
             key = code("{}: ", tensor.name) if is_named else code("")
-            about = comment(_about(tensor, is_named=is_named))
-            yield code("            {}{},  {}", key, code("None") if said is None else said, about)
+            shared = f", shared as {printable(tensor.shared)}" if tensor.shared else ""
+            about = f"{'' if is_named else printable(tensor.name) + ' '}{list(tensor.shape)}{shared}"
+            yield code("            {}{},  {}", key, code("None") if said is None else said, comment(about))
         yield code("        {},", end)
     yield code("    },")
 
 
 _ALWAYS = ("inputs", "parameters", "outputs")
-
-
-def _about(tensor: NamedTensor, *, is_named: bool) -> str:
-    shape = str(list(tensor.shape))
-    shared = f", shared as {printable(tensor.shared)}" if tensor.shared else ""
-    return f"{'' if is_named else printable(tensor.name) + ' '}{shape}{shared}"

@@ -474,7 +474,9 @@ def render(document: Mapping[str, Any]) -> str:
     which slipped into the page could run. Raises ValueError where a number is not finite.
     """
     style = _text("style.css")
-    program = _program()
+    # One function around all modules: their names are theirs alone, and the charts' library cannot meet them.
+    modules = "\n".join(_text(f"{name}.js").strip() for name in MODULES)
+    program = f'\n(() => {{\n"use strict";\n{modules}\n}})();\n'
     charts = _text(CHARTS)
     pieces = {
         "title": html.escape(str(document["title"])).encode("ascii", "xmlcharrefreplace").decode("ascii"),
@@ -493,12 +495,6 @@ def embedded(value: object) -> str:
     r"""Return a value as JSON that can stand in a script element: without `<`, `>`, `&` or anything beyond ASCII."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def _program() -> str:
-    # One function around all modules: their names are theirs alone, and the charts' library cannot meet them.
-    modules = "\n".join(_text(f"{name}.js").strip() for name in MODULES)
-    return f'\n(() => {{\n"use strict";\n{modules}\n}})();\n'
 
 
 def _policy(*, scripts: Iterable[str], styles: Iterable[str]) -> str:
