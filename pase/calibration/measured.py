@@ -291,7 +291,12 @@ def measured_machine(samples: Samples, *, date: str, name: str = "measured") -> 
         num_devices=samples.num_devices,
         latency_s=_rounded(fit.latency_s),
         bandwidth_bytes_per_s=_rounded(fit.bandwidth_bytes_per_s),
-        source=_link_source(samples, fit, predictions, how),
+        source=(
+            f"{how}: messages of {_span(samples.copies)} from each device to the next{_RECEIVED[samples.kind]}; least "
+            f"squares of the relative errors, whose root mean square is {fit.relative_error:.0%}. All-reduces of "
+            f"{_span(samples.all_reduces)} differ from what these figures predict by "
+            f"{root_mean_square(predictions):.0%} (root mean square)"
+        ),
     )
     machine = Machine(
         name=name,
@@ -331,15 +336,6 @@ def _device(samples: Samples, how: str) -> Device:
         memory_bandwidth_bytes_per_s=_rounded(max(rate.per_s for rate in samples.stream)),
         source=f"{how}{_SHARED[samples.kind]}. Each peak is the best of its type: {'; '.join(kernels)}. "
         f"Memory: one array added to another, {_rates(samples.stream, 'GB/s')}",
-    )
-
-
-def _link_source(samples: Samples, fit: LinkFit, predictions: Sequence[Prediction], how: str) -> str:
-    return (
-        f"{how}: messages of {_span(samples.copies)} from each device to the next{_RECEIVED[samples.kind]}; least "
-        f"squares of the relative errors, whose root mean square is {fit.relative_error:.0%}. All-reduces of "
-        f"{_span(samples.all_reduces)} differ from what these figures predict by {root_mean_square(predictions):.0%} "
-        "(root mean square)"
     )
 
 

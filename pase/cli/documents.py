@@ -55,7 +55,10 @@ def export_command(
 ) -> None:
     """Write a plan in another format, or print the schema of plans."""
     if schema:
-        _print_schema(plan is not None or name is not None or output is not None)
+        if plan is not None or name is not None or output is not None:
+            raise click.UsageError("--schema is of all plans; give --schema alone")
+        for line in plan_schema().splitlines():
+            say(line)
         return
     if plan is None or name is None:
         missing = "'PLAN'" if plan is None else f"'--to': one of {', '.join(FORMATS)}"
@@ -75,13 +78,6 @@ def export_command(
     elif not output:
         # As bytes, so that the same text is written whatever the encoding of the terminal.
         click.echo(exported.text.encode(), nl=False)
-
-
-def _print_schema(has_more: bool) -> None:
-    if has_more:
-        raise click.UsageError("--schema is of all plans; give --schema alone")
-    for line in plan_schema().splitlines():
-        say(line)
 
 
 @click.command("report", epilog="Example: pase report plan.json -o report.html")

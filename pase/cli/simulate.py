@@ -1,13 +1,12 @@
 """`pase simulate`: one training step of a plan on a machine, message by message."""
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pase.analysis.simulation.simulation import PathStep, Simulation, chrome_trace, simulate
+from pase.analysis.simulation.simulation import Simulation, chrome_trace, simulate
 from pase.analysis.simulation.step import COLLECTIVES, DEFAULT_COLLECTIVES
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_argument, plan_options
 from pase.cli.output import print_json, print_table, quantity, say
@@ -136,7 +135,11 @@ def _print(found: Simulation) -> None:
         [[activity.value, *_time_and_share(time_s, step_s)] for activity, time_s in found.activities.items()],
     )
     say()
-    parts = _merged(found.critical_path)
+    total: dict[tuple[str, str], float] = {}
+    for part in found.critical_path:
+        key = part.label.text, part.activity.value
+        total[key] = total.get(key, 0.0) + part.duration_s
+    parts = sorted(total.items(), key=lambda item: -item[1])
     print_table(
         ["<longest parts of it", "<spent on", "time", "share"],
         [[name, activity, *_time_and_share(time_s, step_s)] for (name, activity), time_s in parts[:_SHOWN_PARTS]],
@@ -158,15 +161,6 @@ def _print_devices(found: Simulation) -> None:
             for name, times in rows.items()
         ],
     )
-
-
-def _merged(path: Iterable[PathStep]) -> list[tuple[tuple[str, str], float]]:
-    """Return the time of the path by whose task it is and what it is spent on, the longest first."""
-    total: dict[tuple[str, str], float] = {}
-    for part in path:
-        key = part.label.text, part.activity.value
-        total[key] = total.get(key, 0.0) + part.duration_s
-    return sorted(total.items(), key=lambda item: -item[1])
 
 
 def _time_and_share(time_s: float, step_s: float) -> tuple[str, str]:

@@ -136,7 +136,12 @@ class Master(Keeper):
                     self._serve(message.sender, message.vector)
                 else:
                     self._refuse(message.sender)
-        self._end()
+        self._settle()
+        if self.job.is_last_save_due(self.num_events):
+            self._save()
+        for worker in sorted(self.live):
+            self.endpoint.send(worker, Kind.STOP)
+        self.tell(Kind.ENDED, self.live)
 
     # -- who is next
 
@@ -195,14 +200,6 @@ class Master(Keeper):
         self.tell(Kind.STATE, self.live)
         for worker in sorted(self.live):
             self.endpoint.send(worker, Kind.STATE_WANTED, number=self.num_events)
-
-    def _end(self) -> None:
-        self._settle()
-        if self.job.is_last_save_due(self.num_events):
-            self._save()
-        for worker in sorted(self.live):
-            self.endpoint.send(worker, Kind.STOP)
-        self.tell(Kind.ENDED, self.live)
 
 
 class RoundRobin(Master):

@@ -320,11 +320,14 @@ def run_ranks(
 def _run_rank(job: Job, start: Snapshot, endpoint: Endpoint, objective: Objective | None, trace: Trace | None) -> None:
     """Do a worker's part, or the master's; what goes wrong is told to the master and the coordinator."""
     try:
-        if endpoint.rank == job.master:
-            _lead(job, start, endpoint)
-        else:
+        if endpoint.rank != job.master:
             assert objective is not None, f"worker {endpoint.rank} has no objective"
             _work(job, start, endpoint, objective, trace)
+        elif not job.algorithm.is_synchronous:
+            master = asynchronous.MASTERS[job.algorithm.exchange]
+            master(job=job, endpoint=endpoint, state=start.master, num_events=start.num_events).run()
+        elif keeper_of(job) == endpoint.rank:
+            synchronous.run_master(_round_keeper(job, start, endpoint, Clock()))
     except StopAskedError:
         return
     except Exception as error:  # noqa: BLE001 an objective's code may raise anything
@@ -343,14 +346,6 @@ def _work(job: Job, start: Snapshot, endpoint: Endpoint, objective: Objective, t
         synchronous.run_worker(worker, keeper, start.num_events)
     else:
         asynchronous.run_worker(worker)
-
-
-def _lead(job: Job, start: Snapshot, endpoint: Endpoint) -> None:
-    if not job.algorithm.is_synchronous:
-        master = asynchronous.MASTERS[job.algorithm.exchange]
-        master(job=job, endpoint=endpoint, state=start.master, num_events=start.num_events).run()
-    elif keeper_of(job) == endpoint.rank:
-        synchronous.run_master(_round_keeper(job, start, endpoint, Clock()))
 
 
 def _round_keeper(job: Job, start: Snapshot, endpoint: Endpoint, clock: Clock) -> RoundKeeper:

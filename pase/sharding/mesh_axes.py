@@ -121,15 +121,12 @@ def _extended(digits: tuple[Digit, ...], demand: Demand, num_devices: int) -> It
     ways = [[digit for digit in _digits_of(way) if digit not in digits] for way in demand.ways]
     for new in sorted(ways, key=len):
         extended = (*digits, *new)
-        if _are_independent(extended, num_devices):
-            yield extended
-
-
-def _are_independent(digits: Sequence[Digit], num_devices: int) -> bool:
-    size = prod(digit.size for digit in digits)
-    if num_devices % size:
-        return False
-    return bool((np.bincount(combined(digits, num_devices), minlength=size) == num_devices // size).all())
+        size = prod(digit.size for digit in extended)
+        # Independent: every combination is that of equally many devices.
+        if num_devices % size == 0:
+            counts = np.bincount(combined(extended, num_devices), minlength=size)
+            if (counts == num_devices // size).all():
+                yield extended
 
 
 def combined(digits: Sequence[Digit], num_devices: int) -> Coordinates:

@@ -96,7 +96,15 @@ def layout_overlap(
     if not numbers:
         return Overlap(produced, consumed, consumed, common, produced, common)
     found = np.stack([produced, consumed, consumed, common, produced, common])
-    _solve(found, np.stack([u_ratio, v_ratio, *numbers]), tuple(known), has_gradient)
+    # The pairs that have several types.
+    keys, every = np.stack([u_ratio, v_ratio, *numbers]), tuple(known)
+    where = np.nonzero(keys[2:].any(axis=0))
+    distinct, number = distinct_rows(keys[:, where[0], where[1]].T.astype(np.int32))
+    solved = [
+        _least(tuple(sorted(every[i - 1] for i in types if i)), u_ratio, v_ratio, has_gradient)
+        for u_ratio, v_ratio, *types in distinct.tolist()
+    ]
+    found[:, where[0], where[1]] = found[3, where[0], where[1]] * np.array(solved, dtype=np.float64)[number].T
     return Overlap(*found)
 
 
@@ -170,17 +178,6 @@ class _Table:
     u_ratio: FloatArray
     v_ratio: FloatArray
     types: IntArray
-
-
-def _solve(found: FloatArray, keys: FloatArray, known: tuple[_Types, ...], has_gradient: bool) -> None:
-    """Set the pairs in `found`, [6, L_u, L_v], that have several types; keys: [2 + groups, L_u, L_v]."""
-    where = np.nonzero(keys[2:].any(axis=0))
-    distinct, number = distinct_rows(keys[:, where[0], where[1]].T.astype(np.int32))
-    solved = [
-        _least(tuple(sorted(known[i - 1] for i in types if i)), u_ratio, v_ratio, has_gradient)
-        for u_ratio, v_ratio, *types in distinct.tolist()
-    ]
-    found[:, where[0], where[1]] = found[3, where[0], where[1]] * np.array(solved, dtype=np.float64)[number].T
 
 
 def _tables(

@@ -97,7 +97,11 @@ def place(
             incident[link.u].append(link)
             incident[link.v].append(link)
         for is_greedy in (True, False):
-            placed = _start(primes, bases, incident, is_greedy=is_greedy)
+            # As its producers' placements suggest, or with digits in their plain order.
+            placed: list[Placement] = []
+            for vertex, of_dims in enumerate(primes):
+                before = [link for link in incident[vertex] if link.v == vertex] if is_greedy else []
+                placed.append(_assign(of_dims, bases, _affinities(vertex, before, placed)))
             _improve(placed, bases, incident)
             kept = _kept(links, placed)
             if kept > best_kept * (1 + 1e-12):
@@ -237,23 +241,6 @@ def _run(primes: tuple[int, ...], above: int, factor: int) -> tuple[int, tuple[i
         return 0, ()
     first = products.index(above)
     return first, primes[first : products.index(above * factor)]
-
-
-def _start(
-    primes: Sequence[Mapping[str, tuple[int, ...]]],
-    bases: tuple[int, ...],
-    incident: Sequence[Sequence[_Link]],
-    *,
-    is_greedy: bool,
-) -> list[Placement]:
-    """Return a placement of every layer: as its producers' placements suggest, or with digits in their plain order."""
-    placed: list[Placement] = []
-    for vertex, of_dims in enumerate(primes):
-        affinities = (
-            _affinities(vertex, [link for link in incident[vertex] if link.v == vertex], placed) if is_greedy else {}
-        )
-        placed.append(_assign(of_dims, bases, affinities))
-    return placed
 
 
 def _improve(placed: list[Placement], bases: tuple[int, ...], incident: Sequence[Sequence[_Link]]) -> None:

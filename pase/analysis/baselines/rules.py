@@ -46,32 +46,23 @@ def same_dims(graph: Graph) -> dict[tuple[str, str], DimClass]:
 def _pairs(graph: Graph) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
     for edge in graph.edges:
         u, v = graph[edge.producer], graph[edge.consumer]
-        for one, other in _aligned(_components(u, u.writes[edge.output]), _components(v, v.reads[edge.input])):
-            yield (u.name, one), (v.name, other)
+        written, read = _components(u, u.writes[edge.output]), _components(v, v.reads[edge.input])
+        # Dims that begin at the same place of the tensor, row-major, taken apart by its producer and consumer.
+        for (i, _), (j, _) in aligned_dims([part.length for part in written], [part.length for part in read]):
+            one, other = split_dim(written[i].axis), split_dim(read[j].axis)
+            if one and other:
+                yield (u.name, one), (v.name, other)
     for weight in shared_weights(graph):
         owned, used = graph[weight.producer].reads[weight.output], graph[weight.consumer].reads[weight.input]
-        for one, other in _of_one_weight(owned, used):
-            yield (weight.producer, one), (weight.consumer, other)
-
-
-def _of_one_weight(owned: Access, used: Access) -> Iterator[tuple[str, str]]:
-    """Yield the dims of a weight's two users that are the same; the one may read it transposed, dims named alike."""
-    axes = owned.index_map if set(owned.index_map) == set(used.index_map) else used.index_map
-    for one, other in zip(owned.index_map, axes, strict=False):
-        if isinstance(one, str) and isinstance(other, str):
-            yield one, other
+        # The one may read it transposed, dims named alike.
+        axes = owned.index_map if set(owned.index_map) == set(used.index_map) else used.index_map
+        for mine, theirs in zip(owned.index_map, axes, strict=False):
+            if isinstance(mine, str) and isinstance(theirs, str):
+                yield (weight.producer, mine), (weight.consumer, theirs)
 
 
 def _components(operator: Operator, access: Access) -> list[Component]:
     return [part for part in components(access.shape, access.index_map, operator.extents) if part.length > 1]
-
-
-def _aligned(written: Sequence[Component], read: Sequence[Component]) -> Iterator[tuple[str, str]]:
-    """Yield the dims that begin at the same place of a tensor, row-major, taken apart by its producer and consumer."""
-    for (i, _), (j, _) in aligned_dims([part.length for part in written], [part.length for part in read]):
-        one, other = split_dim(written[i].axis), split_dim(read[j].axis)
-        if one and other:
-            yield one, other
 
 
 ATTENTION = "attention"

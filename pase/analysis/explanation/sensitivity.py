@@ -18,7 +18,6 @@ import numpy as np
 
 from pase.analysis.explanation.constrained_search import (
     TIE,
-    ConstrainedSearch,
     constrained_search,
     nearest,
     optimum_near,
@@ -263,8 +262,11 @@ def sensitivity(
             or not _are_same(problem.tables, tables)
             or _seconds(other.machine, plan.cost_unit) != _seconds(plan.machine, plan.cost_unit)
         )
-        best = _optimum(tables, present.choice, there)
-        if best is None:
+        try:
+            # Of equals the nearest to the present one.
+            fits = there.fits(present.choice)
+            best = optimum_near(tables, present.choice, there) if fits else there.cheapest(tables)
+        except SolverError:  # nothing was found that fits
             found.append(Sensitivity(figure=figure.name, factor=factor, is_used=is_used, is_proven=True))
             continue
         moves = [(v, c) for v, c in enumerate(best.choice) if c != present.choice[v]]
@@ -312,14 +314,6 @@ def figures(plan: Plan) -> Iterator[Figure]:
             name="device memory limit",
             scaled=lambda factor: replace(plan, device_memory_bytes=int(limit * factor)),
         )
-
-
-def _optimum(tables: CostTables, choice: Sequence[int], search: ConstrainedSearch) -> Solution | None:
-    """Return the cheapest strategy, the nearest to a given one of equals; None where nothing was found that fits."""
-    try:
-        return optimum_near(tables, choice, search) if search.fits(choice) else search.cheapest(tables)
-    except SolverError:
-        return None
 
 
 def _seconds(machine: Machine, unit: str) -> float:

@@ -129,7 +129,12 @@ class CostParts:
 
 def own_parts(operator: Operator, traffic: LayerTraffic, model: CostModel) -> tuple[Part, ...]:
     """Return the parts of the layer cost t_l of a layer of one configuration, the dearest first."""
-    kinds = _sums(operator)
+    # What each sum inside a layer is of, by its name.
+    kinds = {sum_name(access.tensor, is_gradient=False): PartKind.PARTIAL_SUMS for access in operator.writes}
+    for access in operator.reads:
+        is_weight = access.role is Role.PARAMETER
+        name = sum_name(access.tensor, is_gradient=True)
+        kinds[name] = PartKind.GRADIENTS if is_weight else PartKind.INPUT_GRADIENTS
     parts = [Part(kind=PartKind.COMPUTE, cost=float(layer_cost(traffic, model).compute[0]))]
     for message, cost in zip(traffic.messages, model.messages(traffic), strict=True):
         is_sum = message.pattern is Pattern.ALL_REDUCE
@@ -143,16 +148,6 @@ def own_parts(operator: Operator, traffic: LayerTraffic, model: CostModel) -> tu
             )
         )
     return _merged(parts)
-
-
-def _sums(operator: Operator) -> Mapping[str, PartKind]:
-    """Return what each sum inside a layer is of, by its name."""
-    kinds = {sum_name(access.tensor, is_gradient=False): PartKind.PARTIAL_SUMS for access in operator.writes}
-    for access in operator.reads:
-        is_weight = access.role is Role.PARAMETER
-        name = sum_name(access.tensor, is_gradient=True)
-        kinds[name] = PartKind.GRADIENTS if is_weight else PartKind.INPUT_GRADIENTS
-    return kinds
 
 
 def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:

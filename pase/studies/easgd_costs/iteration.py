@@ -230,7 +230,11 @@ def iteration(
         worker_update_s=worker_passes * platform.worker_pass_s,
         host_update_s=algorithm.centre_passes * platform.host_pass_s if at_master else 0.0,
     )
-    seen, hidden_s = _overlapped(algorithm, work)
+    seen, hidden_s, overlap = work, 0.0, algorithm.overlap
+    if overlap is not None:
+        parts = work.as_dict()
+        hidden_s = min(parts[overlap.hidden], sum(parts[name] for name in overlap.behind))
+        seen = Breakdown(**{**parts, overlap.hidden: parts[overlap.hidden] - hidden_s})
     if algorithm.exchange is Exchange.FIRST_COME:
         seen = _queued(work, num_workers, work.host_exchange_s + work.host_update_s)
     elif algorithm.exchange is Exchange.LOCK_FREE:
@@ -250,16 +254,6 @@ def iteration(
 def num_stages(num_workers: int) -> int:
     """Return ⌈log2 P⌉: the stages of a broadcast or a reduction by tree among P, the one with the centre included."""
     return (num_workers - 1).bit_length()
-
-
-def _overlapped(algorithm: Algorithm, work: Breakdown) -> tuple[Breakdown, float]:
-    """Return what is seen of the parts, and the seconds that are not."""
-    overlap = algorithm.overlap
-    if overlap is None:
-        return work, 0.0
-    parts = work.as_dict()
-    hidden_s = min(parts[overlap.hidden], sum(parts[name] for name in overlap.behind))
-    return Breakdown(**{**parts, overlap.hidden: parts[overlap.hidden] - hidden_s}), hidden_s
 
 
 def _queued(work: Breakdown, num_workers: int, bottleneck_s: float) -> Breakdown:

@@ -132,7 +132,17 @@ def study(
     own = convolutions or _beyond_batch(chain, num_processes, batch, options)
     if own is not None and version > 1:
         check_batch(batch, own)
-        candidates[OWN_GRIDS] = tuple(_on_own_grids(chain, batch, own, grid, network, options) for grid in grids)
+        roles = {layer.name: Role.DOMAIN if layer.is_convolution else Role.MODEL for layer in chain.layers}
+        candidates[OWN_GRIDS] = tuple(
+            Candidate(
+                variant=OWN_GRIDS,
+                grid=grid,
+                terms=equations.own_grids(chain, batch, own, grid, network, options),
+                roles=roles,
+                convolutions=own,
+            )
+            for grid in grids
+        )
     rows = [layer.num_rows for layer in chain.layers if layer.is_convolution]
     has_domain = version > 1 and rows and (min(rows) >= num_processes or not options.rows_bound_domain)
     return Study(
@@ -154,16 +164,6 @@ def _beyond_batch(chain: Chain, num_processes: int, batch: int, options: Options
     if not rows or rest or num_rows < 2 or (options.rows_bound_domain and num_rows > min(rows)):
         return None
     return Grid(num_rows, batch)
-
-
-def _on_own_grids(
-    chain: Chain, batch: int, convolutions: Grid, grid: Grid, network: Network, options: Options
-) -> Candidate:
-    roles = {
-        layer.name: equations.Role.DOMAIN if layer.is_convolution else equations.Role.MODEL for layer in chain.layers
-    }
-    terms = equations.own_grids(chain, batch, convolutions, grid, network, options)
-    return Candidate(variant=OWN_GRIDS, grid=grid, terms=terms, roles=roles, convolutions=convolutions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

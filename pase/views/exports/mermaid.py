@@ -18,16 +18,14 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     """Return a flowchart: layers are nodes n0, n1, …, and their names are labels; notes tell where it is too large."""
     drawn = drawn_plan(plan, is_folded=options.fold)
     text = joined([*_lines(drawn), mermaid("")])
-    is_too_large = len(text) > MOST_CHARACTERS or len(drawn.graph.edges) > MOST_EDGES
-    return Exported(text=text, notes=(_size_note(text, drawn, options),) if is_too_large else ())
-
-
-def _size_note(text: str, drawn: DrawnPlan, options: ExportOptions) -> str:
-    return (
+    if len(text) <= MOST_CHARACTERS and len(drawn.graph.edges) <= MOST_EDGES:
+        return Exported(text=text)
+    note = (
         f"the flowchart has {len(text):,} characters and {len(drawn.graph.edges):,} edges; Mermaid draws "
         f"{MOST_CHARACTERS:,} and {MOST_EDGES:,} unless maxTextSize and maxEdges are set to more: "
         f"{'use dot or svg' if options.fold else 'fold it, or use dot or svg'}"
     )
+    return Exported(text=text, notes=(note,))
 
 
 _MARKS = re.compile(r"[^\w ]|(?<![^\W_])_|_(?![^\W_])")
