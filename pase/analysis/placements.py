@@ -41,11 +41,6 @@ def placed_anew(plan: Plan, devices: Iterable[Devices]) -> Plan:
     return replace(plan, layers=layers)
 
 
-def planned_order(plan: Plan) -> tuple[Devices, ...]:
-    """Return the devices that the plan names."""
-    return tuple(layer.devices for layer in plan.layers)
-
-
 def plain_order(plan: Plan) -> tuple[Devices, ...]:
     """Return every layer's parts on the devices in their order."""
     return tuple(tuple(range(plan.num_devices)) for _ in plan.layers)
@@ -73,7 +68,7 @@ def greedy_order(plan: Plan) -> tuple[Devices, ...]:
 
 
 PLACEMENTS: dict[str, Callable[[Plan], tuple[Devices, ...]]] = {
-    "plan": planned_order,
+    "plan": lambda plan: tuple(layer.devices for layer in plan.layers),
     "greedy": greedy_order,
     "device order": plain_order,
 }

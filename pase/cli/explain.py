@@ -101,13 +101,20 @@ def _document(
     moves: Sequence[Sensitivity] | None,
 ) -> dict[str, Any]:
     levels = plan.machine.levels_spanned(plan.num_devices)
+    of_plan = why and {
+        "total_cost": why.plan_cost,
+        "is_optimal": why.is_optimal,
+        "optimum": {"total_cost": why.optimum_cost, "exact": why.is_proven},
+        "flop_per_byte": why.flop_per_byte,
+        "flips_searched": {"from_scale": why.searched[0], "to_scale": why.searched[1]},
+    }
     return {
         "model": plan.graph.name,
         "num_devices": plan.num_devices,
         "cost_model": plan.cost_model,
         "cost_unit": plan.cost_unit,
         "levels": [{"name": level.name, "devices": level.num_devices} for level in levels],
-        **(explanation_document(why) if why else {}),
+        **(of_plan or {}),
         "layers": [
             _layer_document(plan, plan[name], placements) | ({"why": why_document(why[name], why)} if why else {})
             for name in names
@@ -498,18 +505,6 @@ def _outcome(one: Sensitivity) -> tuple[str, str]:
     if one.regret is None:
         return time, "does not fit"
     return time, percent(one.regret) if one.regret > TIE else "nothing"
-
-
-def explanation_document(explanation: Explanation) -> dict[str, Any]:
-    """Return what is said of the whole plan."""
-    low, high = explanation.searched
-    return {
-        "total_cost": explanation.plan_cost,
-        "is_optimal": explanation.is_optimal,
-        "optimum": {"total_cost": explanation.optimum_cost, "exact": explanation.is_proven},
-        "flop_per_byte": explanation.flop_per_byte,
-        "flips_searched": {"from_scale": low, "to_scale": high},
-    }
 
 
 def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str, Any]:

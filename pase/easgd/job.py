@@ -199,7 +199,8 @@ def make_job(
     _check("the learning rate", learning_rate, above=0)
     rho, momentum, reduction = options.get("rho"), options.get("momentum"), options.get("reduction")
     if rho is None and chosen.has_rho:
-        rho = default_rho(num_workers, learning_rate)
+        # So that a round of all workers moves the centre by β towards their mean.
+        rho = ELASTICITY / (num_workers * learning_rate)
     if momentum is None and chosen.has_momentum:
         momentum = DEFAULT_MOMENTUM
     return Job(
@@ -219,11 +220,6 @@ def make_job(
         test_every=test_every,
         until_accuracy=_until(until_accuracy, test_every),
     )
-
-
-def default_rho(num_workers: int, learning_rate: float) -> float:
-    """Return ρ = β / (P·η), so that a round of all workers moves the centre by β towards their mean."""
-    return ELASTICITY / (num_workers * learning_rate)
 
 
 def _until(accuracy: float | None, test_every: int | None) -> float | None:

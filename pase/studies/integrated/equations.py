@@ -100,11 +100,6 @@ def check_batch(batch: int, grid: Grid) -> None:
         )
 
 
-def tree_depth(num_processes: int, *, rounded: bool) -> float:
-    """Return ceil(log2 P), or log2 P where it is not rounded."""
-    return ceil(log2(num_processes)) if rounded else log2(num_processes)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """Seconds of communication in one training step.
@@ -344,7 +339,7 @@ def gather(words: float, num_processes: int, network: Network, options: Options,
     times: in how many pieces, one after the other, the words go.
     """
     moved = words * (num_processes - 1) / num_processes * options.itemsize
-    depth = tree_depth(num_processes, rounded=options.rounded_log)
+    depth = ceil(log2(num_processes)) if options.rounded_log else log2(num_processes)
     return times * network.latency_s * depth + network.s_per_byte * moved
 
 
