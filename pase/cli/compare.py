@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pase.analysis.baselines.compare import OURS, Comparison, Contender, compare
+from pase.analysis.baselines.compare import OURS, Comparison, compare
 from pase.analysis.baselines.mcmc import COLDNESS, MAX_STEPS, STARTS, Sampling
 from pase.analysis.baselines.registry import BASELINES, chosen
 from pase.cli.options import (
@@ -128,28 +128,26 @@ def comparisons_document(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "num_devices": first.num_devices,
         "machine": first.machine.name,
         "strategies": [
-            _strategy_document(contender)
-            | {"exact": contender.plan.exact, "lower_bound": contender.plan.lower_bound, "gap": contender.plan.gap}
+            {
+                "name": contender.name,
+                "cost_model": contender.plan.cost_model,
+                "cost_unit": contender.plan.cost_unit,
+                "total_cost": contender.plan.total_cost,
+                "compute": contender.compute,
+                "communication": contender.communication,
+                "memory_bytes_per_device": contender.memory_bytes,
+                "fits_device": contender.fits_device,
+                "ratio_to_data_parallel": contender.ratio_to_data_parallel,
+                "search_time_s": contender.search_time_s,
+                "exact": contender.plan.exact,
+                "lower_bound": contender.plan.lower_bound,
+                "gap": contender.plan.gap,
+            }
             for comparison in comparisons
             for contender in comparison.contenders
         ],
         "not_applicable": [{"name": entry.name, "needs": entry.needs} for entry in comparisons[0].absent],
         "tables_time_s": {_ours(comparison).cost_model: comparison.tables_time_s for comparison in comparisons},
-    }
-
-
-def _strategy_document(contender: Contender) -> dict[str, Any]:
-    return {
-        "name": contender.name,
-        "cost_model": contender.plan.cost_model,
-        "cost_unit": contender.plan.cost_unit,
-        "total_cost": contender.plan.total_cost,
-        "compute": contender.compute,
-        "communication": contender.communication,
-        "memory_bytes_per_device": contender.memory_bytes,
-        "fits_device": contender.fits_device,
-        "ratio_to_data_parallel": contender.ratio_to_data_parallel,
-        "search_time_s": contender.search_time_s,
     }
 
 

@@ -37,7 +37,7 @@ from pase.studies.easgd_costs.iteration import (
     weights_of,
 )
 from pase.studies.easgd_costs.paper import CORES_OF_A_NODE, PARTS, TABLE_4, ScalingSeries
-from pase.studies.easgd_costs.statements import PredictedRow, statements, table_3
+from pase.studies.easgd_costs.statements import statements, table_3
 
 WIDTH = 96
 
@@ -206,6 +206,7 @@ def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
     """Return the JSON form; of_paper: with the paper's statements and Table 3."""
     link = study.platform(study.workers[-1]).worker_link
     packed_s, per_layer_s = _message_times(study)
+    series = study.series
     document: dict[str, Any] = {
         "network": study.graph.name,
         "num_parameters": study.graph.num_parameters,
@@ -229,15 +230,50 @@ def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
             for algorithm in study.scaled
         ],
         "iterations": [
-            _iteration_document(study.iteration(algorithm, num_workers))
+            {
+                "algorithm": found.algorithm.name,
+                "workers": found.num_workers,
+                "batches": found.num_batches,
+                "time_s": found.time_s,
+                "round_s": found.round_s,
+                "parts_s": found.breakdown.as_dict(),
+                "hidden_s": found.hidden_s,
+                "communication_ratio": found.breakdown.communication_ratio,
+                "messages": found.num_messages,
+                "bytes": found.num_bytes,
+            }
             for algorithm in study.algorithms
-            for num_workers in study.workers
+            for found in (study.iteration(algorithm, num_workers) for num_workers in study.workers)
         ],
         "packing": {"packed_s": packed_s, "per_layer_s": per_layer_s, "saved_s": per_layer_s - packed_s},
-        "paper": None if study.series is None else _series_document(study, study.series),
+        "paper": series
+        and [
+            {
+                "workers": num_workers,
+                "cores": num_workers * CORES_OF_A_NODE,
+                "time_s": printed.value,
+                "efficiency": series.efficiencies[num_workers].value / 100,
+                "lost_s_per_iteration": series.excess_s(num_workers),
+                "bandwidth_that_explains_it": _needed(study, series, num_workers),
+            }
+            for num_workers, printed in series.times.items()
+        ],
     }
     if of_paper:
-        document["table_3"] = [_table_3_document(row) for row in table_3()]
+        document["table_3"] = [
+            {
+                "algorithm": row.measured.algorithm,
+                "iterations": row.measured.num_iterations,
+                "paper_time_s": row.measured.time.value,
+                "time_s": row.time_s,
+                "paper_communication_ratio": row.measured.ratio.value / 100,
+                "communication_ratio": row.iteration.breakdown.communication_ratio,
+                "paper_parts_s": {name: row.measured.part_s(name) for name in PARTS},
+                "parts_s": row.iteration.breakdown.as_dict(),
+                "calibrates": list(row.uses),
+            }
+            for row in table_3()
+        ]
         document["statements"] = [
             {"where": s.where, "what": s.what, "paper": s.paper, "ours": s.ours, "verdict": _plain(s.verdict)}
             for s in statements()
@@ -245,58 +281,15 @@ def study_document(study: Study, *, of_paper: bool) -> dict[str, Any]:
     return document
 
 
-def _iteration_document(found: Iteration) -> dict[str, Any]:
-    return {
-        "algorithm": found.algorithm.name,
-        "workers": found.num_workers,
-        "batches": found.num_batches,
-        "time_s": found.time_s,
-        "round_s": found.round_s,
-        "parts_s": found.breakdown.as_dict(),
-        "hidden_s": found.hidden_s,
-        "communication_ratio": found.breakdown.communication_ratio,
-        "messages": found.num_messages,
-        "bytes": found.num_bytes,
-    }
-
-
 def _message_times(study: Study) -> tuple[float, float]:
     link = study.platform(study.workers[-1]).worker_link
     return study.weights.message_s(link, packed=True), study.weights.message_s(link, packed=False)
-
-
-def _series_document(study: Study, series: ScalingSeries) -> list[dict[str, Any]]:
-    return [
-        {
-            "workers": num_workers,
-            "cores": num_workers * CORES_OF_A_NODE,
-            "time_s": printed.value,
-            "efficiency": series.efficiencies[num_workers].value / 100,
-            "lost_s_per_iteration": series.excess_s(num_workers),
-            "bandwidth_that_explains_it": _needed(study, series, num_workers),
-        }
-        for num_workers, printed in series.times.items()
-    ]
 
 
 def _needed(study: Study, series: ScalingSeries, num_workers: int) -> float | None:
     """Return the bandwidth at which the exchange, not overlapped, takes what the paper's iterations are longer."""
     link = study.platform(num_workers).worker_link
     return bandwidth_for(study.weights, num_workers, series.excess_s(num_workers), latency_s=link.latency_s)
-
-
-def _table_3_document(row: PredictedRow) -> dict[str, Any]:
-    return {
-        "algorithm": row.measured.algorithm,
-        "iterations": row.measured.num_iterations,
-        "paper_time_s": row.measured.time.value,
-        "time_s": row.time_s,
-        "paper_communication_ratio": row.measured.ratio.value / 100,
-        "communication_ratio": row.iteration.breakdown.communication_ratio,
-        "paper_parts_s": {name: row.measured.part_s(name) for name in PARTS},
-        "parts_s": row.iteration.breakdown.as_dict(),
-        "calibrates": list(row.uses),
-    }
 
 
 # -- tables
@@ -317,7 +310,13 @@ def print_study(study: Study) -> None:
     say()
     _print_parts(study)
     say()
-    _print_packing(study)
+    packed_s, per_layer_s = _message_times(study)
+    arrays = study.weights.num_arrays
+    saved = (per_layer_s - packed_s) / per_layer_s if per_layer_s else 0.0
+    say(
+        f"packed, all weights go in {quantity(packed_s, 's')}; in {arrays} messages, one an array, in "
+        f"{quantity(per_layer_s, 's')}: {saved:.2%} saved"
+    )
     if study.series is not None:
         say("what of the paper reproduces: pase easgd-model --paper, docs/easgd-model.md")
 
@@ -373,16 +372,6 @@ def _print_parts(study: Study) -> None:
             ]
         )
     print_table(headers, rows)
-
-
-def _print_packing(study: Study) -> None:
-    packed_s, per_layer_s = _message_times(study)
-    arrays = study.weights.num_arrays
-    saved = (per_layer_s - packed_s) / per_layer_s if per_layer_s else 0.0
-    say(
-        f"packed, all weights go in {quantity(packed_s, 's')}; in {arrays} messages, one an array, in "
-        f"{quantity(per_layer_s, 's')}: {saved:.2%} saved"
-    )
 
 
 def _seconds(time_s: float) -> str:

@@ -12,8 +12,6 @@ from pase.analysis.explanation import (
     Explanation,
     Flip,
     LayerExplanation,
-    MemoryBinding,
-    Part,
     RunnerUp,
     Sensitivity,
     configuration_text,
@@ -120,7 +118,17 @@ def _document(
             for name in names
         ],
         **({"sensitivity": sensitivity_document(moves)} if moves is not None else {}),
-        "edges": _edge_documents(plan, names, placements),
+        "edges": [
+            {
+                "producer": producer,
+                "consumer": consumer,
+                "placements": [
+                    {"name": placement.name} | _bytes_document(plan, _between(placement.flows, producer, consumer))
+                    for placement in placements
+                ],
+            }
+            for producer, consumer in _pairs(plan, names, placements)
+        ],
         "placements": [
             {"name": placement.name}
             | {
@@ -150,20 +158,6 @@ def _layer_document(plan: Plan, layer: LayerPlan, placements: Sequence[Placement
             for placement in placements
         ],
     }
-
-
-def _edge_documents(plan: Plan, layers: Sequence[str], placements: Sequence[PlacementTraffic]) -> list[dict[str, Any]]:
-    return [
-        {
-            "producer": producer,
-            "consumer": consumer,
-            "placements": [
-                {"name": placement.name} | _bytes_document(plan, _between(placement.flows, producer, consumer))
-                for placement in placements
-            ],
-        }
-        for producer, consumer in _pairs(plan, layers, placements)
-    ]
 
 
 def _bytes_document(plan: Plan, flows: Sequence[Flow]) -> dict[str, Any]:
@@ -514,11 +508,30 @@ def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str,
         "is_best": layer.is_best,
         "best": layer.best,
         "kept_total_cost": layer.kept_total_cost,
-        "memory": None if layer.memory is None else _memory_document(layer.memory, explanation),
+        "memory": None
+        if layer.memory is None
+        else {
+            "splits": layer.memory.splits,
+            "difference": layer.memory.difference,
+            "relative_difference": explanation.relative(layer.memory.difference),
+            "others_kept": layer.memory.is_alone,
+            "needed_bytes": layer.memory.needed_bytes,
+            "limit_bytes": layer.memory.limit_bytes,
+        },
         "num_configurations": layer.num_configurations,
         "binding": None if layer.binding is None else layer.binding.name,
         "binding_share": layer.share,
-        "parts": [_part_document(part) for part in layer.parts],
+        "parts": [
+            {
+                "name": part.name,
+                "kind": str(part.kind),
+                "layer": part.other or None,
+                "cost": part.cost,
+                "bytes": part.size_bytes,
+                "devices": part.group or None,
+            }
+            for part in layer.parts
+        ],
         "runner_up": None if layer.runner_up is None else _runner_up_document(layer.runner_up, explanation),
         "flips": {
             "below": _flip_document(layer.below, explanation),
@@ -543,17 +556,6 @@ def sensitivity_document(found: Sequence[Sensitivity]) -> list[dict[str, Any]]:
     ]
 
 
-def _part_document(part: Part) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "kind": str(part.kind),
-        "layer": part.other or None,
-        "cost": part.cost,
-        "bytes": part.size_bytes,
-        "devices": part.group or None,
-    }
-
-
 def _runner_up_document(runner_up: RunnerUp, explanation: Explanation) -> dict[str, Any]:
     return {
         "splits": runner_up.splits,
@@ -570,17 +572,6 @@ def _runner_up_document(runner_up: RunnerUp, explanation: Explanation) -> dict[s
             "difference": runner_up.alone_difference,
             "relative_difference": explanation.relative(runner_up.alone_difference),
         },
-    }
-
-
-def _memory_document(memory: MemoryBinding, explanation: Explanation) -> dict[str, Any]:
-    return {
-        "splits": memory.splits,
-        "difference": memory.difference,
-        "relative_difference": explanation.relative(memory.difference),
-        "others_kept": memory.is_alone,
-        "needed_bytes": memory.needed_bytes,
-        "limit_bytes": memory.limit_bytes,
     }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pase.analysis.explanation.model_changes import Held, held_by_opaque_layers, worthwhile_padding
+from pase.analysis.explanation.sensitivity import Held, held_by_opaque_layers, worthwhile_padding
 from pase.analysis.explanation.why_not import configuration_text
 from pase.cli.options import (
     ByteSize,

@@ -133,17 +133,12 @@ def message_s(row: MeasuredRow) -> Mapping[str, float]:
 
 def statements() -> Iterator[Statement]:
     """Yield all that the paper states of costs: Table 3 and section 5, Table 4, then sizes, units and open ends."""
-    yield from _times()
-    yield from _ratios()
+    yield from _rows()
     yield from _speedups()
-    yield _composition()
-    yield _one_gpu_at_a_time()
     yield from _exchanges()
     yield from _other_algorithms()
     for series in TABLE_4.values():
-        yield _last_column(series)
-        yield _growth(series)
-        yield _caffe(series)
+        yield from _scaled(series)
     yield from _headlines()
     yield from _sizes()
     yield from _units()
@@ -154,7 +149,7 @@ def _named(name: str) -> PredictedRow:
     return next(row for row in table_3() if row.measured.algorithm == name)
 
 
-def _times() -> Iterator[Statement]:
+def _rows() -> Iterator[Statement]:
     for row in table_3():
         measured = row.measured
         calibrates = measured.algorithm == "original-easgd-star"
@@ -165,9 +160,6 @@ def _times() -> Iterator[Statement]:
             ours=f"{row.time_s:.1f} s",
             verdict="calibrates the model" if calibrates else judged(row.time_s, measured.time),
         )
-
-
-def _ratios() -> Iterator[Statement]:
     for row in table_3()[1:]:
         ratio = 100 * row.iteration.breakdown.communication_ratio
         yield Statement(
@@ -195,14 +187,11 @@ def _speedups() -> Iterator[Statement]:
             ours=f"{ratio:.2f}× (the table's own times: {first.measured.time.value / second.measured.time.value:.2f}×)",
             verdict=judged(ratio, Printed(printed)),
         )
-
-
-def _composition() -> Statement:
     original, sync = row_of("original-easgd"), row_of("sync-easgd3")
     an_iteration = original.iteration_s / sync.iteration_s
     iterations = original.num_iterations / sync.num_iterations
     batches = iterations / TABLE_3_WORKERS
-    return Statement(
+    yield Statement(
         where="section 6.1.3",
         what="the 5.3×: time of an iteration, times number of iterations",
         paper="“for the same accuracy”",
@@ -210,11 +199,8 @@ def _composition() -> Statement:
         f"one of Sync's four: {TABLE_3_WORKERS * an_iteration:.2f}× a batch, {batches:.2f}× the batches",
         verdict="it mixes the two; the second is no matter of cost",
     )
-
-
-def _one_gpu_at_a_time() -> Statement:
     star, sync = row_of("original-easgd-star"), row_of("sync-easgd1")
-    return Statement(
+    yield Statement(
         where="Table 3",
         what="for/backward takes 30 s, not 6 s, because only one GPU works at each iteration",
         paper="5×",
@@ -303,11 +289,12 @@ def scaled_s(network: str, num_workers: int, name: str, *, preset: str = "knl-fd
     return found.round_s * TABLE_4[network].num_iterations
 
 
-def _last_column(series: ScalingSeries) -> Statement:
+def _scaled(series: ScalingSeries) -> Iterator[Statement]:
+    """The last column of Table 4, how what is lost grows, and what Caffe loses."""
     alone_s = series.times[1].value
     hidden_s, seen_s = (scaled_s(series.network, LAST, name) for name in ("sync-easgd3", "sync-easgd2"))
     lost_s, exchange_s = series.excess_s(LAST), (seen_s - alone_s) / series.num_iterations
-    return Statement(
+    yield Statement(
         where="Table 4",
         what=f"{series.network}: {series.num_iterations} iterations on {LAST} nodes, by FDR InfiniBand",
         paper=f"{series.times[LAST].text} s, {series.efficiencies[LAST].text} %",
@@ -315,24 +302,18 @@ def _last_column(series: ScalingSeries) -> Statement:
         f"overlapped {hidden_s:.0f} s, {100 * alone_s / hidden_s:.0f} %",
         verdict=f"{NO}: {lost_s:.2f} s an iteration are lost, {exchange_s:.2f} s are the exchange's",
     )
-
-
-def _growth(series: ScalingSeries) -> Statement:
     share = num_stages(2) / num_stages(LAST)
-    return Statement(
+    yield Statement(
         where="Table 4",
         what=f"{series.network}: what is lost grows as ⌈log2 P⌉, so that 2 nodes lose {share:.0%} of what 64 do",
         paper="Θ(log P)",
         ours=f"{series.excess_s(2) / series.excess_s(LAST):.0%}, by the table's own times",
         verdict=f"{NO}: no β gives both ends",
     )
-
-
-def _caffe(series: ScalingSeries) -> Statement:
     ((num_nodes, printed),) = series.caffe.items()
     caffe_s = series.iteration_s * (100 / printed.value - 1)
     times = caffe_s / series.excess_s(num_nodes)
-    return Statement(
+    yield Statement(
         where="section 7.1",
         what=f"{series.network}: Intel Caffe on {num_nodes * CORES_OF_A_NODE} cores, beside the paper's own",
         paper=f"{printed.text} %, {series.claimed.text} %",
