@@ -3,8 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from html import escape
 from importlib import import_module
 from pathlib import Path
@@ -16,70 +15,41 @@ from pase.common.names import short, visible
 from pase.common.quantities import quantity
 from pase.errors import ExportError, missing_extra
 from pase.graph.html import bar_html, name_html, page_html
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import Plan
 from pase.views.drawing.plans import certificate_text
 from pase.views.exports.registry import Exported, ExportOptions, export
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One layer: the field names are those of the columns, and part of the interface.
+def layer_rows(plan: Plan) -> list[dict[str, Any]]:
+    """Return one row for each layer, in the order of the plan; the names of the columns are part of the interface.
 
     position: in the plan, from 0. parts, replicas: into how many its iteration space is split, and on how many devices
     each part is. Costs are in cost_unit: layer_cost is compute_cost + communication_cost. transfer_cost, forward_bytes,
-    backward_bytes: of all that the layer fetches from earlier ones. memory_bytes: on each device.
+    backward_bytes: of all that the layer fetches from earlier ones. memory_bytes: on each device. The sum of layer and
+    transfer costs is the plan's total.
     """
+    return [
+        {
+            "position": position,
+            "layer": layer.name,
+            "kind": layer.kind,
+            "dims": layer.dims,
+            "splits": layer.splits,
+            "configuration": configuration_text(layer.splits, plan.num_devices),
+            "parts": layer.num_parts,
+            "replicas": layer.num_replicas,
+            "layer_cost": layer.layer_cost,
+            "compute_cost": layer.compute_cost,
+            "communication_cost": layer.communication_cost,
+            "transfer_cost": layer.transfer_cost,
+            "cost_unit": plan.cost_unit,
+            "forward_bytes": sum((transfer.forward_bytes for transfer in layer.transfers), 0.0),
+            "backward_bytes": sum((transfer.backward_bytes for transfer in layer.transfers), 0.0),
+            "memory_bytes": layer.memory_bytes,
+        }
+        for position, layer in enumerate(plan.layers)
+    ]
 
-    position: int
-    layer: str
-    kind: str
-    dims: Mapping[str, int]
-    splits: Mapping[str, int]
-    configuration: str
-    parts: int
-    replicas: int
-    layer_cost: float
-    compute_cost: float
-    communication_cost: float
-    transfer_cost: float
-    cost_unit: str
-    forward_bytes: float
-    backward_bytes: float
-    memory_bytes: float
-
-    @property
-    def cost(self) -> float:
-        """Return what the layer adds to the plan's total."""
-        return self.layer_cost + self.transfer_cost
-
-
-def layer_rows(plan: Plan) -> tuple[Row, ...]:
-    """Return one row for each layer, in the order of the plan; the sum of their costs is the plan's total."""
-    return tuple(_row(plan, i, layer) for i, layer in enumerate(plan.layers))
-
-
-def _row(plan: Plan, position: int, layer: LayerPlan) -> Row:
-    return Row(
-        position=position,
-        layer=layer.name,
-        kind=layer.kind,
-        dims=layer.dims,
-        splits=layer.splits,
-        configuration=configuration_text(layer.splits, plan.num_devices),
-        parts=layer.num_parts,
-        replicas=layer.num_replicas,
-        layer_cost=layer.layer_cost,
-        compute_cost=layer.compute_cost,
-        communication_cost=layer.communication_cost,
-        transfer_cost=layer.transfer_cost,
-        cost_unit=plan.cost_unit,
-        forward_bytes=sum((transfer.forward_bytes for transfer in layer.transfers), 0.0),
-        backward_bytes=sum((transfer.backward_bytes for transfer in layer.transfers), 0.0),
-        memory_bytes=layer.memory_bytes,
-    )
-
-
-COLUMNS = tuple(field.name for field in fields(Row))
 
 _FORMULA = tuple("=+-@＝＋－＠")  # noqa: RUF001
 """What a spreadsheet takes for the start of a formula, full-width forms included."""
@@ -93,8 +63,9 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     stream = io.StringIO(newline="")
     # Text is quoted and numbers are not, so that readers can tell them apart.
     writer = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC)
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(getattr(row, column)) for column in COLUMNS] for row in layer_rows(plan))
+    rows = layer_rows(plan)
+    writer.writerow(rows[0])
+    writer.writerows(map(_cell, row.values()) for row in rows)
     return Exported(text=stream.getvalue())
 
 
@@ -136,26 +107,36 @@ class Picture:
 
 def html(plan: Plan) -> str:
     """Return a plan as a piece of HTML: what it costs, with its certificate, and a table of the layers."""
-    rows = layer_rows(plan)
     total = plan.total_cost or 1.0
-    largest = max(row.cost for row in rows) / total
+    costs = [layer.layer_cost + layer.transfer_cost for layer in plan.layers]
+    largest = max(costs) / total
     return page_html(
         f"{name_html(plan.graph.name)} on {plan.num_devices} × {name_html(plan.machine.device.name)}",
         list(map(escape, _lines(plan))),
         _HEADERS,
-        [_cells(row, bar_html(row.cost / total, largest)) for row in rows],
+        [
+            [
+                name_html(layer.name),
+                name_html(layer.kind),
+                " ".join(f"{name_html(dim)}={extent}" for dim, extent in layer.dims.items()),
+                name_html(configuration_text(layer.splits, plan.num_devices)),
+                escape(quantity(cost, plan.cost_unit)),
+                bar_html(cost / total, largest),
+            ]
+            for layer, cost in zip(plan.layers, costs, strict=True)
+        ],
     )
 
 
 def data_frame(plan: Plan) -> Any:
-    """Return a pandas.DataFrame with one row for each layer (`pase.views.exports.tables.Row`); MissingExtraError."""
+    """Return a pandas.DataFrame with one row for each layer (`layer_rows`); MissingExtraError."""
     try:
         pandas = import_module("pandas")
     except ModuleNotFoundError as error:
         if error.name != "pandas":
             raise
         raise missing_extra("a data frame needs pandas, which is not installed", "notebook") from None
-    return pandas.DataFrame([asdict(row) for row in layer_rows(plan)]).set_index("layer")
+    return pandas.DataFrame(layer_rows(plan)).set_index("layer")
 
 
 def network(plan: Plan) -> Any:
@@ -165,7 +146,7 @@ def network(plan: Plan) -> Any:
         name=plan.graph.name, num_devices=plan.num_devices, total_cost=plan.total_cost, cost_unit=plan.cost_unit
     )
     for row in layer_rows(plan):
-        found.add_node(row.layer, **{key: value for key, value in asdict(row).items() if key != "layer"})
+        found.add_node(row.pop("layer"), **row)
     for layer in plan.layers:
         for transfer in layer.transfers:
             edge = plan.graph.incoming.get((layer.name, transfer.input))
@@ -197,15 +178,4 @@ def _lines(plan: Plan) -> list[str]:
     return [
         f"{cost}, {certificate_text(plan)} under cost model {plan.cost_model}{ratio}",
         f"{memory}{within}; {len(plan.layers)} layers; machine {short(plan.machine.name)}",
-    ]
-
-
-def _cells(row: Row, share_html: str) -> list[str]:
-    return [
-        name_html(row.layer),
-        name_html(row.kind),
-        " ".join(f"{name_html(dim)}={extent}" for dim, extent in row.dims.items()),
-        name_html(row.configuration),
-        escape(quantity(row.cost, row.cost_unit)),
-        share_html,
     ]
