@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pase.cli.progress import progress
 from pase.common.documents import write_atomically
 from pase.planning.plan_file import plan_schema
 from pase.views.exports import FORMATS, ExportOptions, export
-from pase.views.reports.document import NamedPlan, render, report_document
+from pase.views.reports.document import render, report_document
 from pase.views.reports.sweep import device_numbers, sweep
 
 _WIDTH = max(map(len, FORMATS))
@@ -112,10 +113,10 @@ def report_command(
     names = _names([Path(plan) for plan in plans])
     with progress() as on_progress:
         found = [chosen_plan(plan, model, on_progress) for plan in plans]
-        named = [NamedPlan(name=name, plan=plan) for name, plan in zip(names, found, strict=True)]
+        named = dict(zip(names, found, strict=True))
         document = report_document(
             named,
-            sweep=None if devices is None else sweep(named[0].plan, devices, on_progress=on_progress),
+            sweep=None if devices is None else sweep(found[0], devices, on_progress=on_progress),
             explains=explains,
             time_limit_s=time_limit_s,
             on_progress=on_progress,
@@ -125,16 +126,15 @@ def report_command(
             return
         page = render(document)
         write_atomically(output, page)
-    say(f"report of {', '.join(one.name for one in named)} written to {output} ({len(page.encode()) / 1e6:.1f} MB)")
+    say(f"report of {', '.join(named)} written to {output} ({len(page.encode()) / 1e6:.1f} MB)")
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """Return a name for each file: its stem, with its folder where two share it, and a number where that is too."""
     stems = Counter(path.stem for path in paths)
     names = [path.stem if stems[path.stem] == 1 else f"{path.parent.name}/{path.stem}" for path in paths]
-    seen: Counter[str] = Counter()
-    unique = []
+    unique: list[str] = []
     for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+        numbered = (name if number == 1 else f"{name} ({number})" for number in count(1))
+        unique.append(next(one for one in numbered if one not in unique))
     return unique

@@ -32,7 +32,7 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, read_plan
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward
 from pase.views.exports import FORMATS, export
-from pase.views.reports.document import NamedPlan, render, report_document
+from pase.views.reports.document import render, report_document
 from tests.emitter.test_forward import network
 from tests.exports.dot_grammar import read_dot
 from tests.graph.test_attributes import CODE
@@ -162,8 +162,7 @@ def written(graph: Graph, *, with_page: bool = False) -> dict[str, Any]:
     for name in FORMATS:
         found[name] = BUILT[name](export(plan, name).text)
     if with_page:
-        named = NamedPlan(name=graph.name, plan=search(graph, 4))
-        found["page"] = of_html(render(report_document([named], explains=False)))
+        found["page"] = of_html(render(report_document({graph.name: search(graph, 4)}, explains=False)))
     return found
 
 

@@ -25,7 +25,7 @@ from pase.targets.mesh_tensorflow.emitter import emit_forward
 from pase.targets.mesh_tensorflow.runtime.cluster import VARIABLE, cluster_of, read_hosts
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
 from pase.views.exports import FORMATS, ExportOptions, export
-from pase.views.reports.document import NamedPlan, render, report_document
+from pase.views.reports.document import render, report_document
 from pase.views.reports.sweep import device_numbers
 from tests.fuzz.harness import MOST_CHARACTERS, Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_document, change_text, near, word
@@ -207,7 +207,7 @@ _MAKERS: tuple[Callable[[Plan], Any], ...] = (
     simulate,
     compare_placements,
     lambda plan: explain(plan, [plan.layers[0].name], options=ExplainOptions(max_solutions=5)),
-    lambda plan: render(report_document([NamedPlan(name="p", plan=plan)], explains=False)),
+    lambda plan: render(report_document({"p": plan}, explains=False)),
     lambda plan: repr(plan) + (plan._repr_html_() if hasattr(plan, "_repr_html_") else ""),
 )
 

@@ -13,7 +13,7 @@ import pytest
 
 import pase
 from pase.common.quantities import duration, quantity
-from pase.views.reports.document import NamedPlan, render, report_document
+from pase.views.reports.document import render, report_document
 from tests.hostile import HOSTILE_NAMES
 from tests.report import handmade
 from tests.report.browser import PHONE, opened
@@ -510,7 +510,7 @@ def test_five_thousand_layers_open_and_move_at_once(look: Look) -> None:
 
 def test_a_searched_plan_is_told_as_it_is(look: Look) -> None:
     plan = pase.search(pase.load("alexnet"), devices=8, machine="1080ti")
-    page = look(report_document([NamedPlan(name="alexnet", plan=plan)], explains=False))
+    page = look(report_document({"alexnet": plan}, explains=False))
     assert f"{quantity(plan.total_cost, 'FLOP')} a step, proven optimal" in page.locator("h1").inner_text()
     page.locator("#fit").click()
     for index, layer in enumerate(plan.layers):
@@ -525,7 +525,7 @@ def test_a_searched_plan_is_told_as_it_is(look: Look) -> None:
 
 def test_ninety_six_layers_are_there_at_once(look: Look) -> None:
     plan = pase.search(pase.load("gpt", arguments={"layers": 96}), devices=8, machine="1080ti")
-    document = report_document([NamedPlan(name="gpt", plan=plan)], explains=False)
+    document = report_document({"gpt": plan}, explains=False)
     page = look(document)
     assert page.evaluate(READY) < 2000
     assert len(render(document)) < 8e6

@@ -17,7 +17,7 @@ from pase.planning.planner import SearchOptions
 from pase.planning.strategy import plan_layers
 from pase.sharding.layouts import device_mesh, layout_of, tensor_dims
 from pase.sharding.traffic import flows
-from pase.views.reports.document import PREDICTED, NamedPlan, report_document
+from pase.views.reports.document import PREDICTED, report_document
 from tests.explanation.test_explain import data_parallel_plan
 from tests.hostile import hostile_plan
 from tests.networks import slow_machine, small_graph, small_plan
@@ -27,7 +27,7 @@ NAMES = ("alexnet", "rnnlm", "transformer", "inception_v3", "gpt")
 
 
 def document(*plans: Plan, **options: Any) -> dict[str, Any]:
-    named = [NamedPlan(name=f"plan {number}", plan=plan) for number, plan in enumerate(plans)]
+    named = {f"plan {number}": plan for number, plan in enumerate(plans)}
     return report_document(named, **options)
 
 

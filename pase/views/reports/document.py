@@ -234,23 +234,15 @@ COST_PARTS = {
 """What a layer's cost is made of; re-sharding is that of its incoming edges and of the weights that it shares."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamedPlan:
-    """A plan, and what the report calls it."""
-
-    name: str
-    plan: Plan
-
-
 def report_document(
-    plans: Sequence[NamedPlan],
+    plans: Mapping[str, Plan],
     *,
     sweep: Sweep | None = None,
     explains: bool = True,
     time_limit_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON form of a report of one or more plans.
+    """Return the JSON form of a report of one or more plans, by the names that it calls them.
 
     sweep: costs on other numbers of devices. explains: whether it says why each layer is as it is; time_limit_s: for
     saying so, of all plans together. The same plans give the same object.
@@ -259,9 +251,10 @@ def report_document(
     return {
         "schema_version": SCHEMA_VERSION,
         "tool_version": __version__,
-        "title": ", ".join(dict.fromkeys(named.plan.graph.name for named in plans)),
+        "title": ", ".join(dict.fromkeys(plan.graph.name for plan in plans.values())),
         "plans": [
-            _plan(named, *(_explained(named.plan, share_s, on_progress) if explains else (None, ""))) for named in plans
+            _plan(name, plan, *(_explained(plan, share_s, on_progress) if explains else (None, "")))
+            for name, plan in plans.items()
         ],
         "sweep": None if sweep is None else json.loads(json.dumps(asdict(sweep))),
     }
@@ -275,14 +268,13 @@ def _explained(plan: Plan, time_limit_s: float | None, on_progress: Progress | N
         return None, str(error)
 
 
-def _plan(named: NamedPlan, why: Overview | None, why_note: str) -> dict[str, Any]:
-    plan = named.plan
+def _plan(name: str, plan: Plan, why: Overview | None, why_note: str) -> dict[str, Any]:
     classes = split_classes(plan.layers)
     moved = movements(plan)
     parts = [layer.parts for layer in why.layers] if why else cost_parts(plan)
     orders: dict[tuple[int, ...], int] = {}
     return {
-        "name": named.name,
+        "name": name,
         "model": plan.graph.name,
         "arguments": dict(plan.graph.arguments),
         "num_devices": plan.num_devices,
@@ -459,8 +451,7 @@ def report(
     Raises PlanError where the file cannot be written.
     """
     by_name = plans if isinstance(plans, Mapping) else {plans.graph.name: plans}
-    named = [NamedPlan(name=name, plan=plan) for name, plan in by_name.items()]
-    page = render(report_document(named, explains=explains, time_limit_s=time_limit_s))
+    page = render(report_document(by_name, explains=explains, time_limit_s=time_limit_s))
     if path is not None:
         write_or_fail(path, page, PlanError)
     return page
