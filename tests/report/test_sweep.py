@@ -11,24 +11,24 @@ from tests.networks import slow_machine, small_graph
 def test_it_is_a_search_on_each_number() -> None:
     plan = search(small_graph("rnnlm"), 4, machine=slow_machine())
     found = sweep(plan, (1, 2, 4, 8))
-    ours, data_parallel = found.strategies
-    for number, devices in enumerate(found.devices):
+    ours, data_parallel = found["strategies"]
+    for number, devices in enumerate(found["devices"]):
         alone = search(small_graph("rnnlm"), devices, machine=slow_machine())
-        assert ours.total_cost[number] == alone.total_cost
-        assert data_parallel.total_cost[number] == alone.baselines["data_parallel"]
-        assert found.memory_bytes[number] == alone.memory.total_bytes
-        assert found.exact[number] == alone.exact
-    assert ours.total_cost[2] == plan.total_cost
-    assert found.problems == ("",) * 4
+        assert ours["total_cost"][number] == alone.total_cost
+        assert data_parallel["total_cost"][number] == alone.baselines["data_parallel"]
+        assert found["memory_bytes"][number] == alone.memory.total_bytes
+        assert found["exact"][number] == alone.exact
+    assert ours["total_cost"][2] == plan.total_cost
+    assert found["problems"] == [""] * 4
 
 
 def test_a_number_that_cannot_be_searched_says_why() -> None:
     plan = search(small_graph("rnnlm"), 4, machine=slow_machine())
     found = sweep(plan, (4, 7919))
-    assert found.strategies[0].total_cost[0] is not None
-    assert found.strategies[0].total_cost[1] is None
-    assert found.memory_bytes[1] is None
-    assert "7919" in found.problems[1]
+    assert found["strategies"][0]["total_cost"][0] is not None
+    assert found["strategies"][0]["total_cost"][1] is None
+    assert found["memory_bytes"][1] is None
+    assert "7919" in found["problems"][1]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from pase.planning.planner import Progress
 from pase.sharding.traffic import Phase, flows
 from pase.views.drawing.arrangement import arranged
 from pase.views.drawing.plans import SplitClasses, drawn_plan, split_classes
-from pase.views.reports.sweep import Sweep
 
 
 def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
@@ -237,7 +236,7 @@ COST_PARTS = {
 def report_document(
     plans: Mapping[str, Plan],
     *,
-    sweep: Sweep | None = None,
+    sweep: dict[str, Any] | None = None,
     explains: bool = True,
     time_limit_s: float | None = None,
     on_progress: Progress | None = None,
@@ -256,7 +255,7 @@ def report_document(
             _plan(name, plan, *(_explained(plan, share_s, on_progress) if explains else (None, "")))
             for name, plan in plans.items()
         ],
-        "sweep": None if sweep is None else json.loads(json.dumps(asdict(sweep))),
+        "sweep": sweep,
     }
 
 

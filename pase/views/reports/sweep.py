@@ -1,7 +1,7 @@
 """Cost against the number of devices: the same network searched on each number."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from pase.errors import ConfigurationError, PaseError
 from pase.planning.plan import Plan
@@ -10,36 +10,13 @@ from pase.planning.planner import MAX_DEVICES, Progress, SearchOptions, search
 OURS, DATA_PARALLEL = "PaSE", "data parallelism"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """One way to choose a strategy, and its [numbers] total costs; None where there is none."""
-
-    name: str
-    total_cost: tuple[float | None, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
-    """A network on several numbers of devices, with the same batch.
-
-    [numbers] each: devices; memory_bytes, of a device; exact: whether the cost is proven to be least; search_time_s;
-    problems: why there is no strategy, or "". cost_unit: of the costs of a step.
-    """
-
-    model: str
-    cost_unit: str
-    devices: tuple[int, ...]
-    strategies: tuple[Curve, ...]
-    memory_bytes: tuple[int | None, ...]
-    exact: tuple[bool | None, ...]
-    search_time_s: tuple[float | None, ...]
-    problems: tuple[str, ...]
-
-
-def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = None) -> Sweep:
+def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = None) -> dict[str, Any]:
     """Return what a plan's network costs on other numbers of devices, with its machine, cost model and memory limit.
 
-    A number that cannot be searched says why.
+    A number that cannot be searched says why. What is returned is as JSON has it: model; cost_unit, of the costs of a
+    step; devices; strategies, each with its name and total_cost; memory_bytes, of a device; exact, whether the cost
+    is proven to be least; search_time_s; problems, why there is no strategy, or "". All have an entry for each
+    number, null where there is no strategy.
     """
     options = SearchOptions(
         cost_model=plan.cost_model,
@@ -58,21 +35,19 @@ def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = 
         except PaseError as error:
             found.append(None)
             problems.append(str(error))
-    return Sweep(
-        model=plan.graph.name,
-        cost_unit=plan.cost_unit,
-        devices=tuple(numbers),
-        strategies=(
-            Curve(name=OURS, total_cost=tuple(one.total_cost if one else None for one in found)),
-            Curve(
-                name=DATA_PARALLEL, total_cost=tuple(one.baselines["data_parallel"] if one else None for one in found)
-            ),
-        ),
-        memory_bytes=tuple(one.memory.total_bytes if one else None for one in found),
-        exact=tuple(one.exact if one else None for one in found),
-        search_time_s=tuple(one.search.time_s if one else None for one in found),
-        problems=tuple(problems),
-    )
+    return {
+        "model": plan.graph.name,
+        "cost_unit": plan.cost_unit,
+        "devices": list(numbers),
+        "strategies": [
+            {"name": OURS, "total_cost": [one and one.total_cost for one in found]},
+            {"name": DATA_PARALLEL, "total_cost": [one and one.baselines["data_parallel"] for one in found]},
+        ],
+        "memory_bytes": [one and one.memory.total_bytes for one in found],
+        "exact": [one and one.exact for one in found],
+        "search_time_s": [one and one.search.time_s for one in found],
+        "problems": problems,
+    }
 
 
 def device_numbers(text: str) -> tuple[int, ...]:
