@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from pase.errors import ModelError
@@ -171,8 +172,6 @@ def _evaluated(trace: Trace, proto: Any, fed: Mapping[str, Array]) -> dict[str, 
     """Return the trace's values by name, its leaves being those of the model."""
     known: dict[str, Array] = dict(fed)
     stored = {tensor.name for tensor in proto.graph.initializer}
-    from onnx import numpy_helper
-
     known |= {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer if t.name in stored}
     for each in trace.nodes:
         assert len(each.outputs) == 1
@@ -371,6 +370,45 @@ def test_a_recurrent_layer_is_one_node(operator: str, direction: str) -> None:
     assert (trace.values["y"].shape, trace.values["last"].shape) == ((7, n, 2, 6), (n, 2, 6))
     # The state before the first step is no weight.
     assert trace.num_parameters == sum(int(np.prod(w.dims)) for w in weights)
+
+
+@pytest.mark.parametrize(
+    ("given", "attributes", "equations"),
+    [
+        ({}, {}, "lstm"),
+        ({4: np.array([7, 7])}, {}, "lstm"),
+        ({5: np.zeros((1, 2, 6))}, {"activations": ["Sigmoid", "Tanh", "Tanh"]}, "lstm"),
+        ({4: np.array([7, 3])}, {}, ""),
+        ({5: np.ones((1, 2, 6))}, {}, ""),
+        ({7: np.zeros((1, 18))}, {}, ""),
+        ({}, {"clip": 3.0}, ""),
+        ({}, {"direction": "reverse"}, ""),
+        ({}, {"activations": ["HardSigmoid", "Tanh", "Tanh"]}, ""),
+    ],
+)
+def test_what_a_recurrent_layer_computes_is_told_where_pytorch_has_it_too(
+    given: dict[int, Any], attributes: dict[str, Any], equations: str
+) -> None:
+    kinds = {4: np.int32}
+    stored = {i: numpy_helper.from_array(array.astype(kinds.get(i, np.float32)), f"i{i}") for i, array in given.items()}
+    names = ["x", "w", "r", "b", *(stored[i].name if i in stored else "" for i in range(4, 8))]
+    cell = node("LSTM", names, ["y"], hidden_size=6, name="cell", **attributes)
+    weights = [weight("w", 1, 24, 5), weight("r", 1, 24, 6), weight("b", 1, 48), *stored.values()]
+    trace = _trace(model([cell], [feed("x", (7, 2, 5))], ["y"], weights))
+    op = trace.nodes[0].op
+    assert isinstance(op, Recurrent)
+    assert op.equations == equations
+    assert op.gates == ((0, 2, 3, 1) if equations else ())
+
+
+def test_neighbouring_channels_are_read_whole() -> None:
+    trace = _trace(model([node("LRN", ["x"], ["y"], size=3)], [feed("x", (4, 6, 5, 5))], ["y"]))
+    (operator,) = lower(run_passes(trace)[-1]).graph.operators
+    assert operator.kind == "response_norm"
+    assert operator.unsplittable == (operator.dims[1].name,)
+    assert operator.exchanges == ()
+    with pytest.raises(ModelError, match="'lrn' is not well formed: size is 0; expected a number of channels"):
+        _trace(model([node("LRN", ["x"], ["y"], size=0, name="lrn")], [feed("x", (4, 6, 5, 5))], ["y"]))
 
 
 def test_what_is_not_known_passes_the_leading_dim_if_it_has_one() -> None:

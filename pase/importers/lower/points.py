@@ -178,7 +178,7 @@ def _normalisation(trace: Trace, name: str, op: ops.Normalise, uses: tuple[Use, 
         axes = channels if own == tuple(shape[i] for i in op.channels) else (None,) * len(own)
         read = Access(tensor=tensor, shape=own, index_map=axes, role=Role.PARAMETER)
         reads.append(replace(read, partial_over=tuple(dim for dim in names if dim not in access_dims(read))))
-    count = 1 if op.kind in ("rms", "statistics") else 2
+    count = 1 if op.kind in ("rms", "response", "statistics") else 2
     moments = AllReduce(
         tensor="moments",
         shape=(count if groups else count * op.groups, *(extents[dim] for dim in kept)),
