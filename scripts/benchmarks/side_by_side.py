@@ -21,7 +21,7 @@ from typing import Any
 from pase.graph import Scalar
 from scripts.benchmarks.tables import ROOT, markdown
 
-RUNS = 3
+RUNS = 2
 """Of the program of each checkout."""
 
 STEPS = 100
@@ -125,7 +125,7 @@ def _written(case: Case, checkout: Path, script: Path) -> Path:
     plan = script.with_suffix(".json")
     for words in (["search", *case.options, "-o", str(plan)], ["emit", str(plan), "-o", str(script)]):
         done = subprocess.run(
-            [sys.executable, "-c", _COMMAND, *words], env=_environment(checkout), capture_output=True, text=True
+            [sys.executable, "-P", "-c", _COMMAND, *words], env=_environment(checkout), capture_output=True, text=True
         )
         if done.returncode:
             raise SystemExit(f"pase {' '.join(words)} of {checkout} failed:\n{done.stderr}")
@@ -149,7 +149,7 @@ def stepped(checkout: Path, script: Path) -> Timing:
 
 def _events(checkout: Path, script: Path, *, steps: int) -> Generator[tuple[float, dict[str, Any]], None, None]:
     """Yield the events of a program, each with the CPU seconds until then; its process ends with the generator."""
-    command = [sys.executable, "-c", _TIMED, str(script), "--steps", str(steps), "--json"]
+    command = [sys.executable, "-P", "-c", _TIMED, str(script), "--steps", str(steps), "--json"]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, env=_environment(checkout)
@@ -169,4 +169,5 @@ def _events(checkout: Path, script: Path, *, steps: int) -> Generator[tuple[floa
 
 
 def _environment(checkout: Path) -> dict[str, str]:
+    # The folder that the benchmark is called from, which has a PaSE of its own, is kept out by -P.
     return {**os.environ, "PYTHONPATH": str(checkout.resolve())}
