@@ -1,13 +1,12 @@
 """Layers of emitted programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
 from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
-from pase.targets.mesh_tensorflow.runtime.layers.cells import recurrent
 from pase.targets.mesh_tensorflow.runtime.layers.contraction import lookup, pick, product
 from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
 from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, padded, piece, window
 from pase.targets.mesh_tensorflow.runtime.layers.normalisation import normalise
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange, dropout, fn
-from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, lstm
+from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, last_state, lstm, recurrent
 from pase.targets.mesh_tensorflow.runtime.layers.reductions import (
     greatest,
     least,
@@ -35,6 +34,7 @@ __all__ = [
     "fan_out",
     "fn",
     "greatest",
+    "last_state",
     "least",
     "log_softmax",
     "lookup",

@@ -63,7 +63,7 @@ class Shardwise(mtf.Operation):
         self._recompute = recompute
         self._is_constant = is_constant
         self._is_recorded = False
-        self._records: list[_Record] = []
+        self._records: list[Record] = []
         self._outputs = [mtf.Tensor(self, mtf.ops.convert_to_shape(shape), dtype or inputs[0].dtype)]
 
     @property
@@ -94,16 +94,16 @@ class Shardwise(mtf.Operation):
         return found
 
     def _recorded(self, *arguments: Any) -> Any:
-        self._records.append(_Record(self._function, arguments))
+        self._records.append(Record(self._function, arguments))
         return self._records[-1].result
 
-    def record(self, position: int, arguments: Sequence[Any]) -> "_Record":
+    def record(self, position: int, arguments: Sequence[Any]) -> "Record":
         """Return the function's run at a position: the forward pass's, or another one."""
-        return _Record(self._function, arguments) if self._recompute else self._records[position]
+        return Record(self._function, arguments) if self._recompute else self._records[position]
 
 
-class _Record:
-    """A run of a function whose gradient TensorFlow can take."""
+class Record:
+    """A run of a function of tensors, of one result or several, whose gradient TensorFlow can take."""
 
     def __init__(self, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
         own: list[Any] = []
@@ -116,7 +116,7 @@ class _Record:
             self.result = function(*own)
 
     def gradients(self, dy: Any) -> list[Any]:
-        """Return those of the floating-point arguments; once."""
+        """Return those of the floating-point arguments from those of the results; once."""
         found = self._tape.gradient(
             self.result, self._operands, output_gradients=dy, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )

@@ -1,4 +1,8 @@
-"""`lstm`: a stack of LSTM layers over a sequence; layers, batch, steps, inputs and units may all be split.
+"""`lstm` and `recurrent`: layers of cells over a sequence; layers, batch, steps, inputs and units may all be split.
+
+What a cell does in a step is TensorFlow's, and its gradient is too. Ours are the products of many steps at once, and
+what goes between devices: states from step to step and from layer to layer; partial gates, where what is read is split
+(d); each step's hidden state, where the units are (e), and backward the parts of its gradient.
 
 Devices that differ along d alone compute the same gates, cells and hidden states: what they add up is whole before they
 go on. Backward each of them therefore has the whole gradient of its gates too, and what is added up is the gradient of
@@ -6,59 +10,162 @@ the hidden state alone, over the units that it fed.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.layers.local import names_of, partial_sums
+from pase.targets.mesh_tensorflow.runtime.layers.local import Record, names_of, partial_sums
+from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
+
+GATES = mtf.Dimension("gates", 4)
+"""Of the weights of `lstm`: input, forget and output gate, and the candidate, in this order."""
+
+
+def lstm(x: Any, w: Any, u: Any, bias: Any, out: Sequence[Any]) -> Any:
+    """Return the last of a stack of LSTM layers over x, dims [b, s, d] (Hochreiter and Schmidhuber 1997; forget gates).
+
+    w, u: weights of the input and of the previous hidden state, dims [l, d, GATES, e]; bias: [l, GATES, e]; out:
+    [b, s, e]; d and e have one extent. State is zero at first. Where l or s is split, states are handed on, layer
+    after layer and step after step; where d or e is, every step adds up gates and re-lays the hidden state.
+    """
+    layers, width, _, units = w.shape.dimension_names
+    chained = layers, x.shape.dimension_names[1], width, units
+    return _Recurrent(_Stack(cell=_CELLS["lstm"], unpacked=_of_stack), x, [w, u, bias], out, chained).outputs[0]
+
+
+def recurrent(
+    x: Any,
+    weights: Sequence[Any],
+    gate: Any,
+    out: Sequence[Any],
+    *,
+    cell: str,
+    layers: int = 1,
+    hidden: Any = None,
+    kept: Any = None,
+) -> Any:
+    """Return the last of some recurrent layers over a sequence, dims `out`: the batch, the steps, directions, units.
+
+    Args:
+        x: the sequence: the batch, the steps and perhaps what it holds at each.
+        weights: of each layer and direction, those of the input and of the hidden state (the gates, the units and what
+            they read), and perhaps a bias of each (the gates, the units); gates in PyTorch's order.
+        gate: the dim of the gates.
+        out: the dims of the result. The units of each device are its own.
+        cell: "lstm", "gru", "rnn_tanh" or "rnn_relu".
+        layers: how many, each reading the hidden states of the one before in both directions.
+        hidden: the first hidden state of each layer and direction, the batch, the units; zeros without it.
+        kept: the first cells of an LSTM, likewise.
+    """
+    batch, steps, directions, unit = out
+    of_each = len(weights) // (layers * directions.size)
+    stack = _Stack(
+        cell=_CELLS[cell],
+        unpacked=lambda *slices: _of_list(slices, of_each, cell),
+        num_directions=directions.size,
+        scatters=True,
+        num_cells=layers * directions.size,
+        has_first=(hidden is not None, kept is not None),
+    )
+    first = [_last_dims(state, [batch, unit]) for state in (hidden, kept) if state is not None]
+    operands = [*(_last_dims(w, [gate, unit]) for w in weights), *first]
+    x = arrange(x, [batch, steps, *(dim for dim in x.shape.dims if dim not in (batch, steps))])
+    return _Recurrent(stack, x, operands, out, ("", "", "", unit.name)).outputs[0]
+
+
+def last_state(y: Any, which: int) -> Any:
+    """Return what recurrent layers hold after the last step: of each layer and direction, the batch, the units.
+
+    y: what `recurrent` returned. which: 1 for the hidden states, 2 for the cells of an LSTM.
+    """
+    return y.operation.outputs[which]
+
+
+def _last_dims(x: Any, dims: Sequence[Any]) -> Any:
+    return arrange(x, [*(dim for dim in x.shape.dims if dim not in dims), *dims])
+
+
+# -- cells
+
+
+def _lstm(gates: Any, cell: Any) -> tuple[Any, Any]:
+    columns = cell.shape.as_list()[-1]
+    sigmoids, candidate = tf.split(gates, [3 * columns, columns], axis=1)
+    into, forget, out = tf.split(tf.sigmoid(sigmoids), 3, axis=1)
+    cell = forget * cell + into * tf.tanh(candidate)
+    return out * tf.tanh(cell), cell
+
+
+def _gru(of_input: Any, of_hidden: Any, own: Any) -> tuple[Any, Any]:
+    columns = own.shape.as_list()[-1]
+    both, (new, old) = zip(*(tf.split(x, [2 * columns, columns], axis=1) for x in (of_input, of_hidden)), strict=True)
+    reset, update = tf.split(tf.sigmoid(tf.add(*both)), 2, axis=1)
+    hidden = (1 - update) * tf.tanh(new + reset * old) + update * own
+    return hidden, tf.identity(hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What one device keeps of a step for its gradients. read: the hidden state before it, along d; None at first."""
+class Cell:
+    """What one device computes in a step.
 
-    read: Any
-    into: Any
-    forget: Any
-    out: Any
-    candidate: Any
-    before: Any
-    activated: Any
+    step: given the gates and what the cell keeps, returns its units of the hidden state and what it keeps. terms: 2
+    where what the input and what the hidden state add to the gates are told apart. keeps: "" for nothing.
+    """
 
-
-def cell_step(gates: Any, read: Any, before: Any) -> tuple[Step, Any, Any]:
-    """Return what to keep of a step, the hidden state and the cell after it."""
-    columns = before.shape.as_list()[-1]
-    sigmoids, candidate = tf.split(gates, [3 * columns, columns], axis=1)
-    into, forget, out = tf.split(tf.sigmoid(sigmoids), 3, axis=1)
-    candidate = tf.tanh(candidate)
-    cell = forget * before + into * candidate
-    activated = tf.tanh(cell)
-    kept = Step(read=read, into=into, forget=forget, out=out, candidate=candidate, before=before, activated=activated)
-    return kept, out * activated, cell
+    step: Callable[..., tuple[Any, ...]]
+    terms: int = 1
+    keeps: str = ""
 
 
-def cell_gradient(kept: Step, d_hidden: Any, d_cell: Any) -> tuple[Any, Any]:
-    """Return the gradients of the gates and of the cell before a step from those of what it left."""
-    # What depends on the forward pass alone is not to be computed, and held, before the gradient is there.
-    with tf.control_dependencies([d_hidden]):
-        d_cell = d_cell + d_hidden * kept.out * (1 - kept.activated * kept.activated)
-        d_gates = [
-            d_cell * kept.candidate * kept.into * (1 - kept.into),
-            d_cell * kept.before * kept.forget * (1 - kept.forget),
-            d_hidden * kept.activated * kept.out * (1 - kept.out),
-            d_cell * kept.into * (1 - kept.candidate * kept.candidate),
-        ]
-        return tf.concat(d_gates, axis=1), d_cell * kept.forget
+_CELLS: Mapping[str, Cell] = MappingProxyType(
+    {
+        "gru": Cell(step=_gru, terms=2, keeps="hidden"),
+        "lstm": Cell(step=_lstm, keeps="cell"),
+        "rnn_relu": Cell(step=lambda gates: (tf.nn.relu(gates),)),
+        "rnn_tanh": Cell(step=lambda gates: (tf.tanh(gates),)),
+    }
+)
 
+
+def _of_stack(w: Any, u: Any, bias: Any) -> list[list[Any]]:
+    """Return [cells] the matrices of the input and of the hidden state, what they read by all gates, and the bias."""
+    layers, rows, gates, columns = w.shape.as_list()
+    unstacked = (tf.unstack(tf.reshape(x, [layers, rows, gates * columns])) for x in (w, u))
+    return [list(of_layer) for of_layer in zip(*unstacked, tf.unstack(tf.reshape(bias, [layers, -1])), strict=True)]
+
+
+def _of_list(slices: Sequence[Any], of_each: int, cell: str) -> list[list[Any]]:
+    """Return the same of the weights of each cell; biases are one where both are added to the same gates."""
+    found = []
+    for first in range(0, len(slices), of_each):
+        w, u, *biases = (_by_gates(x, cell) for x in slices[first : first + of_each])
+        biases = [tf.reshape(bias, [-1]) for bias in biases]
+        found.append([w, u, *(biases if _CELLS[cell].terms > 1 or not biases else [tf.add_n(biases)])])
+    return found
+
+
+def _by_gates(x: Any, cell: str) -> Any:
+    """Return a weight as a matrix, its gates and units one dim; the gates of an LSTM in the order of `lstm`."""
+    if cell == "lstm":
+        into, forget, candidate, out = tf.unstack(x, axis=-2)
+        x = tf.stack([into, forget, out, candidate], axis=-2)
+    return tf.reshape(x, [-1, prod(x.shape.as_list()[-2:])])
+
+
+# -- what goes between devices
 
 Cells = dict[tuple[int, int], Any]
 """A tensor for each (d, e) of the devices that compute one layer's part of the steps."""
 
 Positions = dict[tuple[int, int], int]
 """Position in the mesh for each of these devices."""
+
+Grid = dict[tuple[int, int, int, int], int]
+"""Position in the mesh by the coordinates along l (layers), s (steps), d (inputs) and e (units)."""
 
 
 class Wires:
@@ -87,10 +194,14 @@ class Wires:
     def summed(self, terms: Sequence[tuple[int, Any]]) -> dict[int, Any]:
         """Return at each of some positions the sum of what they hold."""
         root = terms[0][0]
-        held = [self.send(x, position, root) for position, x in terms]
-        with self.on(root):
-            total = held[0] if len(held) == 1 else tf.add_n(held)
+        total = self.added(terms, root)
         return {position: self.send(total, root, position) for position, _ in terms}
+
+    def added(self, terms: Sequence[tuple[int, Any]], target: int) -> Any:
+        """Return at a position the sum of what some hold."""
+        held = [self.send(x, position, target) for position, x in terms]
+        with self.on(target):
+            return held[0] if len(held) == 1 else tf.add_n(held)
 
 
 def total_bytes(tensors: Sequence[Any]) -> int:
@@ -98,141 +209,221 @@ def total_bytes(tensors: Sequence[Any]) -> int:
     return sum(int(x.shape.num_elements()) * int(x.dtype.size) for x in tensors)
 
 
-Grid = dict[tuple[int, int, int, int], int]
-"""Position in the mesh by the coordinates along l (layers), s (steps), d (inputs) and e (units)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Weights:
-    """Of one device: [layers] matrices of the input and of the hidden state, d by gates and e, and biases."""
+class _Stack:
+    """How layers are made of slices.
 
-    inputs: list[Any]
-    recurrent: list[Any]
-    bias: list[Any]
+    unpacked: given the slices of the weights, returns [cells] the matrices and biases of one device, the directions of
+    a layer one after the other. scatters: whether the parts of the hidden state's gradient are added by the devices of
+    its units, where d is not split; otherwise all of it is added. num_cells: of all devices, where states are told.
+    has_first: whether the first hidden states and the first cells are given.
+    """
+
+    cell: Cell
+    unpacked: Callable[..., list[list[Any]]]
+    num_directions: int = 1
+    scatters: bool = False
+    num_cells: int = 0
+    has_first: tuple[bool, bool] = (False, False)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """A cell's steps in one part of the sequence.
+
+    number: which of a device's cells it is. turn: its direction. at: where it runs. inputs: what it reads. reads,
+    records: by step, the hidden state before it, along d, nothing for zeros; what the cell does.
+    """
+
+    number: int
+    turn: int
+    at: Positions
+    inputs: Cells
+    reads: dict[int, Cells]
+    records: dict[int, dict[tuple[int, int], Record]]
 
 
 class Chain:
     """The forward pass of one part of the batch, kept so that its gradients can be taken.
 
-    x, w, u, bias: [positions] slices. results: by position, the output of the last layer; positions of other layers
-    get it from those of the last one.
+    x, weights, first: [positions] slices. results: by position, the output of the last layer [b, s, directions, e],
+    which positions of other layers get from those of the last one, and the states after the last step.
     """
 
     def __init__(
-        self, grid: Grid, wires: Wires, x: Sequence[Any], w: Sequence[Any], u: Sequence[Any], bias: Sequence[Any]
+        self,
+        stack: _Stack,
+        grid: Grid,
+        wires: Wires,
+        x: Sequence[Any],
+        weights: Sequence[Sequence[Any]],
+        first: Sequence[Sequence[Any]],
     ) -> None:
-        self._grid, self._wires = grid, wires
+        self._stack, self._grid, self._wires = stack, grid, wires
         self._parts = tuple(1 + max(point[i] for point in grid) for i in range(4))
-        self._num_layers, self._rows, _, self._columns = w[0].shape.as_list()
-        self._batch, self._num_steps, _ = x[0].shape.as_list()
-        self._dtype = x[0].dtype
-        self._weights = {
-            position: self._unpacked(position, w[position], u[position], bias[position]) for position in grid.values()
-        }
-        # By layer, part of s and device: what is read, and what is kept of each step.
-        self._inputs: dict[tuple[int, int], Cells] = {}
-        self._steps: dict[tuple[int, int], list[dict[tuple[int, int], Step]]] = {}
-        below = [{key: x[position] for key, position in self._at(0, s).items()} for s in range(self._parts[1])]
-        outputs: list[Cells] = []
+        self._batch, self._num_steps = x[grid[0, 0, 0, 0]].shape.as_list()[:2]
+        self._dtype = x[grid[0, 0, 0, 0]].dtype
+        self._weights: dict[int, Record] = {}
+        self._first: dict[int, list[list[Any]]] = {}
+        for position in grid.values():
+            with wires.on(position):
+                self._weights[position] = Record(stack.unpacked, [column[position] for column in weights])
+                self._first[position] = [tf.unstack(self._states_of(column[position])) for column in first]
+        matrices = self._weights[grid[0, 0, 0, 0]].result
+        self._num_layers = len(matrices) // stack.num_directions
+        self._columns = weights[1][grid[0, 0, 0, 0]].shape.as_list()[-1]
+        self._rows = matrices[0][1].shape.as_list()[0]
+        # By layer, direction and part of s.
+        self._runs: dict[tuple[int, int, int], _Run] = {}
+        parts_of_s = range(self._parts[1])
+        below = [{key: x[position] for key, position in self._at(0, s).items()} for s in parts_of_s]
+        outputs: list[list[Cells]] = []
+        states: list[tuple[Cells, Cells]] = []
         for layer in range(self._parts[0] * self._num_layers):
-            below, outputs = self._layer(layer, below)
+            below, outputs, after = self._layer(layer, below)
+            states += after
         last = self._parts[0] - 1
-        self.results = {
-            position: wires.send(outputs[s][d, e], grid[last, s, d, e], position)
-            for (_, s, d, e), position in grid.items()
-        }
+        self.results: dict[int, list[Any]] = {}
+        for (_, s, d, e), position in grid.items():
+            source = grid[last, s, d, e]
+            with wires.on(source):
+                both = [of_direction[s][d, e] for of_direction in outputs]
+                y = both[0] if len(both) == 1 else tf.stack(both, axis=2)
+            self.results[position] = [wires.send(y, source, position)]
+            if stack.num_cells:
+                with wires.on(position):
+                    for column in zip(*states, strict=True):
+                        self.results[position] += [tf.stack([x[d, e] for x in column])] if column[0] else []
 
-    def _unpacked(self, position: int, w: Any, u: Any, bias: Any) -> _Weights:
-        shape = [-1, self._rows, 4 * self._columns]
-        with self._wires.on(position):
-            return _Weights(
-                inputs=tf.unstack(tf.reshape(w, shape), axis=0),
-                recurrent=tf.unstack(tf.reshape(u, shape), axis=0),
-                bias=tf.unstack(tf.reshape(bias, [-1, 4 * self._columns]), axis=0),
-            )
+    def _states_of(self, x: Any) -> Any:
+        """Return [cells, b, e] a slice of states, whose first dim is left out where it is one."""
+        return tf.reshape(x, [self._stack.num_cells, self._batch, -1])
 
     def _at(self, part: int, s: int) -> Positions:
         """Return the positions that compute some layers' part of the steps."""
         return {(d, e): self._grid[part, s, d, e] for d in range(self._parts[2]) for e in range(self._parts[3])}
 
+    def _of_cell(self, run: _Run, key: tuple[int, int]) -> list[Any]:
+        """Return the matrices of a cell on a device, and its biases."""
+        found: list[Any] = self._weights[run.at[key]].result[run.number]
+        return found
+
     # -- forward
 
-    def _layer(self, layer: int, below: Sequence[Cells]) -> tuple[list[Cells], list[Cells]]:
+    def _layer(
+        self, layer: int, below: Sequence[Cells]
+    ) -> tuple[list[Cells], list[list[Cells]], list[tuple[Cells, Cells]]]:
         """Run one layer over all steps; below: [parts of s] what it reads, along d, where the layer below left it.
 
-        Returns the same of this layer, and its output along e.
+        Returns the same of this layer; of each direction, its output along e, and its states after the last step.
         """
         part, number = divmod(layer, self._num_layers)
+        if part and number == 0:
+            places = ((self._at(part - 1, s), self._at(part, s)) for s in range(self._parts[1]))
+            below = [self._wires.send_all(x, *ends) for x, ends in zip(below, places, strict=True)]
+        found = [self._run(layer, turn, below) for turn in range(self._stack.num_directions)]
         above: list[Cells] = []
-        outputs: list[Cells] = []
-        read: Cells = {}
-        cell: Cells = {}
         for s in range(self._parts[1]):
+            above.append({})
+            for key, position in self._at(part, s).items():
+                with self._wires.on(position):
+                    above[-1][key] = _joined([of_direction[s][key] for of_direction, _, _ in found])
+        return above, [outputs for _, outputs, _ in found], [states for _, _, states in found]
+
+    def _run(
+        self, layer: int, turn: int, below: Sequence[Cells]
+    ) -> tuple[list[Cells], list[Cells], tuple[Cells, Cells]]:
+        """Run a cell over all steps, backwards where `turn` is 1; return what it adds to what `_layer` does."""
+        part, number = divmod(layer, self._num_layers)
+        above: list[Cells] = [{}] * self._parts[1]
+        outputs: list[Cells] = [{}] * self._parts[1]
+        before: Positions = {}
+        read, kept, own = Cells(), Cells(), Cells()
+        for s in _order(self._parts[1], turn):
+            number_of_cell = number * self._stack.num_directions + turn
             at = self._at(part, s)
-            if s == 0:
-                cell = {key: self._zeros(position, self._columns) for key, position in at.items()}
-            else:
-                before = self._at(part, s - 1)
-                read, cell = (self._wires.send_all(state, before, at) for state in (read, cell))
-            inputs = below[s]
-            if part and number == 0:
-                inputs = self._wires.send_all(inputs, self._at(part - 1, s), at)
-            self._inputs[layer, s] = inputs
-            partial = {key: self._input_gates(inputs[key], position, number) for key, position in at.items()}
-            kept: list[dict[tuple[int, int], Step]] = []
-            hidden: list[Cells] = []
-            along_d: list[Cells] = []
-            for step in range(self._num_steps):
-                gates = self._gates({key: x[step] for key, x in partial.items()}, read, at, number)
-                kept.append({})
-                hidden.append({})
+            run = _Run(number=number_of_cell, turn=turn, at=at, inputs=below[s], reads={}, records={})
+            self._runs[layer, turn, s] = run
+            read, kept = (
+                [self._wires.send_all(state, before, at) for state in (read, kept)]
+                if before
+                else self._first_states(run)
+            )
+            before = at
+            partial = {key: self._of_input(run, key) for key in at}
+            hidden: dict[int, Cells] = {}
+            along_d: dict[int, Cells] = {}
+            for step in _order(self._num_steps, turn):
+                gates = self._gates(run, {key: x[step] for key, x in partial.items()}, read)
+                run.reads[step], run.records[step], own, found = read, {}, {}, Cells()
                 for key, position in at.items():
                     with self._wires.on(position):
-                        kept[-1][key], hidden[-1][key], cell[key] = cell_step(gates[key], read.get(key), cell[key])
+                        record = Record(self._stack.cell.step, [*gates[key], *([kept[key]] if kept else [])])
+                    run.records[step][key] = record
+                    own[key], *rest = record.result
+                    if rest:
+                        found[key] = rest[0]
+                hidden[step], kept = own, found
                 # Once for the next step and the next layer.
-                read = self._along_d(hidden[-1], at)
-                along_d.append(read)
-            self._steps[layer, s] = kept
-            above.append(self._stacked(along_d, at))
-            outputs.append(self._stacked(hidden, at))
-        return above, outputs
+                read = along_d[step] = self._along_d(own, at)
+            above[s], outputs[s] = self._stacked(along_d, at), self._stacked(hidden, at)
+        return above, outputs, (own, kept if self._stack.cell.keeps == "cell" else {})
+
+    def _first_states(self, run: _Run) -> tuple[Cells, Cells]:
+        """Return the hidden state that the first step reads, along d, nothing for zeros; and what the cell keeps."""
+        own = {key: iter(self._first[position]) for key, position in run.at.items()}
+        hidden, cell = (
+            {key: next(x)[run.number] for key, x in own.items()} if given else {} for given in self._stack.has_first
+        )
+        kept = {"hidden": hidden, "cell": cell, "": {}}[self._stack.cell.keeps]
+        if self._stack.cell.keeps and not kept:
+            kept = {key: self._zeros(position, self._columns) for key, position in run.at.items()}
+        return self._along_d(hidden, run.at) if hidden else {}, kept
 
     def _zeros(self, position: int, columns: int) -> Any:
         with self._wires.on(position):
             return tf.zeros([self._batch, columns], self._dtype)
 
-    def _stacked(self, steps: Sequence[Cells], at: Positions) -> Cells:
+    def _stacked(self, steps: Mapping[int, Cells], at: Positions) -> Cells:
         result: Cells = {}
         for key, position in at.items():
             with self._wires.on(position):
-                result[key] = tf.stack([x[key] for x in steps], axis=1)
+                result[key] = tf.stack([steps[step][key] for step in range(self._num_steps)], axis=1)
         return result
 
-    def _input_gates(self, x: Any, position: int, number: int) -> list[Any]:
+    def _of_input(self, run: _Run, key: tuple[int, int]) -> list[Any]:
         """Return [steps] what the input adds to the gates, for all steps in one product."""
-        with self._wires.on(position):
-            product = tf.matmul(tf.reshape(x, [-1, self._rows]), self._weights[position].inputs[number])
+        w, _, *biases = self._of_cell(run, key)
+        with self._wires.on(run.at[key]):
+            product = tf.matmul(tf.reshape(run.inputs[key], [-1, w.shape.as_list()[0]]), w)
+            if biases and key[0] == 0:
+                # Where d is split, gates are sums, of which one term has the bias.
+                product = tf.nn.bias_add(product, biases[0])
             return list(tf.unstack(tf.reshape(product, [self._batch, self._num_steps, -1]), axis=1))
 
-    def _gates(self, partial: Cells, read: Cells, at: Positions, number: int) -> Cells:
-        """Return the gates of one step: products with the input and with the hidden state, summed over d."""
-        sums = dict(partial)
-        for key, x in read.items():
-            with self._wires.on(at[key]):
-                sums[key] = partial[key] + tf.matmul(x, self._weights[at[key]].recurrent[number])
-        gates: Cells = {}
-        for e in range(self._parts[3]):
-            column = [(d, e) for d in range(self._parts[2])]
-            totals = self._wires.summed([(at[key], sums[key]) for key in column])
-            for key in column:
-                with self._wires.on(at[key]):
-                    gates[key] = tf.nn.bias_add(totals[at[key]], self._weights[at[key]].bias[number])
-        return gates
+    def _gates(self, run: _Run, partial: Cells, read: Cells) -> dict[tuple[int, int], list[Any]]:
+        """Return the gates of one step, products with the input and with the hidden state, summed over d."""
+        terms: dict[tuple[int, int], list[Any]] = {}
+        for key, position in run.at.items():
+            _, u, *biases = self._of_cell(run, key)
+            with self._wires.on(position):
+                product = tf.matmul(read[key], u) if read else None
+                if self._stack.cell.terms == 1:
+                    terms[key] = [partial[key] if product is None else partial[key] + product]
+                    continue
+                product = tf.zeros_like(partial[key]) if product is None else product
+                terms[key] = [partial[key], tf.nn.bias_add(product, biases[1]) if biases else product]
+        if self._parts[2] > 1:
+            for e in range(self._parts[3]):
+                column = [(d, e) for d in range(self._parts[2])]
+                totals = self._wires.summed([(run.at[key], terms[key][0]) for key in column])
+                terms |= {key: [totals[run.at[key]]] for key in column}
+        return terms
 
     def _along_d(self, x: Cells, at: Positions) -> Cells:
         """Return units, written in parts along e, in the parts along d in which they are read as inputs."""
         return {
-            (d, e): self._joined(
+            (d, e): self._gathered(
                 self._wires,
                 [(x[d, other], other * self._columns, at[d, other]) for other in range(self._parts[3])],
                 (d * self._rows, (d + 1) * self._rows),
@@ -241,7 +432,9 @@ class Chain:
             for (d, e), position in at.items()
         }
 
-    def _joined(self, wires: Wires, held: Sequence[tuple[Any, int, int]], wanted: tuple[int, int], target: int) -> Any:
+    def _gathered(
+        self, wires: Wires, held: Sequence[tuple[Any, int, int]], wanted: tuple[int, int], target: int
+    ) -> Any:
         """Return a range of units at a position; held: (tensor, its first unit, its position), in order."""
         low, high = wanted
         pieces = []
@@ -253,201 +446,306 @@ class Chain:
                     piece = x if (begin, end) == (first, last) else x[..., begin - first : end - first]
                 pieces.append(wires.send(piece, source, target))
         with wires.on(target):
-            return pieces[0] if len(pieces) == 1 else tf.concat(pieces, -1)
+            return _joined(pieces)
 
     # -- backward
 
-    def gradients(self, dy: Sequence[Any], wires: Wires) -> dict[int, list[Any]]:
-        """Return by position the gradients of its slices of x, w, u and bias; dy: [positions] that of the output.
+    def gradients(
+        self, dy: Sequence[Any] | None, d_states: Sequence[Sequence[Any] | None], wires: Wires
+    ) -> dict[int, list[Any]]:
+        """Return by position the gradients of its slices of x, of the weights and of the first states.
 
         That of x is a part of the sum over e, and zero where another device reads x; those of the weights are parts of
-        sums over the batch and the steps; that of the bias is the same for all devices along d.
+        sums over the batch and the steps; that of a bias is the same for all devices along d.
+
+        Args:
+            dy: [positions] that of the output; None if nothing reads it.
+            d_states: likewise those of the hidden states and of the cells after the last step.
+            wires: send what goes between devices.
         """
-        of_weights: dict[int, list[tuple[Any, Any, Any]]] = {position: [] for position in self._grid.values()}
+        back = _Backward(wires=wires, dy={}, d_states=[], of_weights=defaultdict(dict), of_first=defaultdict(dict))
+        for position in self._grid.values():
+            with wires.on(position):
+                if dy is not None:
+                    shape = [self._batch, self._num_steps, self._stack.num_directions, self._columns]
+                    back.dy[position] = tf.reshape(dy[position], shape)
+        for column in d_states:
+            back.d_states.append({})
+            for position in self._grid.values() if column else ():
+                with wires.on(position):
+                    assert column is not None
+                    back.d_states[-1][position] = tf.unstack(self._states_of(column[position]))
         above: list[Cells] = [{} for _ in range(self._parts[1])]
         for layer in reversed(range(self._parts[0] * self._num_layers)):
-            above = self._layer_gradients(layer, above, dy, wires, of_weights)
-        first = {position for s in range(self._parts[1]) for position in self._at(0, s).values()}
+            above = self._layer_gradients(layer, above, back)
         dx = {self._at(0, s)[key]: x for s, cells in enumerate(above) for key, x in cells.items()}
         found = {}
-        for position, of_layers in of_weights.items():
+        for position in self._grid.values():
+            of_cells, of_first = back.of_weights[position], back.of_first[position]
             with wires.on(position):
-                if position not in first:
-                    dx[position] = tf.zeros([self._batch, self._num_steps, self._rows], self._dtype)
-                # Last layers come first.
-                dw, du, d_bias = (tf.stack(column[::-1]) for column in zip(*of_layers, strict=True))
-                shape = [self._num_layers, self._rows, 4, self._columns]
-                found[position] = [
-                    dx[position],
-                    tf.reshape(dw, shape),
-                    tf.reshape(du, shape),
-                    tf.reshape(d_bias, [self._num_layers, 4, self._columns]),
-                ]
+                if position not in dx:
+                    x = self._runs[0, 0, 0].inputs[0, 0]
+                    dx[position] = tf.zeros(x.shape, self._dtype)
+                of_weights = self._weights[position].gradients([of_cells[i] for i in sorted(of_cells)])
+                states = zip(*(of_first[i] for i in sorted(of_first)), strict=True)
+                found[position] = [dx[position], *of_weights, *(tf.stack(column) for column in states)]
         return found
 
-    def _layer_gradients(
-        self,
-        layer: int,
-        above: Sequence[Cells],
-        dy: Sequence[Any],
-        wires: Wires,
-        of_weights: Mapping[int, list[tuple[Any, Any, Any]]],
-    ) -> list[Cells]:
+    def _layer_gradients(self, layer: int, above: Sequence[Cells], back: "_Backward") -> list[Cells]:
         """Go back through one layer; above: [parts of s] the gradient of what the next one read, nothing for the last.
 
         Returns the same of this layer's input: along d, a part of the sum over e, where the layer below is.
         """
         part, number = divmod(layer, self._num_layers)
-        is_last = layer == self._parts[0] * self._num_layers - 1
+        both = [self._run_gradients(layer, turn, above, back) for turn in reversed(range(self._stack.num_directions))]
         below: list[Cells] = []
-        d_read: Cells = {}
-        d_cell: Cells = {}
-        for s in reversed(range(self._parts[1])):
+        for s in range(self._parts[1]):
             at = self._at(part, s)
-            if s == self._parts[1] - 1:
-                d_cell = {key: self._zeros(position, self._columns) for key, position in at.items()}
-            else:
-                following = self._at(part, s + 1)
-                d_read, d_cell = (wires.send_all(state, following, at) for state in (d_read, d_cell))
-            d_gates: list[Cells] = []
-            for step in reversed(range(self._num_steps)):
-                kept = self._steps[layer, s][step]
-                d_hidden = self._hidden_gradient([above[s], d_read], step, at, wires)
-                d_gates.append({})
-                d_read = {}
-                for key, position in at.items():
-                    with wires.on(position):
-                        if is_last:
-                            # The gradient that nothing reads but the output has no other term.
-                            of_output = dy[position][:, step]
-                            is_read = s < self._parts[1] - 1 or step < self._num_steps - 1
-                            d_hidden[key] = d_hidden[key] + of_output if is_read else of_output
-                        d_gates[-1][key], d_cell[key] = cell_gradient(kept[key], d_hidden[key], d_cell[key])
-                        if kept[key].read is not None:
-                            weights = self._weights[position].recurrent[number]
-                            d_read[key] = tf.matmul(d_gates[-1][key], weights, transpose_b=True)
             below.append({})
             for key, position in at.items():
-                with wires.on(position):
-                    stacked = tf.reshape(tf.stack([x[key] for x in reversed(d_gates)], axis=1), [-1, 4 * self._columns])
-                    of_weights[position].append(self._weight_gradients(layer, s, key, stacked))
-                    product = tf.matmul(stacked, self._weights[position].inputs[number], transpose_b=True)
-                    below[-1][key] = tf.reshape(product, [self._batch, self._num_steps, self._rows])
+                with back.wires.on(position):
+                    below[-1][key] = _added([of_direction[s][key] for of_direction in both])
             if part and number == 0:
-                below[-1] = wires.send_all(below[-1], at, self._at(part - 1, s))
-        return below[::-1]
+                below[-1] = back.wires.send_all(below[-1], at, self._at(part - 1, s))
+        return below
 
-    def _hidden_gradient(self, terms: Sequence[Cells], step: int, at: Positions, wires: Wires) -> Cells:
-        """Return the gradient of a step's hidden state along e, from parts of sums over e along d.
+    def _run_gradients(self, layer: int, turn: int, above: Sequence[Cells], back: "_Backward") -> list[Cells]:
+        """Go back through a cell; return what it adds to what `_layer_gradients` does."""
+        is_last = layer == self._parts[0] * self._num_layers - 1
+        below: list[Cells] = [{}] * self._parts[1]
+        following: Positions = {}
+        d_read, d_kept = Cells(), Cells()
+        run = self._runs[layer, turn, 0]
+        for s in _order(self._parts[1], 1 - turn):
+            run, d_own = self._runs[layer, turn, s], Cells()
+            if following:
+                d_read, d_kept = (back.wires.send_all(state, following, run.at) for state in (d_read, d_kept))
+            else:
+                d_own, d_kept = self._state_gradients(run, back)
+            following = run.at
+            d_gates: dict[tuple[int, int], dict[int, list[Any]]] = {key: {} for key in run.at}
+            for step in _order(self._num_steps, 1 - turn):
+                d_hidden = self._hidden_gradient(run, self._read_gradients(run, above[s], d_read, step, back), back)
+                is_read, found_read, found_kept = bool(above[s] or d_read), Cells(), Cells()
+                for key, position in run.at.items():
+                    with back.wires.on(position):
+                        # The gradient that nothing reads but the output has no other term.
+                        terms = [d_hidden[key]] if is_read else []
+                        terms += [back.dy[position][:, step, turn]] if is_last and back.dy else []
+                        terms += [d_own[key]] if d_own else []
+                        dys = [_added(terms or [d_hidden[key]]), *([d_kept[key]] if d_kept else [])]
+                        gradients = run.records[step][key].gradients(dys)
+                        if d_kept:
+                            found_kept[key] = gradients.pop()
+                        d_gates[key][step] = gradients
+                        if run.reads[step]:
+                            found_read[key] = tf.matmul(
+                                d_gates[key][step][-1], self._of_cell(run, key)[1], transpose_b=True
+                            )
+                d_own, d_read, d_kept = {}, found_read, found_kept
+            below[s] = {key: self._product_gradients(run, key, d_gates[key], back) for key in run.at}
+        self._first_gradients(run, d_read, d_kept, back)
+        return below
 
-        terms: what the next layer read, of all steps; what the next step read. Either may be nothing.
+    def _state_gradients(self, run: _Run, back: "_Backward") -> tuple[Cells, Cells]:
+        """Return the gradients of the states after a cell's last step: of the hidden state, and of what is kept."""
+        hidden, cell = (
+            {key: given[position][run.number] for key, position in run.at.items()} if given else {}
+            for given in back.d_states
+        )
+        if self._stack.cell.keeps and not cell:
+            cell = {key: self._zeros(position, self._columns) for key, position in run.at.items()}
+        return hidden, cell
+
+    def _read_gradients(self, run: _Run, above: Cells, d_read: Cells, step: int, back: "_Backward") -> Cells:
+        """Return the parts of the gradient of a step's hidden state, along d, sums over e.
+
+        above: that of what the next layer read, of all steps and directions; d_read: that of what the next step read.
+        Either may be nothing.
         """
-        from_above, from_next = terms
         parts: Cells = {}
-        for key, position in at.items():
-            with wires.on(position):
-                found = [from_above[key][:, step]] if from_above else []
-                found += [from_next[key]] if from_next else []
+        for key, position in run.at.items():
+            with back.wires.on(position):
+                found = [above[key][:, step]] if above else []
+                if found and self._stack.num_directions > 1:
+                    found = [tf.split(found[0], self._stack.num_directions, axis=1)[run.turn]]
+                found += [d_read[key]] if d_read else []
                 # Nothing reads the last state of all: its place in the exchange is taken, by zeros.
-                parts[key] = tf.add_n(found) if found else tf.zeros([self._batch, self._rows], self._dtype)
+                parts[key] = _added(found) if found else tf.zeros([self._batch, self._rows], self._dtype)
+        return parts
+
+    def _hidden_gradient(self, run: _Run, parts: Cells, back: "_Backward") -> Cells:
+        """Return the gradient of a step's hidden state along e, from parts of sums over e along d."""
+        at, wires = run.at, back.wires
+        mine = [slice(e * self._columns, (e + 1) * self._columns) for e in range(self._parts[3])]
+        if self._stack.scatters:
+            held: dict[tuple[int, int], list[tuple[int, Any]]] = defaultdict(list)
+            for (d, source), part in parts.items():
+                for e in range(self._parts[3]):
+                    with wires.on(at[d, source]):
+                        held[d, e].append((at[d, source], part[:, mine[e]] if len(mine) > 1 else part))
+            return {key: wires.added(terms, at[key]) for key, terms in held.items()}
         whole: Cells = {}
         for d in range(self._parts[2]):
             row = [(d, e) for e in range(self._parts[3])]
             sums = wires.summed([(at[key], parts[key]) for key in row])
             whole |= {key: sums[at[key]] for key in row}
         return {
-            (d, e): self._joined(
+            (d, e): self._gathered(
                 wires,
                 [(whole[other, e], other * self._rows, at[other, e]) for other in range(self._parts[2])],
-                (e * self._columns, (e + 1) * self._columns),
+                (mine[e].start, mine[e].stop),
                 position,
             )
             for (d, e), position in at.items()
         }
 
-    def _weight_gradients(self, layer: int, s: int, key: tuple[int, int], d_gates: Any) -> tuple[Any, Any, Any]:
-        """Return those of the matrices and of the bias, each of all steps in one product; d_gates: [b · steps, …]."""
-        inputs = tf.reshape(self._inputs[layer, s][key], [-1, self._rows])
-        reads = [step[key].read for step in self._steps[layer, s]]
-        present = [tf.zeros([self._batch, self._rows], self._dtype) if x is None else x for x in reads]
-        read = tf.reshape(tf.stack(present, axis=1), [-1, self._rows])
-        return (
-            tf.matmul(inputs, d_gates, transpose_a=True),
-            tf.matmul(read, d_gates, transpose_a=True),
-            tf.reduce_sum(d_gates, 0),
-        )
+    def _product_gradients(
+        self, run: _Run, key: tuple[int, int], d_gates: Mapping[int, list[Any]], back: "_Backward"
+    ) -> Any:
+        """Return that of what a cell read, and keep those of its matrices and biases, each of all steps in one product.
+
+        d_gates: by step, those of what the input and the hidden state add to the gates.
+        """
+        order = range(self._num_steps)
+        with back.wires.on(run.at[key]):
+            w, _, *biases = self._of_cell(run, key)
+            terms = (tf.stack([d_gates[step][i] for step in order], axis=1) for i in range(self._stack.cell.terms))
+            of_gates = [tf.reshape(x, [-1, w.shape.as_list()[1]]) for x in terms]
+            zeros = tf.zeros([self._batch, self._rows], self._dtype)
+            reads = tf.stack([run.reads[step].get(key, zeros) for step in order], axis=1)
+            x = run.inputs[key]
+            back.of_weights[run.at[key]][run.number] = [
+                tf.matmul(tf.reshape(x, [-1, w.shape.as_list()[0]]), of_gates[0], transpose_a=True),
+                tf.matmul(tf.reshape(reads, [-1, self._rows]), of_gates[-1], transpose_a=True),
+                *(tf.reduce_sum(of_gates[i], 0) for i in range(len(biases))),
+            ]
+            return tf.reshape(tf.matmul(of_gates[0], w, transpose_b=True), x.shape)
+
+    def _first_gradients(self, run: _Run, d_read: Cells, d_kept: Cells, back: "_Backward") -> None:
+        """Keep the gradients of a cell's first states, where these are given."""
+        has_hidden, has_cell = self._stack.has_first
+        d_hidden = self._hidden_gradient(run, d_read, back) if has_hidden else {}
+        for key, position in run.at.items():
+            found = [[d_hidden[key]]] if has_hidden else []
+            if self._stack.cell.keeps == "hidden" and has_hidden:
+                found[0].append(d_kept[key])
+            found += [[d_kept[key]]] if has_cell else []
+            with back.wires.on(position):
+                back.of_first[position][run.number] = [_added(terms) for terms in found]
 
 
-GATES = mtf.Dimension("gates", 4)
-"""Input, forget and output gate, and the candidate, in this order."""
+@dataclass(slots=True, kw_only=True)
+class _Backward:
+    """What a backward pass is given by position, and what it finds: by position and cell."""
+
+    wires: Wires
+    dy: dict[int, Any]
+    d_states: list[dict[int, list[Any]]]
+    of_weights: dict[int, dict[int, list[Any]]]
+    of_first: dict[int, dict[int, list[Any]]]
 
 
-class _Lstm(mtf.Operation):
-    """Inputs: x [b, s, d], w and u [l, d, gates, e], bias [l, gates, e]. Output: [b, s, e] of the last layer."""
+def _order(extent: int, turn: int) -> range:
+    """Return the numbers below one, from the last on where `turn` is 1."""
+    return range(extent - 1, -1, -1) if turn else range(extent)
 
-    def __init__(self, inputs: Sequence[Any], out: Sequence[Any]) -> None:
-        super().__init__(list(inputs), name="lstm")
-        self._outputs = [mtf.Tensor(self, mtf.Shape(list(out)), inputs[0].dtype)]
-        layers, width, _, units = inputs[1].shape.dimension_names
-        # Layers, steps, inputs and units.
-        self.chained = layers, inputs[0].shape.dimension_names[1], width, units
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    return pieces[0] if len(pieces) == 1 else tf.concat(pieces, -1)
+
+
+def _added(terms: Sequence[Any]) -> Any:
+    return terms[0] if len(terms) == 1 else tf.add_n(terms)
+
+
+# -- operations
+
+
+class _Recurrent(mtf.Operation):
+    """Inputs: a sequence, weights, first states. Outputs: that of the last layer, then the states after the last step.
+
+    chained: the names of the dims along which devices compute one part of the batch together.
+    """
+
+    def __init__(
+        self, stack: _Stack, x: Any, operands: Sequence[Any], out: Sequence[Any], chained: tuple[str, str, str, str]
+    ) -> None:
+        super().__init__([x, *operands], name="recurrent")
+        self.stack, self.chained = stack, chained
+        shapes = [list(out)]
+        if stack.num_cells:
+            lead = [mtf.Dimension("states", stack.num_cells)] if stack.num_cells > 1 else []
+            shapes += [[*lead, out[0], out[-1]]] * (2 if stack.cell.keeps == "cell" else 1)
+        self._outputs = [mtf.Tensor(self, mtf.Shape(dims), x.dtype, index=i) for i, dims in enumerate(shapes)]
         self.chains: list[Chain] = []
 
     def gradient(self, grad_ys: Sequence[Any]) -> list[Any]:
-        """Return the gradients of the input and of the weights."""
-        return list(_LstmGradient(self, grad_ys[0]).outputs)
+        """Return the gradients of the inputs."""
+        return list(_RecurrentGradient(self, grad_ys).outputs)
 
     def lower(self, lowering: Any) -> None:
         """Run the chains of devices that hold one part of the batch each."""
         implementation = lowering.mesh_impl(self)
-        slices = [lowering.tensors[x].to_laid_out_tensor().tensor_list for x in self.inputs]
-        results: list[Any] = [None] * implementation.size
-        with exchange() as scope:
+        x, *slices = (lowering.tensors[x].to_laid_out_tensor().tensor_list for x in self.inputs)
+        num_weights = len(slices) - sum(self.stack.has_first)
+        with _exchange() as scope:
             for grid in _grids(self.mesh, self.chained):
                 wires = Wires(self.mesh)
-                chain = Chain(grid, wires, *slices)
+                chain = Chain(self.stack, grid, wires, x, slices[:num_weights], slices[num_weights:])
                 self.chains.append(chain)
-                for position, y in chain.results.items():
-                    results[position] = y
                 implementation.traffic.add(scope, total_bytes(wires.sent))
                 implementation.traffic.keep(wires.sent)
-        lowering.set_tensor_lowering(self.outputs[0], implementation.LaidOutTensor(results))
+        found = {position: own for chain in self.chains for position, own in chain.results.items()}
+        for i, tensor in enumerate(self.outputs):
+            lowering.set_tensor_lowering(tensor, _laid_out(implementation, tensor, found, i))
 
 
-class _LstmGradient(mtf.Operation):
-    """Inputs: those of the forward operation, and the gradient of its output. Outputs: the inputs' gradients."""
+class _RecurrentGradient(mtf.Operation):
+    """Inputs: those of the forward operation, and the gradients of its outputs. Outputs: the inputs' gradients."""
 
-    def __init__(self, forward: _Lstm, dy: Any) -> None:
-        super().__init__([*forward.inputs, dy], name="lstm_gradient")
+    def __init__(self, forward: _Recurrent, grad_ys: Sequence[Any]) -> None:
+        super().__init__([*forward.inputs, *(dy for dy in grad_ys if dy is not None)], name="recurrent_gradient")
         self._forward = forward
+        self._is_given = [dy is not None for dy in grad_ys]
         self._outputs = [mtf.Tensor(self, x.shape, x.dtype, index=i) for i, x in enumerate(forward.inputs)]
 
     def lower(self, lowering: Any) -> None:
         """Go back through the chains; what a device holds a copy of, it has a partial gradient of."""
         implementation = lowering.mesh_impl(self)
-        slices = lowering.tensors[self.inputs[-1]].to_laid_out_tensor().tensor_list
-        columns: list[list[Any]] = [[None] * implementation.size for _ in self.outputs]
-        with exchange() as scope:
+        given = iter(self.inputs[len(self._forward.inputs) :])
+        columns = (
+            lowering.tensors[next(given)].to_laid_out_tensor().tensor_list if x else None for x in self._is_given
+        )
+        dy, *d_states = columns
+        d_states += [None] * (2 - len(d_states))
+        found: dict[int, list[Any]] = {}
+        with _exchange() as scope:
             for chain in self._forward.chains:
                 wires = Wires(self.mesh)
-                found = chain.gradients(slices, wires)
+                found |= chain.gradients(dy, d_states, wires)
                 implementation.traffic.add(scope, total_bytes(wires.sent))
                 implementation.traffic.keep(wires.sent)
-                for position, gradients in found.items():
-                    for column, gradient in zip(columns, gradients, strict=True):
-                        column[position] = gradient
-        names = frozenset[str]().union(*map(names_of, self.inputs))
-        for tensor, column in zip(self.outputs, columns, strict=True):
-            lacking = names - names_of(tensor)
-            if tensor is self.outputs[3]:
-                # All devices along d have the whole gradient of the gates.
-                lacking -= {self._forward.chained[2]}
-            value = partial_sums(implementation, implementation.LaidOutTensor(column), lacking)
-            lowering.set_tensor_lowering(tensor, value)
+        # All devices along d have the whole gradient of the gates.
+        names = frozenset[str]().union(*map(names_of, self.inputs)) - {self._forward.chained[2]}
+        for i, tensor in enumerate(self.outputs):
+            value = _laid_out(implementation, tensor, found, i)
+            lowering.set_tensor_lowering(tensor, partial_sums(implementation, value, names - names_of(tensor)))
+
+
+def _laid_out(implementation: Any, tensor: Any, found: Mapping[int, Sequence[Any]], number: int) -> Any:
+    """Return slices of a tensor, by position and number, in their shape."""
+    shape = implementation.slice_shape(tensor.shape)
+    slices = []
+    for position in range(implementation.size):
+        own = found[position][number]
+        with tf.device(own.device):
+            slices.append(own if own.shape.as_list() == shape else tf.reshape(own, shape))
+    return implementation.LaidOutTensor(slices)
 
 
 @contextmanager
-def exchange() -> Iterator[str]:
+def _exchange() -> Iterator[str]:
     """Name operations as parts of an exchange within the layer; give the scope's name."""
     with tf.name_scope("all_reduce"):
         yield tf.get_default_graph().get_name_scope()
@@ -461,13 +759,3 @@ def _grids(mesh: Any, chained: Sequence[str]) -> list[Grid]:
         layer, step, row, column = (point.get(name, 0) for name in chained)
         found[key][layer, step, row, column] = position
     return list(found.values())
-
-
-def lstm(x: Any, w: Any, u: Any, bias: Any, out: Sequence[Any]) -> Any:
-    """Return the last of a stack of LSTM layers over x, dims [b, s, d] (Hochreiter and Schmidhuber 1997; forget gates).
-
-    w, u: weights of the input and of the previous hidden state, dims [l, d, GATES, e]; bias: [l, GATES, e]; out:
-    [b, s, e]; d and e have one extent. State is zero at first. Where l or s is split, states are handed on, layer
-    after layer and step after step; where d or e is, every step adds up gates and re-lays the hidden state.
-    """
-    return _Lstm([x, w, u, bias], out).outputs[0]
