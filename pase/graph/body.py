@@ -94,7 +94,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "embedding": {"frozen": int},
         "view": {"replaced": int},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
-        "recurrent": {"cell": CELLS, "layers": int},
+        "recurrent": {"cell": CELLS, "layers": int, "hidden": bool, "kept": bool},
     }
 )
 """What the steps of a function may have besides operands and dims: a type, or the values."""
@@ -121,7 +121,9 @@ class Step:
     "lstm": a stack of layers over a sequence, as the accesses of its input, its two weights and its bias have them;
     "fan_out": a tensor whose gradient arrives in parts over `dims`; "recurrent": layers of one cell over a sequence,
     given it and, of each layer and direction, the weights of the input and of the hidden state and perhaps a bias of
-    each; its `dims` the batch, the steps, the directions, the gates and the units.
+    each, at last the first `hidden` states and those that an LSTM has `kept`, where they are told; its `dims` the
+    batch, the steps, the directions, the gates and the units. What its operator writes besides are the same states
+    after the last step.
 
     Of dims that are whole on every device (inner ones, and iteration dims that are not split): "cut": each `step`-th
     point from `start` of the first of `dims`, as the second; "join": tensors end to end along a dim of each, as the

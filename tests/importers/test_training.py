@@ -201,6 +201,24 @@ class Series(nn.Module):  # type: ignore[misc]
         return F.cross_entropy(self.classes(x[-1]), labels)
 
 
+class Translator(nn.Module):  # type: ignore[misc]
+    """An encoder and a decoder that goes on from its last states; a class of what a GRU ends with, either way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(12, 6)
+        self.encoder, self.decoder = (nn.LSTM(6, 8, num_layers=2, batch_first=True) for _ in range(2))
+        self.both, self.head = nn.GRU(6, 4, bidirectional=True, batch_first=True), nn.Linear(8, 12)
+
+    def forward(self, ids: Any, targets: Any) -> Any:
+        x = self.words(ids)
+        _, states = self.encoder(x)
+        found, _ = self.decoder(self.words(targets), states)
+        _, last = self.both(x, states[0][:, :, :4])
+        what = self.head(torch.cat([last[0], last[1]], 1))
+        return F.cross_entropy(self.head(found).flatten(0, 1), ids.flatten()) + F.cross_entropy(what, targets[:, 0])
+
+
 class Classifier(nn.Module):  # type: ignore[misc]
     """A model of transformers as it is, and a loss of its logits."""
 
@@ -265,6 +283,7 @@ ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
         Taken, x=numbers(4, 4, 6), several=whole(8, 4, 4, 4), one=whole(8, 4, 4, 1), y=numbers(4, 4, 4)
     ),
     "rotary": lambda: of(Rotary, ids=whole(12, 4, 6), targets=whole(12, 4, 6) * 5 % 12),
+    "translator": lambda: of(Translator, ids=whole(12, 4, 3), targets=whole(12, 4, 3)),
     "series": lambda: of(Series, x=numbers(5, 4, 1), labels=whole(3, 4)),
     "resnet": lambda: classifier(
         "ResNet", numbers(4, 3, 16, 16), embedding_size=4, hidden_sizes=[8, 16], depths=[1, 1], layer_type="bottleneck"
@@ -364,12 +383,16 @@ def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
     assert result.accuracies == (None, None)
 
 
-@pytest.mark.parametrize("splits", [{"b": 4}, {"e": 4}, {"b": 2, "e": 2}])
-def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(splits: Mapping[str, int]) -> None:
-    source = MODELS["tagger"]()
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [("tagger", {"b": 4}), ("tagger", {"e": 4}), ("tagger", {"b": 2, "e": 2}), ("translator", {"b": 2, "e": 2})],
+)
+def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(
+    name: str, splits: Mapping[str, int]
+) -> None:
+    source = (MODELS | ARCHITECTURES)[name]()
     graph, weights = graph_of(source), double(source)
-    (layer,) = (operator for operator in graph.operators if operator.kind == "recurrent")
-    plan = make_plan(graph, 4, {layer.name: splits})
+    plan = make_plan(graph, 4, {layer.name: splits for layer in graph.operators if layer.kind == "recurrent"})
     expected, _ = by_pytorch(*source)
     losses, _ = trained(plan, weights, arrays(source[1]))
     np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
@@ -377,25 +400,29 @@ def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(split
 
 
 class Recurrent(nn.Module):  # type: ignore[misc]
-    def __init__(self, given: bool, **options: Any) -> None:
+    def __init__(self, learned: bool, **options: Any) -> None:
         super().__init__()
-        self.given, self.recurrent = given, nn.LSTM(4, 8, batch_first=True, **options)
+        self.states = [nn.Parameter(torch.ones(1, 2, 8)) for _ in range(2 * learned)]
+        for i, state in enumerate(self.states):
+            self.register_parameter(f"state{i}", state)
+        self.recurrent = nn.LSTM(4, 8, batch_first=True, **options)
 
     def forward(self, x: Any) -> Any:
-        states = (x[:, :1].transpose(0, 1).repeat(1, 1, 2), x[:, 1:2].transpose(0, 1).repeat(1, 1, 2))
-        return self.recurrent(x, states if self.given else None)[0].square().mean()
+        return self.recurrent(x, tuple(self.states) or None)[0].square().mean()
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "problem"),
+    ("learned", "options", "problem"),
     [
         (False, {"proj_size": 2}, "has weights besides those of its gates"),
         (False, {"num_layers": 2, "dropout": 0.5}, "points are dropped between its layers"),
-        (True, {}, "is given its first states"),
+        (True, {}, "has weights besides those of its gates"),
     ],
 )
-def test_recurrent_layers_that_cannot_be_written_are_named(given: bool, options: dict[str, Any], problem: str) -> None:
-    graph = graph_of(of(lambda: Recurrent(given, **options), x=numbers(2, 3, 4)))
+def test_recurrent_layers_that_cannot_be_written_are_named(
+    learned: bool, options: dict[str, Any], problem: str
+) -> None:
+    graph = graph_of(of(lambda: Recurrent(learned, **options), x=numbers(2, 3, 4)))
     with pytest.raises(EmitError, match=rf"cannot be written as a program: .*{problem}"):
         emit(random_plan(graph, 1, 0))
 

@@ -108,7 +108,7 @@ def read_tensors(operator: Operator, dtype: str) -> list[Any]:
 def computed(operator: Operator, reads: list[Any]) -> Any:
     assert operator.body is not None
     names = [access.tensor for access in operator.reads]
-    return interpret(operator, operator.body, dict(zip(names, reads, strict=True)))
+    return interpret(operator, operator.body, dict(zip(names, reads, strict=True)))[0]
 
 
 def last(x: Any) -> Any:

@@ -18,6 +18,7 @@ def recurrent(
     *,
     weights: Sequence[tuple[int, ...]],
     states: Sequence[tuple[int, ...]] = (),
+    has_hidden: bool = False,
     outputs: Sequence[tuple[int, ...]],
     units: int,
     gates: int,
@@ -31,8 +32,9 @@ def recurrent(
 
     Iteration space: b, s (step), r (direction), g (gate), e (unit of a layer). A split of e leaves each device its
     units of every layer and step; their hidden states are gathered in each. Steps, directions and gates are not split.
-    weights: of any layout; what has gates · units of something is split along e. product_flop: of the whole forward
-    pass. Raises GraphError where x is no sequence.
+    weights: of any layout; what has gates · units of something is split along e. states: first ones that are given, of
+    which the first is the hidden state where it `has_hidden`. product_flop: of the whole forward pass. Raises
+    GraphError where x is no sequence.
     """
     if len(x) != 3:
         raise GraphError(f"layer {name!r} reads shape {x}; expected a sequence: [batch, steps, width]")
@@ -57,6 +59,7 @@ def recurrent(
     reads += [
         Access(tensor=f"h{i}", shape=shape, index_map=_state_axes(shape, extents)) for i, shape in enumerate(states)
     ]
+    given = reads[1 + len(weights) :][: int(has_hidden)]
     every, trained = tuple(range(len(reads))), tuple(range(1, 1 + len(weights)))
     first = 2.0 * x[2]
     return Operator(
@@ -79,6 +82,18 @@ def recurrent(
             # and added, the adjoint of the gathering and as many bytes.
             Relayout(
                 tensor="hidden", shape=hidden, written=written, read=read, times=2, backward_times=1, gradient_of=every
+            ),
+            *(
+                Relayout(
+                    tensor="first_hidden",
+                    shape=state.shape,
+                    written=state.index_map,
+                    read=tuple(None if axis == "e" else axis for axis in state.index_map),
+                    times=2,
+                    backward_times=1,
+                    gradient_of=every,
+                )
+                for state in given
             ),
         ),
         # Of every step: its gates, its cell and its hidden state.

@@ -272,23 +272,26 @@ class _Vertex:
         return options | ({"backwards": True} if op.is_reversed else {})
 
     def _recurrent(self, node: Node, op: Recurrent) -> TensorRef:
-        """Recurrent layers over a sequence, their first states zero."""
+        """Recurrent layers over a sequence; first states that are not given are zero."""
         if not op.equations:
             raise NoBodyError("how this recurrent layer computes its gates is not told")
         if op.rate and op.layers > 1:
             self._sheet.untrained = self._sheet.untrained or "points are dropped between its layers"
         x, *rest = node.inputs
         weights = [use for use in rest if is_parameter(self._trace, use)]
-        states = (self._trace.leaf.get(use.value) for use in rest if use not in weights)
-        if any(leaf is None or leaf.number != 0 for leaf in states):
-            raise NoBodyError("a recurrent layer is given its first states, where zeros alone can be written")
+        states = [use for use in rest if use not in weights]
         num_cells = op.layers * (1 + op.is_bidirectional)
         of_gates = [access for access in self._operator.parameters if ("g", "e") in access.index_map]
         if len(weights) not in (2 * num_cells, 4 * num_cells) or len(of_gates) != len(weights):
             raise NoBodyError("a recurrent layer has weights besides those of its gates (a projection, first states)")
+        options: dict[str, Option] = {"cell": op.equations, "layers": op.layers}
         operands = [self._as_it_lies(self._root(x))]
         operands += [self._in_order(self._as_it_lies(use.value, use.piece), op.gates) for use in weights]
-        options: dict[str, Option] = {"cell": op.equations, "layers": op.layers}
+        for name, state in zip(("hidden", "kept"), states, strict=False):
+            leaf = self._trace.leaf.get(state.value)
+            if leaf is None or leaf.number != 0:
+                options[name] = True
+                operands.append(self._as_it_lies(self._root(state), state.piece))
         return self._result(node, self._sheet.step("recurrent", operands, ("b", "s", "r", "g", "e"), **options))
 
     def _in_order(self, weight: str, order: Sequence[int]) -> str:

@@ -115,7 +115,8 @@ def lower_recurrent(trace: Trace, node: Node, op: Recurrent, name: str) -> Lower
     """Return a recurrent network: its steps are not split, its units are."""
     x = node.inputs[0]
     weights = [use for use in node.inputs[1:] if is_parameter(trace, use)]
-    states = [use for use in node.inputs[1:] if is_activation(trace, use)]
+    others = [use for use in node.inputs[1:] if not is_parameter(trace, use)]
+    states = [use for use in others if is_activation(trace, use)]
     if len(trace.shape(x)) != 3 or not is_activation(trace, x):
         return lower_generic(trace, node, op, name)
     operator = recurrent(
@@ -123,6 +124,7 @@ def lower_recurrent(trace: Trace, node: Node, op: Recurrent, name: str) -> Lower
         trace.shape(x),
         weights=[trace.shape(use) for use in weights],
         states=[trace.shape(use) for use in states],
+        has_hidden=others[:1] == states[:1] != [],
         outputs=[value.shape for value in node.outputs],
         units=op.units,
         gates=gates(op),

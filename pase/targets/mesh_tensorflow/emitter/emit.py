@@ -39,6 +39,7 @@ LAYERS = (
     "fan_out",
     "fn",
     "greatest",
+    "last_state",
     "least",
     "log_softmax",
     "lookup",
@@ -265,7 +266,9 @@ def _body(
         results[layer.name] = code("") if trains and is_end else identifiers.new(layer.name)
         taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in outputs)}
         sources = {
-            i: fed[layer.name, i] if (layer.name, i) in fed else _made(plan, graph.incoming[layer.name, i], results)
+            i: fed[layer.name, i]
+            if (layer.name, i) in fed
+            else _made(plan, bodies, graph.incoming[layer.name, i], results)
             for i, access in enumerate(graph[layer.name].reads)
             if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
         }
@@ -317,12 +320,14 @@ def _inputs(plan: Plan, wanted: set[str], identifiers: Identifiers) -> tuple[dic
     return fed, lines
 
 
-def _made(plan: Plan, edge: Edge, results: Mapping[str, Text]) -> Text:
-    """Return what a producer wrote, or the piece of it that an edge carries."""
+def _made(plan: Plan, bodies: Mapping[str, Body], edge: Edge, results: Mapping[str, Text]) -> Text:
+    """Return what a producer wrote: the first of it, a piece of that, or what recurrent layers hold in the end."""
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
     if edge.output == 0:
         return name
+    if bodies[edge.producer].steps[-1].function == "recurrent":
+        return code("last_state({}, {})", name, edge.output)
     write = producer.writes[edge.output]
     parts = [axis for axis in write.index_map if isinstance(axis, SliceOf)]
     whole = producer.writes[0]

@@ -384,12 +384,16 @@ def _lstm(_: Step, operands: tuple[Expression, ...], block: Written) -> Expressi
 
 
 def _recurrent(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    x, *weights = (operand.text for operand in operands)
+    given = [name for name in ("hidden", "kept") if step.option(name, False)]
+    x, *weights = (operand.text for operand in operands[: len(operands) - len(given)])
+    states = [
+        code("{}={}", word(name, given, "state"), x.text) for name, x in zip(given[::-1], operands[::-1], strict=False)
+    ]
     batch, steps, directions, gate, unit = step.dims
     cell = code('cell="{}"', word(str(step.option("cell", "lstm")), CELLS, "cell"))
     layers = [code("layers={}", int(step.option("layers", 1)))] if step.option("layers", 1) != 1 else []
     out = (batch, steps, directions, unit)
-    arguments = (x, code("[{}]", weights), block.dims[gate], block.listed(out), cell, *layers)
+    arguments = (x, code("[{}]", weights), block.dims[gate], block.listed(out), cell, *layers, *states[::-1])
     return called(code("recurrent"), arguments, out)
 
 

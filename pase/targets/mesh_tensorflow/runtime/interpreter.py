@@ -29,8 +29,8 @@ WHOLE = frozenset({"lstm"})
 """Functions whose operands are tensors in the shapes in which they are read."""
 
 
-def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: Draw | None = None) -> Any:
-    """Return what an operator writes first; its loss, where it computes one.
+def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: Draw | None = None) -> list[Any]:
+    """Return what an operator writes, what is a piece of the first left out; its loss, where it computes one.
 
     Args:
         operator: how its tensors are indexed.
@@ -64,16 +64,23 @@ def interpret(operator: Operator, body: Body, tensors: Mapping[str, Any], draw: 
         if step.function in LOCAL:
             operands = [known[operand] for operand in step.operands if isinstance(operand, str)]
             known[step.result] = _LOCAL[step.function](extents, step, operands)
+        elif step.function in ("lstm", "recurrent"):
+            operands = [known[str(operand)] for operand in step.operands]
+            layers = _lstm(operator, operands) if step.function == "lstm" else _recurrent(operator, step, operands)
+            known[step.result], *states = layers
+            known |= zip((f"{step.result}.hidden", f"{step.result}.kept"), states, strict=False)
         elif step.function == "dropout":
             known[step.result] = _dropped(step, known, draw)
         else:
             known[step.result] = _step(operator, step, known)
     last = body.steps[-1]
     if operator.is_loss:
-        return known[last.result][0]
-    write = operator.writes[0]
+        return [known[last.result][0]]
+    write, *others = operator.writes
     y, _ = _arranged(known[last.result], _dims(operator, write), operator)
-    return _shaped(y, write.shape)
+    after = (known[name] for name in (f"{last.result}.hidden", f"{last.result}.kept") if name in known)
+    found = [_shaped(x, other.shape) for (x, _), other in zip(after, others, strict=False)]
+    return [_shaped(y, write.shape), *found]
 
 
 def _dropped(step: Step, known: Mapping[str, Named], draw: Draw | None) -> Named:
@@ -335,48 +342,70 @@ def piece_of(dims: Sequence[str], access: Access) -> tuple[slice, ...]:
     return tuple(index)
 
 
-def _lstm(operator: Operator, _: Step, operands: Sequence[Any]) -> Named:
-    """Layers one after the other, each step by step: input, forget and output gate, and the candidate."""
+def _lstm(operator: Operator, operands: Sequence[Any]) -> list[Named]:
+    """A stack of layers; gates of its weights, [layers, …, gates, units], are in another order than PyTorch's."""
     x, w, u, bias = (array for array, _ in operands)
-    sequence = x[0]
-    for layer in range(int(w.shape[0])):
-        hidden = cell = tf.zeros_like(sequence[:, 0])
-        outputs = []
-        for step in range(int(sequence.shape[1])):
-            gates = tf.einsum("bd,dge->bge", sequence[:, step], w[layer]) + tf.einsum("bd,dge->bge", hidden, u[layer])
-            into, forget, out, candidate = tf.unstack(gates + bias[layer], 4, axis=1)
-            cell = tf.sigmoid(forget) * cell + tf.sigmoid(into) * tf.tanh(candidate)
-            hidden = tf.sigmoid(out) * tf.tanh(cell)
-            outputs.append(hidden)
-        sequence = tf.stack(outputs, axis=1)
+    order = [0, 1, 3, 2]
+    weights = []
+    for own in zip(*(tf.unstack(tf.gather(weight, order, axis=-2)) for weight in (w, u, bias)), strict=True):
+        of_input, of_hidden, of_both = (tf.reshape(weight, [-1, 4 * weight.shape.as_list()[-1]]) for weight in own)
+        weights.append((tf.transpose(of_input), tf.transpose(of_hidden), tf.transpose(of_both)))
+    sequence = _layers("lstm", tf.transpose(x[0], [1, 0, 2]), weights, 1, ())[0]
     dims = _dims(operator, operator.writes[0])
-    return tf.reshape(sequence, [1] * (len(dims) - 3) + sequence.shape.as_list()), dims
+    sequence = tf.transpose(sequence, [1, 0, 2])
+    return [(tf.reshape(sequence, [1] * (len(dims) - 3) + sequence.shape.as_list()), dims)]
 
 
-def _recurrent(operator: Operator, step: Step, operands: Sequence[Any]) -> Named:
-    """Layers one after the other, in one or two directions; matrices are of all gates, [gates and units, …]."""
+def _recurrent(operator: Operator, step: Step, operands: Sequence[Any]) -> list[Named]:
     extents = operator.extents
     batch, steps, directions, gate, unit = step.dims
+    options = [bool(step.option(name, False)) for name in ("hidden", "kept")]
     sequence = _led(operands[0], (steps, batch), [extents[steps], extents[batch], -1])
-    weights = [_led(operand, (gate, unit), [extents[gate] * extents[unit], -1]) for operand in operands[1:]]
+    num_weights = len(operands) - 1 - sum(options)
+    weights = [_led(w, (gate, unit), [extents[gate] * extents[unit], -1]) for w in operands[1 : 1 + num_weights]]
     num_cells = int(step.option("layers", 1)) * extents[directions]
-    of_each = len(weights) // num_cells
-    for first in range(0, num_cells, extents[directions]):
+    of_each = num_weights // num_cells
+    cells = [weights[first : first + of_each] for first in range(0, num_weights, of_each)]
+    rest = iter(operands[1 + num_weights :])
+    shape = [extents[batch], extents[unit], num_cells]
+    given = [tf.transpose(_led(next(rest), (batch, unit), shape), [2, 0, 1]) if x else None for x in options]
+    cell = str(step.option("cell", "lstm"))
+    sequence, hidden, kept = _layers(cell, sequence, cells, extents[directions], given)
+    shape = [extents[dim] for dim in (steps, batch, directions, unit)]
+    states = [(hidden, ("", batch, unit)), *([(kept, ("", batch, unit))] if cell == "lstm" else [])]
+    return [(tf.reshape(sequence, shape), (steps, batch, directions, unit)), *states]
+
+
+def _layers(
+    cell: str, sequence: Any, cells: Sequence[Sequence[Any]], directions: int, given: Sequence[Any]
+) -> tuple[Any, Any, Any]:
+    """Run layers one after the other, in one or two directions, each step by step.
+
+    sequence: [steps, batch, …]. cells: matrices of all gates, [gates and units, …], and biases, [gates and units, 1].
+    given: first hidden states, and what is kept of the first, [cells, batch, units]; None for zeros.
+
+    Returns the hidden states of the last layer; the last hidden states of all cells, and what these keep.
+    """
+    states: list[tuple[Any, Any]] = []
+    for first in range(0, len(cells), directions):
         both = []
-        for turn in range(extents[directions]):
-            w, u, *biases = weights[(first + turn) * of_each : (first + turn + 1) * of_each]
-            b, c = biases or (tf.zeros_like(w[:, :1]), tf.zeros_like(w[:, :1]))
-            found = tf.zeros([extents[batch], extents[unit]], sequence.dtype), tf.zeros([], sequence.dtype)
+        for turn, (w, u, *biases) in enumerate(cells[first : first + directions]):
+            zeros = tf.zeros([sequence.shape[1], u.shape[1]], sequence.dtype)
+            own = [zeros if x is None else x[first + turn] for x in given]
+            hidden, kept = [*own, zeros, zeros][:2]
             outputs = []
             for x in tf.unstack(sequence)[:: -1 if turn else 1]:
-                of_input = tf.matmul(x, w, transpose_b=True) + tf.transpose(b)
-                of_hidden = tf.matmul(found[0], u, transpose_b=True) + tf.transpose(c)
-                found = _cell(str(step.option("cell", "lstm")), of_input, of_hidden, *found)
-                outputs.append(found[0])
+                of_input, of_hidden = tf.matmul(x, w, transpose_b=True), tf.matmul(hidden, u, transpose_b=True)
+                if biases:
+                    of_input += tf.transpose(biases[0])
+                    of_hidden += tf.transpose(biases[1]) if len(biases) > 1 else 0.0
+                hidden, kept = _cell(cell, of_input, of_hidden, hidden, kept)
+                outputs.append(hidden)
             both.append(tf.stack(outputs[:: -1 if turn else 1]))
+            states.append((hidden, kept))
         sequence = tf.concat(both, axis=2)
-    shape = [extents[dim] for dim in (steps, batch, directions, unit)]
-    return tf.reshape(sequence, shape), (steps, batch, directions, unit)
+    hidden, kept = (tf.stack(column) for column in zip(*states, strict=True))
+    return sequence, hidden, kept
 
 
 def _led(x: Named, dims: tuple[str, ...], shape: Sequence[int]) -> Any:
@@ -476,8 +505,6 @@ _OTHERS: Mapping[str, Callable[[Operator, Step, Sequence[Any]], Named]] = {
     "convolve_transposed": _convolve_transposed,
     "einsum": _einsum,
     "fan_out": lambda _, __, operands: operands[0],
-    "lstm": _lstm,
-    "recurrent": _recurrent,
     "embedding": _embedding,
     "pick": _pick,
     "pool": _pool,

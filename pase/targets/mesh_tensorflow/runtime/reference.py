@@ -265,7 +265,7 @@ class _Network:
         self._graph, self._dtype = graph, dtype
         self._items = data_inputs(graph)
         self._masks: list[tuple[str, float, Any]] = []
-        self._written: dict[str, Any] = {}
+        self._written: dict[str, list[Any]] = {}
         try:
             loss = graph.loss_layer
         except EmitError as error:
@@ -274,7 +274,7 @@ class _Network:
         for operator in graph.operators:
             if operator.name in wanted:
                 self._compute(operator)
-        self.loss = tf.reshape(self._written[loss], [])
+        self.loss = tf.reshape(self._written[loss][0], [])
 
     def _compute(self, operator: Operator) -> None:
         """Compute what an operator writes, step by step."""
@@ -314,8 +314,9 @@ class _Network:
         if edge is None:
             return tf.reshape(self._placeholder(self._items[operator.name, position]), access.shape)
         producer = self._graph[edge.producer]
-        written = self._written[edge.producer]
-        if edge.output:
+        found = self._written[edge.producer]
+        written = found[edge.output if edge.output < len(found) else 0]
+        if edge.output >= len(found):
             array, dims = named(producer, producer.writes[0], written)
             written = array[piece_of(dims, producer.writes[edge.output])]
         return written if written.shape.as_list() == list(access.shape) else tf.reshape(written, access.shape)
