@@ -188,6 +188,14 @@ class Operator:
                 found.append(exchange if times == exchange.times else replace(exchange, times=times))
         return tuple(found)
 
+    def whole_of(self, output: int) -> int:
+        """Return the output that one is a piece of: that of its name before a bracket, or the first; or itself."""
+        write = self.writes[output]
+        if not output or not any(isinstance(axis, SliceOf) for axis in write.index_map):
+            return output
+        name = write.tensor.partition("[")[0]
+        return next((i for i, whole in enumerate(self.writes[:output]) if whole.tensor == name), 0)
+
     def partial_dims(self, access: Access) -> tuple[str, ...]:
         """Return the iteration dims whose split leaves partial sums of a tensor (of a read's gradient)."""
         if access.partial_over is not None:

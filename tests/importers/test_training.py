@@ -202,7 +202,7 @@ class Series(nn.Module):  # type: ignore[misc]
 
 
 class Translator(nn.Module):  # type: ignore[misc]
-    """An encoder and a decoder that goes on from its last states; a class of what a GRU ends with, either way."""
+    """An encoder and a decoder that goes on from its last states, as does a GRU both ways from a piece of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,8 +215,8 @@ class Translator(nn.Module):  # type: ignore[misc]
         _, states = self.encoder(x)
         found, _ = self.decoder(self.words(targets), states)
         _, last = self.both(x, states[0][:, :, :4])
-        what = self.head(torch.cat([last[0], last[1]], 1))
-        return F.cross_entropy(self.head(found).flatten(0, 1), ids.flatten()) + F.cross_entropy(what, targets[:, 0])
+        what = self.head(torch.cat([last[0], last[1]], 1)).square().mean()
+        return F.cross_entropy(self.head(found).flatten(0, 1), ids.flatten()) + what
 
 
 class Classifier(nn.Module):  # type: ignore[misc]
@@ -402,9 +402,7 @@ def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(
 class Recurrent(nn.Module):  # type: ignore[misc]
     def __init__(self, learned: bool, **options: Any) -> None:
         super().__init__()
-        self.states = [nn.Parameter(torch.ones(1, 2, 8)) for _ in range(2 * learned)]
-        for i, state in enumerate(self.states):
-            self.register_parameter(f"state{i}", state)
+        self.states = nn.ParameterList(torch.ones(1, 2, 8) for _ in range(2 * learned))
         self.recurrent = nn.LSTM(4, 8, batch_first=True, **options)
 
     def forward(self, x: Any) -> Any:

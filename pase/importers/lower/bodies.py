@@ -285,7 +285,7 @@ class _Vertex:
         if len(weights) not in (2 * num_cells, 4 * num_cells) or len(of_gates) != len(weights):
             raise NoBodyError("a recurrent layer has weights besides those of its gates (a projection, first states)")
         options: dict[str, Option] = {"cell": op.equations, "layers": op.layers}
-        operands = [self._as_it_lies(self._root(x))]
+        operands = [self._as_it_lies(self._root(x), x.piece)]
         operands += [self._in_order(self._as_it_lies(use.value, use.piece), op.gates) for use in weights]
         for name, state in zip(("hidden", "kept"), states, strict=False):
             leaf = self._trace.leaf.get(state.value)

@@ -321,20 +321,20 @@ def _inputs(plan: Plan, wanted: set[str], identifiers: Identifiers) -> tuple[dic
 
 
 def _made(plan: Plan, bodies: Mapping[str, Body], edge: Edge, results: Mapping[str, Text]) -> Text:
-    """Return what a producer wrote: the first of it, a piece of that, or what recurrent layers hold in the end."""
+    """Return what a producer wrote: the first of it, what recurrent layers hold in the end, or a piece of these."""
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
-    if edge.output == 0:
-        return name
-    if bodies[edge.producer].steps[-1].function == "recurrent":
-        return code("last_state({}, {})", name, edge.output)
-    write = producer.writes[edge.output]
+    write, number = producer.writes[edge.output], producer.whole_of(edge.output)
     parts = [axis for axis in write.index_map if isinstance(axis, SliceOf)]
-    whole = producer.writes[0]
-    if len(parts) != 1 or parts[0].dim not in whole.index_map:
+    whole = producer.writes[number]
+    is_state = number > 0 and bodies[edge.producer].steps[-1].function == "recurrent"
+    is_piece = len(parts) == 1 and parts[0].dim in whole.index_map
+    if (number and not is_state) or (number != edge.output and not is_piece):
         raise EmitError(
             f"layer {edge.consumer!r} reads output {edge.output} of layer {edge.producer!r}, which programs cannot "
             "tell apart from the first yet"
         )
-    part = parts[0]
-    return code("piece({}, {}, {}, {})", name, part.dim, part.offset, part.extent)
+    made = code("last_state({}, {})", name, number) if number else name
+    if number == edge.output:
+        return made
+    return code("piece({}, {}, {}, {})", made, parts[0].dim, parts[0].offset, parts[0].extent)

@@ -314,10 +314,10 @@ class _Network:
         if edge is None:
             return tf.reshape(self._placeholder(self._items[operator.name, position]), access.shape)
         producer = self._graph[edge.producer]
-        found = self._written[edge.producer]
-        written = found[edge.output if edge.output < len(found) else 0]
-        if edge.output >= len(found):
-            array, dims = named(producer, producer.writes[0], written)
+        whole = producer.whole_of(edge.output)
+        written = self._written[edge.producer][whole]
+        if edge.output != whole:
+            array, dims = named(producer, producer.writes[whole], written)
             written = array[piece_of(dims, producer.writes[edge.output])]
         return written if written.shape.as_list() == list(access.shape) else tf.reshape(written, access.shape)
 
