@@ -108,12 +108,14 @@ def layer_traffic(
 ) -> LayerTraffic:
     """Return what a layer does under each of its configurations, values: [K, D]; reads: what the graph says of each.
 
-    single_use: for each tensor that is written, whether one other layer alone reads it; by default none is.
+    single_use: for each tensor that is written, whether one other layer alone reads it, all of it; by default none is.
     """
     splits = splits_of(operator, values)
     messages: list[Communication] = []
-    for access, is_single in zip(operator.writes, single_use or (False,) * len(operator.writes), strict=True):
-        messages.append(partial_sum(operator, access, splits, itemsize, ends_on_edge=is_single))
+    for position, access in enumerate(operator.writes):
+        if position not in operator.pieces:
+            is_single = bool(single_use) and single_use[position]
+            messages.append(partial_sum(operator, access, splits, itemsize, ends_on_edge=is_single))
     joint_sums: dict[int, Communication] = {}
     for position, (access, read) in enumerate(zip(operator.reads, reads, strict=True)):
         if read.has_gradient:
@@ -155,7 +157,8 @@ def _work(
         return nothing, nothing
     forward = _busiest([(work, work.flop_per_point) for work in operator.work], splits)
     backward = _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in operator.work], splits)
-    written = sum((shard_size(a.shape, a.index_map, splits) for a in operator.writes), np.zeros(len(splits.values)))
+    own = [access for i, access in enumerate(operator.writes) if i not in operator.pieces]
+    written = sum((shard_size(a.shape, a.index_map, splits) for a in own), np.zeros(len(splits.values)))
     read, gradients = np.zeros(len(splits.values)), np.zeros(len(splits.values))
     for access, flows_back in zip(operator.reads, has_gradient, strict=True):
         size = shard_size(access.shape, access.index_map, splits)

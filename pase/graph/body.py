@@ -6,6 +6,7 @@ its points.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import TypeVar
@@ -60,7 +61,7 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict(POINTWISE)
     | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
     | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
-    | dict.fromkeys(("attention", "batch_norm", "normalise"), (3, 3))
+    | {"attention": (3, 3), "batch_norm": (5, 5), "normalise": (3, 5)}
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
     | {"recurrent": (3, 1 << 20)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
@@ -106,9 +107,9 @@ class Step:
 
     function: of `POINTWISE`; of `REDUCTIONS`, "softmax" or "log_softmax" over `dims`; "einsum" of tensors to `dims`;
     "causal": scores, of which `dims` are the queries' and the keys', without later keys; "pick": elements of a tensor
-    at places, along the one of `dims`; "batch_norm": a tensor without its mean, by its deviation, over `dims`, with the
-    kept mean and variance that stand for these where the network is not trained; "convolve", "pool" and "embedding"
-    as the accesses of the operator have them, an embedding perhaps with a row `frozen` that is not trained;
+    at places, along the one of `dims`; "batch_norm" of a tensor, a scale and a shift, as "normalise", and of the kept
+    mean and variance that stand for the tensor's own where the network is not trained; "convolve", "pool" and
+    "embedding" as the accesses of the operator have them, an embedding perhaps with a row `frozen` that is not trained;
     "concat", "padded", "piece" and "copy": data that are moved alone. "convolve_transposed" of a tensor and filters:
     the adjoint of a convolution with these `strides`, `dilations` and `pads` (before), one for each spatial dim; its
     `dims` are the positions that are read, then those that are written, then the window's; `backwards`: its filters'
@@ -116,7 +117,8 @@ class Step:
 
     Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
     `dims` the batch, the heads, the queries, the keys and the features; "normalise": a tensor without its mean, by its
-    deviation, over `dims`, times the second operand, plus the third; "softmax_loss" of logits and labels, its `dims`
+    deviation, over `dims`, times the second operand, plus the third (numbers where the source has none), by a mean and
+    a variance that an earlier step made of it where they are named; "softmax_loss" of logits and labels, its `dims`
     those of the points and then the classes. Others: "dropout", whose points are numbered row-major over `dims`;
     "lstm": a stack of layers over a sequence, as the accesses of its input, its two weights and its bias have them;
     "fan_out": a tensor whose gradient arrives in parts over `dims`; "recurrent": layers of one cell over a sequence,
@@ -213,13 +215,9 @@ def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Bo
             dropped.
         kernels: functions that are left as they are.
     """
-    written = _Elementary(taken={step.result for step in body.steps}, trains=trains)
+    written = _Elementary(taken={step.result for step in body.steps}, trains=trains, kernels=kernels)
     for step in body.steps:
-        define = None if step.function in kernels else _DEFINITIONS.get(step.function)
-        if define is None:
-            written.steps.append(step)
-        else:
-            define(written, step)
+        written.write(step)
     return replace(body, steps=tuple(written.steps))
 
 
@@ -229,7 +227,18 @@ class _Elementary:
 
     taken: set[str]
     trains: bool
+    kernels: Collection[str]
     steps: list[Step] = field(default_factory=list)
+
+    def write(self, step: Step) -> None:
+        """Write what defines a step, or the step where it is left as it is."""
+        # Kernels take tensors alone.
+        is_kernel = step.function in self.kernels and all(isinstance(operand, str) for operand in step.operands)
+        define = None if is_kernel else _DEFINITIONS.get(step.function)
+        if define is None:
+            self.steps.append(step)
+        else:
+            define(self, step)
 
     def add(
         self,
@@ -247,38 +256,36 @@ class _Elementary:
         self.steps.append(Step(result=result, function=function, operands=operands, dims=dims, options=options))
         return result
 
-    def normalised(self, of: Step, *, mean: Operand | None, variance: Operand | None, is_result: bool) -> str:
-        """Write the first operand of a step without its mean, by its deviation; None: that of the tensor itself."""
-        x, epsilon = of.operands[0], float(of.option("epsilon", 0.0))
-        mean = self.add(of, "mean", x, dims=of.dims) if mean is None else mean
-        centred = self.add(of, "subtract", x, mean)
-        variance = self.add(of, "mean", self.add(of, "square", centred), dims=of.dims) if variance is None else variance
-        inverse = self.add(of, "rsqrt", self.add(of, "add", variance, epsilon))
-        return self.add(of, "multiply", centred, inverse, is_result=is_result)
-
 
 def _batch_norm(written: _Elementary, step: Step) -> None:
-    x, mean, variance = step.operands
+    x, scale, shift, mean, variance = step.operands
     momentum = float(step.option("momentum", 0.0))
-    if not written.trains:
-        written.normalised(step, mean=mean, variance=variance, is_result=True)
-        return
-    if not momentum:
-        written.normalised(step, mean=None, variance=None, is_result=True)
-        return
-    found = written.add(step, "mean", x, dims=step.dims)
-    squares = written.add(step, "square", written.add(step, "subtract", x, found))
-    spread = written.add(step, "mean", squares, dims=step.dims)
-    unbiased = written.add(step, "multiply", spread, float(step.option("factor", 1.0)))
-    for kept, new, initial in ((mean, found, 0.0), (variance, unbiased, 1.0)):
-        written.add(step, "keep", kept, new, options=(("momentum", momentum), ("initial", initial)))
-    written.normalised(step, mean=found, variance=spread, is_result=True)
+    moments: tuple[Operand, ...] = () if written.trains else (mean, variance)
+    if written.trains and momentum:
+        found = written.add(step, "mean", x, dims=step.dims)
+        squares = written.add(step, "square", written.add(step, "subtract", x, found))
+        spread = written.add(step, "mean", squares, dims=step.dims)
+        unbiased = written.add(step, "multiply", spread, float(step.option("factor", 1.0)))
+        for kept, new, initial in ((mean, found, 0.0), (variance, unbiased, 1.0)):
+            written.add(step, "keep", kept, new, options=(("momentum", momentum), ("initial", initial)))
+        moments = found, spread
+    options = (("epsilon", float(step.option("epsilon", 0.0))),)
+    normal = replace(step, function="normalise", operands=(x, scale, shift, *moments), options=options)
+    # A kernel's gradient is that of moments of the tensor itself.
+    (written.write if written.trains else partial(_normalise, written))(normal)
 
 
 def _normalise(written: _Elementary, step: Step) -> None:
-    _, scale, shift = step.operands
-    normal = written.normalised(step, mean=None, variance=None, is_result=False)
-    written.add(step, "add", written.add(step, "multiply", normal, scale), shift, is_result=True)
+    x, scale, shift, *moments = step.operands
+    mean = moments[0] if moments else written.add(step, "mean", x, dims=step.dims)
+    found = written.add(step, "subtract", x, mean)
+    variance = moments[1] if moments else written.add(step, "mean", written.add(step, "square", found), dims=step.dims)
+    inverse = written.add(step, "rsqrt", written.add(step, "add", variance, float(step.option("epsilon", 0.0))))
+    found = written.add(step, "multiply", found, inverse, is_result=(scale, shift) == (1.0, 0.0))
+    if scale != 1.0:
+        found = written.add(step, "multiply", found, scale, is_result=shift == 0.0)
+    if shift != 0.0:
+        written.add(step, "add", found, shift, is_result=True)
 
 
 def _attention(written: _Elementary, step: Step) -> None:

@@ -168,6 +168,17 @@ class Operator:
         """The reads that are trained."""
         return tuple(access for access in self.reads if access.role is Role.PARAMETER)
 
+    @cached_property
+    def pieces(self) -> frozenset[int]:
+        """Positions of the writes that are pieces of another one: its points, summed and written once."""
+        whole = {write.index_map for write in self.writes}
+        return frozenset(
+            i
+            for i, write in enumerate(self.writes)
+            if any(isinstance(axis, SliceOf) for axis in write.index_map)
+            and tuple(axis.dim if isinstance(axis, SliceOf) else axis for axis in write.index_map) in whole
+        )
+
     def attribute(self, name: str, default: ScalarT) -> ScalarT:
         """Return an attribute, or the default where the operator does not have it."""
         value = dict(self.attributes).get(name, default)

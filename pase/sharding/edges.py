@@ -149,19 +149,22 @@ def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, 
     mesh = layer_mesh(plan, edge.consumer)
     if consumer.kind not in LAID_KINDS:
         return reshard_steps(source, layout_of(mesh, tensor_dims(consumer, read), layer=edge.consumer))
-    # Joined along one dim, or padded: the source is a piece of what the consumer writes.
-    parts = [(i, axis) for i, axis in enumerate(read.index_map) if isinstance(axis, SliceOf)]
-    dims = tensor_dims(consumer, consumer.writes[0])
+    # Joined along one dim, or padded: the source is a piece of what the consumer writes, its dims in any order.
+    write = consumer.writes[0]
+    order = [write.index_map.index(axis.dim if isinstance(axis, SliceOf) else axis) for axis in read.index_map]
+    dims = tensor_dims(consumer, write)
     target = layout_of(mesh, dims, layer=edge.consumer)
+    own = list(dims)
+    for place, axis in zip(order, read.index_map, strict=True):
+        if isinstance(axis, SliceOf):
+            own[place] = PlainDim(f"{axis.dim}_{edge.input}", axis.extent)
     before: tuple[ReshardStep, ...] = ()
-    if source.shape != read.shape:
-        own = list(dims)
-        for position, axis in parts:
-            own[position] = PlainDim(f"{axis.dim}_{edge.input}", axis.extent)
-        brought = layout_of(mesh, own, layer=edge.consumer)
-        before, source = reshard_steps(source, brought), brought
-    for position, axis in parts:
-        source = shifted(source, target.shape, position, axis.offset)
+    if source.shape != read.shape or order != sorted(order):
+        brought = layout_of(mesh, [own[place] for place in order], layer=edge.consumer)
+        before, source = reshard_steps(source, brought), layout_of(mesh, own, layer=edge.consumer)
+    for place, axis in zip(order, read.index_map, strict=True):
+        if isinstance(axis, SliceOf):
+            source = shifted(source, target.shape, place, axis.offset)
     return (*before, ReshardStep(source, target))
 
 

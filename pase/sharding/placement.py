@@ -317,7 +317,11 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
         return frozenset(i for i, slot in enumerate(placement.digits) if slot is not None and slot[0] in over)
 
     for operator, split, placement in zip(graph.operators, splits, placed, strict=True):
-        inside = [(write.shape, write.index_map, operator.partial_dims(write), 1) for write in operator.writes]
+        inside = [
+            (write.shape, write.index_map, operator.partial_dims(write), 1)
+            for position, write in enumerate(operator.writes)
+            if position not in operator.pieces
+        ]
         inside += [
             (read.shape, read.index_map, operator.partial_dims(read), 1)
             for position, read in enumerate(operator.reads)

@@ -99,10 +99,11 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         over = tuple(dim.name for dim in operator.dims[:-1])
         yield Summed(tensor="loss", phase=forward, purpose=Purpose.OUTPUT, over=over, points=1)
     else:
-        for write in operator.writes:
+        for position, write in enumerate(operator.writes):
             points = shard_points(operator, write.shape, write.index_map, mesh)
             over = operator.partial_dims(write)
-            yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
+            if position not in operator.pieces:
+                yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
             for dim in single_points(write):
                 # The part that computes it gives it to the others, which hold it in a program too.
                 pairs = _handed(mesh, dim, points)

@@ -1,12 +1,13 @@
 """Work and messages of single layers against closed forms worked out by hand, one split at a time."""
 
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 import pytest
 
 from pase.costs import Pattern, ReadTraits, layer_traffic
-from pase.graph import Operator
+from pase.graph import Operator, SliceOf
 from pase.graph.operators import (
     attention,
     batch_norm,
@@ -51,6 +52,23 @@ FC = dense("fc", (B, C), out=(("n", N),), bias=False)
 
 def test_a_whole_layer_communicates_nothing() -> None:
     assert _traffic(FC) == (3 * 2 * B * N * C, {})
+
+
+def test_a_result_that_is_read_in_pieces_too_is_summed_and_written_once() -> None:
+    (whole,) = FC.writes
+    halves = [
+        replace(whole, tensor=f"y[{i}]", shape=(B, 8), index_map=("b", SliceOf(dim="n", offset=i, extent=8)))
+        for i in (0, 8)
+    ]
+    cut = replace(FC, writes=(whole, *halves))
+    for split in ({"c": 4}, {"b": 2, "c": 2}, {"n": 2, "c": 2}):
+        assert _traffic(cut, **split) == _traffic(FC, **split)
+    flop, found = _traffic(cut, c=4)
+    assert (flop, found[whole.tensor]) == (3 * 2 * B * N * C / 4, (B * N * 4, 4, 1))
+    row = np.ones((1, 3), dtype=np.int32)
+    traits = (ReadTraits(has_gradient=True, is_fed=True, is_owned=True),) * 2
+    passes = [layer_traffic(operator, row, traits, itemsize=4).forward for operator in (FC, cut)]
+    assert passes[0].touched_bytes == passes[1].touched_bytes == 4 * (B * C + N * C + B * N)
 
 
 def test_the_first_layer_needs_no_gradient_of_the_data() -> None:

@@ -18,10 +18,12 @@ from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.ir import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
+from pase.sharding.traffic import flows  # noqa: E402
 from pase.targets.mesh_tensorflow.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.measure import crossed  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
@@ -370,6 +372,27 @@ def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(name: str) -
         }
         first = first or (losses, found)
         np.testing.assert_allclose(losses, first[0], rtol=SAME_AS_EACH_OTHER)
+
+
+@pytest.mark.parametrize("name", [*MODELS, *ARCHITECTURES])
+def test_a_step_moves_the_bytes_that_were_predicted(name: str) -> None:
+    """All that a program makes kept alive: an ordinary step leaves out what nobody uses."""
+    source = (MODELS | ARCHITECTURES)[name]()
+    graph, weights, batch = graph_of(source), double(source), arrays(source[1])
+    for seed in range(2):
+        plan = random_plan(graph, 4, seed)
+        names: dict[str, Any] = {}
+        exec(compile(emit(plan), "program", "exec"), names)
+        with tf.Graph().as_default() as of_tensorflow:
+            program = Program(num_devices=4)
+            loss = names["build"](program)
+            training = Training.start(program, loss, learning_rate=RATE, seed=0, keep_alive=True, values=weights)
+            metadata = training.step(batch, with_metadata=True).run_metadata
+            measured = crossed(metadata, of_tensorflow, training.traffic)
+            training.close()
+        predicted = sum(flow.total_bytes for flow in flows(plan))
+        assert measured.total_bytes == training.traffic.total_bytes == predicted > 0
+        assert measured.elsewhere_bytes == 0
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -135,23 +135,21 @@ def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     along = [_along(sheet, known, channels) for known in rest]
     weights, statistics = along[: op.has_scale + op.has_shift], along[op.has_scale + op.has_shift :]
     over = [_within_groups(x.axes[i], op.groups) if i in op.channels else x.axes[i] for i in op.over]
+    scale, shift = (weights[0] if op.has_scale else 1.0), (weights[-1] if op.has_shift else 0.0)
+    dims = names(flat(tuple(over)))
     if op.num_statistics == 2 and len(statistics) >= 2:
-        dims = names(flat(tuple(over)))
-        kept = [x.operand, *statistics[:2]]
         points = prod(size(axis) for axis in over)
         factor = points / (points - 1) if op.is_unbiased and points > 1 else 1.0
         is_kept = op.momentum and all(isinstance(statistic, str) for statistic in statistics[:2])
         moments = {"momentum": op.momentum, "factor": factor} if is_kept else {}
-        name = sheet.step("batch_norm", kept, dims, epsilon=float(op.epsilon), **moments)
+        operands = [x.operand, scale, shift, *statistics[:2]]
+        name = sheet.step("batch_norm", operands, dims, epsilon=float(op.epsilon), **moments)
     elif op.kind == "rms":
         name = _scaled(sheet, str(x.operand), over, op.epsilon)
+        name = sheet.step("multiply", [name, scale]) if op.has_scale else name
+        name = sheet.step("add", [name, shift]) if op.has_shift else name
     else:
-        centred = sheet.step("subtract", [x.operand, _reduced(sheet, "mean", x.operand, over)])
-        name = _scaled(sheet, centred, over, op.epsilon)
-    if op.has_scale:
-        name = sheet.step("multiply", [name, weights[0]])
-    if op.has_shift:
-        name = sheet.step("add", [name, weights[-1]])
+        name = sheet.step("normalise", [x.operand, scale, shift], dims, epsilon=float(op.epsilon))
     return TensorRef(operand=name, shape=x.shape, axes=x.axes)
 
 

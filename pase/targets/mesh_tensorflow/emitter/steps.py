@@ -375,8 +375,10 @@ def _attention(step: Step, operands: tuple[Expression, ...], block: Written) -> 
 
 
 def _normalise(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
-    over, epsilon = block.listed(step.dims), code("epsilon={}", float(step.option("epsilon", 0.0)))
-    return called(code("normalise"), (*(x.text for x in operands), over, epsilon), operands[0].dims)
+    tensors, moments = [x.text for x in operands[:3]], [x.text for x in operands[3:]]
+    told = [code("epsilon={}", float(step.option("epsilon", 0.0)))]
+    told += [code("moments=[{}]", moments)] if moments else []
+    return called(code("normalise"), (*tensors, block.listed(step.dims), *told), operands[0].dims)
 
 
 def _lstm(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:

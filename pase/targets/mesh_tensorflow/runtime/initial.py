@@ -64,7 +64,8 @@ def initial_moments(operator: Operator, access: Access) -> tuple[float, float]:
     """Return the mean and the standard deviation of a parameter's initial values: what scales begins with ones."""
     deviation = initial_deviation(operator, access)
     steps = operator.body.steps if operator.body else ()
-    scales = any(step.function == "multiply" and access.tensor in step.operands for step in steps)
+    products = ("multiply", "batch_norm", "normalise")
+    scales = any(step.function in products and access.tensor in step.operands[:2] for step in steps)
     return (1.0 if scales and not deviation else 0.0), deviation
 
 

@@ -152,7 +152,10 @@ def piece(x: Any, along: str, start: int, size: int) -> Any:
 def padded(x: Any, mesh: LayerMesh, dims: Sequence[Any], before: Sequence[int], shape: Sequence[int]) -> Any:
     """Return x, of a shape, in the midst of zeros on a mesh, with dims `dims`; before: zeros before it in each dim."""
     if x.shape.to_integer_list != list(shape):
-        own = [mtf.Dimension(f"{dim.name}_inside", extent) for dim, extent in zip(dims, shape, strict=True)]
+        own = [
+            dim if dim.size == extent else mtf.Dimension(f"{dim.name}_inside", extent)
+            for dim, extent in zip(dims, shape, strict=True)
+        ]
         x = reshard(x, mesh, own)
     target = layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in dims], layer=mesh.layer)
     source = layout_of_tensor(x)

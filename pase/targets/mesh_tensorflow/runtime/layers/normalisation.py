@@ -12,18 +12,25 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
 
 
-def normalise(x: Any, scale: Any, shift: Any, over: Sequence[Any], *, epsilon: float) -> Any:
+def normalise(
+    x: Any, scale: Any, shift: Any, over: Sequence[Any], *, epsilon: float, moments: Sequence[Any] = ()
+) -> Any:
     """Return ``(x - mean) / sqrt(variance + ε) · scale + shift``, with the moments of x over some of its dims.
 
     Over all dims but that of the scale it is batch normalisation (Ioffe and Szegedy 2015), over that of the scale layer
-    normalisation (Ba et al. 2016).
+    normalisation (Ba et al. 2016). moments: the mean and the variance of x, where they are computed already.
     """
     names = {dim.name for dim in over}
     # Statistics keep a place for each dim of x, so that they meet it as they are.
     kept = [mtf.Dimension(f"one {dim.name}", 1) if dim.name in names else dim for dim in x.shape.dims]
     local = _Local(x, names, scale, epsilon)
-    mean = Shardwise(local.mean, [x], shape=kept, name="mean", partial_over=names).outputs[0]
-    variance = Shardwise(local.variance, [x, mean], shape=kept, name="variance", partial_over=names).outputs[0]
+    if moments:
+        mean, variance = (
+            Shardwise(local.in_place, [moment], shape=kept, name="moment").outputs[0] for moment in moments
+        )
+    else:
+        mean = Shardwise(local.mean, [x], shape=kept, name="mean", partial_over=names).outputs[0]
+        variance = Shardwise(local.variance, [x, mean], shape=kept, name="variance", partial_over=names).outputs[0]
     inverse = Shardwise(local.inverse_deviation, [variance], shape=kept, name="inverse_deviation").outputs[0]
 
     def gradient(dy: Any) -> list[Any]:
@@ -68,10 +75,14 @@ class _Local:
         # What stands last needs no places before it.
         last = [dim.name for dim in dims[len(dims) - len(weighted) :]]
         self._weight_shape = None if last == scale.shape.dimension_names else shape
+        self._moment_shape = [1 if dim.name in over else dim.size // devices.size(dim.name) for dim in dims]
         self._reduced = [i for i, dim in enumerate(dims) if dim.name in over]
         self._unweighted = [i for i, dim in enumerate(dims) if dim.name not in weighted]
         self._num_points = prod(dims[i].size for i in self._reduced)
         self._epsilon = epsilon
+
+    def in_place(self, moment: Any) -> Any:
+        return tf.reshape(moment, self._moment_shape)
 
     def mean(self, x: Any) -> Any:
         return self._sum(x) / self._num_points
