@@ -124,9 +124,8 @@ def test_what_a_training_program_cannot_say_is_refused_by_layer_and_line() -> No
 
 
 def test_normalisations_of_a_program_that_trains_are_by_the_moments_of_the_batch() -> None:
-    norm = Step(
-        result="t1", function="batch_norm", operands=("x", "c1", "c2"), dims=("b",), options=(("epsilon", 0.5),)
-    )
+    operands, epsilon = ("x", 1.0, 0.0, "c1", "c2"), (("epsilon", 0.5),)
+    norm = Step(result="t1", function="batch_norm", operands=operands, dims=("b",), options=epsilon)
     kept = Constant(name="c1", dims=("n",)), Constant(name="c2", dims=("n",))
     body = Body(steps=(norm, Step(result="t2", function="relu", operands=("t1",))), constants=kept)
     told = [(step.function, step.operands, step.dims) for step in elementary(body, trains=False).steps]
@@ -140,6 +139,26 @@ def test_normalisations_of_a_program_that_trains_are_by_the_moments_of_the_batch
         ("mean", ("t1_3",), ("b",)), ("add", ("t1_4", 0.5), ()), ("rsqrt", ("t1_5",), ()),
         ("multiply", ("t1_2", "t1_6"), ()), ("relu", ("t1",), ()),
     ]  # fmt: skip
+
+
+def test_a_kernel_normalises_by_the_moments_that_are_kept() -> None:
+    """In training alone, and where there is a scale and a shift: its gradient is that of a tensor's own moments."""
+    operands, options = ("x", "w", "v", "c1", "c2"), (("epsilon", 0.5), ("momentum", 0.1), ("factor", 2.0))
+    norm = Step(result="t1", function="batch_norm", operands=operands, dims=("b",), options=options)
+    trained, evaluated = (elementary(Body(steps=(norm,)), trains=t, kernels={"normalise"}).steps for t in (True, False))
+    assert [step.function for step in trained[:4]] == ["mean", "subtract", "square", "mean"]
+    assert [(step.function, step.operands) for step in trained[4:]] == [
+        ("multiply", ("t1_4", 2.0)), ("keep", ("c1", "t1_1")), ("keep", ("c2", "t1_5")),
+        ("normalise", ("x", "w", "v", "t1_1", "t1_4")),
+    ]  # fmt: skip
+    assert [(step.function, step.operands[1:]) for step in evaluated] == [
+        ("subtract", ("c1",)), ("add", (0.5,)), ("rsqrt", ()), ("multiply", ("t1_3",)), ("multiply", ("w",)),
+        ("add", ("v",)),
+    ]  # fmt: skip
+    without = elementary(
+        Body(steps=(replace(norm, operands=("x", "w", 0.0, "c1", "c2")),)), trains=True, kernels={"normalise"}
+    )
+    assert "normalise" not in [step.function for step in without.steps]
 
 
 def test_a_split_that_does_not_divide_is_refused() -> None:

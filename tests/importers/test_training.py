@@ -383,7 +383,7 @@ def test_a_step_moves_the_bytes_that_were_predicted(name: str) -> None:
         plan = random_plan(graph, 4, seed)
         names: dict[str, Any] = {}
         exec(compile(emit(plan), "program", "exec"), names)
-        with tf.Graph().as_default() as of_tensorflow:
+        with ProgramGraph().as_default() as of_tensorflow:
             program = Program(num_devices=4)
             loss = names["build"](program)
             training = Training.start(program, loss, learning_rate=RATE, seed=0, keep_alive=True, values=weights)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pase.errors import ModelError
 from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
+from pase.graph.access import access_dims
 from pase.graph.batch import Span, given_spans
 from pase.graph.body import Body, Step
 from pase.graph.operator import SCANNED
@@ -79,9 +80,11 @@ class Weights:
         leaf = self._trace.leaf[use.value]
         is_part = use.piece is not None and _storage(leaf) in self._tiled
         if use.seen_as is not None or (use.piece is not None and not is_part):
-            access = replace(
-                access, shape=leaf.value.shape, index_map=(None,) * len(leaf.value.shape), partial_over=None
-            )
+            over = access.partial_over
+            # Parts that differ by dims of the parts it was told to be read in leave sums, too.
+            over = None if over is None else tuple(dict.fromkeys((*over, *access_dims(access))))
+            whole = leaf.value.shape
+            access = replace(access, shape=whole, index_map=(None,) * len(whole), partial_over=over)
         key = self._key(leaf, use)
         source = WeightSource(
             layer=layer, tensor=access.tensor, source=leaf.value.name, piece=use.piece if is_part else None

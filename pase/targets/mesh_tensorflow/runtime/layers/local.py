@@ -29,6 +29,8 @@ class Shardwise(mtf.Operation):
         gradient: a fused one of the whole operation, instead of TensorFlow's own of the function.
         recompute: whether the function runs again when its gradient is taken, so that only its arguments are kept.
         is_constant: whether nothing flows back.
+        is_move: whether it computes nothing of the points, so that parts of a sum are moved on their way back, and
+            added where the sum is needed.
 
     Raises:
         ProgramError: the inputs are on two meshes.
@@ -47,6 +49,7 @@ class Shardwise(mtf.Operation):
         gradient: Gradient | None = None,
         recompute: bool = False,
         is_constant: bool = False,
+        is_move: bool = False,
     ) -> None:
         mesh = inputs[0].mesh
         for x in inputs:
@@ -60,7 +63,9 @@ class Shardwise(mtf.Operation):
         self.partial_over = frozenset(partial_over)
         self._per_position = per_position
         self._gradient = gradient
-        self._recompute = recompute
+        # What moves alone is as cheap to do again.
+        self._recompute = recompute or is_move
+        self.is_move = is_move
         self._is_constant = is_constant
         self._is_recorded = False
         self._records: list[Record] = []
@@ -148,12 +153,17 @@ class _LocalGradient(mtf.Operation):
         def local(position: int, dy: Any, *arguments: Any) -> Any:
             return forward.record(position, arguments).gradients(dy)
 
-        columns = [positions, lowering.tensors[self.inputs[-1]], *forward.columns(lowering)]
+        dy, summed = lowering.tensors[self.inputs[-1]], set[str]()
+        if forward.is_move and isinstance(dy, mtf.ops.LazyAllreduceSum):
+            summed = {implementation.shape.dims[axis].name for axis in dy.mesh_axes}
+            dy = dy.laid_out_input
+        columns = [positions, dy, *forward.columns(lowering)]
         found = implementation.slicewise(local, *columns).tensor_list
         names = {*forward.partial_over, *(name for x in (*forward.inputs, *forward.outputs) for name in names_of(x))}
         for i, tensor in enumerate(self.outputs):
             own = implementation.LaidOutTensor([gradients[i] for gradients in found])
-            lowering.set_tensor_lowering(tensor, partial_sums(implementation, own, names - names_of(tensor)))
+            over = (names | summed) - names_of(tensor)
+            lowering.set_tensor_lowering(tensor, partial_sums(implementation, own, over))
 
 
 class Slices:

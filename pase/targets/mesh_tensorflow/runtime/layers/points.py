@@ -100,7 +100,7 @@ def arrange(x: Any, dims: Sequence[Any]) -> Any:
     def compute(local: Any) -> Any:
         return tf.broadcast_to(_spread(local, x, dims), shape)
 
-    return Shardwise(compute, [x], shape=list(dims), name="arrange").outputs[0]
+    return Shardwise(compute, [x], shape=list(dims), name="arrange", is_move=True).outputs[0]
 
 
 def _written(dims: Sequence[Any]) -> str:

@@ -42,7 +42,7 @@ def end_to_end(xs: Sequence[Any], dims: Sequence[Any], along: Any) -> Any:
         whole = tf.concat(local, place)
         return whole[(slice(None),) * place + (slice(first, first + size),)]
 
-    return Shardwise(joined, xs, shape=shape, name="join", per_position=lambda: begin, recompute=True).outputs[0]
+    return Shardwise(joined, xs, shape=shape, name="join", per_position=lambda: begin, is_move=True).outputs[0]
 
 
 def view(x: Any, old: Sequence[Any], new: Sequence[Any]) -> Any:
@@ -70,7 +70,7 @@ def select_rows(table: Any, places: Any, along: Any) -> Any:
         [table, places],
         shape=[*places.shape.dims, *rest],
         name="rows",
-        recompute=True,
+        is_move=True,
     ).outputs[0]
 
 
@@ -92,7 +92,7 @@ def _held(x: Any, function: Any, shape: Sequence[Any], new: Sequence[Any], name:
         shape=shape,
         name=name,
         per_position=lambda: list(zip(*(begin for begin, _ in parts), strict=True)),
-        recompute=True,
+        is_move=True,
     ).outputs[0]
 
 
