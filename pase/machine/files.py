@@ -118,8 +118,17 @@ def _checked(machine: Machine, document: Field) -> Machine:
 MACHINE = _machine(table(_figure(above=0), minProperties=1)).checked(_checked)
 """Machines in plans, where another version of PaSE may know more: keys that are not known are passed over."""
 
-machine_document, machine_from_document = MACHINE.write, MACHINE.read
-"""The document of a machine; the machine of a document, whose error names the field that is wrong."""
+
+def machine_document(machine: Machine) -> dict[str, Any]:
+    """Return the document that `machine_from_document` reads back."""
+    document: dict[str, Any] = MACHINE.write(machine)
+    return document
+
+
+def machine_from_document(document: Field) -> Machine:
+    """Return the machine of a document; its error names the field that is wrong. Unknown keys are passed over."""
+    return MACHINE.read(document)
+
 
 _PEAKS = {dtype: _figure(above=0).optional(None) for dtype in DTYPES} | {REQUIRED_DTYPE: _figure(above=0)}
 _FILE = _machine(record(dict, **_PEAKS))
