@@ -1,7 +1,7 @@
 """`calibrate` and `MeasuredMachine`: a process that measures, its samples, and the machine that these make."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
 
@@ -214,20 +214,20 @@ def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkFit:
 _PROGRAM = "from pase.calibration.child import main\n\nmain()\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrationChoice:
-    """What to measure. num_devices: None for as many as there are. effort: quick or full."""
+def calibrate(
+    num_devices: int | None = None,
+    device: DeviceChoice | None = None,
+    effort: str = "full",
+    *,
+    on_progress: Progress | None = None,
+) -> Samples:
+    """Return what was measured on the devices of this machine; CalibrationError where that is not possible.
 
-    num_devices: int | None = None
-    device: DeviceChoice = field(default_factory=DeviceChoice)
-    effort: str = "full"
-
-
-def calibrate(choice: CalibrationChoice, *, on_progress: Progress | None = None) -> Samples:
-    """Return what was measured on the devices of this machine; CalibrationError where that is not possible."""
-    arguments = [*choice.device.command_line(), f"--effort={choice.effort}"]
-    if choice.num_devices is not None:
-        arguments.append(f"--devices={choice.num_devices}")
+    num_devices: None for as many as there are. effort: quick or full.
+    """
+    arguments = [*(device or DeviceChoice()).command_line(), f"--effort={effort}"]
+    if num_devices is not None:
+        arguments.append(f"--devices={num_devices}")
     samples = None
     try:
         for event in program_events(_PROGRAM, arguments):

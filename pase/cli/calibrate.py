@@ -11,7 +11,6 @@ import click
 
 from pase.calibration.measured import (
     SAMPLES,
-    CalibrationChoice,
     MeasuredMachine,
     Rate,
     Samples,
@@ -51,13 +50,9 @@ def calibrate_command(
     if output:
         check_writable(output)
     begin_s = time.monotonic()
-    choice = CalibrationChoice(
-        num_devices=devices,
-        device=device_choice(device),
-        effort="quick" if quick else "full",
-    )
+    measuring, effort = device_choice(device), "quick" if quick else "full"
     with progress() as on_progress:
-        samples = calibrate(choice, on_progress=on_progress)
+        samples = calibrate(devices, measuring, effort, on_progress=on_progress)
     name = output.stem if output else "measured"
     measured = measured_machine(samples, date=datetime.now(UTC).date().isoformat(), name=name)
     text = machine_text(measured.machine)

@@ -186,22 +186,10 @@ class Assignment:
     keeps_devices: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeshAxes:
-    """A mesh of devices.
-
-    names, sizes: of its axes. devices: [p] row-major over the axes. layers: in the plan's order.
-    """
-
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    devices: tuple[int, ...]
-    layers: tuple[Assignment, ...]
-
-
-def mesh_axes(plan: PlacedGraph) -> MeshAxes:
+def mesh_axes(plan: PlacedGraph) -> tuple[dict[str, int], tuple[int, ...], tuple[Assignment, ...]]:
     """Return a mesh on which all layers are said, with the plan's devices where their digits agree (`common_digits`).
 
+    That is: the sizes of its axes, its devices, [p] row-major over the axes, and the layers in the plan's order.
     A layer whose digits do not agree with the others' keeps its splits, on other devices. An axis is one digit or
     several that all layers use together; axes are in the order in which layers use them, from coarse to fine, as far as
     there is one.
@@ -231,12 +219,8 @@ def mesh_axes(plan: PlacedGraph) -> MeshAxes:
         for demand, way in ways.items()
     }
     position = combined([digit for axis in axes for digit in axis], plan.num_devices)
-    return MeshAxes(
-        names=tuple(names[axis[0]] for axis in axes),
-        sizes=tuple(prod(digit.size for digit in axis) for axis in axes),
-        devices=tuple(np.argsort(position).tolist()),
-        layers=tuple(layers[demand] for demand in demands),
-    )
+    sizes = {names[axis[0]]: prod(digit.size for digit in axis) for axis in axes}
+    return sizes, tuple(np.argsort(position).tolist()), tuple(layers[demand] for demand in demands)
 
 
 def _elsewhere(demand: Demand, digits: Sequence[Digit]) -> Way:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pase import Plan, emit, load, load_machine, search
 from pase.analysis.simulation.simulation import simulate
-from pase.calibration.measured import CalibrationChoice, calibrate, measured_machine
+from pase.calibration.measured import calibrate, measured_machine
 from pase.costs import cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
@@ -89,7 +89,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 def _measured() -> Machine:
     device = DeviceChoice(kind=CPU, virtual=False, memory_mib=DEFAULT_GPU_MEMORY_MIB)
-    samples = calibrate(CalibrationChoice(num_devices=NUM_DEVICES, device=device, effort="full"))
+    samples = calibrate(NUM_DEVICES, device)
     return measured_machine(samples, date=datetime.now(UTC).date().isoformat(), name="measured").machine
 
 

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from pase.calibration import child, measured
-from pase.calibration.measured import CalibrationChoice, Samples, calibrate, measured_machine
+from pase.calibration.measured import Samples, calibrate, measured_machine
 from pase.cli import calibrate as command
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import load_machine, machine_schema, parse_machine
@@ -22,23 +22,23 @@ from tests.cli.conftest import Command
 
 
 @pytest.fixture
-def choices(monkeypatch: pytest.MonkeyPatch) -> list[CalibrationChoice]:
+def choices(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the command asked to be measured: it gets synthetic samples."""
-    asked: list[CalibrationChoice] = []
+    asked: list[tuple[Any, ...]] = []
 
-    def measured(choice: CalibrationChoice, **_: Any) -> Samples:
+    def measured(*choice: Any, **_: Any) -> Samples:
         asked.append(choice)
-        return synthetic(num_devices=choice.num_devices or 2)
+        return synthetic(num_devices=choice[0] or 2)
 
     monkeypatch.setattr(command, "calibrate", measured)
     return asked
 
 
-def test_the_file_is_one_that_search_takes(pase: Command, choices: list[CalibrationChoice], tmp_path: Path) -> None:
+def test_the_file_is_one_that_search_takes(pase: Command, choices: list[tuple[Any, ...]], tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     finished = pase("calibrate", "--devices", 4, "--quick", "-o", path)
     assert finished.status == 0
-    assert choices == [CalibrationChoice(num_devices=4, effort="quick")]
+    assert choices == [(4, DeviceChoice(), "quick")]
     assert f"machine written to {path}; try: pase search alexnet -p 4 --machine {path}" in finished.err
     assert [p.name for p in tmp_path.iterdir()] == ["mine.toml"]
     assert load_machine(str(path)).name == "mine"
@@ -51,14 +51,14 @@ def test_the_file_is_one_that_search_takes(pase: Command, choices: list[Calibrat
     assert "4 × made up (mine)" in searched.out
 
 
-def test_without_a_file_the_machine_goes_to_standard_output(pase: Command, choices: list[CalibrationChoice]) -> None:
+def test_without_a_file_the_machine_goes_to_standard_output(pase: Command, choices: list[tuple[Any, ...]]) -> None:
     finished = pase("calibrate")
     assert (finished.status, finished.err) == (0, "")
-    assert choices == [CalibrationChoice()]
+    assert choices == [(None, DeviceChoice(), "full")]
     assert parse_machine(finished.out, source="t").levels[0].num_devices == 2
 
 
-def test_json_has_the_samples_and_the_errors(pase: Command, choices: list[CalibrationChoice]) -> None:
+def test_json_has_the_samples_and_the_errors(pase: Command, choices: list[tuple[Any, ...]]) -> None:
     document = json.loads(pase("calibrate", "--json").out)
     assert list(document) == ["machine", "link", "all_reduces", "all_reduce_error", "samples", "time_s", "output"]
     assert Draft202012Validator(json.loads(machine_schema())).is_valid(document["machine"])
@@ -79,7 +79,7 @@ def test_json_has_the_samples_and_the_errors(pase: Command, choices: list[Calibr
     ],
 )
 def test_what_cannot_be_measured_is_said_at_once(
-    pase: Command, choices: list[CalibrationChoice], arguments: list[str], status: int, message: str
+    pase: Command, choices: list[tuple[Any, ...]], arguments: list[str], status: int, message: str
 ) -> None:
     finished = pase("calibrate", *arguments)
     assert finished.status == status
@@ -97,22 +97,20 @@ def test_failures_of_the_measuring_process_are_told(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         CalibrationError, match="the machine was not measured: 2 GPUs are needed and TensorFlow found none"
     ):
-        calibrate(CalibrationChoice(device=DeviceChoice(kind=GPU)))
+        calibrate(device=DeviceChoice(kind=GPU))
     monkeypatch.setattr(measured, "program_events", lambda _source, _arguments: iter([]))
     with pytest.raises(CalibrationError, match="ended without a result"):
-        calibrate(CalibrationChoice())
+        calibrate()
     broken = {"event": "measured", "samples": {"kind": "CPU"}}
     monkeypatch.setattr(measured, "program_events", lambda _source, _arguments: iter([broken]))
     with pytest.raises(CalibrationError, match="what was measured: device_name is missing"):
-        calibrate(CalibrationChoice())
+        calibrate()
 
 
 @pytest.mark.slow
 def test_this_machine_is_measured() -> None:
     told: list[tuple[str, float]] = []
-    samples = calibrate(
-        CalibrationChoice(num_devices=2, effort="glance"), on_progress=lambda what, done: told.append((what, done))
-    )
+    samples = calibrate(2, effort="glance", on_progress=lambda what, done: told.append((what, done)))
     assert samples.num_devices == 2
     assert samples.memory_bytes > 2**20
     assert [done for _, done in told] == sorted(done for _, done in told)

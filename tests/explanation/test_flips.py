@@ -32,10 +32,10 @@ def test_breakpoints_are_those_of_a_dense_scan(seed: int, farthest: float) -> No
     start = solve(problem.at(1.0)).choice
     side = breakpoints(problem, start, optimise, farthest=farthest)
     assert side.searched_to == farthest
-    scales = [point.scale for point in side.breakpoints]
+    scales = [scale for scale, _ in side.breakpoints]
     assert scales == sorted(scales, reverse=farthest < 1)
     bounds = [1.0, *scales, farthest]
-    choices = [start, *(point.choice for point in side.breakpoints)]
+    choices = [start, *(choice for _, choice in side.breakpoints)]
     for choice, (near, far) in zip(choices, pairwise(bounds), strict=True):
         # Between two breakpoints one strategy is cheapest throughout, and no other ties with it.
         number = [line[0] for line in lines].index(choice)
@@ -89,7 +89,7 @@ def test_a_limit_on_solutions_says_how_far_it_came() -> None:
         cut = breakpoints(problem, start, optimise, max_solutions=limit)
         assert 1.0 <= cut.searched_to <= 32.0
         # What was found up to there is all that there is.
-        assert list(cut.breakpoints) == [p for p in whole.breakpoints if p.scale <= cut.searched_to]
+        assert list(cut.breakpoints) == [p for p in whole.breakpoints if p[0] <= cut.searched_to]
     assert cut.searched_to > 1.0
 
 

@@ -126,25 +126,21 @@ Optimise = Callable[[CostTables, Sequence[Sequence[int]]], Solution]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breakpoint:
-    """scale: from here on, away from 1, `choice` is a cheapest strategy, which differs least from the one before."""
-
-    scale: float
-    choice: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """Breakpoints from scale 1 outwards; searched_to: they are complete up to this scale."""
+    """Breakpoints from scale 1 outwards; searched_to: they are complete up to this scale.
 
-    breakpoints: tuple[Breakpoint, ...]
+    A breakpoint is (scale, choice): from there on, away from 1, the choice is a cheapest strategy, which differs least
+    from the one before.
+    """
+
+    breakpoints: tuple[tuple[float, tuple[int, ...]], ...]
     searched_to: float
 
     def flip(self, vertex: int, configuration: int) -> tuple[float, int] | None:
         """Return (scale, configuration) at which a vertex first has another than the given one; None: nowhere."""
-        for point in self.breakpoints:
-            if point.choice[vertex] != configuration:
-                return point.scale, point.choice[vertex]
+        for scale, choice in self.breakpoints:
+            if choice[vertex] != configuration:
+                return scale, choice[vertex]
         return None
 
 
@@ -197,13 +193,13 @@ def breakpoints(
         complete_to = end
 
     first, choice = problem.line(start), tuple(start)
-    found: list[Breakpoint] = []
+    found: list[tuple[float, tuple[int, ...]]] = []
     try:
         for scale, line in between(1.0, first, farthest, best(farthest, (first,))):
             near = nearest((problem.compute, problem.communication), choice, line.choice)
             choice = near if fits(near) else line.choice
-            if choice != (found[-1].choice if found else tuple(start)):
-                found.append(Breakpoint(scale=scale, choice=choice))
+            if choice != (found[-1][1] if found else tuple(start)):
+                found.append((scale, choice))
     except _EnoughError:
         return Side(breakpoints=tuple(found), searched_to=complete_to)
     return Side(breakpoints=tuple(found), searched_to=farthest)
@@ -211,14 +207,6 @@ def breakpoints(
 
 CHANGE = 0.2
 """Figures are taken this much lower and higher."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One figure of a plan's machine: its name, and the plan with that figure times a factor, its strategy as it is."""
-
-    name: str
-    scaled: Callable[[float], Plan]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +242,9 @@ def sensitivity(
     present = present_optimum(plan, problem.tables, choice, search, on_progress)
     present_s = present.cost * _seconds(plan.machine, plan.cost_unit)
     found = []
-    every = [(figure, factor) for figure in figures(plan) for factor in (1 - change, 1 + change)]
-    for number, (figure, factor) in enumerate(every):
-        other = figure.scaled(factor)
+    every = [(*figure, factor) for figure in figures(plan) for factor in (1 - change, 1 + change)]
+    for number, (figure, scaled, factor) in enumerate(every):
+        other = scaled(factor)
         tables = problem_of(plan.graph, plan.num_devices, other.machine, plan.cost_model).tables
         limit = other.device_memory_bytes
         there = search
@@ -272,12 +260,12 @@ def sensitivity(
             fits = there.fits(present.choice)
             best = optimum_near(tables, present.choice, there) if fits else there.cheapest(tables)
         except SolverError:  # nothing was found that fits
-            found.append(Sensitivity(figure=figure.name, factor=factor, is_used=is_used, is_proven=True))
+            found.append(Sensitivity(figure=figure, factor=factor, is_used=is_used, is_proven=True))
             continue
         moves = [(v, c) for v, c in enumerate(best.choice) if c != present.choice[v]]
         found.append(
             Sensitivity(
-                figure=figure.name,
+                figure=figure,
                 factor=factor,
                 is_used=is_used,
                 is_proven=best.exact,
@@ -287,12 +275,15 @@ def sensitivity(
             )
         )
         if on_progress:
-            on_progress(f"searching with another {figure.name}", (number + 1) / len(every))
+            on_progress(f"searching with another {figure}", (number + 1) / len(every))
     return tuple(found)
 
 
-def figures(plan: Plan) -> Iterator[Figure]:
-    """Yield the figures of a plan's machine that a cost may depend on: those of levels that the devices use."""
+def figures(plan: Plan) -> Iterator[tuple[str, Callable[[float], Plan]]]:
+    """Yield the figures of a plan's machine that a cost may depend on: those of levels that the devices use.
+
+    Each with what returns the plan with that figure times a factor, its strategy as it is.
+    """
     machine, device, limit = plan.machine, plan.machine.device, plan.device_memory_bytes
 
     def of_device(factor: float, name: str) -> Plan:
@@ -310,15 +301,12 @@ def figures(plan: Plan) -> Iterator[Figure]:
         return replace(plan, machine=replace(machine, levels=tuple(levels)))
 
     for name in ("peak FLOP/s", "memory bandwidth"):
-        yield Figure(name=f"device {name}", scaled=partial(of_device, name=name))
+        yield f"device {name}", partial(of_device, name=name)
     for i, level in enumerate(machine.levels_spanned(plan.num_devices)):
         for name, field in (("latency", "latency_s"), ("bandwidth", "bandwidth_bytes_per_s")):
-            yield Figure(name=f"{level.name} {name}", scaled=partial(of_level, number=i, field=field))
+            yield f"{level.name} {name}", partial(of_level, number=i, field=field)
     if limit is not None:
-        yield Figure(
-            name="device memory limit",
-            scaled=lambda factor: replace(plan, device_memory_bytes=int(limit * factor)),
-        )
+        yield "device memory limit", lambda factor: replace(plan, device_memory_bytes=int(limit * factor))
 
 
 def _seconds(machine: Machine, unit: str) -> float:

@@ -113,13 +113,12 @@ def named_mesh(plan: Plan) -> NamedMesh:
     A split of a window's output positions splits what it reads at the same places, evenly; the halo is fetched when the
     layer is computed. Raises nothing: what cannot be said has its reason beside it.
     """
-    found = mesh_axes(plan)
-    size = dict(zip(found.names, found.sizes, strict=True))
+    size, devices, assignments = mesh_axes(plan)
     layers = tuple(
         _layer(plan, operator, assignment, size)
-        for operator, assignment in zip(plan.graph.operators, found.layers, strict=True)
+        for operator, assignment in zip(plan.graph.operators, assignments, strict=True)
     )
-    return NamedMesh(names=found.names, sizes=found.sizes, devices=found.devices, layers=layers)
+    return NamedMesh(names=tuple(size), sizes=tuple(size.values()), devices=devices, layers=layers)
 
 
 def _layer(plan: Plan, operator: Operator, assignment: Assignment, size: Mapping[str, int]) -> NamedLayer:
