@@ -1,6 +1,7 @@
 """Passes: what they keep, by running traces before and after them in NumPy, and what they make of known patterns."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +25,7 @@ from pase.importers.ir import (
 from pase.importers.ir.trace import live_parameters, product_flop
 from pase.importers.passes import PASSES, run_passes
 from pase.importers.passes.alignment import aligned
-from tests.importers.traces import Tracer, evaluate, read, values_of
+from tests.importers.traces import Array, Tracer, evaluate, read, values_of
 
 EXACT = ("drop no-ops", "drop constants and indices", "see through views", "split merged dims")
 """Passes after which the values of a trace are what they were; the others name what steps are together."""
@@ -109,6 +110,34 @@ def test_passes_that_keep_values_keep_them(trace: Trace) -> None:
         for node in after.nodes:
             made, source = held[node.outputs[0].name], before[node.outputs[0].name]
             assert np.allclose(made.reshape(source.shape), source), f"{node.name} after {name!r}"
+
+
+@given(traces())
+@settings(max_examples=150, deadline=None)
+def test_nodes_carry_what_they_compute(trace: Trace) -> None:
+    """Of what its node reads alone, each computes the source's values again, whatever was put together."""
+    given_ = values_of(trace)
+    before = evaluate(trace, given_)
+    final = run_passes(trace)[-1]
+    every = [inner for node in final.nodes for inner in node.elementary]
+    if any(use.seen_as is not None or use.of for inner in every for use in inner.inputs):
+        return
+    lies = {(n.outputs[0].name, n.inputs[0].value): n.inputs[0] for n in every if isinstance(n.op, Identity)}
+    leaves = {leaf.value.name: before[leaf.value.name] for leaf in final.leaves}
+    held: dict[str, Array] = {}
+    for node in final.nodes:
+        inner = node.elementary
+        made = {value.name for own in inner for value in own.outputs}
+        reads = {use.value for own in inner for use in own.inputs} - made
+        assert reads <= {*leaves, *(use.value for use in node.inputs)}, f"{node.name} computes with more than it reads"
+        found = evaluate(replace(final, nodes=inner), leaves | held)
+        last, own = inner[-1].outputs[0].name, node.outputs[0]
+        for name in made & before.keys():
+            assert np.allclose(found[name].reshape(before[name].shape), before[name]), f"{name} of {node.name}"
+        held[own.name] = found[last].reshape(own.shape) if last == own.name else np.zeros(own.shape)
+        if (last, own.name) in lies:
+            places = np.arange(held[own.name].size).reshape(own.shape)
+            held[own.name].put(read(lies[last, own.name], {own.name: places}), found[last])
 
 
 @given(traces())

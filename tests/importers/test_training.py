@@ -135,15 +135,15 @@ class Taken(nn.Module):  # type: ignore[misc]
 
 
 class Regression(nn.Module):  # type: ignore[misc]
-    """A loss of numbers, of functions of points of all sorts."""
+    """A loss of numbers, of functions of points of all sorts; a scale that is computed of a weight, as Gemma's are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 4))
-        self.scale = nn.Parameter(torch.ones(4))
+        self.scale, self.gain = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
 
     def forward(self, x: Any, y: Any) -> Any:
-        found = torch.softmax(self.layers(x) * self.scale, -1).clamp(0.05, 0.9)
+        found = torch.softmax(self.layers(x) * self.scale * (1 + self.gain).exp(), -1).clamp(0.05, 0.9)
         return F.mse_loss(found, y)
 
 
@@ -449,6 +449,26 @@ def test_recurrent_layers_that_cannot_be_written_are_named(
 ) -> None:
     graph = graph_of(of(lambda: Recurrent(learned, **options), x=numbers(2, 3, 4)))
     with pytest.raises(EmitError, match=rf"cannot be written as a program: .*{problem}"):
+        emit(random_plan(graph, 1, 0))
+
+
+class Normed(nn.Module):  # type: ignore[misc]
+    """Filters, or a table of rows, that are computed of weights."""
+
+    def __init__(self, *, has_filters: bool) -> None:
+        super().__init__()
+        self.filters, self.rows = nn.Parameter(torch.ones(4, 3, 3)), nn.Parameter(torch.ones(9, 4))
+        self.has_filters = has_filters
+
+    def forward(self, x: Any, ids: Any) -> Any:
+        found = F.conv1d(x, self.filters.tanh()) if self.has_filters else F.embedding(ids, self.rows * 2)
+        return found.square().mean()
+
+
+@pytest.mark.parametrize("has_filters", [True, False])
+def test_filters_and_rows_that_are_computed_of_weights_are_named(has_filters: bool) -> None:
+    graph = graph_of(of(lambda: Normed(has_filters=has_filters), x=numbers(2, 3, 8), ids=whole(9, 2, 3)))
+    with pytest.raises(EmitError, match=r"cannot be written as a program: .* reads '.*', which is computed of weights"):
         emit(random_plan(graph, 1, 0))
 
 

@@ -253,9 +253,6 @@ class _Builder:
         draft = with_epilogue(self.trace, node, LOWER[type(node.op)](self.trace, node, node.op, name))
         self.approximations += [(name, text) for text in draft.approximations]
         self.nodes[name] = node.name
-        if not isinstance(node.op, ops.Generic):
-            # What it computes is told by the source, which may do more than its kind.
-            draft = replace(draft, operator=replace(draft.operator, body=None))
         values = [v for v in node.outputs if v.is_float or v.name in self._reads] or list(node.outputs)
         self._place(draft, tuple(values), node.origin.scope, node)
 
@@ -287,7 +284,7 @@ class _Builder:
             if found is not None:
                 producer, output = found
                 self.edges.append(Edge(producer=producer, output=output, consumer=name, input=i))
-        if operator.body and operator.dims != draft.operator.dims:
+        if operator.body and operator.dims != draft.operator.dims and any(step.dims for step in operator.body.steps):
             operator = replace(operator, body=Body(problem="what it reads is seen in other dims than its own"))
         operator, constants = with_body(self.trace, replace(operator, writes=tuple(writes)), node, reads)
         self.constants |= {(name, constant): use for constant, use in constants.items()}

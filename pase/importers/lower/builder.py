@@ -222,42 +222,52 @@ class BodyBuilder:
             if len(parts) == 1 or not atom.name:
                 atoms += [atom] if len(parts) == 1 else [Atom("", part) for part in parts]
                 continue
-            new = [self.dim(part) for part in parts]
-            known = self.as_other(known, (atom,), tuple(new))
+            new = tuple(self.dim(part) for part in parts)
+            known = replace(known, operand=self._viewed(known, (atom,), new))
             atoms += new
         axes = grouped(tuple(atoms), shape)
         if axes is None:
             raise NoBodyError(f"a tensor of {prod(atom.extent for atom in atoms)} elements is read as {list(shape)}")
         return replace(known, shape=tuple(shape), axes=axes)
 
-    def as_other(self, known: TensorRef, old: Axis, new: Axis) -> TensorRef:
-        """Return a tensor with a dim that is whole as others; of its axes those that are the dim alone follow."""
-        if not self.is_whole(old):
-            raise NoBodyError(f"data are moved along {', '.join(names(old))}, which may be split")
-        assert known.axes is not None
-        name = self.step("view", [known.operand], (*names(old), *names(new)), replaced=len(names(old)))
-        return replace(known, operand=name, axes=tuple(new if axis == old else axis for axis in known.axes))
+    def _viewed(self, known: TensorRef, old: Axis, new: Axis) -> str:
+        """Write points along dims that are whole as points along others."""
+        if any(not atom.name for atom in (*old, *new)) or not self.is_whole(old):
+            raise NoBodyError(f"data are moved along {', '.join(names(old)) or 'a dim'}, which may be split")
+        return self.step("view", [known.operand], (*names(old), *names(new)), replaced=len(old))
 
     def laid(self, known: TensorRef, axes: Axes) -> TensorRef:
-        """Return a tensor with its dims, where these are whole, as those of axes that it is broadcast to."""
-        if known.axes is None:
-            return known
+        """Return a tensor with its dims, where these are whole, as those of axes that it is broadcast to.
+
+        A constant gets its dims.
+        """
+        if known.source is not None:
+            return self.constant(known, axes)
+        assert known.axes is not None
         offset = len(axes) - len(known.axes)
         for i, axis in enumerate(known.axes):
             if not axis or offset + i < 0 or axes[offset + i] == axis:
                 continue
             target = axes[offset + i]
             if merged(axis, target) is None:
-                known = self._as_one(known, i, target)
+                known = self._along(known, i, target)
         return known
 
-    def _as_one(self, known: TensorRef, place: int, target: Axis) -> TensorRef:
+    def _along(self, known: TensorRef, place: int, target: Axis) -> TensorRef:
         assert known.axes is not None
-        axis = known.axes[place]
-        if not self.is_whole(axis) or any(not atom.name for atom in target):
-            raise NoBodyError("points of different dims meet")
-        name = self.step("view", [known.operand], (*names(axis), *names(target)), replaced=len(names(axis)))
+        name = self._viewed(known, known.axes[place], target)
         return replace(known, operand=name, axes=(*known.axes[:place], target, *known.axes[place + 1 :]))
+
+    def together(self, first: Axis, second: Axis) -> Axis:
+        """Return the dims of what meets along a dim: those of the iteration space, as which whole ones are laid."""
+        both = merged(first, second)
+        if both is not None:
+            return both
+        if self.is_whole(second) and not self.is_inner(first):
+            return first
+        if self.is_whole(first):
+            return second
+        raise NoBodyError("points of different dims meet")
 
     def single(self, known: TensorRef, place: int) -> TensorRef:
         """Return a tensor with a dim that data are moved along as one inner or iteration dim."""
@@ -265,9 +275,7 @@ class BodyBuilder:
         axis = known.axes[place]
         if len(axis) == 1 and axis[0].name and self.is_whole(axis):
             return known
-        if any(not atom.name for atom in axis) or not self.is_whole(axis):
-            raise NoBodyError(f"data are moved along {', '.join(names(axis)) or 'a dim'}, which may be split")
-        return self._as_one(known, place, (self.dim(size(axis)),))
+        return self._along(known, place, (self.dim(size(axis)),))
 
     def cut(self, known: TensorRef, place: int, start: int, extent: int, step: int = 1) -> TensorRef:
         """Return each `step`-th of a tensor's points along a dim."""
@@ -357,16 +365,8 @@ def result_axes(sheet: BodyBuilder, knowns: Sequence[TensorRef], shape: Sequence
             continue
         offset = len(shape) - len(known.axes)
         for i, axis in enumerate(known.axes):
-            if not axis or offset + i < 0:
-                continue
-            both = merged(found[offset + i], axis)
-            if both is None and sheet.is_whole(axis) and not sheet.is_inner(found[offset + i]):
-                both = found[offset + i]
-            elif both is None and sheet.is_whole(found[offset + i]):
-                both = axis
-            if both is None:
-                raise NoBodyError("points of different dims meet")
-            found[offset + i] = both
+            if axis and offset + i >= 0:
+                found[offset + i] = sheet.together(found[offset + i], axis)
     return tuple(found)
 
 

@@ -8,6 +8,7 @@ from math import prod
 
 from pase.graph import Access, AllReduce, Dim, Handoff, Operator, Relayout, Role, SliceOf, Window, Work
 from pase.graph.access import DimIndex
+from pase.graph.body import Body, Step
 from pase.graph.operator import EPILOGUE
 from pase.graph.verify import IMPORTED_FUNCTIONS, OTHER_FUNCTION
 from pase.importers.ir import Folded, Node, Trace, Use, View, ops
@@ -26,6 +27,12 @@ class LoweredOperator:
     sources: tuple[Use, ...]
     orders: tuple[tuple[int, ...] | None, ...] = (None,)
     approximations: tuple[str, ...] = field(default=())
+
+
+def moving(operator: Operator, function: str) -> Operator:
+    """Return an operator whose body moves the first tensor that it reads."""
+    step = Step(result="moved", function=function, operands=(operator.reads[0].tensor,))
+    return replace(operator, body=Body(steps=(step,)))
 
 
 def functions_text(functions: Sequence[str]) -> str:

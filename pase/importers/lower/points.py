@@ -7,6 +7,7 @@ from math import prod
 from pase.common.names import short
 from pase.graph import Access, AllReduce, Dim, Intermediate, Operator, Role, SliceOf
 from pase.graph.access import DimIndex, access_dims, axis_dims
+from pase.graph.body import Body
 from pase.graph.operators import (
     batch_norm,
     concat,
@@ -22,7 +23,16 @@ from pase.graph.operators import (
 )
 from pase.graph.operators.normalisation import normalising
 from pase.importers.ir import Node, Trace, Use, View, ops
-from pase.importers.lower.draft import LoweredOperator, functions_text, is_parameter, reordered, shaped, shapes, spare
+from pase.importers.lower.draft import (
+    LoweredOperator,
+    functions_text,
+    is_parameter,
+    moving,
+    reordered,
+    shaped,
+    shapes,
+    spare,
+)
 from pase.importers.passes.regions import is_activation
 
 OPERATORS: dict[str, Callable[..., Operator]] = {}
@@ -242,7 +252,7 @@ def lower_slice(trace: Trace, node: Node, op: ops.Slice, name: str) -> LoweredOp
     cut = [i for i, (old, new, _, _) in enumerate(steps) if old != new and i not in strided]
     if any(step != 1 for i, (_, _, _, step) in enumerate(steps) if i not in strided):
         passes = tuple((i, i) for i, (old, new, _, step) in enumerate(steps) if old == new and step == 1)
-        operator = opaque(name, [shape], [out], passes=passes, function="slice")
+        operator = moving(opaque(name, [shape], [out], passes=passes, function="slice"), "piece")
         return LoweredOperator(operator=operator, sources=node.inputs[:1])
     names = dim_names(len(shape))
     dims: list[Dim] = []
@@ -266,7 +276,7 @@ def lower_slice(trace: Trace, node: Node, op: ops.Slice, name: str) -> LoweredOp
         reads=(Access(tensor="x", shape=shape, index_map=tuple(read)),),
         writes=(write,),
     )
-    return LoweredOperator(operator=operator, sources=node.inputs[:1])
+    return LoweredOperator(operator=moving(operator, "piece"), sources=node.inputs[:1])
 
 
 def lower_pad(trace: Trace, node: Node, op: ops.Pad, name: str) -> LoweredOperator:
@@ -274,7 +284,7 @@ def lower_pad(trace: Trace, node: Node, op: ops.Pad, name: str) -> LoweredOperat
     shape, out = shapes(trace, node)[0], node.outputs[0].shape
     if any(first < 0 or first + old > new for first, old, new in zip(op.before, shape, out, strict=True)):
         passes = tuple((i, i) for i, (old, new) in enumerate(zip(shape, out, strict=True)) if old == new)
-        operator = opaque(name, [shape], [out], passes=passes, function="pad")
+        operator = moving(opaque(name, [shape], [out], passes=passes, function="pad"), "padded")
     else:
         operator = padded(name, shape, dims=dim_names(len(shape)), before=op.before, out=out)
     return LoweredOperator(operator=operator, sources=node.inputs[:1])
@@ -289,6 +299,10 @@ def lower_lookup(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOper
     if prod(node.outputs[0].shape) != prod((*indices, *table[1:])):
         return lower_generic(trace, node, op, name)
     operator = embedding(name, indices, vocabulary=table[0], size=prod(table[1:]), dims=names)
+    assert operator.body is not None
+    if isinstance(op, ops.Lookup) and op.frozen >= 0:
+        (step,) = operator.body.steps
+        operator = replace(operator, body=Body(steps=(replace(step, options=(("frozen", op.frozen),)),)))
     if len(table) != 2:
         operator = _of_rank(operator, table, indices)
     return LoweredOperator(operator=operator, sources=(node.inputs[1], node.inputs[0]))
@@ -329,7 +343,7 @@ def lower_view(trace: Trace, node: Node, op: ops.Op, name: str) -> LoweredOperat
         if old != new:
             break
         passes.append((i, i))
-    operator = opaque(name, [shape], [out], passes=passes, function="reshape")
+    operator = moving(opaque(name, [shape], [out], passes=passes, function="reshape"), "copy")
     return LoweredOperator(operator=operator, sources=node.inputs[:1])
 
 

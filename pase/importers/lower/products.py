@@ -6,6 +6,7 @@ from math import prod
 
 from pase.errors import GraphError
 from pase.graph import Access, Dim, Role, Work
+from pase.graph.body import Body
 from pase.graph.operators import (
     attention,
     contract,
@@ -19,7 +20,7 @@ from pase.graph.operators import (
     recurrent,
     transposed_convolution,
 )
-from pase.importers.ir import Attention, Contract, Convolve, Node, Pool, Recurrent, Trace
+from pase.importers.ir import Node, Trace, ops
 from pase.importers.ir.trace import gates, recurrent_flop
 from pase.importers.lower.draft import LoweredOperator, is_parameter, reordered, repeated, shapes, spare
 from pase.importers.lower.points import lower_generic
@@ -28,7 +29,7 @@ from pase.importers.passes.regions import is_activation
 _LEAD = {1: "b", 2: "bs", 3: "bst"}
 
 
-def lower_contract(trace: Trace, node: Node, op: Contract, name: str) -> LoweredOperator:
+def lower_contract(trace: Trace, node: Node, op: ops.Contract, name: str) -> LoweredOperator:
     """Return a product; one with a weight is a dense layer."""
     x, y = shapes(trace, node)[:2]
     weights = [i for i in (0, 1) if is_parameter(trace, node.inputs[i])]
@@ -63,7 +64,7 @@ def lower_contract(trace: Trace, node: Node, op: Contract, name: str) -> Lowered
     return LoweredOperator(operator=operator, sources=node.inputs[: 2 + op.has_bias])
 
 
-def lower_attention(trace: Trace, node: Node, op: Attention, name: str) -> LoweredOperator:
+def lower_attention(trace: Trace, node: Node, op: ops.Attention, name: str) -> LoweredOperator:
     """Return attention; keys and values of fewer heads than the queries are read by several of these."""
     uses = list(node.inputs[:3])
     q, k, v = shapes(trace, node)[:3]
@@ -111,7 +112,7 @@ def _heads_first(access: Access) -> Access:
     )
 
 
-def lower_recurrent(trace: Trace, node: Node, op: Recurrent, name: str) -> LoweredOperator:
+def lower_recurrent(trace: Trace, node: Node, op: ops.Recurrent, name: str) -> LoweredOperator:
     """Return a recurrent network: its steps are not split, its units are."""
     x = node.inputs[0]
     weights = [use for use in node.inputs[1:] if is_parameter(trace, use)]
@@ -141,7 +142,7 @@ _CONVOLUTIONS = {1: conv1d, 2: conv2d, 3: conv3d}
 _POOLS = {1: pool1d, 2: pool2d, 3: pool3d}
 
 
-def lower_convolution(trace: Trace, node: Node, op: Convolve, name: str) -> LoweredOperator:
+def lower_convolution(trace: Trace, node: Node, op: ops.Convolve, name: str) -> LoweredOperator:
     """Return a convolution with its dims as [b, channels, …]."""
     order = (op.batch, op.channels, *op.spatial)
     x, w = (reordered(trace, use, o) for use, o in zip(node.inputs[:2], (order, op.filters), strict=True))
@@ -165,6 +166,11 @@ def lower_convolution(trace: Trace, node: Node, op: Convolve, name: str) -> Lowe
             bias=op.has_bias,
             positions=written[2:],
         )
+        assert transposed.body is not None
+        if op.is_reversed and transposed.body.steps:
+            spread, *others = transposed.body.steps
+            turned = replace(spread, options=(*spread.options, ("backwards", True)))
+            transposed = replace(transposed, body=Body(steps=(turned, *others)))
         return LoweredOperator(
             operator=transposed, sources=(x, w, *node.inputs[2 : 2 + op.has_bias]), orders=(_inverse(order),)
         )
@@ -185,7 +191,7 @@ def lower_convolution(trace: Trace, node: Node, op: Convolve, name: str) -> Lowe
     )
 
 
-def lower_pool(trace: Trace, node: Node, op: Pool, name: str) -> LoweredOperator:
+def lower_pool(trace: Trace, node: Node, op: ops.Pool, name: str) -> LoweredOperator:
     """Return pooling with its dims as [b, channels, …]; dims before the spatial ones that are more are put together."""
     shape = shapes(trace, node)[0]
     rest = tuple(i for i in range(len(shape)) if i not in op.spatial)

@@ -6,22 +6,7 @@ from math import prod, sqrt
 from types import MappingProxyType
 
 from pase.graph.body import POINTWISE, REDUCTIONS, Operand
-from pase.importers.ir import (
-    Attention,
-    Broadcast,
-    Concat,
-    Contract,
-    Lookup,
-    Node,
-    Normalise,
-    Op,
-    Pointwise,
-    Reduce,
-    Reshape,
-    Slice,
-    Softmax,
-    Transpose,
-)
+from pase.importers.ir import Node, ops
 from pase.importers.lower.builder import (
     Atom,
     Axes,
@@ -32,7 +17,6 @@ from pase.importers.lower.builder import (
     broadcast_axes,
     flat,
     grouped,
-    merged,
     names,
     result_axes,
     size,
@@ -48,12 +32,12 @@ _SAME: Mapping[str, str] = MappingProxyType({"exponential": "exp", "hard_silu": 
 def pointwise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A function of points; further ones are of its result alone."""
     op = node.op
-    assert isinstance(op, Pointwise)
+    assert isinstance(op, ops.Pointwise)
     shape = node.outputs[0].shape
     axes = result_axes(sheet, inputs, shape)
     if all(known.axes is None for known in inputs):
         raise NoBodyError("it is computed of constants alone")
-    knowns = [sheet.constant(known, axes) if known.source is not None else sheet.laid(known, axes) for known in inputs]
+    knowns = [sheet.laid(known, axes) for known in inputs]
     operands: list[Operand] = [known.operand for known in knowns]
     if op.constant is not None and op.functions == ("where",) and op.constant_first:
         # After what they are told apart by.
@@ -88,7 +72,7 @@ def _operands(function: str, operands: Sequence[Operand], numbers: Sequence[floa
 def reduce(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A mean, a sum, a maximum or a minimum."""
     op = node.op
-    assert isinstance(op, Reduce)
+    assert isinstance(op, ops.Reduce)
     x = _tensor(inputs[0])
     assert x.axes is not None
     over = [axis for i, axis in enumerate(x.axes) if i in op.over]
@@ -115,7 +99,7 @@ def _reduced(sheet: BodyBuilder, function: str, x: Operand, over: Sequence[Axis]
 def softmax(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A softmax or its logarithm."""
     op = node.op
-    assert isinstance(op, Softmax)
+    assert isinstance(op, ops.Softmax)
     x = _tensor(inputs[0])
     assert x.axes is not None
     name = sheet.step("log_softmax" if op.is_log else "softmax", [x.operand], _named(x.axes[op.dim]))
@@ -125,7 +109,7 @@ def softmax(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Tens
 def normalise(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A normalisation, by kept statistics where it has them, by those of its input otherwise."""
     op = node.op
-    assert isinstance(op, Normalise)
+    assert isinstance(op, ops.Normalise)
     x, *rest = inputs
     x = _tensor(x)
     assert x.axes is not None
@@ -203,13 +187,12 @@ def _along(sheet: BodyBuilder, known: TensorRef, channels: Axes) -> Operand:
 def contract(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """A product, and the bias that is added to it."""
     op = node.op
-    assert isinstance(op, Contract)
+    assert isinstance(op, ops.Contract)
     x, y = _tensor(inputs[0]), _tensor(inputs[1])
     made = _product(sheet, (x, y), op.operands, op.output)
     if op.has_bias:
         assert made.axes is not None
-        bias = inputs[2]
-        bias = sheet.constant(bias, made.axes) if bias.source is not None else bias
+        bias = sheet.laid(inputs[2], made.axes)
         made = TensorRef(operand=sheet.step("add", [made.operand, bias.operand]), shape=made.shape, axes=made.axes)
     return made
 
@@ -219,15 +202,7 @@ def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequenc
     for known, own in zip(operands, letters, strict=True):
         assert known.axes is not None
         for letter, axis in zip(own, known.axes, strict=True):
-            first = found.get(letter, axis)
-            both = merged(first, axis)
-            if both is None and sheet.is_whole(axis) and not sheet.is_inner(first):
-                both = first
-            elif both is None and sheet.is_whole(first):
-                both = axis
-            if both is None:
-                raise NoBodyError("the dims of a product do not lie over each other")
-            found[letter] = both
+            found[letter] = sheet.together(found.get(letter, axis), axis)
     operands = [
         sheet.laid(known, tuple(found[letter] for letter in own)) for known, own in zip(operands, letters, strict=True)
     ]
@@ -246,26 +221,33 @@ def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequenc
 def attention(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
     """softmax(q · kᵀ · scale + masks) · v; fewer heads of keys and values are each read by several of the queries."""
     op = node.op
-    assert isinstance(op, Attention)
+    assert isinstance(op, ops.Attention)
     q, k, v, *masks = inputs
     q, k, v = (_tensor(known) for known in (q, k, v))
     assert q.axes is not None
+    scale = 1 / sqrt(q.shape[3]) if op.scale is None else op.scale
+    assert k.axes is not None
+    batch, heads, queries, features, keys = axes = (*q.axes, k.axes[2])
+    is_plain = k.axes == v.axes == (batch, heads, keys, features) and all(len(axis) == 1 for axis in axes)
+    if is_plain and not masks and queries != keys:
+        order = _named(flat((batch, heads, queries, keys, features)))
+        name = sheet.step("attention", [q.operand, k.operand, v.operand], order, causal=op.is_causal, scale=scale)
+        return TensorRef(operand=name, shape=q.shape, axes=q.axes)
     k, v = (_with_heads(known, q.axes[1]) for known in (k, v))
     scores = _product(sheet, (q, k), ("bhsk", "bhtk"), "bhst")
-    scale = 1 / sqrt(q.shape[3]) if op.scale is None else op.scale
     name = sheet.step("multiply", [scores.operand, scale])
     assert scores.axes is not None
     for mask in masks:
-        own = sheet.constant(mask, scores.axes) if mask.source is not None else mask
+        own = sheet.laid(mask, scores.axes)
         assert own.axes is not None
         broadcast_axes(scores.axes, own.shape)
         is_truth = own.is_truth
         name = sheet.step("where", [own.operand, name, _MASKED]) if is_truth else sheet.step("add", [name, own.operand])
     if op.is_causal:
-        queries, keys = _named(scores.axes[2]), _named(scores.axes[3])
-        if len(queries) != 1 or len(keys) != 1:
+        order = _named(scores.axes[2] + scores.axes[3])
+        if len(scores.axes[2]) != 1 or len(scores.axes[3]) != 1:
             raise NoBodyError("queries and keys of a causal attention are more than one dim each")
-        name = sheet.step("causal", [name], (*queries, *keys))
+        name = sheet.step("causal", [name], order)
     name = sheet.step("softmax", [name], _named(scores.axes[3]))
     weights = TensorRef(operand=name, shape=scores.shape, axes=scores.axes)
     return _product(sheet, (weights, v), ("bhst", "bhte"), "bhse")
@@ -293,25 +275,25 @@ def moved_within(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) ->
     x, *rest = inputs
     shape = node.outputs[0].shape
     match node.op:
-        case Concat(dim=place):
+        case ops.Concat(dim=place):
             return sheet.joined([_joinable(sheet, known, inputs, place) for known in inputs], place)
-        case Lookup():
+        case ops.Lookup():
             return _rows(sheet, _tensor(x), rest[0])
     if isinstance(x.operand, float):
         return x
     x = _tensor(x)
     assert x.axes is not None
     match node.op:
-        case Reshape():
+        case ops.Reshape():
             return sheet.grouped(x, shape)
-        case Transpose(order=order):
+        case ops.Transpose(order=order):
             return replace(x, shape=shape, axes=tuple(x.axes[i] for i in order))
-        case Broadcast(places=places):
+        case ops.Broadcast(places=places):
             axes: list[Axis] = [() if extent == 1 else (Atom("", extent),) for extent in shape]
             for own, place in zip(x.axes, places, strict=True):
                 axes[place] = own or axes[place]
             return replace(x, shape=shape, axes=tuple(axes))
-        case Slice(starts=starts, steps=steps):
+        case ops.Slice(starts=starts, steps=steps):
             before = x.shape
             for place, (start, extent, step) in enumerate(zip(starts, shape, steps, strict=True)):
                 if step < 1:
@@ -358,14 +340,14 @@ def _named(axis: Axis) -> tuple[str, ...]:
     return names(axis)
 
 
-COMPUTE: Mapping[type[Op], Compute] = MappingProxyType(
+COMPUTE: Mapping[type[ops.Op], Compute] = MappingProxyType(
     {
-        Attention: attention,
-        Contract: contract,
-        Normalise: normalise,
-        Pointwise: pointwise,
-        Reduce: reduce,
-        Softmax: softmax,
+        ops.Attention: attention,
+        ops.Contract: contract,
+        ops.Normalise: normalise,
+        ops.Pointwise: pointwise,
+        ops.Reduce: reduce,
+        ops.Softmax: softmax,
     }
 )
 """Operators whose steps need only the dims of their inputs."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 
-from pase.importers.ir import Concat, Node, Pointwise, Reduce, Slice, Trace, Use, View
+from pase.importers.ir import Node, Trace, Use, View, ops
 from pase.importers.ir.views import Factor
 
 
@@ -100,23 +100,23 @@ def _labels(trace: Trace, node: Node, found: Alignment) -> tuple[Label, ...] | N
             reads.append(seen)
     output = node.outputs[0].shape
     match node.op:
-        case Pointwise(mixes=mixes):
+        case ops.Pointwise(mixes=mixes):
             labels = _together(reads, len(output))
             if labels is not None:
                 found.mixed |= {atom.dim for i in mixes for atom in labels[i]}
             return labels
-        case Reduce(over=over, keeps_dims=keeps):
+        case ops.Reduce(over=over, keeps_dims=keeps):
             (read,) = reads
             found.reduced |= {atom for i in over for atom in read[i]}
             if any(atom.of for atom in found.reduced):
                 return None
             return tuple(() if i in over else label for i, label in enumerate(read) if keeps or i not in over)
-        case Slice(starts=_, steps=steps):
+        case ops.Slice(starts=_, steps=steps):
             (read,) = reads
             before = trace.shape(node.inputs[0])
             cut = [i for i, (a, b) in enumerate(zip(before, output, strict=True)) if a != b or steps[i] != 1]
             return _cut(found, read, {i: output[i] for i in cut})
-        case Concat(dim=dim):
+        case ops.Concat(dim=dim):
             return _joined(found, reads, dim, output[dim]) if len(reads) == len(node.inputs) else None
         case _:
             return None

@@ -4,21 +4,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from math import prod
 
-from pase.importers.ir import (
-    Broadcast,
-    Identity,
-    Node,
-    Piece,
-    Pointwise,
-    Reshape,
-    Returned,
-    Slice,
-    Trace,
-    Transpose,
-    Use,
-    View,
-    lying,
-)
+from pase.importers.ir import Node, Piece, Returned, Trace, Use, View, lying, ops
 
 
 def composed(outer: Use, inner: Use, shape: tuple[int, ...]) -> Use | None:
@@ -107,7 +93,7 @@ def drop_noops(trace: Trace) -> Trace:
         dropped.add(node.name)
         if node.inputs and node.outputs:
             aliases[node.outputs[0].name] = node.inputs[0]
-        if isinstance(node.op, Identity) and node.op.rate:
+        if isinstance(node.op, ops.Identity) and node.op.rate:
             value, is_alone = _behind(trace, node, aliases)
             rates[value] = node.op.rate if is_alone and value not in rates else -1.0
     trace = replace(trace, nodes=tuple(_dropping(node, rates) for node in trace.nodes))
@@ -147,17 +133,17 @@ def _is_noop(trace: Trace, node: Node) -> bool:
     if before.shape != after.shape:
         return False
     match node.op:
-        case Identity():
+        case ops.Identity():
             # A cast to whole numbers is none: the result has no gradient.
             return before.is_float == after.is_float
-        case Reshape() | Broadcast():
+        case ops.Reshape() | ops.Broadcast():
             return True
-        case Slice(steps=steps):
+        case ops.Slice(steps=steps):
             # Backwards it is a flip.
             return all(step == 1 for step in steps)
-        case Transpose(order=order):
+        case ops.Transpose(order=order):
             return order == tuple(range(len(order)))
-        case Pointwise(functions=functions):
+        case ops.Pointwise(functions=functions):
             return not functions
         case _:
             return False
@@ -221,13 +207,13 @@ def seen_by(trace: Trace, node: Node) -> Use | None:
     view: View | None = View.plain(shape)
     piece = None
     match node.op:
-        case Reshape():
+        case ops.Reshape():
             view = View.plain(shape).reshaped(output.shape)
-        case Transpose(order=order):
+        case ops.Transpose(order=order):
             view = View.plain(shape).transposed(order)
-        case Broadcast(places=places):
+        case ops.Broadcast(places=places):
             view = View.plain(shape).broadcast(output.shape, places)
-        case Slice(starts=starts, steps=steps):
+        case ops.Slice(starts=starts, steps=steps):
             cut = [i for i, (old, new) in enumerate(zip(shape, output.shape, strict=True)) if old != new]
             if len(cut) != 1 or any(steps[i] != 1 for i in cut):
                 return None
