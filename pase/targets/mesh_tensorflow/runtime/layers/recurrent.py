@@ -84,9 +84,9 @@ def _last_dims(x: Any, dims: Sequence[Any]) -> Any:
 
 
 def _lstm(gates: Any, cell: Any) -> tuple[Any, Any]:
-    columns = cell.shape.as_list()[-1]
-    sigmoids, candidate = tf.split(gates, [3 * columns, columns], axis=1)
-    into, forget, out = tf.split(tf.sigmoid(sigmoids), 3, axis=1)
+    *gates, candidate = tf.split(gates, 4, axis=1)
+    # Each by itself: the gradient needs the same tensors as the products, and no copy of them is kept.
+    into, forget, out = (tf.sigmoid(gate) for gate in gates)
     cell = forget * cell + into * tf.tanh(candidate)
     return out * tf.tanh(cell), cell
 
