@@ -429,7 +429,9 @@ def test_missing_weights_and_inputs_are_named() -> None:
 
 
 def test_weights_of_what_holds_none() -> None:
-    with pytest.raises(ModelError, match="weights are read of ONNX files, Keras models and torch modules"):
+    with pytest.raises(
+        ModelError, match="weights are read of ONNX files, Keras models, torch modules and JAX functions"
+    ):
         read_weights("model.bin")
 
 

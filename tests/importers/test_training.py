@@ -730,7 +730,7 @@ def test_a_jax_generator_trains_as_jax_does() -> None:
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
-def mobilenet(keras: Any) -> Any:
+def mobilenet(keras: Any, image: Any) -> Any:
     """Return two inverted residuals in the manner of MobileNetV2."""
     layers = keras.layers
 
@@ -743,8 +743,7 @@ def mobilenet(keras: Any) -> Any:
         y = normal(layers.Conv2D(width, 1, use_bias=False)(layers.ReLU(6.0)(normal(y))))
         return layers.Add()([x, y]) if stride == 1 else y
 
-    image = x = keras.Input((8, 8, 3), batch_size=4, name="image")
-    x = layers.ReLU(6.0)(normal(layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False)(x)))
+    x = layers.ReLU(6.0)(normal(layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False)(image)))
     x = layers.GlobalAveragePooling2D()(block(block(x, 4, 1), 8, 2))
     return keras.Model(image, layers.Dense(3, activation="softmax")(x))
 
@@ -753,17 +752,24 @@ def mobilenet(keras: Any) -> Any:
     # Keras' own, when it reads the values of its variables.
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 )
-def test_a_keras_network_trains_as_keras_does() -> None:
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_keras_network_trains_as_keras_does(is_whole: bool) -> None:
+    """Two inverted residuals, and MobileNetV2 as keras.applications has it."""
     keras = pytest.importorskip("keras")
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("float64")
     keras.config.set_floatx("float64")
     try:
-        model = mobilenet(keras)
+        image = keras.Input((64, 64, 3) if is_whole else (8, 8, 3), batch_size=4, name="image")
+        if is_whole:
+            found = keras.applications.MobileNetV2(input_tensor=image, alpha=0.35, weights=None, classes=3)
+            model = keras.Model(image, found.outputs[0])
+        else:
+            model = mobilenet(keras, image)
         model.compile("sgd", loss="sparse_categorical_crossentropy")
         for variable in model.variables:
             variable.assign(variable.numpy().astype(np.float32))
-        images, labels = numbers(4, 8, 8, 3).numpy(), whole(3, 4).numpy().astype(np.int32)
+        images, labels = numbers(*image.shape).numpy(), whole(3, 4).numpy().astype(np.int32)
         imported = import_model(model)
         graph = with_fan_outs(imported.graph)
         weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}

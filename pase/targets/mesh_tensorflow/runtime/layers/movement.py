@@ -66,9 +66,12 @@ def concat(
         order = orders[i] if orders else ()
         if order:
             x = arrange(reshard(x, mesh, [own[place] for place in order]), own)
-        same = x.shape.to_integer_list == [dim.size for dim in own]
+        sizes = [dim.size for dim in own]
+        longer = [dim for dim in x.shape.dims if dim.size > 1]
+        if x.shape.to_integer_list != sizes and [dim.size for dim in longer] == sizes:
+            x = arrange(x, longer)
         # A tensor that comes in another shape is brought to this mesh first.
-        inputs.append(x if same else reshard(x, mesh, own))
+        inputs.append(x if x.shape.to_integer_list == sizes else reshard(x, mesh, own))
     return _Concat(inputs, mesh, dims, position).outputs[0]
 
 
