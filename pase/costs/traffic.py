@@ -113,7 +113,7 @@ def layer_traffic(
     splits = splits_of(operator, values)
     messages: list[Communication] = []
     for position, access in enumerate(operator.writes):
-        if position not in operator.pieces:
+        if position not in operator.wholes:
             is_single = bool(single_use) and single_use[position]
             messages.append(partial_sum(operator, access, splits, itemsize, ends_on_edge=is_single))
     joint_sums: dict[int, Communication] = {}
@@ -157,7 +157,7 @@ def _work(
         return nothing, nothing
     forward = _busiest([(work, work.flop_per_point) for work in operator.work], splits)
     backward = _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in operator.work], splits)
-    own = [access for i, access in enumerate(operator.writes) if i not in operator.pieces]
+    own = [access for i, access in enumerate(operator.writes) if i not in operator.wholes]
     written = sum((shard_size(a.shape, a.index_map, splits) for a in own), np.zeros(len(splits.values)))
     read, gradients = np.zeros(len(splits.values)), np.zeros(len(splits.values))
     for access, flows_back in zip(operator.reads, has_gradient, strict=True):

@@ -169,15 +169,19 @@ class Operator:
         return tuple(access for access in self.reads if access.role is Role.PARAMETER)
 
     @cached_property
-    def pieces(self) -> frozenset[int]:
-        """Positions of the writes that are pieces of another one: its points, summed and written once."""
-        whole = {write.index_map for write in self.writes}
-        return frozenset(
-            i
-            for i, write in enumerate(self.writes)
-            if any(isinstance(axis, SliceOf) for axis in write.index_map)
-            and tuple(axis.dim if isinstance(axis, SliceOf) else axis for axis in write.index_map) in whole
-        )
+    def wholes(self) -> Mapping[int, int]:
+        """Return for each write that is a piece of another one, by position, that one: it is summed and written once.
+
+        Of several that it may be cut from, it is of the one whose name it has before a bracket.
+        """
+        found: dict[int, int] = {}
+        for i, write in enumerate(self.writes):
+            index_map = tuple(axis.dim if isinstance(axis, SliceOf) else axis for axis in write.index_map)
+            fits = [j for j, other in enumerate(self.writes) if other.index_map == index_map != write.index_map]
+            named = [j for j in fits if self.writes[j].tensor == write.tensor.partition("[")[0]]
+            if fits:
+                found[i] = (named or fits)[0]
+        return found
 
     def attribute(self, name: str, default: ScalarT) -> ScalarT:
         """Return an attribute, or the default where the operator does not have it."""
@@ -198,14 +202,6 @@ class Operator:
             if times:
                 found.append(exchange if times == exchange.times else replace(exchange, times=times))
         return tuple(found)
-
-    def whole_of(self, output: int) -> int:
-        """Return the output that one is a piece of: that of its name before a bracket, or the first; or itself."""
-        write = self.writes[output]
-        if not output or not any(isinstance(axis, SliceOf) for axis in write.index_map):
-            return output
-        name = write.tensor.partition("[")[0]
-        return next((i for i, whole in enumerate(self.writes[:output]) if whole.tensor == name), 0)
 
     def partial_dims(self, access: Access) -> tuple[str, ...]:
         """Return the iteration dims whose split leaves partial sums of a tensor (of a read's gradient)."""

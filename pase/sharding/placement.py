@@ -320,7 +320,7 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
         inside = [
             (write.shape, write.index_map, operator.partial_dims(write), 1)
             for position, write in enumerate(operator.writes)
-            if position not in operator.pieces
+            if position not in operator.wholes
         ]
         inside += [
             (read.shape, read.index_map, operator.partial_dims(read), 1)

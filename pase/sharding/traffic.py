@@ -102,7 +102,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
         for position, write in enumerate(operator.writes):
             points = shard_points(operator, write.shape, write.index_map, mesh)
             over = operator.partial_dims(write)
-            if position not in operator.pieces:
+            if position not in operator.wholes:
                 yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
             for dim in single_points(write):
                 # The part that computes it gives it to the others, which hold it in a program too.

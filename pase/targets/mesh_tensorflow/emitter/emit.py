@@ -324,7 +324,7 @@ def _made(plan: Plan, bodies: Mapping[str, Body], edge: Edge, results: Mapping[s
     """Return what a producer wrote: the first of it, what recurrent layers hold in the end, or a piece of these."""
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
-    write, number = producer.writes[edge.output], producer.whole_of(edge.output)
+    write, number = producer.writes[edge.output], producer.wholes.get(edge.output, edge.output)
     parts = [axis for axis in write.index_map if isinstance(axis, SliceOf)]
     whole = producer.writes[number]
     is_state = number > 0 and bodies[edge.producer].steps[-1].function == "recurrent"

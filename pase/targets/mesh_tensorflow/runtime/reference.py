@@ -314,7 +314,7 @@ class _Network:
         if edge is None:
             return tf.reshape(self._placeholder(self._items[operator.name, position]), access.shape)
         producer = self._graph[edge.producer]
-        whole = producer.whole_of(edge.output)
+        whole = producer.wholes.get(edge.output, edge.output)
         written = self._written[edge.producer][whole]
         if edge.output != whole:
             array, dims = named(producer, producer.writes[whole], written)
