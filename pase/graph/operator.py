@@ -181,7 +181,7 @@ class Operator:
             named = [j for j in fits if self.writes[j].tensor == write.tensor.partition("[")[0]]
             if fits:
                 found[i] = (named or fits)[0]
-        return found
+        return FrozenDict(found)
 
     def attribute(self, name: str, default: ScalarT) -> ScalarT:
         """Return an attribute, or the default where the operator does not have it."""
