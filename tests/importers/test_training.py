@@ -496,10 +496,47 @@ def test_a_loss_needs_targets() -> None:
         import_model((model, inputs, 3))
 
 
+def onnx_network(nodes: list[Any], shape: list[int], held: Mapping[str, Array]) -> Any:
+    """Return an ONNX model of the loss of four labels, given x of a shape; held: the tensors that it stores."""
+    import onnx
+
+    helper, kinds = onnx.helper, onnx.TensorProto
+    x = helper.make_tensor_value_info("x", kinds.FLOAT, shape)
+    labels = helper.make_tensor_value_info("labels", kinds.INT64, [4])
+    loss = helper.make_tensor_value_info("loss", kinds.FLOAT, [])
+    stored = [onnx.numpy_helper.from_array(array, name) for name, array in held.items()]
+    graph = helper.make_graph(nodes, "net", [x, labels], [loss], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    return model
+
+
+def check_onnx(
+    model: Any,
+    held: Mapping[str, Array],
+    inputs: Mapping[str, Any],
+    loss_of: Callable[[Mapping[str, Any]], Any],
+    *,
+    num_strategies: int,
+) -> None:
+    """Assert that a model trains as PyTorch does; loss_of: the same loss there, of the weights."""
+    w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
+    expected = []
+    for _ in range(STEPS):
+        loss = loss_of(w)
+        gradients = torch.autograd.grad(loss, list(w.values()))
+        expected.append(loss.item())
+        w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
+    weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
+    for seed in range(num_strategies):
+        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
+        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
 def onnx_model() -> tuple[Any, dict[str, Array]]:
     """Return a convolutional network with its loss, and the weights that it holds."""
     onnx = pytest.importorskip("onnx")
-    helper, kinds = onnx.helper, onnx.TensorProto
+    helper = onnx.helper
     torch.manual_seed(2)
     shapes = {"w1": (4, 2, 3, 3), "b1": (4,), "scale": (4,), "shift": (4,), "w2": (48, 5), "b2": (5,)}
     held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in shapes.items()}
@@ -517,38 +554,21 @@ def onnx_model() -> tuple[Any, dict[str, Array]]:
         helper.make_node("Neg", ["picked"], ["negative"]),
         helper.make_node("ReduceMean", ["negative"], ["loss"], keepdims=0),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [
-            helper.make_tensor_value_info("x", kinds.FLOAT, [4, 2, 8, 9]),
-            helper.make_tensor_value_info("labels", kinds.INT64, [4]),
-        ],
-        [helper.make_tensor_value_info("loss", kinds.FLOAT, [])],
-        [onnx.numpy_helper.from_array(array, name) for name, array in (held | kept).items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
+    model = onnx_network(nodes, [4, 2, 8, 9], held | kept)
     return model, held
 
 
 def test_an_onnx_network_trains_as_pytorch_does() -> None:
     model, held = onnx_model()
     inputs = {"x": numbers(4, 2, 8, 9), "labels": whole(5, 4)}
-    w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
-    expected = []
-    for _ in range(STEPS):
+
+    def loss_of(w: Mapping[str, Any]) -> Any:
         x = F.conv2d(F.pad(inputs["x"], (1, 0, 1, 0)), w["w1"], w["b1"], stride=(2, 1))
         x = F.batch_norm(x, None, None, w["scale"], w["shift"], training=True)
         x = F.max_pool2d(torch.sigmoid(x), 2, (1, 2)).flatten(1)
-        loss = F.cross_entropy(x @ w["w2"] + w["b2"], inputs["labels"])
-        gradients = torch.autograd.grad(loss, list(w.values()))
-        expected.append(loss.item())
-        w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
-    weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
-    for seed in range(2):
-        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+        return F.cross_entropy(x @ w["w2"] + w["b2"], inputs["labels"])
+
+    check_onnx(model, held, inputs, loss_of, num_strategies=2)
 
 
 def test_a_jax_transformer_trains_as_jax_does() -> None:
@@ -594,7 +614,7 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
 def test_an_onnx_generator_trains_as_pytorch_does() -> None:
     """Transposed convolutions, neighbouring channels and ONNX's own loss, which leaves no target out."""
     onnx = pytest.importorskip("onnx")
-    helper, kinds = onnx.helper, onnx.TensorProto
+    helper = onnx.helper
     torch.manual_seed(3)
     shapes = {"w1": (3, 4, 3, 2), "b1": (4,), "w2": (4, 3, 3, 4), "w3": (6, 5), "b3": (5,)}
     held = {name: (torch.randn(shape) * 0.5).numpy() for name, shape in shapes.items()}
@@ -609,40 +629,23 @@ def test_an_onnx_generator_trains_as_pytorch_does() -> None:
         helper.make_node("Gemm", ["f", "w3", "b3"], ["y"]),
         helper.make_node("SoftmaxCrossEntropyLoss", ["y", "labels"], ["loss"], ignore_index=-1),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [
-            helper.make_tensor_value_info("x", kinds.FLOAT, [4, 3, 3, 5]),
-            helper.make_tensor_value_info("labels", kinds.INT64, [4]),
-        ],
-        [helper.make_tensor_value_info("loss", kinds.FLOAT, [])],
-        [onnx.numpy_helper.from_array(array, name) for name, array in held.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
+    model = onnx_network(nodes, [4, 3, 3, 5], held)
     inputs = {"x": numbers(4, 3, 3, 5), "labels": whole(5, 4)}
-    w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
-    expected = []
-    for _ in range(STEPS):
+
+    def loss_of(w: Mapping[str, Any]) -> Any:
         x = F.conv_transpose2d(inputs["x"], w["w1"], w["b1"], stride=(2, 1), dilation=(1, 2), output_padding=(1, 0))
         x = F.local_response_norm(x[:, :, 1:, :-1], 3, alpha=0.25, beta=0.5, k=1.5)
         # 7 rows of windows of 3 and 6 columns of windows of 4 reach 15 and 14: one and two more than twice as many.
         x = F.conv_transpose2d(x, w["w2"], stride=2, groups=2)[:, :, :-1, 1:-1]
-        loss = F.cross_entropy(torch.relu(x).mean((2, 3)) @ w["w3"] + w["b3"], inputs["labels"])
-        gradients = torch.autograd.grad(loss, list(w.values()))
-        expected.append(loss.item())
-        w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
-    weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
-    for seed in range(2):
-        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+        return F.cross_entropy(torch.relu(x).mean((2, 3)) @ w["w3"] + w["b3"], inputs["labels"])
+
+    check_onnx(model, held, inputs, loss_of, num_strategies=2)
 
 
 def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
     """An LSTM, a GRU and a plain layer, whose gates ONNX has in an order of its own; first states are zeros or none."""
     onnx = pytest.importorskip("onnx")
-    helper, kinds = onnx.helper, onnx.TensorProto
+    helper = onnx.helper
     torch.manual_seed(4)
     sizes = {"l": (4, 3, 8), "g": (3, 8, 4), "r": (1, 4, 8)}
     shapes = {f"{n}w": (1, gates * units, width) for n, (gates, width, units) in sizes.items()}
@@ -661,23 +664,11 @@ def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
         helper.make_node("MatMul", ["h", "w"], ["z"]),
         helper.make_node("SoftmaxCrossEntropyLoss", ["z", "labels"], ["loss"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [
-            helper.make_tensor_value_info("x", kinds.FLOAT, [5, 4, 3]),
-            helper.make_tensor_value_info("labels", kinds.INT64, [4]),
-        ],
-        [helper.make_tensor_value_info("loss", kinds.FLOAT, [])],
-        [onnx.numpy_helper.from_array(array, name) for name, array in (held | kept).items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.checker.check_model(model)
+    model = onnx_network(nodes, [5, 4, 3], held | kept)
     inputs = {"x": numbers(5, 4, 3), "labels": whole(5, 4)}
-    w = {name: torch.from_numpy(array).double().requires_grad_() for name, array in held.items()}
     options = {"num_layers": 1, "dropout": 0.0, "train": True, "bidirectional": False, "batch_first": False}
 
-    def of(name: str, order: list[int]) -> list[Any]:
+    def of(w: Mapping[str, Any], name: str, order: list[int]) -> list[Any]:
         def turned(x: Any) -> Any:
             parts = x.chunk(len(order))
             return torch.cat([parts[i] for i in order])
@@ -685,20 +676,14 @@ def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
         biases = w[f"{name}b"][0].chunk(2) if f"{name}b" in w else ()
         return [turned(x) for x in (w[f"{name}w"][0], w[f"{name}u"][0], *biases)]
 
-    expected = []
-    for _ in range(STEPS):
+    def loss_of(w: Mapping[str, Any]) -> Any:
         state = torch.zeros(1, 4, 8, dtype=torch.float64)
-        x, *_ = torch.lstm(inputs["x"], (state, state), of("l", [0, 2, 3, 1]), has_biases=True, **options)
-        x, _ = torch.gru(x, state[..., :4], of("g", [1, 0, 2]), has_biases=True, **options)
-        x, _ = torch.rnn_relu(x, state, of("r", [0]), has_biases=False, **options)
-        loss = F.cross_entropy(x[4] @ w["w"], inputs["labels"])
-        gradients = torch.autograd.grad(loss, list(w.values()))
-        expected.append(loss.item())
-        w = {n: (t - RATE * g).detach().requires_grad_() for (n, t), g in zip(w.items(), gradients, strict=True)}
-    weights = {name: array.astype(np.float64) for name, array in read_weights(model).items()}
-    for seed in range(3):
-        losses, _ = trained(random_plan(graph_of(model), 4, seed), weights, arrays(inputs))
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+        x, *_ = torch.lstm(inputs["x"], (state, state), of(w, "l", [0, 2, 3, 1]), has_biases=True, **options)
+        x, _ = torch.gru(x, state[..., :4], of(w, "g", [1, 0, 2]), has_biases=True, **options)
+        x, _ = torch.rnn_relu(x, state, of(w, "r", [0]), has_biases=False, **options)
+        return F.cross_entropy(x[4] @ w["w"], inputs["labels"])
+
+    check_onnx(model, held, inputs, loss_of, num_strategies=3)
 
 
 def test_a_jax_generator_trains_as_jax_does() -> None:
