@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pase.planning.plan import LayerPlan, Plan
     from pase.planning.plan_file import load_plan
     from pase.planning.planner import SearchOptions, search
-    from pase.targets.mesh_tensorflow.emitter import emit
+    from pase.targets.emitter import emit
     from pase.views.exports import export
     from pase.views.reports.document import report
 else:
@@ -34,7 +34,7 @@ else:
         __name__,
         {
             "pase.analysis.baselines.compare": ("compare",),
-            "pase.targets.mesh_tensorflow.emitter": ("emit",),
+            "pase.targets.emitter": ("emit",),
             "pase.analysis.explanation": ("explain",),
             "pase.views.exports": ("export",),
             "pase.graph": ("Builder", "Graph"),

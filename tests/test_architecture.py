@@ -29,12 +29,13 @@ ORDER = (
     "pase.solver",
     "pase.planning",
     "pase.analysis",
+    "pase.targets.training",  # what the programs of all frameworks share
     # With the one module that loads the framework.
     "pase.targets.mesh_tensorflow.primitives",
     "pase.targets.mesh_tensorflow.runtime",
     "pase.datasets",  # of what programs read
     "pase.calibration",
-    "pase.targets.mesh_tensorflow.emitter",
+    "pase.targets.emitter",
     "pase.targets",
     "pase.easgd",
     "pase.studies",  # of the algorithms as training declares them
@@ -173,7 +174,7 @@ def _is_literal(node: ast.expr, constants: set[str]) -> bool:
 
 def test_text_of_programs_is_made_in_one_module() -> None:
     """Nobody else makes a `Text`, and whoever writes one has `Grammar.write` by a name of `WRITERS`."""
-    home, makers = "pase.targets.mesh_tensorflow.emitter.text", 0
+    home, makers = "pase.targets.emitter.text", 0
     for module in MODULES:
         imported = {name for name, _ in _imports(module) if name == home}
         for name, call in _calls(module):
@@ -263,7 +264,7 @@ HEAVY = (
         "import pase",
         "from pase.cli.main import run; assert run(['search', 'alexnet', '--devices', '8']) == 0",
         "from pase.cli.main import run; assert run(['models']) == 0",
-        "import pase.targets.mesh_tensorflow.emitter",
+        "import pase.targets.emitter",
         "from pase.cli.main import run; assert run(['easgd-model', '--workers', '2']) == 0",
         "import pase.targets.mesh_tensorflow.primitives",
         "import pase.targets.mesh_tensorflow.runtime",

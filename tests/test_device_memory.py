@@ -20,7 +20,7 @@ from pase.planning.memory_limit import weighted_problem
 from pase.planning.plan import Plan
 from pase.planning.planner import problem_of
 from pase.sharding.traffic import held_weights, layer_movements, optimiser_numbers
-from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
+from pase.targets.training.optimisers import OPTIMISERS, make_rule
 from tests.networks import SMALL, small_graph
 from tests.runtime.networks import EXCHANGING, mixed, small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan

@@ -8,7 +8,7 @@ import pytest
 from pase.costs.memory import device_memory
 from pase.sharding.boxes import num_points
 from pase.sharding.traffic import held_weights, optimiser_numbers, parameters_per_device
-from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
+from pase.targets.training.optimisers import make_rule
 from tests.runtime.networks import small, tied
 from tests.runtime.plans import make_plan, random_plan
 

@@ -24,7 +24,7 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, physical_gpus
-from pase.targets.mesh_tensorflow.runtime.options import (
+from pase.targets.training.options import (
     CPU,
     GPU,
     DeviceChoice,

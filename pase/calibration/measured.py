@@ -14,7 +14,7 @@ from pase.errors import CalibrationError, ProgramError
 from pase.machine import Device, Level, Machine
 from pase.planning.planner import Progress
 from pase.targets.mesh_tensorflow.runtime.launch import program_events
-from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU, KINDS, DeviceChoice
+from pase.targets.training.options import CPU, GPU, KINDS, DeviceChoice
 
 KIB, MIB = 2**10, 2**20
 

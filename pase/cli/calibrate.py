@@ -24,7 +24,7 @@ from pase.cli.progress import progress
 from pase.common.documents import write_or_fail
 from pase.errors import CalibrationError
 from pase.machine import machine_document, machine_text
-from pase.targets.mesh_tensorflow.runtime.options import KINDS, device_choice, device_options
+from pase.targets.training.options import KINDS, device_choice, device_options
 
 
 @click.command("calibrate", epilog="Example: pase calibrate --devices 2 --quick -o machine.toml")

@@ -26,7 +26,7 @@ from pase.planning.planner import Progress, search
 from pase.solver.ordering import ORDERINGS
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster, read_hosts
 from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
-from pase.targets.mesh_tensorflow.runtime.options import options_of_all
+from pase.targets.training.options import options_of_all
 
 
 def complete_models(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -36,11 +36,11 @@ from pase.importers import is_builtin
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
-from pase.targets.mesh_tensorflow.emitter import emit, emit_forward, outputs_left_out
+from pase.targets.emitter import emit, emit_forward, outputs_left_out
 from pase.targets.mesh_tensorflow.execute import RunResult, run_plan
-from pase.targets.mesh_tensorflow.runtime.data import data_inputs
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
-from pase.targets.mesh_tensorflow.runtime.options import device_choice, device_options, training_flags, training_options
+from pase.targets.training.data import data_inputs
+from pase.targets.training.options import device_choice, device_options, training_flags, training_options
 
 PHASES = ("forward", "backward", "update")
 

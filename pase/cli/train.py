@@ -46,7 +46,7 @@ from pase.errors import TrainingError
 from pase.studies.easgd_costs.paper import PARTS
 from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
-from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, device_choice, device_options, options_of_all
+from pase.targets.training.options import ITEMSIZES, device_choice, device_options, options_of_all
 
 _SAVE_EVERY = 100
 

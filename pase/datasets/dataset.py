@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pase.errors import DatasetError, ProgramError
-from pase.targets.mesh_tensorflow.runtime.data import DataInput, read_arrays
+from pase.targets.training.data import DataInput, read_arrays
 
 Array = np.ndarray[Any, Any]
 

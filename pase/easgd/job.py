@@ -18,7 +18,7 @@ from pase.machine import DEFAULT_MACHINE, Machine
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster
 from pase.targets.mesh_tensorflow.runtime.launch import supervise
-from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, DeviceChoice
+from pase.targets.training.options import ITEMSIZES, DeviceChoice
 
 
 class DataSplit(StrEnum):

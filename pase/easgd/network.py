@@ -25,17 +25,17 @@ from pase.machine import DEFAULT_MACHINE, Machine
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
-from pase.targets.mesh_tensorflow.runtime.data import Array, Batches, DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.initial import initial_value
-from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, Key, step_key
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import accuracy_of
+from pase.targets.training.data import Array, Batches, DataInput
+from pase.targets.training.initial import initial_value
+from pase.targets.training.masks import NOTHING_DROPPED, Key, step_key
 
 Build = Callable[[Program], Any]
 

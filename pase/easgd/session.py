@@ -28,9 +28,9 @@ from pase.errors import PaseError, TrainingError
 from pase.planning.planner import Progress
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, check_data, check_weights
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, kept_text
-from pase.targets.mesh_tensorflow.runtime.data import DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import local_devices
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
+from pase.targets.training.data import DataInput
 
 _IN_METRICS = frozenset({"step", "tested"})
 

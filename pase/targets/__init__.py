@@ -1,1 +1,1 @@
-"""What makes programs of plans, one package for each framework."""
+"""What makes programs of plans and runs them, one package for each framework, and the emitter, for all."""

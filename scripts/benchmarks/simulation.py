@@ -18,7 +18,7 @@ from pase.costs import cost_model
 from pase.graph import Scalar
 from pase.machine import Machine
 from pase.planning.strategy import plan_layers, total_cost
-from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, DeviceChoice
+from pase.targets.training.options import CPU, DEFAULT_GPU_MEMORY_MIB, DeviceChoice
 from scripts.benchmarks.tables import markdown, publish
 from scripts.benchmarks.trials import random_strategy
 
@@ -161,9 +161,9 @@ def _step_times(plans: Sequence[Plan], rounds: int) -> list[tuple[float, float]]
 def _training(plan: Plan) -> Iterator[tuple[Any, Any]]:
     """Give the training of a plan's program on virtual devices, and a batch."""
     from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-    from pase.targets.mesh_tensorflow.runtime.data import Batches
     from pase.targets.mesh_tensorflow.runtime.program import Program
     from pase.targets.mesh_tensorflow.runtime.training import Training
+    from pase.targets.training.data import Batches
 
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(emit(plan), "<emitted>", "exec"), namespace)

@@ -160,8 +160,8 @@ def _searched(network: str, arguments: tuple[tuple[str, Scalar], ...], num_devic
 
 @cache
 def _reference(network: str, arguments: tuple[tuple[str, Scalar], ...], steps: int) -> "ReferenceResult":
-    from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
     from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+    from pase.targets.training.options import Schedule, TrainingOptions
 
     options = TrainingOptions(steps=steps, dtype="float64", schedule=Schedule(peak=_rate(network)), seed=0)
     found = reference_training(_graph(network, arguments), options)
@@ -178,9 +178,9 @@ def _rate(network: str) -> float:
 def _trained(plan: Plan, steps: int, learning_rate: float) -> tuple[list[float], Mapping[str, Any]]:
     """Return the losses of a plan's program and its weights after the last step."""
     from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-    from pase.targets.mesh_tensorflow.runtime.data import Batches
     from pase.targets.mesh_tensorflow.runtime.program import Program
     from pase.targets.mesh_tensorflow.runtime.training import Training
+    from pase.targets.training.data import Batches
 
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(emit(plan), "<emitted>", "exec"), namespace)

@@ -1,7 +1,7 @@
 """Samples as a machine with known figures would give them."""
 
 from pase.calibration.measured import Rate, Samples, TransferSample
-from pase.targets.mesh_tensorflow.runtime.options import CPU
+from pase.targets.training.options import CPU
 
 LATENCY_S, BANDWIDTH_BYTES_PER_S = 5e-6, 4e9
 

@@ -9,7 +9,7 @@ from pase.calibration import child as kernels
 from pase.calibration.measured import EFFORTS, Convolution
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.options import CPU, GPU
+from pase.targets.training.options import CPU, GPU
 
 EFFORT = EFFORTS["glance"]
 DEVICES = virtual_cpus(2)

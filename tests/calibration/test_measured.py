@@ -12,7 +12,7 @@ from pase.calibration.measured import EFFORTS, SAMPLES, binary, measured_machine
 from pase.common.documents import Field
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_schema, machine_text, parse_machine, preset_names
-from pase.targets.mesh_tensorflow.runtime.options import GPU
+from pase.targets.training.options import GPU
 from tests.calibration.synthetic import BANDWIDTH_BYTES_PER_S, LATENCY_S, synthetic
 
 

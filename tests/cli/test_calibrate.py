@@ -16,7 +16,7 @@ from pase.calibration.measured import Samples, calibrate, measured_machine
 from pase.cli import calibrate as command
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import load_machine, machine_schema, parse_machine
-from pase.targets.mesh_tensorflow.runtime.options import GPU, DeviceChoice
+from pase.targets.training.options import GPU, DeviceChoice
 from tests.calibration.synthetic import synthetic
 from tests.cli.conftest import Command
 

@@ -249,9 +249,9 @@ ANSWERING_SEARCH = (
     "main()"
 )
 SLOW_PROGRAM = (
-    "import pase.cli.progress, pase.targets.mesh_tensorflow.emitter\n"
+    "import pase.cli.progress, pase.targets.emitter\n"
     "pase.cli.progress.QUIET_S = 0.05\n"
-    "pase.targets.mesh_tensorflow.emitter.emit = lambda _: 'import time; time.sleep(60)'\n"
+    "pase.targets.emitter.emit = lambda _: 'import time; time.sleep(60)'\n"
     "from pase.cli import main\n"
     "main()"
 )

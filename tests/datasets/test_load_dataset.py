@@ -10,7 +10,7 @@ from pase.datasets import SOURCES, Dataset, fit_to, has_parts, load_dataset
 from pase.datasets.registry import digits
 from pase.errors import DatasetError, MissingExtraError
 from pase.models import build
-from pase.targets.mesh_tensorflow.runtime.data import DataInput, data_inputs
+from pase.targets.training.data import DataInput, data_inputs
 from tests.datasets.written import cifar_files, mnist_files, write
 
 # -- sources

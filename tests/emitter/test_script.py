@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import small

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pase.targets.mesh_tensorflow.emitter.text import Identifiers, printable, quoted
+from pase.targets.emitter.text import Identifiers, printable, quoted
 
 
 @given(st.text())

@@ -7,7 +7,7 @@ import pytest
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, elementwise, pool2d, softmax_loss
 from pase.sharding.traffic import edge_bytes
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from pase.graph import Access, Graph, Operator, Role, Window
 from pase.sharding.traffic import parameter_name
-from pase.targets.mesh_tensorflow.runtime.initial import shared_order
+from pase.targets.training.initial import shared_order
 
 Array = Any
 Constrain = Callable[[str, str, int | str, Array], Array]

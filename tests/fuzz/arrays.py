@@ -23,7 +23,7 @@ from pase.solver import solve
 from pase.solver.ordering import ORDERINGS
 from pase.tables.files import export_cfn, read_problem, write_problem
 from pase.targets.mesh_tensorflow.runtime.checkpoint import MAGIC, Checkpoint, read_checkpoint, write_checkpoint
-from pase.targets.mesh_tensorflow.runtime.data import Batches, DataInput, read_arrays
+from pase.targets.training.data import Batches, DataInput, read_arrays
 from tests.fuzz.harness import Reader, Target
 from tests.fuzz.mutations import NUMBERS, WORDS, change_bytes, change_document, word
 

@@ -23,9 +23,9 @@ from pase.importers.onnx.native import Native, NativeError, native
 from pase.importers.weights import read_weights
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.tables.files import read_problem
-from pase.targets.mesh_tensorflow.emitter import emit_forward
-from pase.targets.mesh_tensorflow.runtime.data import Batches, DataInput, read_arrays
+from pase.targets.emitter import emit_forward
 from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
+from pase.targets.training.data import Batches, DataInput, read_arrays
 from tests.importers.onnx_models import feed, model, node, number, weight, whole
 from tests.networks import tiny_plan
 
@@ -168,7 +168,7 @@ def test_arrays_are_read_as_numpy_wrote_them(tmp_path: Path) -> None:
 def test_millions_of_labels_are_checked_a_million_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = []
     monkeypatch.setattr(
-        "pase.targets.mesh_tensorflow.runtime.data.check_values", lambda _item, array, _where: pieces.append(len(array))
+        "pase.targets.training.data.check_values", lambda _item, array, _where: pieces.append(len(array))
     )
     Batches([DataInput(name="labels", shape=(4,), below=2)], seed=0, arrays={"labels": np.zeros(3_000_000, np.uint8)})
     assert pieces == [1 << 20, 1 << 20, 3_000_000 - (2 << 20)]

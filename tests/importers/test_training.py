@@ -20,14 +20,14 @@ from pase.importers.ir import Use  # noqa: E402
 from pase.importers.weights import read_as, read_weights  # noqa: E402
 from pase.planning.plan import Plan  # noqa: E402
 from pase.sharding.traffic import flows  # noqa: E402
-from pase.targets.mesh_tensorflow.emitter import emit, emit_forward  # noqa: E402
+from pase.targets.emitter import emit, emit_forward  # noqa: E402
 from pase.targets.mesh_tensorflow.execute import run_plan  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.measure import crossed  # noqa: E402
-from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
+from pase.targets.training.options import TrainingOptions  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
 from tests.runtime.test_lstm_traffic import check as check_bytes  # noqa: E402
 

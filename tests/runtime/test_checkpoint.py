@@ -17,7 +17,7 @@ import pytest
 from pase.errors import ProgramError
 from pase.graph import Graph
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.runtime.checkpoint import (
     NEWEST,
     Checkpoint,
@@ -29,9 +29,9 @@ from pase.targets.mesh_tensorflow.runtime.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
-from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.script import main, train
+from pase.targets.training.optimisers import make_rule
+from pase.targets.training.options import Schedule, TrainingOptions
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of

@@ -8,7 +8,7 @@ import pytest
 from pase.errors import ProgramError
 from pase.graph import Builder
 from pase.graph.operators import dense, elementwise, softmax_loss
-from pase.targets.mesh_tensorflow.runtime.data import (
+from pase.targets.training.data import (
     Batches,
     DataInput,
     GeneratedBatches,

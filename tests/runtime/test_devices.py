@@ -18,8 +18,8 @@ from pase.targets.mesh_tensorflow.runtime.devices import (
     spread,
     virtual_cpus,
 )
-from pase.targets.mesh_tensorflow.runtime.options import DeviceChoice, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.script import main, train
+from pase.targets.training.options import DeviceChoice, TrainingOptions
 from tests.emitter.golden_mlp import build
 
 

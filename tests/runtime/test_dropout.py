@@ -14,17 +14,17 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.layers import dropout as dropout_layer
 from pase.targets.mesh_tensorflow.runtime.layers.points import _drawn
-from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, kept, layer_key, step_key, threshold
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
+from pase.targets.training.data import Batches
+from pase.targets.training.masks import NOTHING_DROPPED, kept, layer_key, step_key, threshold
 from tests.runtime.plans import configurations, make_plan, random_plan
 from tests.runtime.training import builder_of, options
 

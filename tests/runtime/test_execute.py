@@ -9,8 +9,8 @@ from pase.graph import Builder
 from pase.graph.operators import softmax_loss
 from pase.planning.plan import Plan
 from pase.targets.mesh_tensorflow.execute import max_relative_difference, run_plan
-from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
+from pase.targets.training.optimisers import make_rule
 from tests.runtime.networks import small, sorting
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import options
@@ -63,17 +63,15 @@ def test_a_program_that_fails_says_why(plan: Plan, tmp_path: Path) -> None:
 
 
 def test_a_program_that_breaks_shows_its_last_lines(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "pase.targets.mesh_tensorflow.emitter.emit", lambda _: "print('no JSON')\nraise KeyError('broken')"
-    )
+    monkeypatch.setattr("pase.targets.emitter.emit", lambda _: "print('no JSON')\nraise KeyError('broken')")
     with pytest.raises(ProgramError, match=r"(?s)ended with status 1; its last lines:.*KeyError: 'broken'"):
         run_plan(plan, options(1))
     monkeypatch.setattr(
-        "pase.targets.mesh_tensorflow.emitter.emit", lambda _: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
+        "pase.targets.emitter.emit", lambda _: "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     with pytest.raises(ProgramError, match=r"was ended by signal 9 \(perhaps for want of memory"):
         run_plan(plan, options(1))
-    monkeypatch.setattr("pase.targets.mesh_tensorflow.emitter.emit", lambda _: "")
+    monkeypatch.setattr("pase.targets.emitter.emit", lambda _: "")
     with pytest.raises(ProgramError, match=r"ended after 0 of 1 steps"):
         run_plan(plan, options(1))
 

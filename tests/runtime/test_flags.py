@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.optimisers import Adafactor, AdamW, make_rule
-from pase.targets.mesh_tensorflow.runtime.options import (
+from pase.targets.mesh_tensorflow.runtime.script import command_of_program
+from pase.targets.training.optimisers import Adafactor, AdamW, make_rule
+from pase.targets.training.options import (
     Schedule,
     TrainingOptions,
     command_line,
     training_options,
 )
-from pase.targets.mesh_tensorflow.runtime.script import command_of_program
 
 DEFAULTS: dict[str, Any] = command_of_program.read([])
 

@@ -18,9 +18,9 @@ from pase.graph.operators import (
     transposed_convolution,
 )
 from pase.sharding.traffic import parameter_name
-from pase.targets.mesh_tensorflow.runtime.data import Batches, data_inputs
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+from pase.targets.training.data import Batches, data_inputs
+from pase.targets.training.initial import initial_deviation, initial_value
 from tests.runtime.test_reference import Array, cross_entropy, gradient
 from tests.runtime.training import options
 

@@ -12,15 +12,15 @@ from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.boxes import extents, num_points
 from pase.sharding.traffic import held_weights, parameters_per_device
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-from pase.targets.mesh_tensorflow.runtime.optimisers import make_rule
-from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.optimisers import make_rule
+from pase.targets.training.options import Schedule, TrainingOptions
 from scripts.digits import write
 from tests.runtime.plans import make_plan
 from tests.runtime.training import builder_of, options

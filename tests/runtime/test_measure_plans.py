@@ -9,13 +9,13 @@ from pase.graph import Graph
 from pase.planning.plan import Plan
 from pase.planning.planner import search
 from pase.sharding.traffic import Movement, Phase, bytes_by_movement, edge_bytes, flows
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
-from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.data import Batches
 from tests.networks import slow_machine, small_graph
 from tests.runtime.networks import mixed, small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan

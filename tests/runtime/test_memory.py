@@ -3,13 +3,13 @@
 from types import SimpleNamespace
 
 from pase.costs.memory import device_memory
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.devices import virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import peak_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.data import Batches
 from tests.runtime.networks import small
 from tests.runtime.plans import data_parallel_plan
 from tests.runtime.training import builder_of

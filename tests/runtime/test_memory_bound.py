@@ -10,13 +10,13 @@ from pase.graph import Graph
 from pase.graph.operators import with_fan_outs
 from pase.models import build
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-from pase.targets.mesh_tensorflow.runtime.data import Batches
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import peak_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.data import Batches
 from tests.runtime.networks import deep, small
 from tests.runtime.plans import data_parallel_plan, placed_plan
 from tests.runtime.training import builder_of

@@ -11,11 +11,11 @@ import pytest
 
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.initial import initial_value
 from pase.targets.mesh_tensorflow.runtime.layers import dims, reshard
-from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule, name_of, options_of
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.initial import initial_value
+from pase.targets.training.optimisers import OPTIMISERS, make_rule, name_of, options_of
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan, random_plan
 from tests.runtime.training import builder_of
@@ -251,7 +251,7 @@ def mlp_gradients(w: dict[str, Array], x: Array, labels: Array) -> tuple[float, 
 
 @pytest.mark.parametrize("case", ["nesterov", "adamw", "adafactor"])
 def test_a_network_is_trained_as_by_hand_under_random_strategies(case: str) -> None:
-    from pase.targets.mesh_tensorflow.emitter import emit
+    from pase.targets.emitter import emit
 
     optimiser, options, expected = CASES[case]
     numbers = np.random.default_rng(0)

@@ -8,13 +8,13 @@ import pytest
 
 from pase.errors import ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
-from pase.targets.mesh_tensorflow.runtime.initial import initial_value
 from pase.targets.mesh_tensorflow.runtime.layers import convolve, dims, fn, pool, reshard, softmax_loss, window
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise
-from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.script import main
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.initial import initial_value
+from pase.targets.training.options import Schedule, TrainingOptions
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from pase.errors import ProgramError
 from pase.graph import Builder, Graph
 from pase.graph.operators import conv2d, dense, embedding, pool2d, softmax_loss
 from pase.sharding.traffic import parameter_name
-from pase.targets.mesh_tensorflow.runtime.data import Batches, data_inputs
-from pase.targets.mesh_tensorflow.runtime.initial import initial_deviation, initial_value
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
+from pase.targets.training.data import Batches, data_inputs
+from pase.targets.training.initial import initial_deviation, initial_value
 from tests.runtime.networks import sorting
 from tests.runtime.training import options
 

@@ -8,12 +8,12 @@ import pytest
 
 from pase.graph import Graph
 from pase.models import build
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.execute import max_relative_difference
-from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, make_rule
-from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import train
+from pase.targets.training.optimisers import OPTIMISERS, make_rule
+from pase.targets.training.options import Schedule, TrainingOptions
 from tests.runtime.networks import small
 from tests.runtime.plans import random_plan
 from tests.runtime.training import builder_of

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.options import SCHEDULES, Schedule
+from pase.targets.training.options import SCHEDULES, Schedule
 
 
 def rates(num: int = 10, **options: Any) -> list[float]:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter import emit
+from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-from pase.targets.mesh_tensorflow.runtime.data import Array, Batches
-from pase.targets.mesh_tensorflow.runtime.options import Schedule, TrainingOptions
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.script import train
 from pase.targets.mesh_tensorflow.runtime.training import Training
+from pase.targets.training.data import Array, Batches
+from pase.targets.training.options import Schedule, TrainingOptions
 
 Weights = dict[str, Array]
 

@@ -10,8 +10,8 @@ from pase.errors import TrainingError
 from pase.importers import load
 from pase.planning.plan_file import write_plan
 from pase.planning.planner import search
-from pase.targets.mesh_tensorflow.emitter import emit
-from pase.targets.mesh_tensorflow.runtime.data import Batches
+from pase.targets.emitter import emit
+from pase.targets.training.data import Batches
 
 ARGUMENTS = {"inputs": 12, "hidden": 8, "layers": 2, "classes": 4}
 

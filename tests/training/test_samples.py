@@ -8,7 +8,7 @@ import pytest
 from pase.easgd.job import DataSplit
 from pase.easgd.network import Sampler, batches_of_workers, part_of, worker_seed
 from pase.errors import ProgramError, TrainingError
-from pase.targets.mesh_tensorflow.runtime.data import DataInput
+from pase.targets.training.data import DataInput
 
 INPUTS = (DataInput(name="inputs", shape=(4, 2)), DataInput(name="labels", shape=(4,), below=1000))
 NUM_ROWS = 46

@@ -1,1 +1,1 @@
-"""Mesh-TensorFlow programs: what writes them, and the library that they run on."""
+"""The library that Mesh-TensorFlow programs run on, and what runs them."""

@@ -9,9 +9,9 @@ from pase.errors import ProgramError
 from pase.planning.plan import Plan
 from pase.sharding.traffic import held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.primitives.traffic import NOTHING_MOVED
-from pase.targets.mesh_tensorflow.runtime.data import StepEvaluation
 from pase.targets.mesh_tensorflow.runtime.launch import program_events
-from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, DeviceChoice, TrainingOptions, command_line
+from pase.targets.training.data import StepEvaluation
+from pase.targets.training.options import ITEMSIZES, DeviceChoice, TrainingOptions, command_line
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
@@ -68,7 +68,7 @@ def run_plan(
     choice: of the devices, by default virtual CPUs.
     Raises EmitError where the plan cannot be written as a program and ProgramError where the program fails.
     """
-    from pase.targets.mesh_tensorflow.emitter import emit
+    from pase.targets.emitter import emit
 
     source = emit(plan)
     report = on_progress or _silent

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pase.common.names import short, visible
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined
+from pase.targets.emitter.text import Grammar, Text, figure, joined
 from pase.views.drawing.plans import DrawnPlan, drawn_plan, edge_label, edge_width, title_lines, vertex_lines
 from pase.views.exports.registry import Exported, ExportOptions
 

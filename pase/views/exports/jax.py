@@ -15,7 +15,7 @@ from pase.planning.plan import Plan
 from pase.planning.planner import problem_of
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable
-from pase.targets.mesh_tensorflow.emitter.text import Text, code, joined
+from pase.targets.emitter.text import Text, code, joined
 from pase.views.exports.named_mesh import (
     NamedDim,
     NamedLayer,

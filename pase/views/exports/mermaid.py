@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from pase.common.names import visible
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, figure, joined, word
+from pase.targets.emitter.text import Grammar, Text, figure, joined, word
 from pase.views.drawing.plans import FILLS, DrawnPlan, drawn_plan, edge_label, edge_width, vertex_lines
 from pase.views.exports.registry import Exported, ExportOptions
 

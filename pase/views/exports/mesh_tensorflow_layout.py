@@ -12,7 +12,7 @@ from math import prod
 
 from pase.common.names import listed, short, visible
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, joined
+from pase.targets.emitter.text import Grammar, Text, joined
 from pase.views.exports.registry import Exported, ExportOptions
 
 Splits = Mapping[str, int]

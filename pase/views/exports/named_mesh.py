@@ -13,8 +13,8 @@ from math import prod
 from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.sharding.mesh_axes import Assignment, mesh_axes
-from pase.targets.mesh_tensorflow.emitter.text import Part as TextPart
-from pase.targets.mesh_tensorflow.emitter.text import Text, code, comment, docstring, printable
+from pase.targets.emitter.text import Part as TextPart
+from pase.targets.emitter.text import Text, code, comment, docstring, printable
 
 _SHOWN = 12
 """Names of layers in one line of notes."""

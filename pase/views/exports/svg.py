@@ -15,7 +15,7 @@ from pase.analysis.explanation.why_not import configuration_text
 from pase.common.names import visible
 from pase.common.quantities import quantity
 from pase.planning.plan import LayerPlan, Plan
-from pase.targets.mesh_tensorflow.emitter.text import Grammar, Text, joined, word
+from pase.targets.emitter.text import Grammar, Text, joined, word
 from pase.views.drawing.arrangement import Arrangement, Frame, arranged
 from pase.views.drawing.layered import Point
 from pase.views.drawing.plans import FILLS, PATTERNS, DrawnPlan, SplitClass, certificate_text, drawn_plan

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.emitter.text import Text, code, joined
+from pase.targets.emitter.text import Text, code, joined
 from pase.views.exports.named_mesh import (
     NamedLayer,
     NamedMesh,

@@ -18,8 +18,8 @@ import numpy as np
 
 from pase.common.documents import Field
 from pase.errors import ProgramError
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, name_of, options_of
-from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.training.optimisers import Rule, name_of, options_of
+from pase.targets.training.options import TrainingOptions
 
 if TYPE_CHECKING:  # they load the framework; a checkpoint that does not fit is found out before that
     from pase.targets.mesh_tensorflow.runtime.program import Program

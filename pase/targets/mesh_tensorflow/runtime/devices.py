@@ -12,7 +12,7 @@ from typing import Any
 from pase.errors import ProgramError
 from pase.sharding.layouts import HOST
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.options import CPU, DEFAULT_GPU_MEMORY_MIB, GPU, DeviceChoice
+from pase.targets.training.options import CPU, DEFAULT_GPU_MEMORY_MIB, GPU, DeviceChoice
 
 JOB = "worker"
 """The one job of a cluster."""

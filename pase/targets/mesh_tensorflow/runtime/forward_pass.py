@@ -19,12 +19,12 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
-from pase.targets.mesh_tensorflow.runtime.data import Array, DataInput, check_values, read_arrays
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.initial import given_value
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
-from pase.targets.mesh_tensorflow.runtime.options import ITEMSIZES, PATH, ProgramCommand, device_choice, device_options
 from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.training.data import Array, DataInput, check_values, read_arrays
+from pase.targets.training.initial import given_value
+from pase.targets.training.options import ITEMSIZES, PATH, ProgramCommand, device_choice, device_options
 
 Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
 """Tensors by the names of the model's outputs, and the shapes that these have."""

@@ -10,11 +10,11 @@ from pase.errors import ProgramError
 from pase.sharding.layouts import HOST, DeviceMesh, device_mesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh
-from pase.targets.mesh_tensorflow.runtime.data import DataInput
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.masks import Key
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule
 from pase.targets.mesh_tensorflow.runtime.reshard import FanOut, reshard
+from pase.targets.training.data import DataInput
+from pase.targets.training.masks import Key
+from pase.targets.training.optimisers import Rule
 
 
 class _HostScalar(mtf.Operation):

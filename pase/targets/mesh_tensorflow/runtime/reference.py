@@ -14,7 +14,8 @@ from pase.graph import Graph, Operator, Role
 from pase.graph.body import Step, elementary
 from pase.sharding.traffic import parameter_name
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.runtime.data import (
+from pase.targets.mesh_tensorflow.runtime.interpreter import interpret, named, piece_of
+from pase.targets.training.data import (
     Array,
     Batches,
     DataInput,
@@ -25,17 +26,16 @@ from pase.targets.mesh_tensorflow.runtime.data import (
     held_out_batches,
     read_arrays,
 )
-from pase.targets.mesh_tensorflow.runtime.initial import (
+from pase.targets.training.initial import (
     given_value,
     initial_moments,
     initial_value,
     shared_order,
     weight_name,
 )
-from pase.targets.mesh_tensorflow.runtime.interpreter import interpret, named, piece_of
-from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, Key, kept, step_key
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, name_of, options_of
-from pase.targets.mesh_tensorflow.runtime.options import TrainingOptions
+from pase.targets.training.masks import NOTHING_DROPPED, Key, kept, step_key
+from pase.targets.training.optimisers import Rule, name_of, options_of
+from pase.targets.training.options import TrainingOptions
 
 Slot = Callable[..., Any]
 """Takes a name and a shape (by default the weight's) and returns the variable that is kept under it, at first zeros."""

@@ -25,7 +25,12 @@ from pase.targets.mesh_tensorflow.runtime.cluster_server import (
     start_server,
     wait_for_others,
 )
-from pase.targets.mesh_tensorflow.runtime.data import (
+from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, share, virtual_cpus
+from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes, tabulated
+from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile, ProgressLine
+from pase.targets.mesh_tensorflow.runtime.program import Program
+from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
+from pase.targets.training.data import (
     Array,
     Batches,
     DataInput,
@@ -35,10 +40,7 @@ from pase.targets.mesh_tensorflow.runtime.data import (
     load_function,
     read_arrays,
 )
-from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, share, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes, tabulated
-from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile, ProgressLine
-from pase.targets.mesh_tensorflow.runtime.options import (
+from pase.targets.training.options import (
     PATH,
     ProgramCommand,
     TrainingOptions,
@@ -48,8 +50,6 @@ from pase.targets.mesh_tensorflow.runtime.options import (
     training_flags,
     training_options,
 )
-from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
 
 Build = Callable[[Program], Any]
 Report = Callable[[dict[str, Any]], None]

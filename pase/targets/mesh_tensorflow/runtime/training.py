@@ -13,12 +13,12 @@ from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import PhaseMark
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import Gate, check_operations, first_not_finite
-from pase.targets.mesh_tensorflow.runtime.data import Array, Evaluation
-from pase.targets.mesh_tensorflow.runtime.initial import given_value, initial_value
 from pase.targets.mesh_tensorflow.runtime.layers.loss import SoftmaxLoss
-from pase.targets.mesh_tensorflow.runtime.masks import NOTHING_DROPPED, step_key
-from pase.targets.mesh_tensorflow.runtime.optimisers import Rule, Sgd
 from pase.targets.mesh_tensorflow.runtime.program import Program, Updates
+from pase.targets.training.data import Array, Evaluation
+from pase.targets.training.initial import given_value, initial_value
+from pase.targets.training.masks import NOTHING_DROPPED, step_key
+from pase.targets.training.optimisers import Rule, Sgd
 
 _FED_BYTES = 2**28
 """Initial values are fed in portions of about this size."""

@@ -3,6 +3,6 @@
 No framework is loaded to write one.
 """
 
-from pase.targets.mesh_tensorflow.emitter.emit import emit, emit_forward, outputs_left_out
+from pase.targets.emitter.emit import emit, emit_forward, outputs_left_out
 
 __all__ = ["emit", "emit_forward", "outputs_left_out"]

@@ -9,9 +9,9 @@ from pase.errors import EmitError, GraphError
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, elementary
 from pase.planning.plan import LayerPlan, Plan
-from pase.targets.mesh_tensorflow.emitter.block import LOCALS, WINDOWS, Block
-from pase.targets.mesh_tensorflow.emitter.steps import KERNELS
-from pase.targets.mesh_tensorflow.emitter.text import (
+from pase.targets.emitter.block import LOCALS, WINDOWS, Block
+from pase.targets.emitter.steps import KERNELS
+from pase.targets.emitter.text import (
     INDENT,
     WIDTH,
     Identifiers,
@@ -23,7 +23,7 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     printable,
     word,
 )
-from pase.targets.mesh_tensorflow.runtime.data import data_inputs
+from pase.targets.training.data import data_inputs
 
 LAYERS = (
     "GATES",

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pase.errors import EmitError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
 from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, Body, Step
-from pase.targets.mesh_tensorflow.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
+from pase.targets.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
 
 KERNELS = frozenset({"attention", "dropout", "lstm", "normalise", "softmax_loss"})
 """Steps of bodies that programs have a layer for, as they are."""

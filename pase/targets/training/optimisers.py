@@ -1,4 +1,4 @@
-"""Update rules of our own, by name, as pure functions of arrays; `runtime.program` applies them shard by shard."""
+"""Update rules of our own, by name, as pure functions of arrays, which a program applies shard by shard."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields

@@ -11,8 +11,8 @@ from pase.graph.body import MOVES, WINDOWED, Body, InnerDim, Step, is_before_lay
 from pase.planning.plan import LayerPlan, Plan
 from pase.sharding.layouts import WHOLE, PlainDim, WindowDim, tensor_dims
 from pase.sharding.traffic import edge_bytes, parameter_name
-from pase.targets.mesh_tensorflow.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
-from pase.targets.mesh_tensorflow.emitter.text import (
+from pase.targets.emitter.steps import Expression, Written, formula, named_dims, nested, written_steps
+from pase.targets.emitter.text import (
     INDENT,
     WIDTH,
     Identifiers,
@@ -25,7 +25,7 @@ from pase.targets.mesh_tensorflow.emitter.text import (
     together,
     with_comment,
 )
-from pase.targets.mesh_tensorflow.runtime.initial import initial_moments, shared_order, weight_name
+from pase.targets.training.initial import initial_moments, shared_order, weight_name
 
 WINDOWS = (code("planes"), code("rows"), code("columns"))
 """Variables of sliding windows: of a line the last alone, of an image the last two."""

@@ -16,7 +16,7 @@ from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
 from pase.graph.access import access_dims
 from pase.graph.body import LOSSES
-from pase.targets.mesh_tensorflow.runtime.initial import generator
+from pase.targets.training.initial import generator
 
 Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from pase.errors import ProgramError, unknown_name
-from pase.targets.mesh_tensorflow.runtime.optimisers import OPTIMISERS, Rule, Sgd, make_rule, name_of, options_of
+from pase.targets.training.optimisers import OPTIMISERS, Rule, Sgd, make_rule, name_of, options_of
 
 CPU, GPU = "CPU", "GPU"
 
