@@ -50,7 +50,7 @@ FRAMEWORKS = {
     "mesh_tensorflow": ("pase.targets.mesh_tensorflow.primitives.compat",),
     "torch": ("pase.importers",),
     "keras": ("pase.importers",),
-    "jax": ("pase.importers",),
+    "jax": ("pase.importers", "pase.targets.jax"),
     "onnx": ("pase.importers",),
     "scipy": (),
     "sklearn": ("pase.datasets.registry",),

@@ -8,7 +8,7 @@ from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
 from pase.planning.plan import Plan
 from pase.sharding.boxes import Box, Range
 from pase.sharding.edges import layer_mesh
-from pase.views.exports.named_mesh import NamedMesh, NamedTensor
+from pase.targets.named_mesh import NamedMesh, NamedTensor
 
 Boxes = dict[int, tuple[Range | None, ...]]
 """By device; None for a dim of which no one range is held."""

@@ -14,9 +14,9 @@ from pase.graph.operators import concat, conv2d, dense, elementwise, pool2d, sof
 from pase.models import build
 from pase.planning.plan import Plan
 from pase.sharding.traffic import parameter_name
+from pase.targets.jax.miscomputed import without_miscomputed
+from pase.targets.named_mesh import named_mesh
 from pase.views.exports import export
-from pase.views.exports.jax import without_miscomputed
-from pase.views.exports.named_mesh import named_mesh
 from tests.exports.boxes import pairs, plan_boxes
 from tests.exports.children import run_child
 from tests.exports.example import write_example

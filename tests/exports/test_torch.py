@@ -13,8 +13,8 @@ from pase.graph import Builder, Graph
 from pase.graph.operators import attention, dense, elementwise, layer_norm, softmax_loss
 from pase.models import build
 from pase.planning.plan import Plan
+from pase.targets.named_mesh import named_mesh
 from pase.views.exports import export
-from pase.views.exports.named_mesh import named_mesh
 from pase.views.exports.torch import in_mesh_order
 from tests.exports.boxes import pairs, plan_boxes
 from tests.exports.children import run_child

@@ -5,18 +5,8 @@ from dataclasses import replace
 
 from pase.planning.plan import Plan
 from pase.targets.emitter.text import Text, code, joined
-from pase.views.exports.named_mesh import (
-    NamedLayer,
-    NamedMesh,
-    NamedTensor,
-    TensorText,
-    constants,
-    heading,
-    listed,
-    named_mesh,
-    notes,
-    table,
-)
+from pase.targets.named_mesh import NamedLayer, NamedMesh, NamedTensor, listed, named_mesh, notes
+from pase.views.exports.named_mesh import TensorText, constants, heading, table
 from pase.views.exports.registry import Exported, ExportOptions
 
 _USE = code(

@@ -1,0 +1,1 @@
+"""The JAX target: a function with the shardings of a plan at every layer."""

@@ -1,0 +1,235 @@
+"""A plan on one named mesh: for each tensor of each layer, the mesh axes that split each of its dims.
+
+What frameworks say of a tensor's lay-out is that for some of its dims axes of the mesh split them evenly, so that the
+parts of a dim are contiguous and of one size. This is where a plan is put in these terms, or said not to fit them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from pase.graph import Access, DimIndex, Operator, Role, SliceOf, Window
+from pase.planning.plan import Plan
+from pase.sharding.mesh_axes import Assignment, mesh_axes
+from pase.targets.emitter.text import printable
+
+_SHOWN = 12
+"""Names of layers in one line of notes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedDim:
+    """A tensor dim on the mesh.
+
+    axes: that split it, the coarsest first. reason: why they do not say how the plan splits it; empty where they do.
+    is_open: whether they say nothing at all, because parts are of different sizes.
+    """
+
+    extent: int
+    axes: tuple[str, ...] = ()
+    reason: str = ""
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedTensor:
+    """A tensor of a layer on the mesh.
+
+    is_made: whether a layer makes it, as opposed to data and parameters. sums: for an output, the axes over which its
+    partial sums lie before they are added up. shared: the name that a parameter of several layers has.
+    """
+
+    name: str
+    dims: tuple[NamedDim, ...]
+    is_made: bool = False
+    sums: tuple[str, ...] = ()
+    shared: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Extents of the whole tensor."""
+        return tuple(dim.extent for dim in self.dims)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedLayer:
+    """A layer on the mesh.
+
+    splits: of the dims that are split. axes: of these, the mesh axes, the coarsest first. keeps_devices: whether each
+    device holds the part that the plan gives it. inputs, parameters, outputs: its tensors.
+    """
+
+    name: str
+    kind: str
+    splits: Mapping[str, int]
+    axes: Mapping[str, tuple[str, ...]]
+    keeps_devices: bool
+    inputs: tuple[NamedTensor, ...]
+    parameters: tuple[NamedTensor, ...]
+    outputs: tuple[NamedTensor, ...]
+
+    @property
+    def tensors(self) -> tuple[NamedTensor, ...]:
+        """Return the layer's inputs, parameters and outputs."""
+        return (*self.inputs, *self.parameters, *self.outputs)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Return what the mesh does not say of the layer's tensors, and why."""
+        return tuple(
+            f"{tensor.name}, dim {number}: {dim.reason}"
+            for tensor in self.tensors
+            for number, dim in enumerate(tensor.dims)
+            if dim.reason
+        )
+
+    def with_tensors(self, change: Callable[[NamedTensor], NamedTensor]) -> "NamedLayer":
+        """Return the layer with each of its tensors changed."""
+        groups = (self.inputs, self.parameters, self.outputs)
+        inputs, parameters, outputs = (tuple(map(change, tensors)) for tensors in groups)
+        return replace(self, inputs=inputs, parameters=parameters, outputs=outputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedMesh:
+    """A plan on a mesh.
+
+    names, sizes: of its axes. devices: [p] the plan's number of each device, row-major over the axes. layers: in the
+    plan's order.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    devices: tuple[int, ...]
+    layers: tuple[NamedLayer, ...]
+
+
+def named_mesh(plan: Plan) -> NamedMesh:
+    """Return a plan on one mesh with named axes: every layer's splits, and wherever possible its devices.
+
+    A split of a window's output positions splits what it reads at the same places, evenly; the halo is fetched when the
+    layer is computed. Raises nothing: what cannot be said has its reason beside it.
+    """
+    size, devices, assignments = mesh_axes(plan)
+    layers = tuple(
+        _layer(plan, operator, assignment, size)
+        for operator, assignment in zip(plan.graph.operators, assignments, strict=True)
+    )
+    return NamedMesh(names=tuple(size), sizes=tuple(size.values()), devices=devices, layers=layers)
+
+
+def _layer(plan: Plan, operator: Operator, assignment: Assignment, size: Mapping[str, int]) -> NamedLayer:
+    splits = {dim: split for dim, split in plan[operator.name].splits.items() if split > 1}
+
+    def named(access: Access, *, is_made: bool = False, sums: tuple[str, ...] = ()) -> NamedTensor:
+        dims = tuple(
+            _dim(axis, extent, operator, assignment.axes, size)
+            for axis, extent in zip(access.index_map, access.shape, strict=True)
+        )
+        return NamedTensor(
+            name=access.tensor,
+            dims=dims,
+            is_made=is_made,
+            sums=sums,
+            shared=access.shared,
+        )
+
+    return NamedLayer(
+        name=operator.name,
+        kind=operator.kind,
+        splits=splits,
+        axes=assignment.axes,
+        keeps_devices=assignment.keeps_devices,
+        inputs=tuple(
+            named(read, is_made=(operator.name, position) in plan.graph.incoming)
+            for position, read in enumerate(operator.reads)
+            if read.role is not Role.PARAMETER
+        ),
+        parameters=tuple(named(read) for read in operator.parameters),
+        outputs=tuple(
+            named(
+                write,
+                is_made=True,
+                sums=tuple(axis for dim in operator.partial_dims(write) for axis in assignment.axes.get(dim, ())),
+            )
+            for write in operator.writes
+        ),
+    )
+
+
+def _dim(
+    axis: DimIndex, extent: int, operator: Operator, axes: Mapping[str, tuple[str, ...]], size: Mapping[str, int]
+) -> NamedDim:
+    match axis:
+        case None:
+            return NamedDim(extent=extent)
+        case str():
+            return NamedDim(extent=extent, axes=axes.get(axis, ()))
+        case Window():
+            return _window(axis, extent, axes.get(axis.out, ()), size)
+        case SliceOf():
+            return _part(axis, extent, operator, axes.get(axis.dim, ()))
+        case _:
+            return _product(axis, extent, operator, axes, size)
+
+
+def _window(axis: Window, extent: int, axes: tuple[str, ...], size: Mapping[str, int]) -> NamedDim:
+    parts = prod(size[name] for name in axes)
+    if extent % parts == 0:
+        return NamedDim(extent=extent, axes=axes)
+    reason = f"{parts} parts of {axis.out} read windows of {extent} points, which {parts} does not divide"
+    return NamedDim(extent=extent, reason=reason, is_open=True)
+
+
+def _part(axis: SliceOf, extent: int, operator: Operator, axes: tuple[str, ...]) -> NamedDim:
+    if not axes or extent == operator.extents[axis.dim]:
+        return NamedDim(extent=extent, axes=axes)
+    if extent == 1:
+        return NamedDim(extent=extent)  # Every part holds the single point.
+    piece = f"the piece {axis.offset} to {axis.offset + extent} of {axis.dim}"
+    return NamedDim(extent=extent, reason=f"{piece}, the whole of which is split", is_open=True)
+
+
+def _product(
+    names: tuple[str, ...],
+    extent: int,
+    operator: Operator,
+    axes: Mapping[str, tuple[str, ...]],
+    size: Mapping[str, int],
+) -> NamedDim:
+    # Parts of a product, row-major, are contiguous where every dim before one that is split is split to its points.
+    said: tuple[str, ...] = ()
+    is_contiguous = True
+    for name in names:
+        own = axes.get(name, ())
+        if own and not is_contiguous:
+            return NamedDim(
+                extent=extent,
+                axes=said,
+                reason=f"the product {'·'.join(names)} is split by {name}: its parts are not contiguous",
+            )
+        said += own
+        is_contiguous = is_contiguous and prod(size[axis] for axis in own) == operator.extents[name]
+    return NamedDim(extent=extent, axes=said)
+
+
+def notes(mesh: NamedMesh) -> tuple[str, ...]:
+    """Return what the mesh does not say of the plan: a line for the layers that share a reason, one for placement."""
+    concerned: dict[tuple[str, ...], list[str]] = {}
+    for layer in mesh.layers:
+        if layer.reasons:
+            concerned.setdefault(layer.reasons, []).append(layer.name)
+    found = [f"{listed(names)}: {printable('; '.join(reasons), 500)}" for reasons, names in concerned.items()]
+    elsewhere = [layer.name for layer in mesh.layers if not layer.keeps_devices]
+    if elsewhere:
+        found.append(
+            f"on other devices than the plan's: {listed(elsewhere)}; they are split as planned, but no one mesh holds "
+            "the placement of all layers: the same numbers, other traffic"
+        )
+    return tuple(found)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names of layers for people: the first few, and how many there are besides."""
+    shown = ", ".join(printable(name) for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
