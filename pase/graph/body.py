@@ -232,8 +232,9 @@ class _Elementary:
 
     def write(self, step: Step) -> None:
         """Write what defines a step, or the step where it is left as it is."""
-        # Kernels take tensors alone.
-        is_kernel = step.function in self.kernels and all(isinstance(operand, str) for operand in step.operands)
+        # Kernels take tensors alone, but for one that is another function where the network is not trained.
+        takes_it = step.function == "batch_norm" or all(isinstance(operand, str) for operand in step.operands)
+        is_kernel = step.function in self.kernels and takes_it
         define = None if is_kernel else _DEFINITIONS.get(step.function)
         if define is None:
             self.steps.append(step)

@@ -190,6 +190,7 @@ GRAPH = record(
     word_bytes=POSITIVE.of("itemsize"),
     operators=array(defined("operator", "Operator", _OPERATOR), minItems=1),
     edges=array(_EDGE),
+    framework=TEXT.optional(""),
 ).checked(_verified)
 
 

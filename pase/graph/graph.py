@@ -29,6 +29,7 @@ class Graph:
     """A weakly connected, directed acyclic graph of operators, in topological order (PaSE section II).
 
     name, arguments: the model and what it was built with. itemsize: size of an element of every float tensor.
+    framework: where the model came from, "" for a network that was built here.
     Notebooks show a graph as a table of its operators.
     """
 
@@ -37,6 +38,7 @@ class Graph:
     edges: tuple[Edge, ...]
     arguments: tuple[tuple[str, Scalar], ...] = ()
     itemsize: int = 4
+    framework: str = ""
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -64,10 +64,12 @@ class ImportedModel:
         )
 
 
-def imported(trace: Trace, *, arguments: Mapping[str, Scalar], is_strict: bool = False) -> ImportedModel:
+def imported(
+    trace: Trace, *, arguments: Mapping[str, Scalar], is_strict: bool = False, framework: str = ""
+) -> ImportedModel:
     """Return a trace's model; ModelError where it is no graph, or, if strict, where an operator is not known."""
     traces = run_passes(trace)
-    model = ImportedModel(traces=traces, lowered=lower(traces[-1], arguments=arguments))
+    model = ImportedModel(traces=traces, lowered=lower(traces[-1], arguments=arguments, framework=framework))
     unknown = sorted({operator for _, operator in model.generic})
     if is_strict and unknown:
         raise ModelError(
@@ -117,9 +119,8 @@ def import_model(
             )
     for front_end in FRONT_ENDS:
         if front_end.takes(source):
-            return imported(
-                front_end.trace(source, batch=batch, arguments=given), arguments=recorded, is_strict=is_strict
-            )
+            trace = front_end.trace(source, batch=batch, arguments=given)
+            return imported(trace, arguments=recorded, is_strict=is_strict, framework=front_end.package)
     raise ModelError(_refused(source))
 
 

@@ -19,7 +19,7 @@ from pase.planning.plan import Plan
 from pase.planning.plan_file import plan_document, plan_from_document
 from pase.sharding.layouts import tensor_dims
 from pase.targets.emitter import emit
-from pase.targets.emitter.emit import LAYERS
+from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
 from tests.emitter.golden import GOLDEN, golden_plan
 from tests.runtime.networks import EXCHANGING, mixed, small, sorting, tied
 from tests.runtime.plans import make_plan, random_plan
@@ -77,7 +77,7 @@ def test_writing_a_program_loads_no_framework() -> None:
 def test_everything_that_may_be_imported_exists() -> None:
     import pase.targets.mesh_tensorflow.runtime.layers
 
-    assert sorted(LAYERS) == sorted(pase.targets.mesh_tensorflow.runtime.layers.__all__)
+    assert sorted(MESH_TENSORFLOW.layers) == sorted(pase.targets.mesh_tensorflow.runtime.layers.__all__)
 
 
 HOSTILE = [

@@ -176,7 +176,9 @@ class Lowered:
     constants: Mapping[tuple[str, str], Use]
 
 
-def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsize: int = 4) -> Lowered:
+def lower(
+    trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsize: int = 4, framework: str = ""
+) -> Lowered:
     """Return the graph of a trace; ModelError where nothing is left to compute.
 
     Parts that share no tensor (two towers whose results are returned side by side) are joined by a vertex "outputs".
@@ -194,6 +196,7 @@ def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsi
         edges=tuple(edges),
         arguments=tuple((arguments or {}).items()),
         itemsize=itemsize,
+        framework=framework,
     )
     return Lowered(
         graph=verify(graph),

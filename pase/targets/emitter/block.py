@@ -56,8 +56,8 @@ class Block:
     """One layer of a program.
 
     body: with elementary steps and kernels alone. variables: of all dims. sources: variable of each input's tensor.
-    result: of what it computes, "" where that is returned as the loss. reserved: variables and words that are others'.
-    trains: whether the program does.
+    result: of what it computes, "" where that is returned at once. reserved: variables and words that are others'.
+    is_loss: whether it computes the loss, one number. trains: whether the program does.
     """
 
     plan: Plan
@@ -67,6 +67,7 @@ class Block:
     sources: Mapping[int, Text]
     result: Text
     reserved: frozenset[str]
+    is_loss: bool
     trains: bool
 
     @property
@@ -102,7 +103,7 @@ class Block:
             names=names | weights,
             windows=tuple(windows.values()),
             head=code("{} =", self.result) if self.result else code("return"),
-            result_names=named_dims(self.operator.writes[0]) if self.result else (),
+            result_names=() if self.is_loss else named_dims(self.operator.writes[0]),
             new=local.new,
         )
         steps = written_steps(body, written)
@@ -215,8 +216,13 @@ class Block:
 
     def _initial(self, constant: str) -> float | None:
         """Return what a statistic that steps keep begins with; None for a constant."""
-        kept = (step for step in self.body.steps if step.function == "keep" and step.operands[0] == constant)
-        return next((float(step.option("initial", 0.0)) for step in kept), None)
+        for step in self.body.steps:
+            if step.function == "keep" and step.operands[0] == constant:
+                return float(step.option("initial", 0.0))
+            # A mean begins with 0, a variance with 1.
+            if step.function == "batch_norm" and constant in step.operands[3:] and step.option("momentum", 0.0):
+                return float(step.operands.index(constant) - 3)
+        return None
 
     def _weight_name(self, access: Access) -> str:
         """Return the name that a weight is kept under; where layers share it that of the first, if it is trained."""

@@ -1,16 +1,18 @@
-"""`emit`, `emit_forward`: the source of a Mesh-TensorFlow program for a plan, one block for each layer."""
+"""`emit`, `emit_forward`: the source of a program for a plan, one block for each layer."""
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
+from types import MappingProxyType
 
 from pase.common.names import short
-from pase.errors import EmitError, GraphError
+from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, elementary
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
-from pase.targets.emitter.steps import KERNELS
+from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
+from pase.targets.emitter.target import Form, Target
 from pase.targets.emitter.text import (
     INDENT,
     WIDTH,
@@ -23,83 +25,49 @@ from pase.targets.emitter.text import (
     printable,
     word,
 )
+from pase.targets.emitter.torch import TORCH
 from pase.targets.training.data import data_inputs
 
-LAYERS = (
-    "GATES",
-    "arrange",
-    "attention",
-    "concat",
-    "convolve",
-    "convolve_transposed",
-    "cut",
-    "dims",
-    "dropout",
-    "end_to_end",
-    "fan_out",
-    "fn",
-    "greatest",
-    "last_state",
-    "least",
-    "log_softmax",
-    "lookup",
-    "lstm",
-    "mean",
-    "normalise",
-    "padded",
-    "pick",
-    "piece",
-    "pool",
-    "product",
-    "recurrent",
-    "reshard",
-    "select_rows",
-    "softmax",
-    "softmax_loss",
-    "total",
-    "view",
-    "window",
-    "without_later_keys",
-)
-"""What a program may import from `pase.targets.mesh_tensorflow.runtime.layers`."""
+TARGETS: Mapping[str, Target] = MappingProxyType({target.name: target for target in (MESH_TENSORFLOW, TORCH)})
+"""Every target by its name."""
 
-_WORDS = ("Outputs", "Program", "build", "main", "mesh", "mtf", "outputs", "program", *WINDOWS, *LAYERS)
+_WORDS = ("Outputs", "Program", "build", "main", "mesh", "outputs", "program", *WINDOWS)
 
 
-def emit(plan: Plan) -> str:
+def default_target(plan: Plan) -> str:
+    """Return the target of a plan where none is named: the framework that the model came from, if it is one."""
+    return MESH_TENSORFLOW.name
+
+
+def emit(plan: Plan, *, target: str | None = None) -> str:
     """Return a Python script that trains the plan's network with the plan's strategy, one block for each layer.
 
-    Layers that do not lead to the loss are left out. Raises EmitError for a network without one loss, a layer that does
-    not tell how it is computed, and a split that does not divide its dim.
+    target: a name of `TARGETS`, by default the framework that the model came from. Layers that do not lead to the loss
+    are left out, for Mesh-TensorFlow; for PyTorch the other outputs of the model are returned beside it, and those of a
+    model without a loss by themselves. Raises EmitError for a network of which nothing can be returned, a layer that
+    does not tell how it is computed, and a split that does not divide its dim.
     """
-    bodies = _bodies(plan, trains=True)
-    ends = [plan.graph.loss_layer]
-    body = list(_body(plan, bodies, _checked(plan, bodies, ends, trains=True), ends, trains=True))
-    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
-    told = [
-        f"{title}: a training program for Mesh-TensorFlow.",
-        *_told_of(plan),
-        "replicas. Edit the axes of a mesh and run again: the losses stay the same. Bytes are those of a float32 step.",
-        "",
-        "    python FILE --steps 10 [--data batches.npz] [--dtype float64] [--learning-rate 0.01] [--json]",
-    ]
-    imports = [
-        code("from pase.targets.mesh_tensorflow.primitives.compat import mtf"),
-        *_imported_layers(body),
-        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
-        code("from pase.targets.mesh_tensorflow.runtime.script import main"),
-    ]
-    return _assembled([*docstring(told), code(""), *imports], body, plan.num_devices)
+    chosen = target_of(plan, target)
+    bodies = _bodies(plan, chosen, trains=True)
+    loss = _loss(plan, chosen)
+    others = [] if chosen.with_outputs is None else [name for name in _ends(plan, bodies) if name != loss]
+    lost = _problems(plan, bodies, others)
+    outputs = [name for name in others if name not in lost]
+    if loss:
+        form = chosen.with_outputs if outputs and chosen.with_outputs else chosen.loss
+    else:
+        form, outputs = chosen.outputs, outputs or others
+    return _program(plan, chosen, bodies, form, loss=loss, outputs=outputs, told=_left_out(bodies, lost), trains=True)
 
 
 def emit_forward(plan: Plan) -> str:
     """Return a Python script that computes what the plan's model computes, one block for each layer.
 
-    Layers that lead to no output are left out, and so are outputs of which the import could not tell how they are
-    computed, as long as there is another one; the script says so. Raises EmitError where none is left, and for a
-    network that was not imported.
+    It is one for Mesh-TensorFlow. Layers that lead to no output are left out, and so are outputs of which the import
+    could not tell how they are computed, as long as there is another one; the script says so. Raises EmitError where
+    none is left, and for a network that was not imported.
     """
-    bodies = _bodies(plan, trains=False)
+    bodies = _bodies(plan, MESH_TENSORFLOW, trains=False)
     if not plan.graph.is_imported:
         raise EmitError(
             f"network {plan.graph.name!r} is a built-in one: programs of a forward pass are written for imported "
@@ -107,29 +75,26 @@ def emit_forward(plan: Plan) -> str:
         )
     ends = _ends(plan, bodies)
     lost = _problems(plan, bodies, ends)
-    kept = [name for name in ends if name not in lost] or ends
-    body = list(_body(plan, bodies, _checked(plan, bodies, kept, trains=False), kept, trains=False))
-    left_out = outputs_left_out(plan)
-    title = f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices"
-    told = [
-        f"{title}: its forward pass, a program for Mesh-TensorFlow.",
-        *_told_of(plan, *(line for text in left_out for line in wrap(f"Its {printable(text, 400)}.", 110))),
-        "replicas. Edit the axes of a mesh and run again: the outputs stay the same. Bytes are those of float32.",
-        "",
-        "    python FILE --weights weights.npz --data inputs.npz --output outputs.npz [--json]",
-    ]
-    imports = [
-        code("from pase.targets.mesh_tensorflow.runtime.forward_pass import Outputs, main"),
-        *_imported_layers(body),
-        code("from pase.targets.mesh_tensorflow.runtime.program import Program"),
-    ]
-    return _assembled([*docstring(told), code(""), *imports], body, plan.num_devices)
+    outputs = [name for name in ends if name not in lost] or ends
+    form, told = MESH_TENSORFLOW.outputs, _left_out(bodies, lost)
+    return _program(plan, MESH_TENSORFLOW, bodies, form, loss="", outputs=outputs, told=told, trains=False)
 
 
 def outputs_left_out(plan: Plan) -> tuple[str, ...]:
     """Return, in words, which outputs of the model a program of its forward pass leaves out, and why."""
-    bodies = _bodies(plan, trains=False)
-    lost = _problems(plan, bodies, _ends(plan, bodies))
+    bodies = _bodies(plan, MESH_TENSORFLOW, trains=False)
+    return _left_out(bodies, _problems(plan, bodies, _ends(plan, bodies)))
+
+
+def target_of(plan: Plan, name: str | None) -> Target:
+    """Return the target of a name, by default that of the plan; EmitError where there is none."""
+    chosen = default_target(plan) if name is None else name
+    if chosen not in TARGETS:
+        raise EmitError(unknown_name("target", chosen, TARGETS))
+    return TARGETS[chosen]
+
+
+def _left_out(bodies: Mapping[str, Body], lost: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
     return tuple(
         f"output {short(output)} is left out, as layer {short(at)} cannot be written: {printable(reason, 200)}"
         for end, (at, reason) in lost.items()
@@ -140,11 +105,21 @@ def outputs_left_out(plan: Plan) -> tuple[str, ...]:
 # -- what is written
 
 
-def _bodies(plan: Plan, *, trains: bool) -> dict[str, Body]:
+def _loss(plan: Plan, target: Target) -> str:
+    """Return the layer that computes the loss; "" where there is none and the target's programs return outputs."""
+    try:
+        return plan.graph.loss_layer
+    except EmitError:
+        if target.with_outputs is None or not plan.graph.is_imported:
+            raise
+        return ""
+
+
+def _bodies(plan: Plan, target: Target, *, trains: bool) -> dict[str, Body]:
     """Return what each layer computes; EmitError for one that does not tell it."""
     found: dict[str, Body] = {}
     # A forward pass drops nothing.
-    kernels = KERNELS if trains else KERNELS - {"dropout"}
+    kernels = target.kernels if trains else target.kernels - {"dropout"}
     for operator in plan.graph.operators:
         if operator.body is None:
             raise EmitError(
@@ -207,49 +182,89 @@ def _problems(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str]) -> di
 # -- the text
 
 
-def _told_of(plan: Plan, *told: str) -> list[str]:
-    """Return the middle of a program's docstring: how the network was made, other lines, how to read the program."""
+_HOW_TO_READ = (
+    "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
+    "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
+)
+
+
+def _program(
+    plan: Plan,
+    target: Target,
+    bodies: Mapping[str, Body],
+    form: Form,
+    *,
+    loss: str,
+    outputs: Sequence[str],
+    told: Sequence[str],
+    trains: bool,
+) -> str:
+    """Return the source of a program that returns the loss, outputs, or both.
+
+    loss: the layer that computes it, "" for none. outputs: the layers that compute these. told: what is to be said of
+    the others.
+    """
+    ends = [loss, *outputs] if loss else outputs
+    wanted = _checked(plan, bodies, ends, trains=trains)
+    body = list(_body(plan, target, bodies, wanted, form, loss=loss, outputs=outputs, trains=trains))
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     made = "imported" if plan.graph.is_imported else "built"
-    return [
-        "",
-        *([f"The network was {made} with {printable(arguments, 90)}.", ""] if arguments else []),
-        *told,
-        *([""] if told else []),
-        "A block is a layer: its dims, its mesh, what it reads, what it computes. The axes of a mesh are the dims that",
-        "are split, with their numbers of parts; the parts go to the devices row-major, and devices left over hold",
-    ]
-
-
-def _imported_layers(body: Sequence[Text]) -> list[Text]:
-    """Return the import of the layers that a program's body uses."""
-    used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
-    names = [word(name, LAYERS) for name in LAYERS if name in used]
-    line = code("from pase.targets.mesh_tensorflow.runtime.layers import {}", names)
-    if len(line) <= WIDTH:
-        return [line]
-    head = code("from pase.targets.mesh_tensorflow.runtime.layers import (")
-    return [head, *(code("{}{},", INDENT, name) for name in names), code(")")]
-
-
-def _assembled(head: Sequence[Text], body: Sequence[Text], num_devices: int) -> str:
-    """Return the source of a program, which is checked to be Python's."""
+    same, of = "losses" if loss else "outputs", "a float32 step" if trains else "float32"
+    lines = [line for text in told for line in wrap(f"Its {printable(text, 400)}.", 110)]
+    head = docstring(
+        [
+            f"{printable(plan.graph.name, 50)} on {plan.num_devices} devices: {form.title}.",
+            "",
+            *([f"The network was {made} with {printable(arguments, 90)}.", ""] if arguments else []),
+            *lines,
+            *([""] if lines else []),
+            *_HOW_TO_READ,
+            f"replicas. Edit the axes of a mesh and run again: the {same} stay the same. Bytes are those of {of}.",
+            "",
+            *form.usage(plan.num_devices),
+        ]
+    )
     apart = (code(""), code(""))
-    foot = [code('if __name__ == "__main__":'), code("{}main(build, num_devices={})", INDENT, num_devices), code("")]
-    source = str(joined([*head, *apart, *body, *apart, *foot]))
+    imports = [*form.before, *_imported_layers(body, target), *form.after]
+    foot = [
+        code('if __name__ == "__main__":'),
+        code("{}main(build, num_devices={})", INDENT, plan.num_devices),
+        code(""),
+    ]
+    source = str(joined([*head, code(""), *imports, *apart, *body, *apart, *foot]))
     compile(source, "<emitted>", "exec", dont_inherit=True)
     return source
 
 
+def _imported_layers(body: Sequence[Text], target: Target) -> list[Text]:
+    """Return the import of the layers that a program's body uses."""
+    used = {node.id for node in ast.walk(ast.parse(joined(body))) if isinstance(node, ast.Name)}
+    names = [word(name, target.layers) for name in target.layers if name in used]
+    line = code("from {} import {}", target.module, names)
+    if len(line) <= WIDTH:
+        return [line]
+    head = code("from {} import (", target.module)
+    return [head, *(code("{}{},", INDENT, name) for name in names), code(")")]
+
+
 def _body(
-    plan: Plan, bodies: Mapping[str, Body], wanted: set[str], ends: Sequence[str], *, trains: bool
+    plan: Plan,
+    target: Target,
+    bodies: Mapping[str, Body],
+    wanted: set[str],
+    form: Form,
+    *,
+    loss: str,
+    outputs: Sequence[str],
+    trains: bool,
 ) -> Iterator[Text]:
     """Yield the lines of the function that declares the layers."""
-    returned, told = (code("mtf.Tensor"), code("the loss")) if trains else (code("Outputs"), code("its outputs"))
-    yield code("def build(program: Program) -> {}:", returned)
+    told = code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
+    yield code("def build(program: Program) -> {}:", form.returned)
     yield code('{}"""Declare the layers in order and return {}."""', INDENT, told)
     graph = plan.graph
-    identifiers = Identifiers(_WORDS)
+    words = (*_WORDS, *target.words, *target.layers)
+    identifiers = Identifiers(words)
     iterated = {dim.name for operator in graph.operators for dim in operator.dims}
     dim_names = sorted(iterated | {dim.name for name in wanted for dim in bodies[name].inner})
     variables = {name: identifiers.new(name, fallback="dim") for name in dim_names}
@@ -258,13 +273,13 @@ def _body(
     fed, lines = _inputs(plan, wanted, identifiers)
     yield from lines
     results: dict[str, Text] = {}
-    outputs: list[tuple[str, Text, tuple[int, ...]]] = []
+    returned: list[tuple[str, Text, tuple[int, ...]]] = []
     for layer in plan.layers:
         if layer.name not in wanted:
             continue
-        is_end = layer.name in ends
-        results[layer.name] = code("") if trains and is_end else identifiers.new(layer.name)
-        taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in outputs)}
+        is_loss = layer.name == loss
+        results[layer.name] = code("") if is_loss and not outputs else identifiers.new(layer.name)
+        taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
         sources = {
             i: fed[layer.name, i]
             if (layer.name, i) in fed
@@ -279,26 +294,30 @@ def _body(
             variables=variables,
             sources=sources,
             result=results[layer.name],
-            reserved=frozenset({*taken, *_WORDS}),
+            reserved=frozenset({*taken, *words}),
+            is_loss=is_loss,
             trains=trains,
         )
         yield code("")
         yield from block.lines()
-        if is_end and not trains:
+        if layer.name in outputs:
             for name, variable, shape, extra in block.returned(identifiers):
                 yield from extra
-                outputs.append((name, variable, shape))
-    if trains:
+                returned.append((name, variable, shape))
+    if not outputs:
         return
     yield code("")
-    items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in outputs]
-    line = code("{}return {{}}", INDENT, items)
+    items = [code("{}: ({}, {})", name, variable, _tuple(shape)) for name, variable, shape in returned]
+    head = code("outputs: Outputs =") if loss else code("return")
+    line = code("{}{} {{}}", INDENT, head, items)
     if len(line) <= WIDTH:
         yield line
-        return
-    yield code("{}return {", INDENT)
-    yield from (code("{}{}{},", INDENT, INDENT, item) for item in items)
-    yield code("{}}", INDENT)
+    else:
+        yield code("{}{} {", INDENT, head)
+        yield from (code("{}{}{},", INDENT, INDENT, item) for item in items)
+        yield code("{}}", INDENT)
+    if loss:
+        yield code("{}return {}, outputs", INDENT, results[loss])
 
 
 def _tuple(shape: tuple[int, ...]) -> Text:

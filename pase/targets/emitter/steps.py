@@ -12,9 +12,6 @@ from pase.graph import Access, DimIndex, Operator, SliceOf, Window
 from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, Body, Step
 from pase.targets.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
 
-KERNELS = frozenset({"attention", "dropout", "lstm", "normalise", "softmax_loss"})
-"""Steps of bodies that programs have a layer for, as they are."""
-
 _INLINED = 56
 """How long an expression may be that stands in another one (`_length`)."""
 
@@ -381,6 +378,15 @@ def _normalise(step: Step, operands: tuple[Expression, ...], block: Written) -> 
     return called(code("normalise"), (*tensors, block.listed(step.dims), *told), operands[0].dims)
 
 
+def _batch_norm(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    texts = [x.text for x in operands]
+    told = [code("kept=[{}]", texts[3:]), code("epsilon={}", float(step.option("epsilon", 0.0)))]
+    momentum, factor = float(step.option("momentum", 0.0)), float(step.option("factor", 1.0))
+    told += [code("momentum={}", momentum), code("factor={}", factor)] if momentum else []
+    arguments = (code("program"), *texts[:3], block.listed(step.dims), *told)
+    return called(code("batch_norm"), arguments, operands[0].dims)
+
+
 def _lstm(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     return called(code("lstm"), (*(x.text for x in operands), block.result_dims), block.result_names)
 
@@ -421,6 +427,7 @@ _OVER: Mapping[str, tuple[Text, bool]] = MappingProxyType(
 _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Expression]] = MappingProxyType(
     {
         "attention": _attention,
+        "batch_norm": _batch_norm,
         "causal": _causal,
         "concat": _concat,
         "convolve": _convolve,
@@ -461,7 +468,7 @@ def formula(operator: Operator, body: Body) -> str:
     sums = set[str]()
     for step in body.steps:
         texts = [known[operand] if isinstance(operand, str) else f"{operand:g}" for operand in step.operands]
-        if step.function in ("multiply", "divide", "normalise"):
+        if step.function in ("multiply", "divide", "normalise", "batch_norm"):
             texts = [f"({text})" if name in sums else text for name, text in zip(step.operands, texts, strict=True)]
         if step.function in ("add", "subtract"):
             sums.add(step.result)
@@ -507,6 +514,7 @@ def _recurrent_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
 _FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = MappingProxyType(
     {
         "attention": _attention_formula,
+        "batch_norm": lambda _, __, texts: f"normal({texts[0]}) {texts[1]} + {texts[2]}",
         "concat": lambda _, step, texts: f"{len(texts)} tensors end to end along {step.option('along', '')}",
         "convolve": lambda _, __, texts: " ".join(texts),
         "convolve_transposed": lambda _, __, texts: f"{texts[0]} spread by {texts[1]}",

@@ -1,0 +1,82 @@
+"""`Target`: what the programs of one framework have that those of another have not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pase.targets.emitter.text import Text
+
+KERNELS = frozenset({"attention", "dropout", "lstm", "normalise", "softmax_loss"})
+"""Steps of bodies that every target has a layer for, as they are."""
+
+LAYERS = (
+    "GATES",
+    "arrange",
+    "attention",
+    "concat",
+    "convolve",
+    "convolve_transposed",
+    "cut",
+    "dims",
+    "dropout",
+    "end_to_end",
+    "fan_out",
+    "fn",
+    "greatest",
+    "last_state",
+    "least",
+    "log_softmax",
+    "lookup",
+    "lstm",
+    "mean",
+    "normalise",
+    "padded",
+    "pick",
+    "piece",
+    "pool",
+    "product",
+    "recurrent",
+    "reshard",
+    "select_rows",
+    "softmax",
+    "softmax_loss",
+    "total",
+    "view",
+    "window",
+    "without_later_keys",
+)
+"""Layers that every target has, with the same arguments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What stands around the blocks of a program.
+
+    title: what the program is, after the model's name. usage: how it is run, from the number of devices. before, after:
+    imports, before that of the layers and after it. returned: the type of what `build` returns.
+    """
+
+    title: str
+    usage: Callable[[int], tuple[Text, ...]]
+    before: tuple[Text, ...]
+    after: tuple[Text, ...]
+    returned: Text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A framework that programs are written for.
+
+    module: of its layers. layers: their names. kernels: steps of bodies that it has a layer for, as they are. words:
+    that its programs use besides and no variable is called. loss: programs that return the loss alone. with_outputs:
+    those that return the model's other outputs beside it; None where programs that train return no outputs. outputs:
+    those that return what the model computes.
+    """
+
+    name: str
+    module: Text
+    layers: tuple[str, ...]
+    kernels: frozenset[str]
+    words: tuple[str, ...]
+    loss: Form
+    with_outputs: Form | None
+    outputs: Form
