@@ -1,0 +1,1 @@
+"""The PyTorch target: local ranks, and the module that computes a plan on each of them."""

@@ -1,0 +1,94 @@
+"""What the tests of `pase.targets.torch.launch` run on ranks of their own."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pase.targets.torch.launch import join, naming_lost_ranks
+
+NAMES = (
+    *("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE", "OMP_NUM_THREADS"),
+)
+
+
+def sum_of_ranks(scale: float) -> tuple[int, int, float, str]:
+    total = torch.tensor([scale * dist.get_rank()], dtype=torch.float64)
+    dist.all_reduce(total)
+    return dist.get_rank(), dist.get_world_size(), total.item(), dist.get_backend()
+
+
+def threads() -> int:
+    return int(torch.get_num_threads())
+
+
+def environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in NAMES}
+
+
+def fail(rank: int, folder: str) -> None:
+    """Have one rank fail while the others wait for it; each writes its process id."""
+    (Path(folder) / str(dist.get_rank())).write_text(str(os.getpid()))
+    dist.barrier()
+    if dist.get_rank() == rank:
+        time.sleep(0.3)
+        raise ValueError("the third batch\nis empty")
+    dist.all_reduce(torch.zeros(4))
+
+
+def fail_and_live(rank: int) -> None:
+    """Have one rank fail and its process go on, as one with other threads does."""
+    if dist.get_rank() == rank:
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        raise ValueError("the third batch is empty")
+    dist.all_reduce(torch.zeros(4))
+
+
+def wait(folder: str) -> None:
+    (Path(folder) / str(dist.get_rank())).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def end_silently(rank: int, status: int) -> None:
+    if dist.get_rank() == rank:
+        os._exit(status)
+    dist.all_reduce(torch.zeros(4))
+
+
+def kill(rank: int) -> None:
+    if dist.get_rank() == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(4))
+
+
+def main() -> None:
+    """Be a program of a user: join, and do what the command line says."""
+    action, *arguments = sys.argv[1:]
+    if action == "early" and os.environ["RANK"] == arguments[0]:
+        raise SystemExit(f"error: no file {arguments[1]}")
+    ranks = join(timeout_s=float(arguments[1]) if action == "absent" else 60.0)
+    if action == "sum":
+        sys.stdout.write(f"sum of {sum_of_ranks(1.0)[2]}\n")
+        sys.stderr.write(f"to errors {ranks.rank}\n")
+    if action == "environment":
+        sys.stdout.write(f"{environment()}\n")
+    if action in ("fail", "named") and ranks.rank == int(arguments[0]):
+        if arguments[1] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("the third batch is empty")
+    if action == "named":
+        with naming_lost_ranks():
+            dist.all_reduce(torch.zeros(4))
+    if action != "absent":
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

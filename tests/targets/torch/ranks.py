@@ -1,0 +1,195 @@
+"""Processes that stay for the whole session of tests and run functions together, as the ranks of a process group.
+
+A test takes the fixture `ranks` and calls `ranks.run(function, *arguments, world=2)`: `function(rank, world,
+*arguments)` runs on every rank, with gloo as the default process group, and what each returns comes back, in the order
+of ranks. The function is one of a module (not a lambda, nothing within another function), so that it can be pickled.
+
+Each run has a process group of its own. Where a rank fails, the others are given a moment to fail or end, too; those
+that hang, waiting for it, are replaced.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from pase.common.processes import dying_with_us, end_all, ending_text, package_environment
+
+T = TypeVar("T")
+
+GRACE_S = 1.0
+"""How long others have to end once a rank has failed."""
+ROOT = str(Path(__file__).resolve().parents[3])
+
+
+class RanksFailedError(AssertionError):
+    """Ranks failed; the text holds the traceback of each. kinds: the classes of their errors, by rank."""
+
+    def __init__(self, text: str, kinds: dict[int, str]) -> None:
+        super().__init__(text)
+        self.kinds = kinds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """What a rank sends back instead of a result."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process that waits for functions. output: the file that all it prints goes to."""
+
+    process: "subprocess.Popen[bytes]"
+    connection: "Connection[Any, Any]"
+    output: IO[bytes]
+
+    @classmethod
+    def start(cls) -> "Worker":
+        ours, theirs = Pipe()
+        output = tempfile.TemporaryFile()  # noqa: SIM115
+        code = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.targets.torch.ranks import serve; serve()"
+        with theirs:
+            process = subprocess.Popen(
+                dying_with_us(["-c", code, str(theirs.fileno())]),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=package_environment({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}),
+            )
+        return cls(process=process, connection=ours, output=output)
+
+    def end(self) -> None:
+        end_all([self.process])
+        self.connection.close()
+        self.output.close()
+
+    def last_output(self) -> str:
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace")[-4000:]
+
+
+class Pool:
+    """Workers that are started when they are first needed, and stay."""
+
+    def __init__(self) -> None:
+        self.workers: list[Worker] = []
+        self.folder = tempfile.TemporaryDirectory(prefix="pase-ranks-")
+        self.numbers = count()
+
+    def run(self, function: Callable[..., T], *arguments: object, world: int = 4, timeout_s: float = 120.0) -> list[T]:
+        """Return what `function(rank, world, *arguments)` gives on each rank of a new process group.
+
+        Raises:
+            RanksFailedError: a rank raised an error, died or did not end in time.
+        """
+        store = str(Path(self.folder.name) / f"store-{next(self.numbers)}")
+        given = pickle.dumps((function, arguments))
+        while len(self.workers) < world:
+            self.workers.append(Worker.start())
+        self._replace([worker for worker in self.workers if worker.process.poll() is not None])
+        workers = self.workers[:world]
+        for rank, worker in enumerate(workers):
+            worker.connection.send((rank, world, store, timeout_s, given))
+        answers = self._answers(workers, timeout_s)
+        lost = [rank for rank in range(world) if rank not in answers]
+        for rank in lost:
+            status = workers[rank].process.poll()
+            how = f"hung, in this run of {timeout_s:g} s at most" if status is None else ending_text(status)
+            answers[rank] = Failed(kind="Lost", text=f"{how}; its last output:\n{workers[rank].last_output()}\n")
+        self._replace([workers[rank] for rank in lost])
+        failed = {rank: each for rank, each in sorted(answers.items()) if isinstance(each, Failed)}
+        if failed:
+            texts = (f"-- rank {rank} of {world}: {each.text}" for rank, each in failed.items())
+            raise RanksFailedError("\n".join(texts), {rank: each.kind for rank, each in failed.items()})
+        return [answers[rank] for rank in range(world)]
+
+    def end(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            worker.end()
+        self.workers.clear()
+        self.folder.cleanup()
+
+    def _answers(self, workers: Sequence[Worker], timeout_s: float) -> dict[int, Any]:
+        answers: dict[int, Any] = {}
+        left = {worker.connection: rank for rank, worker in enumerate(workers)}
+        end_s = time.monotonic() + timeout_s
+        while left and (remaining_s := end_s - time.monotonic()) > 0:
+            for connection in wait(list(left), remaining_s):
+                rank = left.pop(connection)  # type: ignore[arg-type]
+                try:
+                    answers[rank] = pickle.loads(connection.recv())  # type: ignore[union-attr]
+                except (EOFError, OSError):
+                    workers[rank].process.wait()
+                if rank not in answers or isinstance(answers[rank], Failed):
+                    end_s = min(end_s, time.monotonic() + GRACE_S)
+        return answers
+
+    def _replace(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:
+            self.workers[self.workers.index(worker)] = Worker.start()
+            worker.end()
+
+
+def serve() -> None:
+    """Run what the pool sends, one function after the other, until it is gone."""
+    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    while True:
+        try:
+            rank, world, store, timeout_s, given = connection.recv()
+        except EOFError:
+            # Frameworks have threads that do not end by themselves.
+            os._exit(0)
+        connection.send(pickle.dumps(_answer(rank, world, store, timeout_s, given)))
+
+
+def _answer(rank: int, world: int, store: str, timeout_s: float, given: bytes) -> Any:
+    import warnings
+
+    import torch
+    import torch.distributed as dist
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            function, arguments = pickle.loads(given)
+            # Random numbers are those of a fresh process, whatever ran here before.
+            torch.manual_seed(0)
+            torch.set_default_dtype(torch.float32)
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(store, world),
+                rank=rank,
+                world_size=world,
+                timeout=timedelta(seconds=timeout_s),
+            )
+            result = function(rank, world, *arguments)
+            # Pickled here, so that what cannot be is an error of this rank.
+            pickle.dumps(result)
+            dist.barrier()
+            return result
+    # Whatever it is, the test is to see it.
+    except BaseException as error:  # noqa: BLE001
+        return Failed(kind=type(error).__name__, text=traceback.format_exc())
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,259 @@
+"""Ranks on this machine: started as torchrun starts them, and ended together."""
+
+import ast
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from pase.errors import ProgramError
+from pase.targets.torch.launch import RankError, call, join, rank_environment, run_program
+from tests.targets.torch import launched
+
+LIMIT_S = 20.0
+"""All have ended within this time, where a collective would wait for ten minutes."""
+
+ROOT = Path(__file__).resolve().parents[3]
+SCRIPT = str(Path(launched.__file__))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+
+
+def process_ids(folder: Path, count: int) -> list[int]:
+    """The ranks' own ids, once all have written them."""
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        texts = [path.read_text() for path in folder.iterdir()]
+        if len(texts) == count and all(texts):
+            return [int(text) for text in texts]
+        time.sleep(0.05)
+    raise AssertionError(f"only {len(list(folder.iterdir()))} of {count} ranks came up")
+
+
+def torchrun(*arguments: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+    return subprocess.run(
+        [*command, "--nproc-per-node", str(ranks), SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_a_function_runs_on_all_ranks() -> None:
+    answers = call(launched.sum_of_ranks, 0.5, ranks=3, timeout_s=120)
+    assert answers == [(rank, 3, 1.5, "gloo") for rank in range(3)]
+    assert call(launched.threads, ranks=1, threads=2) == [2]
+
+
+def test_a_program_runs_as_under_torchrun(capfd: pytest.CaptureFixture[str]) -> None:
+    run_program([SCRIPT, "environment"], ranks=2, threads=1, timeout_s=120)
+    ours = ast.literal_eval(capfd.readouterr().out)
+    done = torchrun("environment")
+    assert done.returncode == 0, done.stderr
+    # Both ranks print there, of ours the first alone.
+    theirs = next(found for line in done.stdout.splitlines() if (found := ast.literal_eval(line))["RANK"] == "0")
+    assert {**theirs, "MASTER_ADDR": "127.0.0.1"} == ours
+    run_program([SCRIPT, "sum"], ranks=2, timeout_s=120)
+    out, errors = capfd.readouterr()
+    assert (out, errors) == ("sum of 1.0\n", "to errors 0\n")
+
+
+def test_cores_are_divided_among_ranks() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert call(launched.threads, ranks=2) == [max(1, cores // 2)] * 2
+    assert rank_environment(3, 8, 1234, 5)["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_fails_ends_all_and_is_named(rank: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    begin_s = time.monotonic()
+    with pytest.raises(
+        RankError, match=rf"^rank {rank} of 3 failed: ValueError: the third batch is empty; the others were ended$"
+    ) as caught:
+        call(launched.fail, rank, str(tmp_path), ranks=3)
+    assert time.monotonic() - begin_s < LIMIT_S
+    assert caught.value.rank == rank
+    assert not any(map(is_running, process_ids(tmp_path, 3)))
+    # The whole traceback of the rank is shown.
+    errors = capfd.readouterr().err
+    assert "ValueError: the third batch" in errors
+    assert "in fail\n" in errors
+
+
+def test_a_rank_that_ends_without_a_word_is_named() -> None:
+    with pytest.raises(RankError, match=r"^rank 1 of 2 was ended by signal 9 \(SIGKILL\); the others were ended$"):
+        call(launched.kill, 1, ranks=2)
+    with pytest.raises(RankError, match=r"^rank 1 of 2 ended with status 3; the others were ended$"):
+        call(launched.end_silently, 1, 3, ranks=2)
+    with pytest.raises(RankError, match=r"^rank 1 of 2 ended with status 1: no file data\.txt; the others were ended$"):
+        run_program([SCRIPT, "early", "1", "data.txt"], ranks=2)
+
+
+def test_ranks_that_do_not_end_in_time_are_ended(tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"^after 8 s, 2 of 2 ranks still ran \(0, 1\); all were ended$"):
+        call(launched.wait, str(tmp_path), ranks=2, timeout_s=8)
+    assert not any(map(is_running, process_ids(tmp_path, 2)))
+    begin_s = time.monotonic()
+    # A rank that failed, and whose process does not end for that, has told the others.
+    with pytest.raises(RankError, match=r"rank 1 of 2 failed: ValueError: the third batch is empty"):
+        call(launched.fail_and_live, 1, ranks=2, timeout_s=30)
+    assert time.monotonic() - begin_s < LIMIT_S
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_all_ranks_end_with_the_process_that_started_them(number: int, tmp_path: Path) -> None:
+    code = (
+        "from tests.targets.torch import launched; from pase.targets.torch.launch import call; "
+        f"call(launched.wait, {str(tmp_path)!r}, ranks=2)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE) as parent:
+        ranks = process_ids(tmp_path, 2)
+        parent.send_signal(number)
+        errors = parent.communicate(timeout=20)[1]
+    assert number == signal.SIGKILL or b"KeyboardInterrupt" in errors
+    end_s = time.monotonic() + 5
+    while any(map(is_running, ranks)) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not any(map(is_running, ranks))
+
+
+def test_jobs_beside_each_other_meet_at_stores_of_their_own() -> None:
+    answers: dict[float, list[object]] = {}
+
+    def run(scale: float) -> None:
+        answers[scale] = [answer[2] for answer in call(launched.sum_of_ranks, scale, ranks=2, timeout_s=120)]
+
+    threads = [threading.Thread(target=run, args=(scale,)) for scale in (1.0, 10.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {1.0: [1.0, 1.0], 10.0: [10.0, 10.0]}
+
+
+def test_under_torchrun_the_others_name_the_rank_that_failed() -> None:
+    done = torchrun("named", "2", "raise", ranks=3)
+    assert done.returncode != 0
+    named = [line for line in done.stderr.splitlines() if "RankError: rank" in line]
+    assert named, done.stderr
+    assert all("ended because rank 2 failed: ValueError: the third batch is empty" in line for line in named)
+
+
+def test_ranks_that_nobody_watches_name_the_one_that_was_killed() -> None:
+    """As on several hosts, where what watches one host's ranks is not heard on another."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, "named", "2", "kill"],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **rank_environment(rank, 3, store.port, 1)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    errors = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1, -signal.SIGKILL]
+    for rank in (0, 1):
+        said = f"RankError: rank {rank} of 3 lost a connection; ranks that do not answer and may have ended: 2 ("
+        assert said in errors[rank]
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    program = [sys.executable, SCRIPT, "absent", "0", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = rank_environment(1, 3, store.port, 1)
+    done = subprocess.run(program, env={**environment, **given}, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "RankError: rank 1 waited 2 s for the other ranks of 3; missing: 0, 2 (" in done.stderr
+    port = store.port
+    del store
+    done = subprocess.run(program, env={**environment, **given}, capture_output=True, text=True, check=False)
+    assert f"RankError: rank 1 cannot reach the store at 127.0.0.1:{port}, where all ranks meet: " in done.stderr
+
+
+def test_no_name_service_is_needed() -> None:
+    """In a network of its own that has loopback alone, under a name that nothing resolves."""
+    code = "from tests.targets.torch.launched import *; from pase.targets.torch.launch import call; "
+    shown = "print([answer[2] for answer in call(sum_of_ranks, 1.0, ranks=2, timeout_s=60)])"
+    inside = f"ip link set lo up; hostname nowhere; exec {sys.executable} -c '{code}{shown}'"
+    command = ["unshare", "--net", "--uts", "--user", "--map-root-user", "sh", "-c", inside]
+    try:
+        possible = subprocess.run([*command[:-3], "true"], capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        possible = False
+    if not possible:
+        pytest.skip("this machine gives no network namespaces")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "[1.0, 1.0]\n")
+    # PyTorch's store remarks that an address has no name.
+    assert all("hostname of the client socket cannot be retrieved" in line for line in done.stderr.splitlines())
+
+
+# -- what cannot be
+
+
+def test_a_function_that_cannot_be_sent_is_an_error() -> None:
+    with pytest.raises(ProgramError, match=r"cannot be sent to them .*; give a function of a module"):
+        call(lambda: 1, ranks=2)
+    with pytest.raises(ProgramError, match="0 ranks were asked for; expected 1 or more"):
+        run_program([SCRIPT], ranks=0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0"}, "RANK is set and WORLD_SIZE is not; start the program with torchrun"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x'; expected a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 of WORLD_SIZE 2; expected 0 to 1"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK is set and MASTER_ADDR is not"),
+    ],
+)
+def test_an_environment_of_another_kind_is_an_error(
+    environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*launched.NAMES, "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ProgramError, match=message):
+        join()
+
+
+def test_a_program_that_was_started_alone_is_a_group_of_one() -> None:
+    code = (
+        "from pase.targets.torch.launch import join; import torch.distributed as dist; r = join(); "
+        "print(r.rank, r.world_size, r.device, dist.get_backend()); assert join() == r; dist.destroy_process_group()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in launched.NAMES}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("0 1 cpu gloo\n", "")
+
+
+def test_the_error_can_be_sent() -> None:
+    error = RankError("rank 1 of 2 failed", 1)
+    sent: Callable[[bytes], RankError] = pickle.loads
+    assert (str(sent(pickle.dumps(error))), sent(pickle.dumps(error)).rank) == ("rank 1 of 2 failed", 1)
