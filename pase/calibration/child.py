@@ -10,14 +10,23 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from pase.calibration.measured import EFFORTS, SAMPLES, Convolution, Effort, Rate, Samples, TransferSample, binary
+from pase.calibration.measured import (
+    EFFORTS,
+    SAMPLES,
+    Convolution,
+    Effort,
+    Rate,
+    Samples,
+    TransferSample,
+    binary,
+    memory_share_bytes,
+    processor_name,
+)
 from pase.errors import PaseError
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
@@ -36,8 +45,6 @@ from pase.targets.training.options import (
 
 MOST_CPU_DEVICES = 8
 """So many virtual devices are measured at most, unless more are asked for."""
-
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @click.command(cls=ProgramCommand)
@@ -118,19 +125,7 @@ _DEFAULT_COUNT: Mapping[str, Callable[[], int]] = MappingProxyType({CPU: _num_co
 
 def _described_cpu(_devices: Any, count: int) -> tuple[str, int]:
     """Return what a virtual device is called and its share of the memory that this process may use."""
-    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with suppress(OSError, ValueError):  # there is no limit
-        memory_bytes = min(memory_bytes, int(_MEMORY_LIMIT.read_text(encoding="ascii")))
-    return f"{_processor()} (one of {count} virtual devices)", max(memory_bytes // count, 1)
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(filter(None, names), "CPU")
+    return f"{processor_name()} (one of {count} virtual devices)", memory_share_bytes(count)
 
 
 def _described_gpu(devices: Any, _count: int) -> tuple[str, int]:

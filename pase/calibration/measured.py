@@ -1,8 +1,11 @@
 """`calibrate` and `MeasuredMachine`: a process that measures, its samples, and the machine that these make."""
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import sqrt
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -210,6 +213,27 @@ def fit_link(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> LinkFit:
     )
 
 
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_share_bytes(count: int) -> int:
+    """Return what each of some devices has of the memory that this process may use."""
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # there is no limit
+        memory_bytes = min(memory_bytes, int(_MEMORY_LIMIT.read_text(encoding="ascii")))
+    return max(memory_bytes // count, 1)
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, names), "CPU")
+
+
 # TensorFlow takes memory and threads for good, and reads some options once: it gets a process of its own.
 _PROGRAM = "from pase.calibration.child import main\n\nmain()\n"
 
@@ -289,12 +313,12 @@ def measured_machine(samples: Samples, *, date: str, name: str = "measured") -> 
     level = Level(
         name="machine",
         num_devices=samples.num_devices,
-        latency_s=_rounded(fit.latency_s),
-        bandwidth_bytes_per_s=_rounded(fit.bandwidth_bytes_per_s),
+        latency_s=rounded(fit.latency_s),
+        bandwidth_bytes_per_s=rounded(fit.bandwidth_bytes_per_s),
         source=(
-            f"{how}: messages of {_span(samples.copies)} from each device to the next{_RECEIVED[samples.kind]}; least "
-            f"squares of the relative errors, whose root mean square is {fit.relative_error:.0%}. All-reduces of "
-            f"{_span(samples.all_reduces)} differ from what these figures predict by "
+            f"{how}: messages of {described_span(samples.copies)} from each device to the next{_RECEIVED[samples.kind]}; "
+            f"least squares of the relative errors, whose root mean square is {fit.relative_error:.0%}. All-reduces of "
+            f"{described_span(samples.all_reduces)} differ from what these figures predict by "
             f"{root_mean_square(predictions):.0%} (root mean square)"
         ),
     )
@@ -321,11 +345,11 @@ def _predictions(samples: Samples, fit: LinkFit) -> tuple[Prediction, ...]:
 
 def _device(samples: Samples, how: str) -> Device:
     peaks = {
-        dtype: _rounded(max(rate.per_s for rate in (*rates, *samples.convolution.get(dtype, ()))))
+        dtype: rounded(max(rate.per_s for rate in (*rates, *samples.convolution.get(dtype, ()))))
         for dtype, rates in samples.matmul.items()
     }
     kernels = [
-        f"{dtype} {what}, {_rates(rates, 'GFLOP/s')}"
+        f"{dtype} {what}, {described_rates(rates, 'GFLOP/s')}"
         for what, by_dtype in (("matrix products", samples.matmul), ("convolutions", samples.convolution))
         for dtype, rates in by_dtype.items()
     ]
@@ -333,9 +357,9 @@ def _device(samples: Samples, how: str) -> Device:
         name=samples.device_name,
         peak_flop_per_s=peaks,
         memory_bytes=samples.memory_bytes,
-        memory_bandwidth_bytes_per_s=_rounded(max(rate.per_s for rate in samples.stream)),
+        memory_bandwidth_bytes_per_s=rounded(max(rate.per_s for rate in samples.stream)),
         source=f"{how}{_SHARED[samples.kind]}. Each peak is the best of its type: {'; '.join(kernels)}. "
-        f"Memory: one array added to another, {_rates(samples.stream, 'GB/s')}",
+        f"Memory: one array added to another, {described_rates(samples.stream, 'GB/s')}",
     )
 
 
@@ -355,14 +379,17 @@ def root_mean_square(predictions: Sequence[Prediction]) -> float:
     return sqrt(sum(prediction.relative_error**2 for prediction in predictions) / len(predictions))
 
 
-def _rounded(figure: float) -> float:
+def rounded(figure: float) -> float:
+    """Return a figure to four digits."""
     return float(f"{figure:.4g}")
 
 
-def _rates(rates: Sequence[Rate], unit: str) -> str:
+def described_rates(rates: Sequence[Rate], unit: str) -> str:
+    """Return what each kernel reached, in words; unit: with the prefix giga."""
     return ", ".join(f"{rate.per_s / 1e9:.3g} {unit} at {rate.shape}" for rate in rates)
 
 
-def _span(messages: Sequence[TransferSample]) -> str:
+def described_span(messages: Sequence[TransferSample]) -> str:
+    """Return the sizes of the shortest message and of the longest, in words."""
     sizes = [message.size_bytes for message in messages]
     return f"{binary(min(sizes))} to {binary(max(sizes))}"

@@ -152,7 +152,7 @@ def test_the_measuring_process_says_in_a_line_what_is_wrong(monkeypatch: pytest.
 
 def test_memory_is_that_which_the_process_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(child, "_MEMORY_LIMIT", limit)
+    monkeypatch.setattr(measured, "_MEMORY_LIMIT", limit)
     _, whole = child._described_cpu(None, 1)
     limit.write_text("max\n")
     assert child._described_cpu(None, 1)[1] == whole

@@ -1,0 +1,155 @@
+"""Links between processes: what was measured on all ranks at once, and the machine, with its levels, that it makes.
+
+Every level is measured alike: each rank sends to the rank of its own place in the next group of the level before, all
+at once. All ranks behind a link then share it, as in a training step, and a link is as fast as all of them together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pase.calibration.measured import (
+    LinkFit,
+    Prediction,
+    Rate,
+    TransferSample,
+    described_rates,
+    described_span,
+    fit_link,
+    root_mean_square,
+    rounded,
+)
+from pase.costs.collectives import Link, hierarchical_all_reduce
+from pase.errors import CalibrationError
+from pase.machine import Device, Level, Machine
+
+LEVEL_NAMES = ("node", "cluster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSamples:
+    """All that was measured, every rank at work at once.
+
+    level_sizes: ranks in a group of each level, the innermost first; the last one has all. matmul, convolution: FLOP of
+    float32. stream: memory, read and written. exchanges: [levels] messages of each rank to the next group. all_reduces,
+    all_to_alls: among all ranks, of the bytes that each one has before them.
+    """
+
+    backend: str
+    torch_version: str
+    device_name: str
+    memory_bytes: int
+    level_sizes: tuple[int, ...]
+    matmul: tuple[Rate, ...]
+    convolution: tuple[Rate, ...]
+    stream: tuple[Rate, ...]
+    exchanges: tuple[tuple[TransferSample, ...], ...]
+    all_reduces: tuple[TransferSample, ...]
+    all_to_alls: tuple[TransferSample, ...]
+
+
+def level_sizes(num_ranks: int, ranks_per_node: int) -> tuple[int, ...]:
+    """Return the ranks in a group of each level; CalibrationError where nodes have not as many ranks each.
+
+    Ranks that are a node each, or in one node all, have one level.
+    """
+    if num_ranks < 2:
+        raise CalibrationError(f"links need 2 processes or more; found {num_ranks}")
+    if ranks_per_node < 1 or num_ranks % ranks_per_node:
+        raise CalibrationError(
+            f"{num_ranks} processes in nodes of {ranks_per_node}: expected as many processes in every node"
+        )
+    return (ranks_per_node, num_ranks) if 1 < ranks_per_node < num_ranks else (num_ranks,)
+
+
+def sent_to(rank: int, level: int, sizes: Sequence[int]) -> int:
+    """Return the rank to which a rank sends at a level: of its own place in the next group of the level before."""
+    group, inner = sizes[level], 1 if level == 0 else sizes[level - 1]
+    first = rank // group * group
+    return first + (rank - first + inner) % group
+
+
+def behind(level: int, sizes: Sequence[int]) -> int:
+    """Return how many ranks share a link of a level."""
+    return 1 if level == 0 else sizes[level - 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredLinks:
+    """A machine from measurements between processes. fits: of its levels. all_reduces: beside their closed form."""
+
+    machine: Machine
+    fits: tuple[LinkFit, ...]
+    all_reduces: tuple[Prediction, ...]
+
+    @property
+    def all_reduce_error(self) -> float:
+        """Root of the mean square of the predictions' relative errors."""
+        return root_mean_square(self.all_reduces)
+
+
+def fit_level(samples: Sequence[TransferSample], sharing: int) -> LinkFit:
+    """Return α and 1/β of a link that some ranks share, each sending as many bytes as a sample says."""
+    return fit_link([sharing * sample.size_bytes for sample in samples], [sample.time_s for sample in samples])
+
+
+def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -> MeasuredLinks:
+    """Return the machine that samples make; CalibrationError where they do not suffice.
+
+    The peak is the best rate of all shapes of both kernels, as `measured_machine` has it. Figures have four digits.
+    """
+    if not (samples.matmul and samples.stream and samples.all_reduces):
+        raise CalibrationError("no matrix product, memory or all-reduce was measured; measure again")
+    sizes = samples.level_sizes
+    fits = tuple(fit_level(found, behind(level, sizes)) for level, found in enumerate(samples.exchanges))
+    predictions = _predictions(samples, fits)
+    how = (
+        f"measured on {date} with PyTorch {samples.torch_version} and {samples.backend}, "
+        f"with all {sizes[-1]} processes at work at once"
+    )
+    names = LEVEL_NAMES[-len(sizes) :]
+    levels = tuple(
+        Level(
+            name=level_name,
+            num_devices=size,
+            latency_s=rounded(fit.latency_s),
+            bandwidth_bytes_per_s=rounded(fit.bandwidth_bytes_per_s),
+            source=(
+                f"{how}: messages of {described_span(found)} from each process to one of the next group, "
+                f"{behind(number, sizes)} behind a link; least squares of the relative errors, whose root mean square "
+                f"is {fit.relative_error:.0%}"
+            ),
+        )
+        for number, (level_name, size, fit, found) in enumerate(zip(names, sizes, fits, samples.exchanges, strict=True))
+    )
+    rates = (*samples.matmul, *samples.convolution)
+    device = Device(
+        name=samples.device_name,
+        peak_flop_per_s={"float32": rounded(max(rate.per_s for rate in rates))},
+        memory_bytes=samples.memory_bytes,
+        memory_bandwidth_bytes_per_s=rounded(max(rate.per_s for rate in samples.stream)),
+        source=(
+            f"{how}; processes share the cores, and a device's rates are its share of them. The peak is the best of "
+            f"float32 matrix products, {described_rates(samples.matmul, 'GFLOP/s')}, and convolutions, "
+            f"{described_rates(samples.convolution, 'GFLOP/s')}. Memory: one array added to another, "
+            f"{described_rates(samples.stream, 'GB/s')}"
+        ),
+    )
+    machine = Machine(name=name, description=f"{sizes[-1]} processes, {how}", device=device, levels=levels)
+    return MeasuredLinks(machine=machine, fits=fits, all_reduces=predictions)
+
+
+def _predictions(samples: RankSamples, fits: Sequence[LinkFit]) -> tuple[Prediction, ...]:
+    sizes = samples.level_sizes
+    members = [size // behind(level, sizes) for level, size in enumerate(sizes)]
+    links = [
+        Link(latency_s=fit.latency_s, s_per_byte=behind(level, sizes) / fit.bandwidth_bytes_per_s)
+        for level, fit in enumerate(fits)
+    ]
+    return tuple(
+        Prediction(
+            size_bytes=sample.size_bytes,
+            measured_s=sample.time_s,
+            predicted_s=float(hierarchical_all_reduce(sample.size_bytes, members, links)),
+        )
+        for sample in samples.all_reduces
+    )
