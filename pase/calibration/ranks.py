@@ -111,7 +111,7 @@ def _kernel_s(kernel: Callable[[], object]) -> float:
         runs += 1
     seconds: Any = torch.tensor((time.perf_counter() - begin) / runs, dtype=torch.float64)
     dist.all_reduce(seconds)
-    return float(seconds) / dist.get_world_size()
+    return float(seconds.item()) / dist.get_world_size()
 
 
 Transfer = Callable[[torch.Tensor, torch.Tensor], object]
@@ -167,7 +167,7 @@ def _chain_s(transfer: Transfer, sent: torch.Tensor, received: torch.Tensor, len
         transfer(sent, received)
     seconds: Any = torch.tensor((time.perf_counter() - begin) / length, dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return float(seconds)
+    return float(seconds.item())
 
 
 if __name__ == "__main__":
