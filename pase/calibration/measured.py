@@ -317,9 +317,9 @@ def measured_machine(samples: Samples, *, date: str, name: str = "measured") -> 
         bandwidth_bytes_per_s=rounded(fit.bandwidth_bytes_per_s),
         source=(
             f"{how}: messages of {described_span(samples.copies)} from each device to the next"
-            f"{_RECEIVED[samples.kind]}; least squares of the relative errors, whose root mean square is {fit.relative_error:.0%}. All-reduces of "
-            f"{described_span(samples.all_reduces)} differ from what these figures predict by "
-            f"{root_mean_square(predictions):.0%} (root mean square)"
+            f"{_RECEIVED[samples.kind]}; least squares of the relative errors, whose root mean square is "
+            f"{fit.relative_error:.0%}. All-reduces of {described_span(samples.all_reduces)} differ from what these "
+            f"figures predict by {root_mean_square(predictions):.0%} (root mean square)"
         ),
     )
     machine = Machine(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -109,9 +108,10 @@ def _kernel_s(kernel: Callable[[], object]) -> float:
     while time.perf_counter() - begin < _RATE_S:
         kernel()
         runs += 1
-    seconds: Any = torch.tensor((time.perf_counter() - begin) / runs, dtype=torch.float64)
+    seconds = torch.tensor([(time.perf_counter() - begin) / runs], dtype=torch.float64)
     dist.all_reduce(seconds)
-    return float(seconds.item()) / dist.get_world_size()
+    total_s: float = seconds.item()
+    return total_s / dist.get_world_size()
 
 
 Transfer = Callable[[torch.Tensor, torch.Tensor], object]
@@ -165,9 +165,10 @@ def _chain_s(transfer: Transfer, sent: torch.Tensor, received: torch.Tensor, len
     begin = time.perf_counter()
     for _ in range(length):
         transfer(sent, received)
-    seconds: Any = torch.tensor((time.perf_counter() - begin) / length, dtype=torch.float64)
+    seconds = torch.tensor([(time.perf_counter() - begin) / length], dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
-    return float(seconds.item())
+    longest_s: float = seconds.item()
+    return longest_s
 
 
 if __name__ == "__main__":
