@@ -110,8 +110,8 @@ def _kernel_s(kernel: Callable[[], object]) -> float:
         runs += 1
     seconds = torch.tensor([(time.perf_counter() - begin) / runs], dtype=torch.float64)
     dist.all_reduce(seconds)
-    total_s: float = seconds.item()
-    return total_s / dist.get_world_size()
+    mean_s: float = seconds.item() / dist.get_world_size()
+    return mean_s
 
 
 Transfer = Callable[[torch.Tensor, torch.Tensor], object]
