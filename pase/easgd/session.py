@@ -29,8 +29,8 @@ from pase.planning.planner import Progress
 from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, check_data, check_weights
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, kept_text
 from pase.targets.mesh_tensorflow.runtime.devices import local_devices
-from pase.targets.mesh_tensorflow.runtime.metrics import MetricsFile
 from pase.targets.training.data import DataInput
+from pase.targets.training.metrics import MetricsFile
 
 _IN_METRICS = frozenset({"step", "tested"})
 

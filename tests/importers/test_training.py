@@ -348,12 +348,12 @@ def trained(
         program = Program(num_devices=plan.num_devices, dtype="float64")
         loss = names["build"](program)
         training = Training.start(program, loss, learning_rate=RATE, seed=0, values=weights, keep_alive=is_counted)
-        first = training.step(batch, with_metadata=is_counted)
+        first = training.step(batch, with_record=is_counted)
         losses = [first.loss, *(training.step(batch).loss for _ in range(STEPS - 1))]
         found = training.weights()
         training.close()
         if is_counted:
-            measured = crossed(first.run_metadata, graph, training.traffic)
+            measured = crossed(first.record, graph, training.traffic)
             wide = replace(plan, graph=replace(plan.graph, itemsize=8))
             predicted = sum(flow.total_bytes for flow in flows(wide))
             assert measured.total_bytes == training.traffic.total_bytes == predicted > 0

@@ -121,7 +121,7 @@ def test_an_evaluation_runs_the_forward_pass_alone(program: Program) -> None:
     loss = builder_of(emit(random_plan(small("mlp"), 4, 1)))(program)
     batch = Batches(program.inputs, seed=0).batch(0)
     training = Training.start(program, loss, learning_rate=0.5, seed=0)
-    stepped = training.step(batch, with_metadata=True).run_metadata
+    stepped = training.step(batch, with_record=True).record
     session = training.session
     training.session = Recorded(session)
     training.evaluate(batch)

@@ -196,8 +196,8 @@ def test_nothing_moves_in_the_layer() -> None:
         own = [flow for flow in flows(plan) if not flow.is_of_edge and flow.movement.consumer.startswith("drop")]
         assert not own
     started = Started(plan, keep_alive=True)
-    step = started.training.step(started.batches.batch(0), with_metadata=True)
-    moved = crossed(step.run_metadata, started.graph, started.training.traffic)
+    step = started.training.step(started.batches.batch(0), with_record=True)
+    moved = crossed(step.record, started.graph, started.training.traffic)
     assert moved.elsewhere_bytes == 0
     assert not [m for m, n in moved.by_movement.items() if n and m.producer == m.consumer and "drop" in m.producer]
     started.training.close()

@@ -60,8 +60,8 @@ def measured_training(
         loss = builder_of(emit(plan))(program)
         training = Training.start(program, loss, learning_rate=rate, seed=0, keep_alive=keep_alive)
         batches = Batches(program.inputs, seed=0)
-        found = [training.step(batches.batch(i), with_metadata=i == steps - 1) for i in range(steps)]
-        record = found[-1].run_metadata
+        found = [training.step(batches.batch(i), with_record=i == steps - 1) for i in range(steps)]
+        record = found[-1].record
         measured = crossed(record, graph, training.traffic)
         assert crossed_bytes(record, graph) == measured.total_bytes
         training.close()

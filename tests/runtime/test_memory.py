@@ -41,8 +41,8 @@ def test_a_step_holds_its_weights_and_no_more_than_predicted() -> None:
     with tf.Graph().as_default() as graph:
         program = Program(num_devices=4)
         training = Training.start(program, builder_of(emit(plan))(program), learning_rate=0.1, seed=0)
-        step = training.step(Batches(program.inputs, seed=0).batch(0), with_metadata=True)
-        peaks = peak_bytes(step.run_metadata, graph, virtual_cpus(4))
+        step = training.step(Batches(program.inputs, seed=0).batch(0), with_record=True)
+        peaks = peak_bytes(step.record, graph, virtual_cpus(4))
         training.close()
     predicted = device_memory(plan)
     assert len(peaks) == 4

@@ -39,8 +39,8 @@ def peak(plan: Plan) -> int:
     with ProgramGraph().as_default() as graph:
         program = Program(num_devices=plan.num_devices, devices=devices)
         training = Training.start(program, builder_of(emit(plan))(program), learning_rate=0.1, seed=0)
-        step = training.step(Batches(program.inputs, seed=0).batch(0), with_metadata=True)
-        found = max(peak_bytes(step.run_metadata, graph, virtual_cpus(plan.num_devices)))
+        step = training.step(Batches(program.inputs, seed=0).batch(0), with_record=True)
+        found = max(peak_bytes(step.record, graph, virtual_cpus(plan.num_devices)))
         training.close()
     return found
 

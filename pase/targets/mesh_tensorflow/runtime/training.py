@@ -19,22 +19,10 @@ from pase.targets.training.data import Array, Evaluation
 from pase.targets.training.initial import given_value, initial_value
 from pase.targets.training.masks import NOTHING_DROPPED, step_key
 from pase.targets.training.optimisers import Rule, Sgd
+from pase.targets.training.script import StepResult
 
 _FED_BYTES = 2**28
 """Initial values are fed in portions of about this size."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What a step showed.
-
-    loss: before the update. accuracy: the fraction of points whose label's logit no other one exceeds; None where the
-    loss is no `softmax_loss`. run_metadata: TensorFlow's record, where it was asked for.
-    """
-
-    loss: float
-    accuracy: float | None = None
-    run_metadata: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +128,7 @@ class Training:
         self._seed = seed
 
     def step(
-        self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_metadata: bool = False
+        self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
     ) -> StepResult:
         """Train on one batch and return the loss.
 
@@ -151,9 +139,9 @@ class Training:
         rate = self.learning_rate if learning_rate is None else learning_rate
         feeds |= self._updates.feeds(self.num_steps + 1, rate)
         feeds |= self.program.mask_feeds(step_key(self._seed, self.num_steps))
-        metadata = tf.RunMetadata() if with_metadata else None
+        metadata = tf.RunMetadata() if with_record else None
         record = {"output_partition_graphs": True, "trace_level": tf.RunOptions.FULL_TRACE}
-        options = tf.RunOptions(**record) if with_metadata else None
+        options = tf.RunOptions(**record) if with_record else None
         try:
             fetches = [self._loss, self._accuracy, self._update]
             loss, accuracy, _ = self.session.run(fetches, feeds, options=options, run_metadata=metadata)
@@ -169,7 +157,7 @@ class Training:
                 f"the first values that are not finite are in {where}; the step was not taken"
             ) from None
         self.num_steps += 1
-        return StepResult(loss=float(loss), accuracy=_only(accuracy), run_metadata=metadata)
+        return StepResult(loss=float(loss), accuracy=_only(accuracy), record=metadata)
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
         """Return the loss and the accuracy of a batch; the forward pass alone runs, drops nothing, changes nothing."""

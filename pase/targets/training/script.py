@@ -1,0 +1,233 @@
+"""The steps of a training from the first to the last, whoever takes them, and what a program shows of them."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Protocol
+
+from pase.errors import ProgramError
+from pase.targets.training.data import (
+    Array,
+    Batches,
+    DataInput,
+    Evaluation,
+    GeneratedBatches,
+    evaluated,
+    load_function,
+    read_arrays,
+)
+from pase.targets.training.metrics import MetricsFile, ProgressLine
+from pase.targets.training.options import PATH, TrainingOptions, option, options_of_all, training_flags
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step showed.
+
+    loss: before the update. accuracy: the fraction of points whose label's logit no other one exceeds; None where the
+    loss is no `softmax_loss`. record: of what moved, as whoever took the step has it, where it was asked for.
+    """
+
+    loss: float
+    accuracy: float | None = None
+    record: Any = None
+
+
+class Stepping(Protocol):
+    """Whoever takes the steps of a training."""
+
+    def step(
+        self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
+    ) -> StepResult:
+        """Train on one batch; ProgramError where the loss or a gradient is not finite."""
+
+    def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
+        """Return the loss and the accuracy of a batch and change nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeping:
+    """How checkpoints are kept. save: keeps one where it is due after a step. newest: where the last one is, if any."""
+
+    save: Callable[[int], Path | None]
+    newest: Callable[[], Path | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of a training from a first one, and what is shown of each.
+
+    test: batches to test on, None for none. measured: what a record says of the bytes that moved, where they are to be
+    measured. metrics: the file of lines. progress: whether to show a line of progress.
+    """
+
+    options: TrainingOptions
+    batches: Batches | GeneratedBatches
+    num_examples: int
+    first: int = 0
+    test: Batches | None = None
+    measured: Callable[[Any], Mapping[str, Any]] | None = None
+    keeping: Keeping | None = None
+    metrics: MetricsFile | None = None
+    progress: bool = False
+
+    def take(self, training: Stepping, report: Report) -> list[float]:
+        """Take them all and return the loss of each, before its update.
+
+        Reports events: ``step`` (step, loss, accuracy, learning_rate, examples_per_s, time_s), ``tested`` (step, loss,
+        accuracy, num_examples), ``saved`` (step, path), ``done`` (step_time_s, median without the first, and what was
+        measured).
+        """
+        options, losses, times = self.options, list[float](), list[float]()
+        measured: dict[str, Any] = {"measured_bytes": None}
+        line = ProgressLine(options.steps) if self.progress else None
+        for step in range(self.first, options.steps):
+            batch, rate = self.batches.batch(step), options.schedule.rate(step)
+            begin = time.perf_counter()
+            wants_record = self.measured is not None and step == options.steps - 1
+            with self._telling(line):
+                result = training.step(batch, learning_rate=rate, with_record=wants_record)
+            times.append(time.perf_counter() - begin)
+            losses.append(result.loss)
+            values = {
+                "step": step + 1,
+                "loss": result.loss,
+                "accuracy": result.accuracy,
+                "learning_rate": rate,
+                "examples_per_s": self.num_examples / times[-1],
+                "time_s": times[-1],
+            }
+            report({"event": "step", **values})
+            if line:
+                line.show(step + 1, result.loss, self.num_examples / times[-1], accuracy=result.accuracy)
+            shown: dict[str, Any] = {}
+            if self.test and options.is_test_due(step + 1):
+                with self._telling(line):
+                    on_test = evaluated(self.test, training.evaluate, step=step + 1)
+                shown = {"test_loss": on_test.loss, "test_accuracy": on_test.accuracy}
+                report({"event": "tested", **asdict(on_test)})
+            if self.metrics:
+                self.metrics.write({**values, **shown, "unix_time_s": time.time()})
+            if self.keeping:
+                with self._telling(line):
+                    path = self.keeping.save(step + 1)
+                if path:
+                    report({"event": "saved", "step": step + 1, "path": str(path)})
+            if self.measured and wants_record:
+                measured |= self.measured(result.record)
+        if line:
+            line.end()
+        report({"event": "done", "step_time_s": median(times[1:] or times), **measured})
+        return losses
+
+    @contextmanager
+    def _telling(self, line: ProgressLine | None) -> Iterator[None]:
+        """Have a failure end the line of progress, and name the checkpoint that is left."""
+        try:
+            yield
+        except ProgramError as error:
+            if line:
+                line.end()
+            kept = self.keeping.newest() if self.keeping else None
+            if kept is None:
+                raise
+            raise ProgramError(f"{error}; the last checkpoint, {kept}, is as it was") from None
+
+
+def chosen_batches(
+    inputs: list[DataInput], seed: int, data_path: Path | None, generator: str | None, first: int = 0
+) -> Batches | GeneratedBatches:
+    """Return the batches of a file, of a function, or made up; ProgramError where two of these are named.
+
+    generator: ``package.module:function`` that yields the data; its module is executed.
+    """
+    if generator is None:
+        arrays = None if data_path is None else read_arrays(data_path)
+        return Batches(inputs, seed=seed, arrays=arrays)
+    if data_path is not None:
+        raise ProgramError("both --data and --data-generator are given; choose one of them")
+    return GeneratedBatches(inputs, load_function(generator), name=generator, start=first)
+
+
+def given_values(path: Path | None, constants: list[str]) -> Mapping[str, Array] | None:
+    """Return the weights and constants of a file to begin with; None where all are drawn.
+
+    Raises ProgramError where a program has constants and no file is given.
+    """
+    if path is not None:
+        return read_arrays(path)
+    if constants:
+        raise ProgramError(
+            f"the network is computed with constants of its model, such as {constants[0]!r}; write them with: pase "
+            "weights MODEL -o weights.npz, and give --weights weights.npz"
+        )
+    return None
+
+
+script_flags = options_of_all(
+    option("--steps", type=int, default=10, help="Training steps in all."),
+    option("--measure", is_flag=True, help="Count the bytes that cross devices in a step."),
+    option("--json", is_flag=True, help="Print a line of JSON for each event."),
+    option("--metrics", type=PATH, metavar="FILE", help="Append a line of JSON for each step to a file."),
+    option(
+        "--data-generator",
+        metavar="PACKAGE.MODULE:FUNCTION",
+        help="A function that yields a dict of arrays for each step; the module's code is executed.",
+    ),
+    training_flags,
+)
+"""Adds the options that every training program has."""
+
+
+# -- what is shown
+
+
+def reporting(values: Mapping[str, Any]) -> Report:
+    """Return what shows events, as a command line says; and say that the code of a data generator is executed."""
+    if values["data_generator"]:
+        module = values["data_generator"].partition(":")[0]
+        sys.stderr.write(f"note: --data-generator executes the code of module {module}\n")
+    return _json_line if values["json"] else _text_line
+
+
+def _json_line(event: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def _text_line(event: dict[str, Any]) -> None:
+    match event:
+        case {"event": "built", "build_time_s": seconds, "predicted_bytes": None}:
+            text = f"built in {seconds:.1f} s"
+        case {"event": "built", "build_time_s": seconds, "predicted_bytes": moved}:
+            text = f"built in {seconds:.1f} s; {moved:,} bytes to move between devices in a step"
+        case {"event": "resumed", "step": step}:
+            text = f"going on after step {step}"
+        case {"event": "saved", "step": step, "path": path}:
+            text = f"saved step {step} in {path}"
+        case {"event": "step"} if sys.stdout.isatty() and sys.stderr.isatty():
+            # The line of progress says it.
+            return
+        case {"event": "step", "step": step, "loss": loss, "accuracy": accuracy, "time_s": seconds}:
+            text = f"step {step}  loss {loss:.8g}  {_right(accuracy)}{seconds:.3f} s"
+        case {"event": "tested", "step": step, "loss": loss, "accuracy": accuracy, "num_examples": examples}:
+            text = f"tested after step {step}: loss {loss:.8g}  {_right(accuracy)}({examples} examples)"
+        case {"event": "done", "step_time_s": seconds, "measured_bytes": None}:
+            text = f"median step {seconds:.3f} s"
+        case {"step_time_s": seconds, "measured_bytes": moved}:
+            text = f"median step {seconds:.3f} s; {moved:,} bytes moved between devices in a step"
+        case _:
+            raise AssertionError(f"unknown event {event}")
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _right(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"accuracy {accuracy:.1%}  "
