@@ -1,0 +1,361 @@
+"""What goes between ranks: moves of boxes and sums of parts, as modules that PyTorch differentiates by their adjoints.
+
+A move is one exchange of all pieces between the ranks that have anything for each other; a sum is an all-reduce. All
+ranks make all groups, in the same order.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pase.sharding.boxes import Box, extents, offsets
+from pase.sharding.reshard import ReshardStep, pieces
+from pase.sharding.traffic import Phase
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What ranks handed to the libraries that carry it, in bytes by whose they are. is_counted: whether it is kept."""
+
+    is_counted: bool = False
+    sent: dict[tuple[str, str, Phase], int] = field(default_factory=dict)
+
+    def add(self, label: "Label", phase: Phase, num_bytes: int) -> None:
+        """Count what this rank sends."""
+        key = (label.producer, label.consumer, phase)
+        self.sent[key] = self.sent.get(key, 0) + num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Whose movement it is: of an edge, or within a layer where producer and consumer are the same."""
+
+    producer: str
+    consumer: str
+
+
+class Groups:
+    """Process groups by their ranks. Every rank asks for the same ones in the same order."""
+
+    def __init__(self, rank: int, num_ranks: int, world: Any = None) -> None:
+        self.rank, self.num_ranks = rank, num_ranks
+        self._made: dict[tuple[int, ...], Any] = {tuple(range(num_ranks)): world}
+
+    def of(self, groups: Iterable[Sequence[int]]) -> "Group":
+        """Return that one of some groups, which have no rank in common, that this rank belongs to."""
+        own = Group((self.rank,), None)
+        for ranks in groups:
+            key = tuple(sorted(ranks))
+            if len(key) > 1 and key not in self._made:
+                self._made[key] = dist.new_group(list(key))
+            if self.rank in key:
+                own = Group(key, self._made.get(key))
+        return own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Ranks, in order, that exchange something; handle: the process group."""
+
+    ranks: tuple[int, ...]
+    handle: Any
+
+
+def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
+    """Return the sum, or another reduction, of a tensor over the ranks of a group."""
+    # A copy: what is summed in place may be somebody else's.
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, op=dist.ReduceOp.SUM if op is None else op, group=group.handle)
+    return total
+
+
+def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
+    """Return what one of some ranks sends in an all-reduce in pieces: to each other one its piece, then the sum."""
+    points = x.numel()
+    share = points // num_ranks + (rank < points % num_ranks)
+    return int((points - share) + (num_ranks - 1) * share) * int(x.element_size())
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: "Sum") -> Any:
+        return module.summed(x, Phase.FORWARD)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> tuple[Any, None]:
+        return dy, None
+
+
+class _GradientSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: "GradientSum") -> Any:
+        ctx.module = module
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> tuple[Any, None]:
+        return ctx.module.summed(dy, ctx.module.phase), None
+
+
+class _Collective(nn.Module):
+    """A module that moves something for a layer or an edge."""
+
+    def __init__(self, label: Label, group: Group, traffic: Traffic) -> None:
+        super().__init__()
+        self.label, self.group, self.traffic = label, group, traffic
+
+    def summed(self, x: Any, phase: Phase) -> Any:
+        """Return the sum over the group."""
+        if self.traffic.is_counted:
+            place = self.group.ranks.index(dist.get_rank())
+            self.traffic.add(self.label, phase, ring_bytes(x, len(self.group.ranks), place))
+        return all_reduced(x, self.group)
+
+    def extra_repr(self) -> str:
+        """Return what is printed of it."""
+        return f"{self.label.producer} → {self.label.consumer}, ranks {list(self.group.ranks)}"
+
+
+class Sum(_Collective):
+    """Adds parts of sums; the gradient of the sum is that of each part."""
+
+    def forward(self, x: Any) -> Any:
+        """Return the sum over the ranks of the group."""
+        return _Sum.apply(x, self)
+
+
+class GradientSum(_Collective):
+    """Leaves a tensor as it is, and adds the parts of its gradient."""
+
+    phase = Phase.BACKWARD
+
+    def forward(self, x: Any) -> Any:
+        """Return the tensor."""
+        return _GradientSum.apply(x, self)
+
+
+class Greatest(_Collective):
+    """The greatest of the ranks' values, of which no gradient flows back."""
+
+    def forward(self, x: Any) -> Any:
+        """Return the maximum over the ranks of the group."""
+        if self.traffic.is_counted:
+            place = self.group.ranks.index(dist.get_rank())
+            self.traffic.add(self.label, Phase.FORWARD, ring_bytes(x, len(self.group.ranks), place))
+        return all_reduced(x.detach(), self.group, dist.ReduceOp.MAX)
+
+
+# -- moves
+
+
+Cut = tuple[slice, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """One step of a move as a rank carries it out.
+
+    held: shape of what it has. sends, receives: [ranks of the group] cuts of what it has, and (cut, shape) of what it
+    makes. kept: (cut of what it has, cut of what it makes). made: shape of what it makes, None where it has no part.
+    is_added: whether pieces overlap. is_filled: whether some points come from nowhere.
+    """
+
+    group: Group
+    held: tuple[int, ...]
+    sends: tuple[tuple[Cut, ...], ...]
+    receives: tuple[tuple[tuple[Cut, tuple[int, ...]], ...], ...]
+    kept: tuple[tuple[Cut, Cut], ...]
+    made: tuple[int, ...]
+    is_added: bool
+    is_filled: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rank keeps what it has, and nobody sends anything."""
+        nothing = not any(self.sends) and not any(self.receives)
+        return nothing and self.made == self.held and len(self.kept) == 1 and not self.is_filled
+
+    @cached_property
+    def counts(self) -> tuple[list[int], list[int]]:
+        """[ranks of the group] the points that are sent to and received from each of them."""
+        sent = [sum(prod(part.stop - part.start for part in cut) for cut in cuts) for cuts in self.sends]
+        return sent, [sum(prod(shape) for _, shape in cuts) for cuts in self.receives]
+
+
+def exchange(step: ReshardStep, groups: Groups) -> Exchange:
+    """Return a step of a move for this rank; all ranks ask for the same steps in the same order."""
+    rank, source, target = groups.rank, step.source, step.target
+    group = groups.of(_together(step, groups.num_ranks))
+    place = {other: number for number, other in enumerate(group.ranks)}
+    sends: list[list[Cut]] = [[] for _ in group.ranks]
+    receives: list[list[tuple[Cut, tuple[int, ...]]]] = [[] for _ in group.ranks]
+    kept: list[tuple[Cut, Cut]] = []
+    held: tuple[int, ...] = (0,)
+    for device, box in zip(source.devices, source.boxes, strict=True):
+        held = extents(box) if device == rank else held
+    made: tuple[int, ...] = (0,)
+    own: list[Box] = []
+    for device, box, taken in zip(target.devices, target.boxes, pieces(step), strict=True):
+        if device == rank:
+            made, own = extents(box), [piece.box for piece in taken]
+        for piece in taken:
+            sender = source.devices[piece.source]
+            there, here = _cut(piece.box, source.boxes[piece.source]), _cut(piece.box, box)
+            if sender == device == rank:
+                kept.append((there, here))
+            elif sender == rank:
+                sends[place[device]].append(there)
+            elif device == rank:
+                receives[place[sender]].append((here, extents(piece.box)))
+    covered = sum(prod(extents(box)) for box in own)
+    is_added = any(_overlap(a, b) for i, a in enumerate(own) for b in own[:i])
+    return Exchange(
+        group=group,
+        held=held,
+        sends=tuple(map(tuple, sends)),
+        receives=tuple(map(tuple, receives)),
+        kept=tuple(kept),
+        made=made,
+        is_added=is_added,
+        is_filled=is_added or covered < prod(made),
+    )
+
+
+def _cut(box: Box, origin: Box) -> Cut:
+    lows = offsets(box, origin)
+    return tuple(slice(low, low + extent) for low, extent in zip(lows, extents(box), strict=True))
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return all(max(i[0], j[0]) < min(i[1], j[1]) for i, j in zip(a, b, strict=True))
+
+
+def _together(step: ReshardStep, num_ranks: int) -> list[list[int]]:
+    """Return the ranks in groups of those that send each other anything, directly or by others."""
+    of = list(range(num_ranks))
+
+    def root(rank: int) -> int:
+        while of[rank] != rank:
+            rank = of[rank]
+        return rank
+
+    for device, taken in zip(step.target.devices, pieces(step), strict=True):
+        for piece in taken:
+            first, second = sorted((root(device), root(step.source.devices[piece.source])))
+            of[second] = first
+    found: dict[int, list[int]] = {}
+    for rank in range(num_ranks):
+        found.setdefault(root(rank), []).append(rank)
+    return list(found.values())
+
+
+def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int], None] | None) -> Any:
+    """Return what this rank has of a tensor after some steps. count: is told the bytes that it sends."""
+    for step in steps:
+        x = x.reshape(step.held) if tuple(x.shape) != step.held else x
+        if step.is_whole:
+            continue
+        parts = [(here, x[there]) for there, here in step.kept]
+        sent, received = step.counts
+        if any(sent) or any(received):
+            gathered = [x[cut].reshape(-1) for cuts in step.sends for cut in cuts]
+            buffer = torch.cat(gathered) if gathered else x.new_empty(0)
+            arrived = x.new_empty(sum(received))
+            dist.all_to_all_single(arrived, buffer, received, sent, group=step.group.handle)
+            if count is not None:
+                count(buffer.numel() * buffer.element_size())
+            at = 0
+            for here, shape in (cut for cuts in step.receives for cut in cuts):
+                parts.append((here, arrived[at : at + prod(shape)].view(shape)))
+                at += prod(shape)
+        if len(parts) == 1 and not step.is_filled:
+            x = parts[0][1]
+            continue
+        whole = x.new_full(step.made, fill) if step.is_filled else x.new_empty(step.made)
+        for here, part in parts:
+            if step.is_added:
+                whole[here] += part
+            else:
+                whole[here] = part
+        x = whole
+    return x
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: "Move") -> Any:
+        ctx.module = module
+        return module.carried(x, module.there, module.fill, Phase.FORWARD).reshape(module.made)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> tuple[Any, None]:
+        module = ctx.module
+        return module.carried(dy, module.back, 0.0, Phase.BACKWARD).reshape(module.held), None
+
+
+class Move(nn.Module):
+    """Takes a tensor from one layout to another; its gradient goes back along the adjoint steps.
+
+    held, made: shapes of the shard before and after. there, back: the steps. fill: what stands where a box sticks out.
+    """
+
+    def __init__(
+        self,
+        *,
+        label: Label,
+        traffic: Traffic,
+        held: Sequence[int],
+        made: Sequence[int],
+        there: Sequence[Exchange],
+        back: Sequence[Exchange],
+        fill: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.label, self.traffic, self.fill = label, traffic, fill
+        self.held, self.made = tuple(held), tuple(made)
+        self.there, self.back = tuple(there), tuple(back)
+
+    @property
+    def is_still(self) -> bool:
+        """Whether every rank keeps what it has, there and back, as far as this one knows."""
+        return all(step.is_whole for step in (*self.there, *self.back))
+
+    def forward(self, x: Any) -> Any:
+        """Return the shard of the layout that is moved to."""
+        return _Move.apply(x, self)
+
+    def carried(self, x: Any, steps: Sequence[Exchange], fill: float, phase: Phase) -> Any:
+        """Return what steps make of a shard."""
+        count = (lambda sent: self.traffic.add(self.label, phase, sent)) if self.traffic.is_counted else None
+        return carried(x, steps, fill, count)
+
+    def extra_repr(self) -> str:
+        """Return what is printed of it."""
+        return f"{self.label.producer} → {self.label.consumer}, {list(self.held)} → {list(self.made)}"
+
+
+class Take(nn.Module):
+    """A part of an input of the model, which every rank has whole, or its own part of.
+
+    shape: as the layer sees the whole of it. box: of the part, which may stick out of it. fill: what stands there.
+    """
+
+    def __init__(self, *, shape: Sequence[int], box: Box, made: Sequence[int], fill: float = 0.0) -> None:
+        super().__init__()
+        self.shape, self.box, self.made, self.fill = tuple(shape), tuple(box), tuple(made), fill
+        inside = tuple((max(low, 0), min(high, extent)) for (low, high), extent in zip(box, shape, strict=True))
+        self.inside = tuple(slice(low, max(low, high)) for low, high in inside)
+        self.pads = tuple((low - first, last - high) for (low, high), (first, last) in zip(inside, box, strict=True))
+
+    def forward(self, x: Any) -> Any:
+        """Return the part."""
+        part = x.reshape(self.shape)[self.inside]
+        if any(any(pad) for pad in self.pads):
+            part = nn.functional.pad(part, [n for pad in reversed(self.pads) for n in pad], value=self.fill)
+        return part.reshape(self.made)

@@ -1,0 +1,52 @@
+"""Layers of programs: what their steps are written as. Dims are told by their names, whatever their order."""
+
+from pase.targets.torch.layers.attention import attention
+from pase.targets.torch.layers.contraction import lookup, pick, product
+from pase.targets.torch.layers.loss import softmax_loss
+from pase.targets.torch.layers.movement import concat, dims, padded, piece, window
+from pase.targets.torch.layers.normalisation import normalise
+from pase.targets.torch.layers.points import arrange, fn
+from pase.targets.torch.layers.reductions import (
+    greatest,
+    least,
+    log_softmax,
+    mean,
+    softmax,
+    total,
+    without_later_keys,
+)
+from pase.targets.torch.layers.whole import cut, end_to_end, select_rows, view
+from pase.targets.torch.layers.windows import convolve, convolve_transposed, pool
+from pase.targets.torch.reshard import fan_out, reshard
+
+__all__ = [
+    "arrange",
+    "attention",
+    "concat",
+    "convolve",
+    "convolve_transposed",
+    "cut",
+    "dims",
+    "end_to_end",
+    "fan_out",
+    "fn",
+    "greatest",
+    "least",
+    "log_softmax",
+    "lookup",
+    "mean",
+    "normalise",
+    "padded",
+    "pick",
+    "piece",
+    "pool",
+    "product",
+    "reshard",
+    "select_rows",
+    "softmax",
+    "softmax_loss",
+    "total",
+    "view",
+    "window",
+    "without_later_keys",
+]

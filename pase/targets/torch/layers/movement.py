@@ -1,0 +1,131 @@
+"""What is said of dims, and data that are moved alone: tensors end to end, a piece of one, zeros around it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import torch
+
+from pase.errors import ProgramError
+from pase.sharding.boxes import Box, extents
+from pase.sharding.layouts import Layout, PlainDim, WindowDim, layout_of, shifted
+from pase.sharding.reshard import ReshardStep
+from pase.targets.torch.layers.points import arrange
+from pase.targets.torch.reshard import reshard
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+
+
+def dims(*named: tuple[str, int], **sizes: int) -> tuple[Dim, ...]:
+    """Return dims: ``b, n = dims(b=64, n=10)``, or ``dims(("b", 64))`` where a name is no identifier."""
+    return tuple(Dim(name, size) for name, size in (*named, *sizes.items()))
+
+
+def window(out: Dim, kernel: Dim, *, of: int, stride: int = 1, dilation: int = 1, pad: int = 0) -> WindowDim:
+    """Return a tensor dim of extent `of` that output dim `out` reads through a window of dim `kernel`.
+
+    Output o reads points ``o·stride + k·dilation - pad``, k = 0 … kernel - 1.
+    """
+    return WindowDim(
+        out=out.name,
+        out_extent=out.size,
+        kernel=kernel.name,
+        kernel_extent=kernel.size,
+        extent=of,
+        stride=stride,
+        dilation=dilation,
+        pad=pad,
+    )
+
+
+def concat(
+    xs: Sequence[Tensor],
+    mesh: LayerMesh,
+    dims: Sequence[Dim],
+    *,
+    along: Dim,
+    orders: Sequence[Sequence[int]] = (),
+) -> Tensor:
+    """Return tensors joined along a dim, with dims `dims` on a mesh; each rank gets what its part needs.
+
+    The tensors may lie on any meshes; their other extents are those of `dims`. orders: where a tensor's dims come in
+    another order, which of `dims` each of them is. Raises ProgramError where they do not add up to `along`.
+    """
+    position = list(dims).index(along)
+    num_others = along.size and prod(dim.size for dim in dims) // along.size
+    lengths = [x.size // num_others for x in xs]
+    if sum(lengths) != along.size or any(x.size % num_others for x in xs):
+        raise ProgramError(
+            f"layer {mesh.layer!r} joins {' + '.join(map(str, lengths))} points along {along.name} = {along.size}; "
+            "correct the dims so that they add up"
+        )
+    target = _layout(mesh, dims)
+    parts, offset = [], 0
+    for i, (x, length) in enumerate(zip(xs, lengths, strict=True)):
+        own = [*dims[:position], Dim(f"{along.name}_{i}", length), *dims[position + 1 :]]
+        order = orders[i] if orders else ()
+        if order:
+            x = arrange(reshard(x, mesh, [own[place] for place in order]), own)
+        sizes = [dim.size for dim in own]
+        longer = [dim for dim in x.dims if dim.size > 1]
+        if [dim.size for dim in x.dims] != sizes and [dim.size for dim in longer] == sizes:
+            x = arrange(x, longer)
+        # A tensor that comes in another shape, or from the model's inputs, is brought to this mesh first.
+        is_here = [dim.size for dim in x.dims] == sizes and not x.mesh.is_host
+        x = resolved(x if is_here else reshard(x, mesh, own))
+        source = shifted(x.layout, target.shape, position, offset)
+        clipped = _clipped(ReshardStep(source, target), position)
+        made = extents(clipped.by_device[mesh.program.rank])
+        value = mesh.program.move(x, mesh, [ReshardStep(source, clipped)], made=made)
+        if 0 not in made:
+            parts.append(value)
+        offset += length
+    value = parts[0] if len(parts) == 1 else torch.cat(parts, position)
+    return Tensor(value=value, mesh=mesh, dims=tuple(dims), is_index=all(x.is_index for x in xs))
+
+
+def _layout(mesh: LayerMesh, dims: Sequence[Dim]) -> Layout:
+    return layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in dims], layer=mesh.layer)
+
+
+def _clipped(hop: ReshardStep, position: int) -> Layout:
+    """Return the target with its boxes cut down to what one input covers, possibly to nothing."""
+    low = min(box[position][0] for box in hop.source.boxes)
+    high = max(box[position][1] for box in hop.source.boxes)
+
+    def cut(box: Box) -> Box:
+        first, last = max(box[position][0], low), min(box[position][1], high)
+        return (*box[:position], (first, max(first, last)), *box[position + 1 :])
+
+    return replace(hop.target, boxes=tuple(cut(box) for box in hop.target.boxes))
+
+
+def piece(x: Tensor, along: str, start: int, size: int) -> Tensor:
+    """Return ``[start, start + size)`` of a dim of x on x's mesh; the dim of the result is not split."""
+    if along not in x.names or not 0 <= start < start + size <= x.dims[x.names.index(along)].size:
+        raise ProgramError(
+            f"layer {x.mesh.layer!r}: {list(x.names)} has no [{start}, {start + size}) of {along}; correct the piece"
+        )
+    x = resolved(x)
+    position = x.names.index(along)
+    own = list(x.dims)
+    own[position] = Dim(f"{along}[{start}:{start + size}]", size)
+    target = shifted(_layout(x.mesh, own), x.layout.shape, position, start)
+    made = tuple(map(x.mesh.part, own))
+    value = x.mesh.program.move(x, x.mesh, [ReshardStep(x.layout, target)], made=made)
+    return Tensor(value=value, mesh=x.mesh, dims=tuple(own), is_index=x.is_index)
+
+
+def padded(x: Tensor, mesh: LayerMesh, dims: Sequence[Dim], before: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """Return x, of a shape, in the midst of zeros on a mesh, with dims `dims`; before: zeros before it in each dim."""
+    x = resolved(x)
+    if [dim.size for dim in x.dims] != list(shape) or x.mesh.is_host:
+        own = [
+            dim if dim.size == extent else Dim(f"{dim.name}_inside", extent)
+            for dim, extent in zip(dims, shape, strict=True)
+        ]
+        x = reshard(x, mesh, own)
+    source, target = x.layout, _layout(mesh, dims)
+    for position, offset in enumerate(before):
+        source = shifted(source, target.shape, position, offset)
+    value = mesh.program.move(x, mesh, [ReshardStep(source, target)], made=tuple(map(mesh.part, dims)))
+    return Tensor(value=value, mesh=mesh, dims=tuple(dims), is_index=x.is_index)

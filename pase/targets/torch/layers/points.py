@@ -1,0 +1,185 @@
+"""Functions of points of one or more tensors with named dims: what lacks a dim is the same for all of its points."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, reduce
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from pase.errors import ProgramError
+from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh
+
+_CONSTANT = frozenset({"ceil", "floor", "floor_divide", "round", "sign"})
+_COMPARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "equal": torch.eq,
+        "not_equal": torch.ne,
+        "less": torch.lt,
+        "less_equal": torch.le,
+        "greater": torch.gt,
+        "greater_equal": torch.ge,
+    }
+)
+_LINEAR = frozenset({"identity", "negate"})
+"""Functions of which the sum of what they make of parts is what they make of the sum."""
+
+
+def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    return lambda *xs: reduce(function, xs)
+
+
+def _bound(function: Callable[[Any, Any], Any], clamp: str) -> Callable[..., Any]:
+    """Return the greatest or the least of tensors and numbers."""
+
+    def found(*xs: Any) -> Any:
+        tensors = [x for x in xs if not isinstance(x, float | int)]
+        numbers = [x for x in xs if isinstance(x, float | int)]
+        whole = reduce(function, tensors)
+        return torch.clamp(whole, **{clamp: max(numbers) if clamp == "min" else min(numbers)}) if numbers else whole
+
+    return found
+
+
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    return torch.where(condition != 0, x, y)
+
+
+def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def found(x: Any, y: Any) -> Any:
+        if isinstance(x, float | int):
+            x = torch.full_like(y, x)
+        return function(x, y).type_as(x)
+
+    return found
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "abs": torch.abs, "acos": torch.acos, "acosh": torch.acosh, "asin": torch.asin, "asinh": torch.asinh,
+        "atan": torch.atan, "atanh": torch.atanh, "ceil": torch.ceil, "cos": torch.cos, "cosh": torch.cosh,
+        "erf": torch.erf, "erfc": torch.erfc, "exp": torch.exp, "expm1": torch.expm1, "floor": torch.floor,
+        "gelu": functional.gelu, "gelu_tanh": partial(functional.gelu, approximate="tanh"),
+        "hard_swish": functional.hardswish, "identity": lambda x: x, "log": torch.log, "log1p": torch.log1p,
+        "log_sigmoid": functional.logsigmoid, "mish": functional.mish, "negate": torch.neg,
+        "reciprocal": torch.reciprocal, "relu": torch.relu, "relu6": functional.relu6, "round": torch.round,
+        "rsqrt": torch.rsqrt, "selu": torch.selu, "sigmoid": torch.sigmoid, "sign": torch.sign,
+        "silu": functional.silu, "sin": torch.sin, "sinh": torch.sinh, "softsign": functional.softsign,
+        "sqrt": torch.sqrt, "square": torch.square, "tan": torch.tan, "tanh": torch.tanh,
+        "tanh_shrink": functional.tanhshrink,
+        "add": _folded(lambda x, y: x + y), "multiply": _folded(lambda x, y: x * y),
+        "average": lambda *xs: reduce(lambda x, y: x + y, xs) / len(xs),
+        "maximum": _bound(torch.maximum, "min"), "minimum": _bound(torch.minimum, "max"),
+        "subtract": lambda x, y: x - y, "divide": lambda x, y: x / y, "power": lambda x, y: x**y,
+        "floor_divide": lambda x, y: torch.floor(x / y),
+        "prelu": lambda x, slope: torch.relu(x) - slope * torch.relu(-x), "leaky_relu": functional.leaky_relu,
+        "elu": functional.elu, "celu": functional.celu,
+        "thresholded_relu": lambda x, least: functional.threshold(x, least, 0.0),
+        "clip": torch.clamp, "hard_sigmoid": lambda x, slope, offset: torch.clamp(x * slope + offset, 0.0, 1.0),
+        "quick_gelu": lambda x, alpha: x * torch.sigmoid(alpha * x),
+        "softplus": lambda x, beta=1.0: functional.softplus(x, beta=beta, threshold=40.0), "where": _where,
+    }
+    | {name: _compared(function) for name, function in _COMPARED.items()}
+)  # fmt: skip
+"""What functions compute of tensors whose dims lie over each other, and of numbers."""
+
+
+def apply(function: str, *operands: Tensor | float) -> Tensor:
+    """Return a function of tensors of one mesh and numbers; its dims are those of all tensors, in order.
+
+    Raises ProgramError for a function that is not known, and for dims of one name with different extents.
+    """
+    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
+    if function not in _FUNCTIONS or not tensors:
+        names = ", ".join(_FUNCTIONS)
+        raise ProgramError(f"{function!r} of {len(tensors)} tensors cannot be computed; use {names}")
+    dims = joined_dims(tensors)
+    compute = _FUNCTIONS[function]
+
+    def of_shards(*shards: Any) -> Any:
+        rest = iter(shards)
+        own = [in_order(next(rest), x, dims) if isinstance(x, Tensor) else x for x in operands]
+        found = compute(*own)
+        return found.detach() if function in _CONSTANT else found
+
+    is_scaled = function == "multiply" and len(tensors) == 1
+    is_scaled |= function == "divide" and len(tensors) == 1 and isinstance(operands[0], Tensor)
+    is_index = all(x.is_index for x in tensors) and all(
+        isinstance(x, Tensor) or float(x).is_integer() for x in operands
+    )
+    return local(
+        of_shards,
+        tensors,
+        dims,
+        is_linear=is_scaled or function in _LINEAR,
+        is_index=is_index and function not in ("divide", "average", "floor_divide"),
+    )
+
+
+class _Functions:
+    """Functions of points, by name: ``fn.add(x, y)``."""
+
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+        return partial(apply, name)
+
+
+fn = _Functions()
+
+
+def joined_dims(tensors: Sequence[Tensor]) -> tuple[Dim, ...]:
+    """Return the dims of several tensors, the most dims first, each once; ProgramError where extents differ."""
+    found: dict[str, Dim] = {}
+    mesh = one_mesh(tensors)
+    for tensor in sorted(tensors, key=lambda x: -len(x.dims)):
+        for dim in tensor.dims:
+            if found.setdefault(dim.name, dim) != dim:
+                raise ProgramError(
+                    f"layer {mesh.layer!r} brings tensors together whose dim {dim.name} has {dim.size} points "
+                    f"and {found[dim.name].size}; give them one extent"
+                )
+    return tuple(found.values())
+
+
+def arrange(x: Tensor, dims: Sequence[Dim]) -> Tensor:
+    """Return a tensor with its dims in another order; it is repeated along those that it lacks."""
+    dims = tuple(dims)
+    if x.dims == dims:
+        return x
+    if any(dim.size > 1 for dim in x.dims if dim not in dims):
+        raise ProgramError(f"layer {x.mesh.layer!r}: {written(x.dims)} cannot be laid out as {written(dims)}")
+    shape = tuple(map(x.mesh.part, dims))
+    is_longer = any(dim not in x.dims and dim.size > 1 for dim in dims)
+
+    def compute(shard: Any) -> Any:
+        shard = in_order(shard, x, dims, keeps_rank=True)
+        return shard.expand(shape) if is_longer else shard
+
+    return local(compute, [x], dims, is_linear=True, is_index=x.is_index)
+
+
+def written(dims: Sequence[Dim]) -> str:
+    """Return dims as messages have them."""
+    return ", ".join(f"{dim.name}={dim.size}" for dim in dims)
+
+
+def in_order(shard: Any, x: Tensor, dims: Sequence[Dim], *, keeps_rank: bool = False) -> Any:
+    """Return a shard of a tensor with dims in an order, one point for those that it lacks; leading ones are left out.
+
+    keeps_rank: whether leading dims that it lacks are there, too.
+    """
+    own = list(x.names)
+    kept = [dim.name for dim in dims if dim.name in own]
+    extents = dict(zip(own, x.shard, strict=True))
+    now = list(x.shard)
+    if len(kept) < len(own):
+        now = [extents[name] for name in own if name in kept]
+        shard = shard.reshape(now)
+        own = [name for name in own if name in kept]
+    if own != kept:
+        shard = shard.permute([own.index(name) for name in kept])
+        now = [extents[name] for name in kept]
+    shape = [extents.get(dim.name, 1) for dim in dims]
+    while shape and not keeps_rank and dims[len(dims) - len(shape)].name not in own:
+        shape.pop(0)
+    return shard if now == shape else shard.reshape(shape)

@@ -1,0 +1,102 @@
+"""Functions over dims of a tensor, which may be split: sums, means, maxima, softmax, and later keys left out."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import torch
+
+from pase.errors import ProgramError
+from pase.targets.torch.layers.points import apply, arrange
+from pase.targets.torch.tensor import Dim, Tensor, local, resolved
+
+
+def total(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return the sum of a tensor over some of its dims."""
+    kept, places = _reduced(x, over)
+    return local(lambda shard: shard.sum(places), [x], kept, partial_over=[dim.name for dim in over], is_linear=True)
+
+
+def mean(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return the mean of a tensor over some of its dims."""
+    if not x.mesh.split(dim.name for dim in over) and not x.partial:
+        kept, places = _reduced(x, over)
+        return local(lambda shard: shard.mean(places), [x], kept)
+    return apply("multiply", total(x, over), 1 / prod(dim.size for dim in over))
+
+
+def greatest(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return the maximum of a tensor over some of its dims; its gradient goes to all points that are as great."""
+    top = _top(x, over)
+    is_greatest = apply("equal", x, top)
+    share = apply("divide", is_greatest, total(is_greatest, over))
+    # Where a point is not the greatest, it may be no number.
+    return total(apply("where", share, apply("multiply", x, share), 0.0), over)
+
+
+def least(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return the minimum of a tensor over some of its dims."""
+    return apply("negate", greatest(apply("negate", x), over))
+
+
+def softmax(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return exponentials divided by their sum over some dims."""
+    return _normalised(x, over, torch.softmax, "divide", lambda x: apply("exp", x))
+
+
+def log_softmax(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return the logarithm of the softmax over some dims."""
+    return _normalised(x, over, torch.log_softmax, "subtract", None)
+
+
+def _normalised(x: Tensor, over: Sequence[Dim], kernel: Any, how: str, before: Any) -> Tensor:
+    if not x.mesh.split(dim.name for dim in over):
+        _, places = _reduced(x, over)
+        if len(places) == 1:
+            return local(lambda shard: kernel(shard, dim=places[0]), [x], x.dims)
+    lower = apply("subtract", x, _top(x, over))
+    powers = apply("exp", lower)
+    sums = total(powers, over)
+    if how == "divide":
+        return arrange(apply("divide", powers, sums), x.dims)
+    return arrange(apply("subtract", lower, apply("log", sums)), x.dims)
+
+
+def _top(x: Tensor, over: Sequence[Dim]) -> Tensor:
+    """Return the maximum over some dims, of which no gradient flows back."""
+    x = resolved(x)
+    kept, places = _reduced(x, over)
+    own = Tensor(value=torch.amax(x.value.detach(), places), mesh=x.mesh, dims=tuple(kept))
+    return replace(own, value=x.mesh.program.greatest(own, [dim.name for dim in over]))
+
+
+def without_later_keys(scores: Tensor, query: Dim, key: Dim) -> Tensor:
+    """Return scores with -inf for keys later than the query, by their positions in the whole sequence."""
+    names = scores.names
+    places = [names.index(dim.name) - len(names) for dim in (query, key)]
+    (first_query, queries), (first_key, keys) = (
+        (scores.mesh.begin(dim), scores.mesh.part(dim)) for dim in (query, key)
+    )
+
+    def compute(shard: Any) -> Any:
+        device = shard.device
+        is_later = torch.arange(first_key, first_key + keys, device=device) > torch.arange(
+            first_query, first_query + queries, device=device
+        ).unsqueeze(-1)
+        shape = [1] * len(names)
+        shape[places[0]], shape[places[1]] = queries, keys
+        is_later = is_later if places[0] < places[1] else is_later.t()
+        return shard.masked_fill(is_later.reshape(shape), float("-inf"))
+
+    return local(compute, [scores], scores.dims)
+
+
+def _reduced(x: Tensor, over: Sequence[Dim]) -> tuple[list[Dim], list[int]]:
+    names = {dim.name for dim in over}
+    if not names <= set(x.names):
+        raise ProgramError(
+            f"layer {x.mesh.layer!r} reduces {list(x.names)} over {', '.join(sorted(names))}, which it has not"
+        )
+    kept = [dim for dim in x.dims if dim.name not in names]
+    return kept, [i for i, dim in enumerate(x.dims) if dim.name in names]

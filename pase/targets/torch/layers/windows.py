@@ -1,0 +1,211 @@
+"""Convolutions and pooling of shards: sliding windows over one to three dims, whatever the order of a tensor's dims."""
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from pase.errors import ProgramError
+from pase.sharding.layouts import WindowDim
+from pase.targets.torch.tensor import Dim, Tensor, local
+
+_CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
+_TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
+_MAX = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+_MEAN = (functional.avg_pool1d, functional.avg_pool2d, functional.avg_pool3d)
+
+
+def convolve(x: Tensor, filters: Tensor, windows: Sequence[WindowDim], out: Sequence[Dim]) -> Tensor:
+    """Return a convolution of one to three spatial dims; x as delivered by `reshard`, with a window for each.
+
+    Dims are told by their names: groups are in all three tensors, channels of x in the filters too, those of the result
+    in the filters and in out. A split of a channel of x or of a kernel leaves partial sums.
+    """
+    mesh = x.mesh
+    # A channel of one point may be left out of any of the three.
+    given = {*x.names, *filters.names, *(window.out for window in windows)}
+    lost = [dim for dim in out if dim.name not in given and dim.size > 1]
+    wrong = lost or [dim for dim in out for other in filters.dims if other.name == dim.name and other != dim]
+    if wrong:
+        raise ProgramError(
+            f"conv{len(windows)}d of layer {mesh.layer!r}: filters {list(filters.names)} do not produce "
+            f"{', '.join(dim.name for dim in wrong)}; give the same dims to both"
+        )
+    kernels, positions = [window.kernel for window in windows], [window.out for window in windows]
+    sizes = {dim.name: mesh.part(dim) for dim in (*x.dims, *filters.dims, *out)}
+    names = [dim.name for dim in out]
+    spatial = {*kernels, *positions}
+    groups, inputs, outputs = _channels(x.names, filters.names, names, spatial)
+    batch = [name for name in names if name not in filters.names and name not in spatial]
+    split_kernels = [name for name in kernels if name in x.names]
+    points = [window.reach(mesh.devices) for window in windows]
+    taps = [window.kernel_extent // mesh.devices.size(window.kernel) for window in windows]
+    outs = [window.out_extent // mesh.devices.size(window.out) for window in windows]
+    num_batch, num_groups, num_inputs, num_outputs = (
+        prod(sizes[name] for name in part if name in sizes) for part in (batch, groups, inputs, outputs)
+    )
+    # A kernel that is split stands as a dim of one point.
+    order = [name for name in (*batch, *split_kernels, *groups, *inputs, *positions) if name in x.names]
+    order += [name for name in x.names if name not in order]
+    function = _CONVOLUTIONS[len(windows) - 1]
+    strides, dilations = [window.stride for window in windows], [window.dilation for window in windows]
+
+    def compute(a: Any, w: Any) -> Any:
+        a = turned(a, x.names, order).reshape((num_batch, num_groups * num_inputs, *points))
+        w = turned(w, filters.names, [*groups, *outputs, *inputs, *(k for k in kernels if k in filters.names)])
+        w = w.reshape((num_groups * num_outputs, num_inputs, *taps))
+        y = function(a, w, stride=strides, dilation=dilations, groups=num_groups)
+        y = y.reshape([*(sizes[n] for n in (*batch, *groups, *outputs)), *outs])
+        return turned(y, [*batch, *groups, *outputs, *positions], names)
+
+    reduced = {*filters.names} - {*names}
+    return local(compute, [x, filters], out, partial_over=reduced)
+
+
+def _channels(
+    x: Sequence[str], filters: Sequence[str], out: Sequence[str], spatial: set[str]
+) -> tuple[list[str], list[str], list[str]]:
+    """Return the dims of filters that are groups, input channels and output channels."""
+    own = [name for name in filters if name not in spatial]
+    groups = [name for name in own if name in x and name in out]
+    return groups, [n for n in own if n not in out], [n for n in own if n in out and n not in x]
+
+
+def convolve_transposed(
+    x: Tensor,
+    filters: Tensor,
+    windows: Sequence[Sequence[Dim]],
+    out: Sequence[Dim],
+    *,
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[int],
+    backwards: bool = False,
+) -> Tensor:
+    """Return the adjoint of a convolution: each point of x is spread over a window of the result.
+
+    Dims are told by their names, as those of `convolve`. A split of a channel of x that the result lacks leaves partial
+    sums.
+
+    Args:
+        x: read at positions.
+        filters: what each point is multiplied with.
+        windows: for each spatial dim: the positions of x, those of the result, the window's points.
+        out: the dims of the result.
+        strides: for each spatial dim, how far apart the windows of neighbouring points are.
+        dilations: how far apart the points of a window are.
+        pads: how many points before the first one are left out.
+        backwards: whether the last point of the filters is the first of a window.
+
+    Raises:
+        ProgramError: positions or windows are split.
+    """
+    mesh = x.mesh
+    split = [dim.name for one in windows for dim in one if mesh.devices.size(dim.name) != 1]
+    if split:
+        raise ProgramError(
+            f"layer {mesh.layer!r} is a transposed convolution, of which {', '.join(split)} cannot be split; "
+            "split its batch or its channels"
+        )
+    positions, written, kernels = ([one[i].name for one in windows] for i in range(3))
+    every = (*x.dims, *filters.dims, *out, *(dim for one in windows for dim in one))
+    sizes = {dim.name: mesh.part(dim) for dim in every}
+    names = [dim.name for dim in out]
+    groups, inputs, outputs = _channels(x.names, filters.names, names, {*kernels})
+    batch = [name for name in names if name not in filters.names and name not in written]
+    num_groups, num_inputs, num_outputs, num_batch = (
+        prod(sizes[name] for name in part) for part in (groups, inputs, outputs, batch)
+    )
+    points, outs, taps = ([sizes[name] for name in part] for part in (positions, written, kernels))
+    reached = [
+        (n - 1) * stride + (k - 1) * dilation + 1
+        for n, stride, k, dilation in zip(points, strides, taps, dilations, strict=True)
+    ]
+    pads = list(pads)
+    # Points after the last window, which PyTorch's own function has where it is told so.
+    ends = [pad + out - extent for pad, out, extent in zip(pads, outs, reached, strict=True)]
+
+    def compute(a: Any, w: Any) -> Any:
+        a = turned(a, x.names, [*batch, *groups, *inputs, *positions])
+        a = a.reshape((num_batch, num_groups * num_inputs, *points))
+        w = turned(w, filters.names, [*groups, *inputs, *outputs, *kernels])
+        w = w.reshape((num_groups * num_inputs, num_outputs, *taps))
+        w = torch.flip(w, list(range(2, 2 + len(taps)))) if backwards else w
+        y = _TRANSPOSED[len(taps) - 1](a, w, stride=list(strides), dilation=list(dilations), groups=num_groups)
+        around = [n for pad, end in zip(reversed(pads), reversed(ends), strict=True) for n in (-pad, end)]
+        y = functional.pad(y, around) if any(around) else y
+        y = y.reshape([*(sizes[n] for n in (*batch, *groups, *outputs)), *outs])
+        return turned(y, [*batch, *groups, *outputs, *written], names)
+
+    return local(compute, [x, filters], out, partial_over=inputs)
+
+
+def pool(
+    x: Tensor, windows: Sequence[WindowDim], out: Sequence[Dim], *, function: str, count_padding: bool = False
+) -> Tensor:
+    """Return the maximum or the mean ("max", "mean") of each window of x, as delivered by `reshard`.
+
+    Raises:
+        ProgramError: a window's own dim is split.
+    """
+    mesh = x.mesh
+    for one in windows:
+        if mesh.devices.size(one.kernel) != 1:
+            raise ProgramError(
+                f"layer {mesh.layer!r} pools windows of {one.kernel}, which cannot be split; "
+                f"take {one.kernel} out of the mesh's axes"
+            )
+    names = [dim.name for dim in out]
+    sizes = {dim.name: mesh.part(dim) for dim in out}
+    positions = [one.out for one in windows]
+    others = [name for name in names if name not in positions]
+    present = [name for name in others if name in x.names]
+    order = [*present, *positions]
+    absent = [name for name in x.names if name not in order]
+    points = [one.reach(mesh.devices) for one in windows]
+    outs = [one.out_extent // mesh.devices.size(one.out) for one in windows]
+    kernels, strides = [one.kernel_extent for one in windows], [one.stride for one in windows]
+    dilations = [one.dilation for one in windows]
+    lead = prod(sizes[name] for name in present)
+    rank = len(windows) - 1
+
+    def compute(shard: Any) -> Any:
+        shard = turned(shard, x.names, [*absent, *order]).reshape((lead, 1, *points))
+        if function == "max":
+            found = _MAX[rank](shard, kernels, strides, 0, dilations)
+        elif set(dilations) == {1}:
+            found = _MEAN[rank](shard, kernels, strides)
+        else:
+            filters = torch.full_like(shard[:1, :1].flatten()[: prod(kernels)], 1 / prod(kernels))
+            found = _CONVOLUTIONS[rank](shard, filters.reshape((1, 1, *kernels)), None, strides, 0, dilations)
+        if weights is not None:
+            found = found * torch.tensor(weights).type_as(found).reshape(outs)
+        found = found.reshape([*(sizes[n] if n in present else 1 for n in others), *outs])
+        return turned(found, [*others, *positions], names)
+
+    weights = None if function == "max" else _counted(windows, mesh, count_padding)
+    return local(compute, [x], out)
+
+
+def _counted(windows: Sequence[WindowDim], mesh: Any, count_padding: bool) -> list[float] | None:
+    """Return for each output of the part what a mean over all points of its window is to be multiplied by."""
+    along = []
+    for one in windows:
+        num_outs = one.out_extent // mesh.devices.size(one.out)
+        found = []
+        for o in range(num_outs):
+            first = (o + mesh.point.get(one.out, 0) * num_outs) * one.stride - one.pad
+            inside = sum(0 <= first + k * one.dilation < one.extent for k in range(one.kernel_extent))
+            found.append(one.kernel_extent if count_padding else max(inside, 1))
+        along.append(found)
+    num_points = prod(one.kernel_extent for one in windows)
+    weights = [num_points / prod(counts) for counts in product(*along)]
+    return None if set(weights) == {1.0} else weights
+
+
+def turned(x: Any, own: Sequence[str], order: Sequence[str]) -> Any:
+    """Return a shard with its dims in another order."""
+    return x if list(own) == list(order) else x.permute([list(own).index(name) for name in order])

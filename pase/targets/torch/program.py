@@ -1,0 +1,344 @@
+"""`Program`: what an emitted file declares its layers on, and the graph of one rank's PyTorch calls that comes of it.
+
+A program is traced once: its layers' functions are called on values that stand for shards, and leave a graph of
+PyTorch's own functions of local tensors, of moves and of sums. Passes over this graph join sums of gradients where one
+does for several, and take away moves that move nothing. Steps run the graph; nothing of named dims is left in it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from pase.errors import ProgramError
+from pase.sharding.boxes import Box
+from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh
+from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
+from pase.targets.mesh_tensorflow.runtime.data import DataInput
+from pase.targets.torch.collectives import GradientSum, Greatest, Groups, Label, Move, Sum, Take, Traffic, exchange
+from pase.targets.torch.reshard import reshard
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """A tensor that is kept from step to step. tensor: on the mesh of the layer that declared it.
+
+    deviation, mean: of its initial values. is_trained: whether steps change it. is_statistic: whether it is kept of
+    what steps compute.
+    """
+
+    name: str
+    tensor: Tensor
+    deviation: float = 0.0
+    mean: float = 0.0
+    is_trained: bool = True
+    is_statistic: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A program of one rank.
+
+    module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). inputs,
+    weights: by name. keeps: statistics with their momentum, in the order of their values. results: the outputs by name.
+    sums: over which ranks each weight's gradient is added after the step, by the axes of its mesh.
+    """
+
+    module: fx.GraphModule
+    arguments: tuple[str, ...]
+    inputs: Mapping[str, DataInput]
+    weights: Mapping[str, Weight]
+    keeps: tuple[tuple[str, float], ...]
+    results: Mapping[str, Tensor]
+    sums: Mapping[str, frozenset[str]]
+
+
+class Program:
+    """Collects the layers of a network for one rank.
+
+    rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
+    ranks, which several programs of one process share. traffic: counts what moves.
+    """
+
+    def __init__(
+        self, *, rank: int, num_devices: int, trains: bool = True, groups: Groups | None = None, traffic: Any = None
+    ) -> None:
+        self.rank, self.num_devices, self.trains = rank, num_devices, trains
+        self.groups = groups or Groups(rank, num_devices)
+        self.traffic = Traffic() if traffic is None else traffic
+        self.inputs: dict[str, DataInput] = {}
+        self.weights: dict[str, Weight] = {}
+        self._arguments: dict[str, fx.Node] = {}
+        self._keeps: dict[str, tuple[Tensor, float]] = {}
+        self._root = nn.Module()
+        self._graph = fx.Graph()
+        self._tracer = fx.proxy.GraphAppendingTracer(self._graph)
+        self._host = LayerMesh("", DeviceMesh((), (HOST,)), self, is_host=True)
+        self._mask_key: Any = None
+
+    # -- what emitted programs say
+
+    def mesh(self, layer: str, axes: Sequence[tuple[str, int]], devices: Sequence[int] | None = None) -> LayerMesh:
+        """Return the mesh of a layer: (dim, number of parts) for each dim that is split.
+
+        devices: a permutation of the program's ranks, row-major over the axes and then the replicas.
+        Raises ProgramError where the parts do not divide the ranks or the list is no permutation.
+        """
+        return LayerMesh(layer, device_mesh(layer, axes, self.num_devices, devices), self)
+
+    def floats(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Return an input of floating-point numbers, [batch, …]; to be resharded to a layer's mesh."""
+        return self._input(DataInput(name=name, shape=tuple(shape)))
+
+    def indices(self, name: str, shape: Sequence[int], *, below: int) -> Tensor:
+        """Return an input of whole numbers from 0 to below - 1."""
+        return self._input(DataInput(name=name, shape=tuple(shape), below=below))
+
+    def weight(
+        self, mesh: LayerMesh, name: str, dims: Sequence[Dim], deviation: float = 0.0, *, mean: float = 0.0
+    ) -> Tensor:
+        """Return a trained tensor on a mesh, its initial values normal with the given standard deviation and mean.
+
+        A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight.
+        """
+        return self._kept(mesh, name, dims, deviation=deviation, mean=mean)
+
+    def constant(self, mesh: LayerMesh, name: str, dims: Sequence[Dim]) -> Tensor:
+        """Return a tensor on a mesh that is not trained: positions, a mask."""
+        return self._kept(mesh, name, dims, is_trained=False)
+
+    def statistic(self, mesh: LayerMesh, name: str, dims: Sequence[Dim], *, initial: float = 0.0) -> Tensor:
+        """Return a tensor on a mesh that is not trained but kept from step to step; initial: its first value."""
+        return self._kept(mesh, name, dims, mean=initial, is_trained=False, is_statistic=True)
+
+    def keep(self, statistic: Tensor, value: Tensor, *, momentum: float) -> None:
+        """Have every step bring a statistic nearer to a value, by the share `momentum` of their difference."""
+        name = next(name for name, weight in self.weights.items() if weight.tensor is statistic)
+        self._keeps[name] = resolved(value), momentum
+
+    @property
+    def mask_key(self) -> Any:
+        """The key of a step's random masks, for the layers that drop points: two whole numbers."""
+        if self._mask_key is None:
+            self._mask_key = self._argument("mask_key")
+        return self._mask_key
+
+    # -- what layers are made of
+
+    def run(self, module: nn.Module, value: Any, name: str, **meta: Any) -> Any:
+        """Return what a module makes of a value, as a step of the graph; meta: what passes want to know of it."""
+        unique, number = name, 1
+        while hasattr(self._root, unique):
+            number += 1
+            unique = f"{name}_{number}"
+        self._root.add_module(unique, module)
+        node = self._graph.call_module(unique, (value.node,))
+        node.meta.update(meta)
+        return fx.Proxy(node, self._tracer)
+
+    def sum(self, x: Tensor) -> Any:
+        """Return the sums of the parts that a tensor's points are."""
+        group = self.groups.of(sum_groups(x.mesh.devices, x.partial))
+        return self.run(Sum(Label(x.mesh.layer, x.mesh.layer), group, self.traffic), x.value, "sum")
+
+    def greatest(self, x: Tensor, over: Iterable[str]) -> Any:
+        """Return the greatest of a tensor's values over the parts of some dims, of which no gradient flows back."""
+        axes = x.mesh.split(over)
+        if not axes:
+            return x.value.detach()
+        group = self.groups.of(sum_groups(x.mesh.devices, axes))
+        return self.run(Greatest(Label(x.mesh.layer, x.mesh.layer), group, self.traffic), x.value, "greatest")
+
+    def gradient_sum(self, x: Tensor, axes: frozenset[str]) -> Any:
+        """Return a tensor's value, the parts of whose gradient are added over some axes of its mesh."""
+        group = self.groups.of(sum_groups(x.mesh.devices, axes))
+        module = GradientSum(Label(x.mesh.layer, x.mesh.layer), group, self.traffic)
+        return self.run(module, x.value, "gradient_sum", mesh=x.mesh, axes=axes)
+
+    def move(
+        self,
+        x: Tensor,
+        mesh: LayerMesh,
+        steps: Sequence[ReshardStep],
+        *,
+        made: Sequence[int],
+        fill: float = 0.0,
+        read: tuple[TensorDim, ...] | None = None,
+    ) -> Any:
+        """Return a tensor's value on another mesh.
+
+        made: the shape of this rank's shard there. read: its dims there, windows included, if its gradient may go back
+        in parts.
+        """
+        module = Move(
+            label=Label(x.mesh.layer, mesh.layer),
+            traffic=self.traffic,
+            held=x.shard,
+            made=made,
+            there=[exchange(step, self.groups) for step in steps],
+            back=[exchange(step.adjoint, self.groups) for step in reversed(steps)],
+            fill=fill,
+        )
+        giver = x if x.over is not None and read is not None else None
+        return self.run(module, x.value, "move", giver=giver, mesh=mesh, read=read)
+
+    def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
+        """Return this rank's part of an input of the model."""
+        box: Box = target.by_device[self.rank]
+        module = Take(shape=target.shape, box=box, made=tuple(map(mesh.part, dims)), fill=fill)
+        return self.run(module, x.value, "take")
+
+    # -- the graph
+
+    def traced(self, loss: Tensor | None, outputs: Mapping[str, Tensor] | None = None) -> Traced:
+        """Return the rank's program, whose layers have all been called."""
+        results = {name: resolved(x) for name, x in (outputs or {}).items()}
+        loss = None if loss is None else resolved(loss)
+        found = (
+            None if loss is None else loss.value.node,
+            tuple(x.value.node for x in results.values()),
+            tuple(x.value.node for x, _ in self._keeps.values()),
+        )
+        self._graph.output(found)
+        join_sums(self._graph, self._root, self)
+        remove_still_moves(self._graph, self._root)
+        module = fx.GraphModule(self._root, self._graph, "RankProgram")
+        module.graph.eliminate_dead_code()
+        module.graph.lint()
+        module.delete_all_unused_submodules()
+        module.recompile()
+        return Traced(
+            module=module,
+            arguments=tuple(self._arguments),
+            inputs=self.inputs,
+            weights=self.weights,
+            keeps=tuple((name, momentum) for name, (_, momentum) in self._keeps.items()),
+            results=results,
+            sums={},
+        )
+
+    def _argument(self, name: str) -> Any:
+        # Arguments stand before everything that is computed.
+        last = next(reversed(self._arguments.values()), None)
+        first = next(iter(self._graph.nodes), None)
+        where = self._graph.inserting_after(last) if last else self._graph.inserting_before(first)
+        with where:
+            node = self._graph.placeholder(f"argument_{len(self._arguments)}")
+        self._arguments[name] = node
+        return fx.Proxy(node, self._tracer)
+
+    def _input(self, item: DataInput) -> Tensor:
+        if item.name in self.inputs:
+            raise ProgramError(f"two inputs of the program are named {item.name!r}; names must be unique")
+        self.inputs[item.name] = item
+        dims = tuple(Dim(f"dim{i}", extent) for i, extent in enumerate(item.shape))
+        return Tensor(value=self._argument(item.name), mesh=self._host, dims=dims, is_index=bool(item.below))
+
+    def _kept(
+        self,
+        mesh: LayerMesh,
+        name: str,
+        dims: Sequence[Dim],
+        *,
+        deviation: float = 0.0,
+        mean: float = 0.0,
+        is_trained: bool = True,
+        is_statistic: bool = False,
+    ) -> Tensor:
+        if name in self.weights:
+            first = self.weights[name].tensor
+            if first.size != Tensor(value=None, mesh=mesh, dims=tuple(dims)).size:
+                raise ProgramError(
+                    f"layers {first.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "
+                    f"{[dim.size for dim in first.dims]} and {[dim.size for dim in dims]}; give them one shape"
+                )
+            return reshard(first, mesh, dims)
+        for dim in dims:
+            if dim.size % mesh.devices.size(dim.name):
+                raise ProgramError(
+                    f"layer {mesh.layer!r} splits {dim.name} = {dim.size} in {mesh.devices.size(dim.name)} parts, "
+                    "which do not divide it; choose a divisor"
+                )
+        lacking = frozenset(mesh.devices.split_axes) - {dim.name for dim in dims} if is_trained else None
+        tensor = Tensor(value=self._argument(name), mesh=mesh, dims=tuple(dims), over=lacking)
+        self.weights[name] = Weight(
+            name=name,
+            tensor=tensor,
+            deviation=deviation,
+            mean=mean,
+            is_trained=is_trained,
+            is_statistic=is_statistic,
+        )
+        return tensor
+
+
+# -- passes
+
+
+def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
+    """Have what hands a tensor to several readers sum their gradients, where they would sum them over its groups.
+
+    A reader that sums its gradient right after the move leaves its parts to the giver: they go back as parts.
+    """
+    joint: dict[fx.Node, fx.Node] = {}
+    for node in list(graph.nodes):
+        giver, after = node.meta.get("giver"), _only_sum(node)
+        if giver is None or giver.over is None or after is None:
+            continue
+        ends = (
+            SumEnd(giver.mesh.devices, tuple(PlainDim(dim.name, dim.size) for dim in giver.dims), giver.over),
+            SumEnd(node.meta["mesh"].devices, node.meta["read"], after.meta["axes"]),
+        )
+        back = joint_steps(*ends)
+        if back is None:
+            continue
+        axes = frozenset(ends[0].axes)
+        handed = joint.get(node.args[0])
+        if handed is None:
+            # One sum for what readers leave, and for what the giver's own layer uses.
+            handed = next((n for n in node.args[0].users if n.meta.get("axes") == axes), None)
+        if handed is None:
+            group = program.groups.of(sum_groups(giver.mesh.devices, axes))
+            module = GradientSum(Label(giver.mesh.layer, giver.mesh.layer), group, program.traffic)
+            with graph.inserting_before(_next_call(node.args[0])):
+                handed = program.run(module, fx.Proxy(node.args[0]), "gradient_sum", mesh=giver.mesh, axes=axes).node
+        elif handed not in joint.values():
+            _next_call(node.args[0]).prepend(handed)
+        joint[node.args[0]] = handed
+        node.args = (handed,)
+        move = root.get_submodule(str(node.target))
+        assert isinstance(move, Move)
+        # Each is between some of the ranks; all ranks make the groups of all.
+        found = [exchange(step, program.groups) for step in back]
+        move.back = tuple(own for step, own in zip(back, found, strict=True) if program.rank in step.source.devices)
+        after.replace_all_uses_with(node)
+        graph.erase_node(after)
+
+
+def _next_call(node: fx.Node) -> fx.Node:
+    """Return the first node after one that is no argument of the graph."""
+    node = node.next
+    while node.op == "placeholder":
+        node = node.next
+    return node
+
+
+def _only_sum(node: fx.Node) -> fx.Node | None:
+    """Return the sum of a node's gradient that alone uses it."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and "axes" in users[0].meta else None
+
+
+def remove_still_moves(graph: fx.Graph, root: nn.Module) -> None:
+    """Take away the moves by which this rank keeps what it has."""
+    for node in list(graph.nodes):
+        module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, Move) and module.is_still:
+            if module.held == module.made:
+                node.replace_all_uses_with(node.args[0])
+            else:
+                with graph.inserting_before(node):
+                    node.replace_all_uses_with(graph.call_method("reshape", (node.args[0], module.made)))
+            graph.erase_node(node)
