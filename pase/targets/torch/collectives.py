@@ -84,11 +84,11 @@ def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, module: "Sum") -> Any:
+    def forward(_ctx: Any, x: Any, module: "Sum") -> Any:
         return module.summed(x, Phase.FORWARD)
 
     @staticmethod
-    def backward(ctx: Any, dy: Any) -> tuple[Any, None]:
+    def backward(_ctx: Any, dy: Any) -> tuple[Any, None]:
         return dy, None
 
 

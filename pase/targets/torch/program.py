@@ -15,10 +15,10 @@ from pase.errors import ProgramError
 from pase.sharding.boxes import Box
 from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
-from pase.targets.mesh_tensorflow.runtime.data import DataInput
 from pase.targets.torch.collectives import GradientSum, Greatest, Groups, Label, Move, Sum, Take, Traffic, exchange
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+from pase.targets.training.data import DataInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

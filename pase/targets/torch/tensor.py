@@ -10,13 +10,46 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pase.errors import ProgramError
-from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, layout_of
+from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, layout_of
+from pase.sharding.reshard import ReshardStep
 
-if TYPE_CHECKING:
-    from pase.targets.torch.program import Program
+
+class Ranks(Protocol):
+    """What a program knows of its ranks, and does between them."""
+
+    rank: int
+
+    def sum(self, x: "Tensor") -> Any:
+        """Return the sums of the parts that a tensor's points are."""
+        ...
+
+    def gradient_sum(self, x: "Tensor", axes: frozenset[str]) -> Any:
+        """Return a tensor's value, the parts of whose gradient are added over some axes of its mesh."""
+        ...
+
+    def greatest(self, x: "Tensor", over: Iterable[str]) -> Any:
+        """Return the greatest of a tensor's values over the parts of some dims, of which no gradient flows back."""
+        ...
+
+    def move(
+        self,
+        x: "Tensor",
+        mesh: "LayerMesh",
+        steps: Sequence[ReshardStep],
+        *,
+        made: Sequence[int],
+        fill: float = 0.0,
+        read: tuple[TensorDim, ...] | None = None,
+    ) -> Any:
+        """Return a tensor's value on another mesh."""
+        ...
+
+    def take(self, x: "Tensor", target: Layout, dims: "tuple[Dim, ...]", mesh: "LayerMesh", fill: float) -> Any:
+        """Return this rank's part of an input of the model."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +66,7 @@ class LayerMesh:
 
     layer: str
     devices: DeviceMesh
-    program: "Program"
+    program: Ranks
     is_host: bool = False
 
     @cached_property
@@ -92,9 +125,12 @@ class Tensor:
         return layout_of(self.mesh.devices, [PlainDim(d.name, d.size) for d in self.dims], layer=self.mesh.layer)
 
     def __add__(self, other: Any) -> "Tensor":
-        from pase.targets.torch.layers.points import apply
-
-        return apply("add", self, other)
+        if not isinstance(other, Tensor):
+            return local(lambda x: x + other, [self], self.dims, is_index=self.is_index and float(other).is_integer())
+        xs = (self, other)
+        dims = joined_dims(xs)
+        is_index = self.is_index and other.is_index
+        return local(lambda x, y: in_order(x, self, dims) + in_order(y, other, dims), xs, dims, is_index=is_index)
 
     __radd__ = __add__
 
@@ -166,3 +202,47 @@ def resolved(x: Tensor) -> Tensor:
         x.spreads[x.partial] = replace(x, value=value, partial=frozenset(), spreads={})
     found: Tensor = x.spreads[x.partial]
     return found
+
+
+# -- dims of several tensors
+
+
+def joined_dims(tensors: Sequence[Tensor]) -> tuple[Dim, ...]:
+    """Return the dims of several tensors, the most dims first, each once; ProgramError where extents differ."""
+    found: dict[str, Dim] = {}
+    mesh = one_mesh(tensors)
+    for tensor in sorted(tensors, key=lambda x: -len(x.dims)):
+        for dim in tensor.dims:
+            if found.setdefault(dim.name, dim) != dim:
+                raise ProgramError(
+                    f"layer {mesh.layer!r} brings tensors together whose dim {dim.name} has {dim.size} points "
+                    f"and {found[dim.name].size}; give them one extent"
+                )
+    return tuple(found.values())
+
+
+def written(dims: Sequence[Dim]) -> str:
+    """Return dims as messages have them."""
+    return ", ".join(f"{dim.name}={dim.size}" for dim in dims)
+
+
+def in_order(shard: Any, x: Tensor, dims: Sequence[Dim], *, keeps_rank: bool = False) -> Any:
+    """Return a shard of a tensor with dims in an order, one point for those that it lacks; leading ones are left out.
+
+    keeps_rank: whether leading dims that it lacks are there, too.
+    """
+    own = list(x.names)
+    kept = [dim.name for dim in dims if dim.name in own]
+    extents = dict(zip(own, x.shard, strict=True))
+    now = list(x.shard)
+    if len(kept) < len(own):
+        now = [extents[name] for name in own if name in kept]
+        shard = shard.reshape(now)
+        own = [name for name in own if name in kept]
+    if own != kept:
+        shard = shard.permute([own.index(name) for name in kept])
+        now = [extents[name] for name in kept]
+    shape = [extents.get(dim.name, 1) for dim in dims]
+    while shape and not keeps_rank and dims[len(dims) - len(shape)].name not in own:
+        shape.pop(0)
+    return shard if now == shape else shard.reshape(shape)

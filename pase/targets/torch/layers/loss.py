@@ -7,9 +7,9 @@ from torch.nn import functional
 
 from pase.errors import ProgramError
 from pase.targets.torch.layers.contraction import pick
-from pase.targets.torch.layers.points import apply, written
+from pase.targets.torch.layers.points import apply
 from pase.targets.torch.layers.reductions import log_softmax, total
-from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh
+from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, written
 
 
 def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:

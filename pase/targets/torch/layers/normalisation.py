@@ -9,9 +9,9 @@ from typing import Any
 
 from torch.nn import functional
 
-from pase.targets.torch.layers.points import apply, arrange, in_order
+from pase.targets.torch.layers.points import apply, arrange
 from pase.targets.torch.layers.reductions import mean
-from pase.targets.torch.tensor import Dim, Tensor, local
+from pase.targets.torch.tensor import Dim, Tensor, in_order, local
 
 
 def normalise(

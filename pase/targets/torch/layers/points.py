@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from pase.errors import ProgramError
-from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh
+from pase.targets.torch.tensor import Dim, Tensor, in_order, joined_dims, local, written
 
 _CONSTANT = frozenset({"ceil", "floor", "floor_divide", "round", "sign"})
 _COMPARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -127,20 +127,6 @@ class _Functions:
 fn = _Functions()
 
 
-def joined_dims(tensors: Sequence[Tensor]) -> tuple[Dim, ...]:
-    """Return the dims of several tensors, the most dims first, each once; ProgramError where extents differ."""
-    found: dict[str, Dim] = {}
-    mesh = one_mesh(tensors)
-    for tensor in sorted(tensors, key=lambda x: -len(x.dims)):
-        for dim in tensor.dims:
-            if found.setdefault(dim.name, dim) != dim:
-                raise ProgramError(
-                    f"layer {mesh.layer!r} brings tensors together whose dim {dim.name} has {dim.size} points "
-                    f"and {found[dim.name].size}; give them one extent"
-                )
-    return tuple(found.values())
-
-
 def arrange(x: Tensor, dims: Sequence[Dim]) -> Tensor:
     """Return a tensor with its dims in another order; it is repeated along those that it lacks."""
     dims = tuple(dims)
@@ -156,30 +142,3 @@ def arrange(x: Tensor, dims: Sequence[Dim]) -> Tensor:
         return shard.expand(shape) if is_longer else shard
 
     return local(compute, [x], dims, is_linear=True, is_index=x.is_index)
-
-
-def written(dims: Sequence[Dim]) -> str:
-    """Return dims as messages have them."""
-    return ", ".join(f"{dim.name}={dim.size}" for dim in dims)
-
-
-def in_order(shard: Any, x: Tensor, dims: Sequence[Dim], *, keeps_rank: bool = False) -> Any:
-    """Return a shard of a tensor with dims in an order, one point for those that it lacks; leading ones are left out.
-
-    keeps_rank: whether leading dims that it lacks are there, too.
-    """
-    own = list(x.names)
-    kept = [dim.name for dim in dims if dim.name in own]
-    extents = dict(zip(own, x.shard, strict=True))
-    now = list(x.shard)
-    if len(kept) < len(own):
-        now = [extents[name] for name in own if name in kept]
-        shard = shard.reshape(now)
-        own = [name for name in own if name in kept]
-    if own != kept:
-        shard = shard.permute([own.index(name) for name in kept])
-        now = [extents[name] for name in kept]
-    shape = [extents.get(dim.name, 1) for dim in dims]
-    while shape and not keeps_rank and dims[len(dims) - len(shape)].name not in own:
-        shape.pop(0)
-    return shard if now == shape else shard.reshape(shape)
