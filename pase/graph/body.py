@@ -63,7 +63,7 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
     | {"attention": (3, 3), "batch_norm": (5, 5), "normalise": (3, 5)}
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
-    | {"recurrent": (3, 1 << 20)}
+    | {"recurrent": (3, 1 << 20), "cast": (1, 1)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
 )
 """All functions of steps, and how few and how many operands they take."""
@@ -82,9 +82,13 @@ _NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
 )
 """How few and how many dims the steps of a function have, where these are told apart by their places."""
 
+TYPES = ("float16", "bfloat16", "float32", "float64")
+"""Types of numbers that a source computes in."""
+
 OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyType(
     {
         "attention": {"causal": bool, "scale": float},
+        "cast": {"to": TYPES},
         "concat": {"along": str},
         "convolve_transposed": {"strides": tuple, "dilations": tuple, "pads": tuple, "backwards": bool},
         "batch_norm": {"epsilon": float, "momentum": float, "factor": float},
@@ -126,6 +130,8 @@ class Step:
     each, at last the first `hidden` states and those that an LSTM has `kept`, where they are told; its `dims` the
     batch, the steps, the directions, the gates and the units. What its operator writes besides are the same states
     after the last step.
+
+    "cast": a tensor in another type of numbers, where the source computes in it; a target of one type leaves it out.
 
     Of dims that are whole on every device (inner ones, and iteration dims that are not split): "cut": each `step`-th
     point from `start` of the first of `dims`, as the second; "join": tensors end to end along a dim of each, as the
@@ -221,6 +227,19 @@ def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Bo
     return replace(body, steps=tuple(written.steps))
 
 
+def without_casts(body: Body) -> Body:
+    """Return a body that computes in one type of numbers."""
+    behind: dict[Operand, Operand] = {}
+    steps = []
+    for step in body.steps:
+        operands = tuple(behind.get(operand, operand) for operand in step.operands)
+        if step.function == "cast":
+            behind[step.result] = operands[0]
+        else:
+            steps.append(replace(step, operands=operands))
+    return replace(body, steps=tuple(steps))
+
+
 @dataclass(slots=True)
 class _Elementary:
     """Elementary steps as they are written. taken: names of results that are not to be given again."""
@@ -308,6 +327,10 @@ def _softmax_loss(written: _Elementary, step: Step) -> None:
     written.add(step, "negate", written.add(step, "mean", found, dims=tuple(points)), is_result=True)
 
 
+def _cast(written: _Elementary, step: Step) -> None:
+    written.add(step, "identity", *step.operands, is_result=True)
+
+
 def _dropout(written: _Elementary, step: Step) -> None:
     if written.trains:
         written.steps.append(step)
@@ -319,6 +342,7 @@ _DEFINITIONS: Mapping[str, Callable[[_Elementary, Step], None]] = MappingProxyTy
     {
         "attention": _attention,
         "batch_norm": _batch_norm,
+        "cast": _cast,
         "dropout": _dropout,
         "normalise": _normalise,
         "softmax_loss": _softmax_loss,

@@ -165,7 +165,8 @@ class Lowered:
     """graph: of the model. weights: where their values are from. approximations: (layer, what is not charged as it is).
 
     scopes: of each layer, the module or layer of the source. nodes: of each layer that is a node of the trace that was
-    lowered, its name. constants: (layer, constant of its body), what it is of the source.
+    lowered, its name. constants: (layer, constant of its body), what it is of the source. fed: (layer, read), of what
+    no layer makes and is no weight, what of the source it reads; the elements, row-major, are those of the read.
     """
 
     graph: Graph
@@ -174,6 +175,7 @@ class Lowered:
     scopes: Mapping[str, str]
     nodes: Mapping[str, str]
     constants: Mapping[tuple[str, str], Use]
+    fed: Mapping[tuple[str, int], Use]
 
 
 def lower(
@@ -205,6 +207,7 @@ def lower(
         scopes=builder.scopes,
         nodes=builder.nodes,
         constants=builder.constants,
+        fed=builder.fed,
     )
 
 
@@ -242,6 +245,7 @@ class _Builder:
         self.scopes: dict[str, str] = {}
         self.nodes: dict[str, str] = {}
         self.constants: dict[tuple[str, str], Use] = {}
+        self.fed: dict[tuple[str, int], Use] = {}
         self._names = Names()
         self._suggested_names = suggested_names(trace)
         # Who writes a value, or a piece of it: (operator, output).
@@ -287,6 +291,8 @@ class _Builder:
             if found is not None:
                 producer, output = found
                 self.edges.append(Edge(producer=producer, output=output, consumer=name, input=i))
+            elif operator.reads[i].role is not Role.PARAMETER:
+                self.fed[name, i] = Use(value=use.value, piece=use.piece if use.seen_as is None else None)
         if operator.body and operator.dims != draft.operator.dims and any(step.dims for step in operator.body.steps):
             operator = replace(operator, body=Body(problem="what it reads is seen in other dims than its own"))
         operator, constants = with_body(self.trace, replace(operator, writes=tuple(writes)), node, reads)

@@ -34,7 +34,7 @@ def drop_constants(trace: Trace) -> Trace:
     up by them, and vanish elsewhere. Floats of no weight and no float input (a causal mask, sines of positions) vanish.
     What follows of whole numbers alone that were computed of activations is read as these numbers.
     """
-    depends = _dependencies(trace)
+    depends = dependencies(trace)
     computed: dict[str, tuple[Use, ...]] = {}
     nodes: list[Node] = []
     of_weights: list[Node] = []
@@ -78,7 +78,7 @@ def drop_constants(trace: Trace) -> Trace:
     )
 
 
-def _dependencies(trace: Trace) -> Mapping[str, Depends]:
+def dependencies(trace: Trace) -> Mapping[str, Depends]:
     """Return what each value depends on."""
     found: dict[str, Depends] = {}
     for leaf in trace.leaves:

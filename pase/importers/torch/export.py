@@ -47,7 +47,7 @@ class TorchFrontEnd:
     def trace(self, source: object, *, batch: int | None, arguments: Mapping[str, Scalar]) -> Trace:
         """Return the trace of a module."""
         torch = framework("torch", "torch")
-        module, positional, keywords, loss = _call(torch, source, batch)
+        module, positional, keywords, loss = call_of(torch, source, batch)
         if arguments:
             raise ModelError(
                 f"a torch module takes no argument {next(iter(arguments))!r} here; arguments are those of a factory"
@@ -80,8 +80,8 @@ def trace_module(
     it cannot be: control flow that depends on values, sizes that do, a GPU that is not there, a call that fails.
     """
     torch = framework("torch", "torch")
-    module = _unwrapped(torch, module)
-    program, notes = _exported(torch, module, tuple(arguments), dict(keywords), loss)
+    module = unwrapped(torch, module)
+    program, notes = exported(torch, module, tuple(arguments), dict(keywords), loss)
     return check_trace(read_program(torch, module, program, name or type(module).__name__, notes))
 
 
@@ -92,7 +92,7 @@ def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) ->
     ModelError for a weight that was made without values.
     """
     torch = framework("torch", "torch")
-    module = _unwrapped(torch, source[0] if isinstance(source, list | tuple) else source)
+    module = unwrapped(torch, source[0] if isinstance(source, list | tuple) else source)
     held = {**dict(module.named_buffers()), **module.state_dict()}
     found = {name: held[name].detach().cpu() for name in names if name in held}
     for name, tensor in found.items():
@@ -100,13 +100,13 @@ def values_of(source: Any, names: Iterable[str], *, batch: int | None = None) ->
             raise ModelError(f"weight {name!r} was made without values (on the device 'meta')")
     rest = [name for name in names if name not in held]
     if rest:
-        _, positional, keywords, loss = _call(torch, source, batch)
-        program, _ = _exported(torch, module, positional, keywords, loss)
+        _, positional, keywords, loss = call_of(torch, source, batch)
+        program, _ = exported(torch, module, positional, keywords, loss)
         found |= constant_values(torch, module, program, rest)
     return found
 
 
-def _unwrapped(torch: Any, module: Any) -> Any:
+def unwrapped(torch: Any, module: Any) -> Any:
     """Return the module within one that is compiled or copied to several devices; ModelError for TorchScript."""
     if isinstance(module, torch.jit.ScriptModule):
         raise ModelError(
@@ -118,7 +118,7 @@ def _unwrapped(torch: Any, module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
-def _call(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[Any, ...], dict[str, Any], Loss | None]:
+def call_of(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[Any, ...], dict[str, Any], Loss | None]:
     """Return the module, its positional and its keyword inputs, with another batch where one is given, and its loss."""
     if not isinstance(source, list | tuple) or len(source) not in (2, 3):
         raise ModelError(
@@ -154,10 +154,18 @@ def _call(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[Any
 # -- the exported program
 
 
-def _exported(
-    torch: Any, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any], loss: Loss | None = None
+def exported(
+    torch: Any,
+    module: Any,
+    arguments: tuple[Any, ...],
+    keywords: Mapping[str, Any],
+    loss: Loss | None = None,
+    on_output: Callable[[Any], object] = lambda _: None,
 ) -> tuple[Any, tuple[str, ...]]:
-    """Return the exported program of a module and what was assumed; ModelError where it cannot be traced."""
+    """Return the exported program of a module and what was assumed; ModelError where it cannot be traced.
+
+    on_output: is given what the module returns, with tensors without values, whenever it is called.
+    """
     check_tensors(torch, module)
     arguments, keywords = _apart(torch, (arguments, dict(keywords)))
     notes: list[str] = []
@@ -171,7 +179,12 @@ def _exported(
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         # The fast path has a whole encoder layer as one operator that nothing more is known of.
         torch.backends.mha.set_fastpath_enabled(False)
-        hook = module.register_forward_hook(lambda _module, _inputs, output: _returned(torch, output))
+
+        def hooked(_module: Any, _inputs: Any, output: Any) -> Any:
+            on_output(output)
+            return _returned(torch, output)
+
+        hook = module.register_forward_hook(hooked)
         stack.callback(hook.remove)
         positional, named = stack.enter_context(on_one_device(torch, module, (arguments, keywords)))
         try:
@@ -320,7 +333,7 @@ def _exportable_experts(module: Any, notes: list[str]) -> Iterator[None]:
 
 def _returned(torch: Any, output: Any) -> Any:
     """Return the tensors that a module returns: those in lists, dicts and dataclasses; caches and the like are not."""
-    found = {id(tensor): tensor for tensor in _tensors(torch, output)}
+    found = {id(tensor): tensor for tensor in tensors_of(torch, output)}
     if not found:
         raise ModelError(
             f"the module returns no tensor but {type(output).__name__}; expected tensors, or lists, dicts or "
@@ -329,7 +342,8 @@ def _returned(torch: Any, output: Any) -> Any:
     return tuple(found.values())
 
 
-def _tensors(torch: Any, output: Any) -> Iterator[Any]:
+def tensors_of(torch: Any, output: Any) -> Iterator[Any]:
+    """Yield the tensors in what a module returns, in order."""
     if isinstance(output, torch.Tensor):
         yield output
         return
@@ -341,7 +355,7 @@ def _tensors(torch: Any, output: Any) -> Iterator[Any]:
     elif is_dataclass(output) and not isinstance(output, type):
         inside = (getattr(output, field.name) for field in fields(output))
     for value in inside:
-        yield from _tensors(torch, value)
+        yield from tensors_of(torch, value)
 
 
 # -- why a module cannot be traced

@@ -35,7 +35,11 @@ _OWN = PurePath(__file__).parents[1]
 
 def read_program(torch: Any, module: Any, program: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
     """Return the trace of an exported program; ModelError for control flow and for sizes that depend on values."""
-    reader = _Reader(torch, program, tied_weights(module))
+    return trace_of(Reader(torch, program, tied_weights(module)), module, name, notes)
+
+
+def trace_of(reader: "Reader", module: Any, name: str, notes: tuple[str, ...] = ()) -> Trace:
+    """Return the trace of what a reader reads."""
     reader.read()
     return Trace(
         name=name,
@@ -65,19 +69,19 @@ def constant_values(torch: Any, module: Any, program: Any, names: Iterable[str])
 
     Those that depend on an input, on chance, or on weights without values are left out.
     """
-    reader = _Reader(torch, program, tied_weights(module))
+    reader = Reader(torch, program, tied_weights(module))
     reader.read()
     wanted = set(names)
     places = {
         value.name: (node, i)
         for node in program.graph.nodes
-        for i, value in enumerate(_flat([reader.made.get(node.name)]))
+        for i, value in enumerate(flat_items([reader.made.get(node.name)]))
         if isinstance(value, Value) and value.name in wanted
     }
     known = _evaluated(torch, program, [node for node, _ in places.values()])
     found: dict[str, Any] = {}
     for name, (node, i) in places.items():
-        items = _flat([known.get(node)])
+        items = flat_items([known.get(node)])
         if i < len(items) and isinstance(items[i], torch.Tensor):
             found[name] = items[i]
     return found
@@ -166,7 +170,7 @@ def _tied(name: str, weight: Any, holder: str, first: Any) -> tuple[str, int | N
 # -- nodes
 
 
-class _Reader:
+class Reader:
     """Reads nodes one after the other. made: by the program's names, what they are in the trace."""
 
     def __init__(self, torch: Any, program: Any, tied: Mapping[str, tuple[str, int | None]]) -> None:
@@ -253,7 +257,7 @@ class _Reader:
         is_one = not isinstance(example, list | tuple)
         results = [
             self._value(node.name if is_one else f"{node.name}:{i}", item, node) if hasattr(item, "shape") else None
-            for i, item in enumerate(_flat([example]))
+            for i, item in enumerate(flat_items([example]))
         ]
         self.made[node.name] = results[0] if is_one and results else results
         if not any(results):
@@ -330,8 +334,9 @@ def _function(node: Any) -> str:
     return name
 
 
-def _flat(items: Any) -> list[Any]:
-    return [one for item in items for one in (_flat(item) if isinstance(item, list | tuple) else [item])]
+def flat_items(items: Any) -> list[Any]:
+    """Return the items in lists within a list, in order."""
+    return [one for item in items for one in (flat_items(item) if isinstance(item, list | tuple) else [item])]
 
 
 # -- where a node comes from

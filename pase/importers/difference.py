@@ -1,0 +1,107 @@
+"""`difference`: what one graph has otherwise than another one that it should be equal to, in words."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from pase.common.names import short
+from pase.graph import Access, Graph, Operator, Role
+from pase.graph.body import Body, without_casts
+from pase.graph.operators import with_fan_outs
+
+
+def difference(expected: Graph, found: Graph) -> str:
+    """Return how a model that was imported differs from that of a plan, "" where its plan fits it.
+
+    What a plan depends on is compared: layers, their dims, what they read, write and compute. Names of the models,
+    arguments and types of numbers are not: a plan of a model in float32 fits it in bfloat16.
+
+    Args:
+        expected: The plan's graph.
+        found: The model's; fan-outs, which a search adds, may be missing in either.
+
+    Returns:
+        The first difference: the layer, what was expected and what was found.
+    """
+    expected, found = with_fan_outs(expected), with_fan_outs(found)
+    names, own = [op.name for op in expected.operators], [op.name for op in found.operators]
+    if names != own:
+        return _of_names(names, own)
+    for one, other in zip(expected.operators, found.operators, strict=True):
+        text = next(_of_operators(one, other), "")
+        if text:
+            return f"layer {short(one.name)!r} {text}"
+    ends, others = (
+        {(edge.consumer, edge.input): (edge.producer, edge.output) for edge in graph.edges}
+        for graph in (expected, found)
+    )
+    for (layer, read), end in ends.items():
+        other_end = others.get((layer, read))
+        if other_end != end:
+            said = "nothing" if other_end is None else repr(short(other_end[0]))
+            return f"layer {short(layer)!r} reads {said} as input {read}; expected {short(end[0])!r}"
+    fed = next((key for key in others if key not in ends), None)
+    return "" if fed is None else f"layer {short(fed[0])!r} reads {short(others[fed][0])!r} besides its inputs"
+
+
+def _of_names(expected: Sequence[str], found: Sequence[str]) -> str:
+    missing = [name for name in expected if name not in set(found)]
+    more = [name for name in found if name not in set(expected)]
+    counts = f"the plan has {len(expected):,} layers, the model {len(found):,}"
+    if missing:
+        return f"{counts}; layer {short(missing[0])!r} of the plan is not in the model"
+    if more:
+        return f"{counts}; layer {short(more[0])!r} of the model is not in the plan"
+    first, other = next(pair for pair in zip_longest(expected, found) if pair[0] != pair[1])
+    return f"layer {short(str(other))!r} comes where the plan has {short(str(first))!r}"
+
+
+def _of_operators(expected: Operator, found: Operator) -> Iterator[str]:
+    """Yield what one layer has otherwise than another."""
+    if expected.kind != found.kind:
+        yield f"is a {found.kind!r}; expected a {expected.kind!r}"
+    if expected.extents != found.extents:
+        yield f"has dims {_told(found.extents)}; expected {_told(expected.extents)}"
+    for word, own, others in (("reads", expected.reads, found.reads), ("writes", expected.writes, found.writes)):
+        if len(own) != len(others):
+            yield f"{word} {len(others)} tensors; expected {len(own)}"
+        for one, other in zip(own, others, strict=False):
+            yield from _of_accesses(word, one, other)
+    if _compared(expected) != _compared(found):
+        yield "is split otherwise than the plan's, or counts other work"
+    if expected.body is not None and found.body is not None:
+        yield from _of_bodies(expected.body, found.body)
+
+
+def _compared(operator: Operator) -> tuple[object, ...]:
+    return operator.unsplittable, operator.exchanges, operator.pipeline
+
+
+def _of_accesses(word: str, expected: Access, found: Access) -> Iterator[str]:
+    called = f"weight {short(found.tensor)!r}" if found.role is Role.PARAMETER else f"tensor {short(found.tensor)!r}"
+    if expected.shape != found.shape:
+        yield f"{word} {called} of shape {list(found.shape)}; expected {list(expected.shape)}"
+    if (expected.role, expected.shared) != (found.role, found.shared):
+        tied = f", shared as {short(found.shared)!r}" if found.shared else ""
+        held = f", shared as {short(expected.shared)!r}" if expected.shared else ""
+        yield f"{word} {called} as {found.role}{tied}; expected {expected.role}{held}"
+    if expected.index_map != found.index_map:
+        yield f"{word} {called} along other dims than the plan's"
+
+
+def _of_bodies(expected: Body, found: Body) -> Iterator[str]:
+    own, other = without_casts(expected), without_casts(found)
+    for one, step in zip_longest(own.steps, other.steps):
+        if one != step:
+            yield (
+                f"computes {step.function if step else 'nothing'!r} where the plan has "
+                f"{one.function if one else 'nothing'!r}, or of other operands"
+            )
+    for word, these, those in (("inputs", own.inputs, other.inputs), ("outputs", own.outputs, other.outputs)):
+        if these != those:
+            yield f"has {word} {[item.name for item in those]}; expected {[item.name for item in these]}"
+    if own.constants != other.constants:
+        yield "computes with other constants than the plan's"
+
+
+def _told(extents: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={extent}" for name, extent in extents.items())

@@ -1,0 +1,634 @@
+"""`trace_live`: a module as the graph has it, and how each thing that the graph names is had of the module as it runs.
+
+A graph knows weights, constants, inputs and outputs by names. Whoever runs the module under a plan needs, beside the
+graph, the module's own parameters and buffers behind these names, what the module computes of its inputs before a layer
+reads it (labels that are moved one place on, masks, positions), and the structure of what it returns.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
+from typing import Any
+
+from pase.errors import ModelError
+from pase.graph import Operator, Role, Scalar
+from pase.graph.body import ModelOutput
+from pase.importers.frameworks import ImportedModel, imported
+from pase.importers.front_end import framework
+from pase.importers.ir import Node, Trace, Use, Value, check_trace, ops
+from pase.importers.passes.constants import Depends, dependencies
+from pase.importers.torch.export import call_of, exported, unwrapped
+from pase.importers.torch.program import Reader, flat_items, tied_weights, trace_of
+
+Layer = str
+Tensor = str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveWeight:
+    """A parameter of the module behind a layer's weight.
+
+    parameter: its name, one that `named_parameters` yields: tied weights have one. row: the first row of it that is
+    read where the layer's weight is rows of a larger one (a view), else None. use: how the layer reads it, as
+    `weights.read_as` has it; the elements, row-major, are those of the layer's weight. shape: of what is read so before
+    the use, as the module has it under the name that the trace has.
+    """
+
+    parameter: str
+    row: int | None
+    use: Use
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveConstant:
+    """What a constant of a layer's body is of the module.
+
+    use: how it is read of a value, by the value's name in a `Part`. buffer: the module's buffer that the value is, ""
+    for what is computed or written into the source. inputs: the inputs of the module that the value depends on: it is
+    another one in every step then. parameters: those that it is computed of; it has no gradient. is_random: drawn anew
+    in every step, the same on all ranks.
+    """
+
+    use: Use
+    buffer: str = ""
+    inputs: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()
+    is_random: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveInput:
+    """What a layer reads that no layer makes.
+
+    name: of the program's input, as the layer's body has it. use: how it is read of a value of the module, by the
+    value's name in a `Part`; a value that is one of the module's inputs has that one's name. inputs: the inputs of the
+    module that it is computed of. is_given: whether it is one of these, or the same elements in another shape.
+    """
+
+    name: str
+    use: Use
+    inputs: tuple[str, ...]
+    is_given: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveOutput:
+    """A tensor that the module returns.
+
+    name: its own. layer: that computes it, "" where none does; output: in what order of dims the layer has it then.
+    inputs: those of the module that a value which no layer computes depends on: a `Part` gives it. problem: why it
+    cannot be had, "" if it can.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    layer: str = ""
+    output: ModelOutput | None = None
+    inputs: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a module computes of its inputs, buffers and weights before any layer, as a graph of torch's own calls.
+
+    graph: a `torch.fx.GraphModule`. inputs: the names of those of the module's inputs that it takes, then state: those
+    of its parameters and buffers, all positional and in order. names: of what it returns, a tuple.
+    """
+
+    graph: Any
+    inputs: tuple[str, ...]
+    state: tuple[str, ...]
+    names: tuple[str, ...]
+
+    def __call__(self, inputs: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values, by name; inputs, state: tensors by name, of which it takes what it needs."""
+        given = (*(inputs[name] for name in self.inputs), *(state[name] for name in self.state))
+        return dict(zip(self.names, self.graph(*given), strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveModel:
+    """A module that was traced so that it can be run under a plan.
+
+    Attributes:
+        model: The graph, by `model.graph`, and what every pass left of the module.
+        weights: The module's parameters by (layer, tensor): one for each read of a parameter in the graph.
+        constants: What the constants of bodies are of the module, by (layer, constant).
+        inputs: What each read that no layer makes and that is no parameter is of the module, by (layer, read).
+        outputs: The tensors that the module returns, in order; each tensor once.
+        call: How the module is called: `call.bound(args, kwargs)` gives its inputs by name.
+        statistics: For each layer that normalises by kept statistics: the module that has them, by its name, so that
+            training updates its `running_mean`, `running_var` and `num_batches_tracked`.
+        unread: Names of parameters that no layer reads.
+        notes: What was assumed, in words.
+    """
+
+    model: ImportedModel
+    weights: Mapping[tuple[Layer, Tensor], LiveWeight]
+    constants: Mapping[tuple[Layer, str], LiveConstant]
+    inputs: Mapping[tuple[Layer, int], LiveInput]
+    outputs: tuple[LiveOutput, ...]
+    call: "LiveCall"
+    statistics: Mapping[Layer, str]
+    unread: tuple[str, ...]
+    notes: tuple[str, ...]
+    program: "_Program"
+    structure: Any
+
+    def part(self, names: Iterable[str], *, device: object = None) -> Part:
+        """Return what computes values of the module, by their names, of its inputs, buffers and weights.
+
+        names: of values that `constants`, `inputs` and `outputs` name by their uses, or by their own names. device:
+        where it runs; by default where the module is. ModelError where a value depends on what layers compute.
+        """
+        return self.program.part(tuple(dict.fromkeys(names)), device)
+
+    def returned(self, tensors: Sequence[Any]) -> Any:
+        """Return what the module returns, in its structure; tensors: of `outputs`, in order."""
+        return _rebuilt(self.structure, tensors)
+
+
+def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
+    """Trace a PyTorch module so that it can be run under a plan of its graph; no weight's value is read.
+
+    The module is left as it was. It may be on any device, the device 'meta' included. Nothing that is returned holds
+    the module: whoever runs it gives `Part` its parameters and buffers, by the names of its `state_dict` (and those of
+    buffers that are not part of it).
+
+    Args:
+        source: (module, example inputs), as `load` takes it; the inputs' values are of no matter.
+        batch: Examples in a step, where these are others than in the inputs.
+
+    Returns:
+        The graph and the module's side of it. To compare the graph with that of a plan, see
+        `pase.importers.difference`.
+
+    Raises:
+        ModelError: The module cannot be traced, or is given without inputs.
+    """
+    torch = framework("torch", "torch")
+    module, positional, keywords, loss = call_of(torch, source, batch)
+    module = unwrapped(torch, module)
+    seen: list[Any] = []
+    program, notes = exported(torch, module, positional, keywords, loss, on_output=seen.append)
+    reader = Reader(torch, program, tied_weights(module))
+    trace = check_trace(trace_of(reader, module, type(module).__name__, notes))
+    recorded: dict[str, Scalar] = {} if batch is None else {"batch": batch}
+    model = imported(trace, arguments=recorded, framework="torch")
+    # Values of weights are given when they are needed: the program holds none.
+    program.state_dict.clear()
+    own = _Program(torch=torch, program=program, reader=reader, trace=trace)
+    tied = tied_weights(module)
+    weights = {}
+    for found in model.lowered.weights:
+        name, row = tied.get(found.source, (found.source, None))
+        use = Use(value=found.source, piece=found.piece)
+        weights[found.layer, found.tensor] = LiveWeight(
+            parameter=name, row=row, use=use, shape=trace.values[found.source].shape
+        )
+    constants = {key: own.constant(use) for key, use in model.lowered.constants.items()}
+    read = {weight.parameter for weight in weights.values()}
+    return LiveModel(
+        model=model,
+        weights=weights,
+        constants=constants,
+        inputs=_inputs(model, own),
+        outputs=tuple(_output(model, own, name) for name in own.returned),
+        call=_call(torch, module, program, positional, keywords, has_loss=loss is not None),
+        statistics=_statistics(model, constants),
+        unread=tuple(name for name, _ in module.named_parameters() if name not in read),
+        notes=trace.notes,
+        program=own,
+        structure=_structure(torch, seen[-1]),
+    )
+
+
+# -- inputs, outputs and constants
+
+
+def _inputs(model: ImportedModel, own: "_Program") -> dict[tuple[Layer, int], LiveInput]:
+    """Return what every read of the graph is that no layer makes and that is no parameter."""
+    found = {}
+    for operator in model.graph.operators:
+        for i, access in enumerate(operator.reads):
+            if access.role is Role.PARAMETER or (operator.name, i) in model.graph.incoming:
+                continue
+            use = model.lowered.fed.get((operator.name, i))
+            assert use is not None, f"{operator.name} reads {access.tensor}, which nothing makes"
+            name = _name_of(operator, i)
+            inputs = own.inputs_of([use.value])
+            given = {value.name: value for value in own.given.values()}
+            is_given = (use.value in given or name in given) and use.piece is None
+            found[operator.name, i] = LiveInput(name=name, use=use, inputs=inputs, is_given=is_given)
+    return found
+
+
+def _name_of(operator: Operator, read: int) -> str:
+    names = (item.name for item in (operator.body.inputs if operator.body else ()) if item.read == read)
+    return next(names, "")
+
+
+def _output(model: ImportedModel, own: "_Program", name: str) -> LiveOutput:
+    """Return where an output of the module is had."""
+    shape = own.trace.values[name].shape
+    # What changes nothing is gone after the first pass: such an output is what is behind it.
+    behind = dict(zip(own.trace.outputs, model.traces[1].outputs, strict=True))[name]
+    for operator in model.graph.operators:
+        for output in operator.body.outputs if operator.body else ():
+            if output.name == behind:
+                problem = operator.body.problem if operator.body else ""
+                return LiveOutput(name=name, shape=shape, layer=operator.name, output=output, problem=problem)
+    is_given = any(value.name == name for value in own.given.values())
+    if is_given or own.depends[name] in (Depends.CONSTANT, Depends.INDEX):
+        return LiveOutput(name=name, shape=shape, inputs=own.inputs_of([name]))
+    made = own.trace.producer.get(name)
+    place = f" ({made.origin.operator}, {made.origin.line})" if made is not None else ""
+    return LiveOutput(
+        name=name, shape=shape, problem=f"output {name!r}{place} is computed of what layers give, by none of them"
+    )
+
+
+def _statistics(model: ImportedModel, constants: Mapping[tuple[Layer, str], LiveConstant]) -> dict[Layer, str]:
+    found = {}
+    for operator in model.graph.operators:
+        for step in operator.body.steps if operator.body else ():
+            if step.function == "batch_norm" and isinstance(step.operands[3], str):
+                known = constants.get((operator.name, step.operands[3]))
+                if known is not None and known.buffer.endswith("running_mean"):
+                    found[operator.name] = known.buffer.removesuffix("running_mean").removesuffix(".")
+    return found
+
+
+# -- the exported program, of which parts are taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Program:
+    """The exported program, and where each value of the trace is made in it."""
+
+    torch: Any
+    program: Any
+    reader: Reader
+    trace: Trace
+
+    @cached_property
+    def made(self) -> dict[str, tuple[Any, int | None]]:
+        """The program's node of each value that one gives, by the value's name, and which of several it is."""
+        found: dict[str, tuple[Any, int | None]] = {}
+        for node in self.program.graph.nodes:
+            held = self.reader.made.get(node.name)
+            for i, value in enumerate(flat_items([held])):
+                if isinstance(value, Value):
+                    found.setdefault(value.name, (node, i if isinstance(held, list | tuple) else None))
+        return found
+
+    @cached_property
+    def given(self) -> dict[Any, Value]:
+        """The inputs of the module, by the nodes that stand for them."""
+        own = {leaf.value.name for leaf in self.trace.leaves if leaf.role == "input"}
+        found = {node: self.reader.made.get(node.name) for node in self.program.graph.nodes if node.op == "placeholder"}
+        return {node: value for node, value in found.items() if isinstance(value, Value) and value.name in own}
+
+    @cached_property
+    def held(self) -> dict[str, str]:
+        """The names of parameters and buffers, by those of the nodes that stand for them."""
+        signature = self.program.graph_signature
+        return {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+
+    @cached_property
+    def depends(self) -> Mapping[str, Depends]:
+        """What each value of the trace depends on."""
+        return dependencies(self.trace)
+
+    @cached_property
+    def returned(self) -> tuple[str, ...]:
+        """The values that the module returns, by name, in order."""
+        values = (self.reader.made.get(name) for name in self.program.graph_signature.user_outputs)
+        return tuple(value.name for value in values if isinstance(value, Value))
+
+    def constant(self, use: Use) -> LiveConstant:
+        """Return what a constant is of the module."""
+        nodes = self.needed([use.value])
+        own = self.made.get(use.value, (None, None))[0]
+        buffer = self.program.graph_signature.inputs_to_buffers.get(getattr(own, "name", ""), "")
+        parameters = self.program.graph_signature.inputs_to_parameters
+        return LiveConstant(
+            use=use,
+            buffer=buffer,
+            inputs=tuple(self.given[node].name for node in nodes if node in self.given),
+            parameters=tuple(parameters[node.name] for node in nodes if node.name in parameters),
+            is_random=any(self._is_random(node) for node in nodes),
+        )
+
+    def inputs_of(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Return the inputs of the module that values are computed of."""
+        return tuple(self.given[node].name for node in self.needed(names) if node in self.given)
+
+    def needed(self, names: Iterable[str]) -> list[Any]:
+        """Return the nodes of the program that values are computed by, in order."""
+        frontier = [node for name in names for node in self._nodes(name)]
+        needed = set[Any]()
+        while frontier:
+            node = frontier.pop()
+            if node not in needed:
+                needed.add(node)
+                frontier += node.all_input_nodes
+        return [node for node in self.program.graph.nodes if node in needed]
+
+    def _nodes(self, name: str) -> list[Any]:
+        """Return the nodes of the program that a value, perhaps one between two steps of a translation, needs."""
+        if name in self.made:
+            return [self.made[name][0]]
+        return [node for use in self.trace.producer[name].inputs for node in self._nodes(use.value)]
+
+    def _is_random(self, node: Any) -> bool:
+        return self.torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+    def part(self, names: tuple[str, ...], device: object) -> Part:
+        """Return the part of the program that computes some values."""
+        torch = self.torch
+        nodes = self.needed(names)
+        graph, env = torch.fx.Graph(), dict[Any, Any]()
+        root = torch.nn.Module()
+        inputs = [node for node in nodes if node in self.given]
+        state = [node for node in nodes if node.op == "placeholder" and node.name in self.held]
+        for node in (*inputs, *state):
+            env[node] = graph.placeholder(node.name)
+
+        def placed(item: Any) -> Any:
+            return torch.device(device) if device is not None and isinstance(item, torch.device) else item
+
+        for node in nodes:
+            if node in env:
+                continue
+            if node.op in ("placeholder", "get_attr"):
+                env[node] = graph.get_attr(self._literal(root, node, device))
+                continue
+            made = env[node] = graph.node_copy(node, lambda other: env[other])
+            made.args, made.kwargs = (torch.fx.node.map_aggregate(item, placed) for item in (made.args, made.kwargs))
+        values: dict[str, Any] = {}
+        for name in names:
+            self._value(graph, env, values, name)
+        graph.output(tuple(values[name] for name in names))
+        graph.lint()
+        return Part(
+            graph=torch.fx.GraphModule(root, graph),
+            inputs=tuple(self.given[node].name for node in inputs),
+            state=tuple(self.held[node.name] for node in state),
+            names=names,
+        )
+
+    def _literal(self, root: Any, node: Any, device: object) -> str:
+        """Hold a tensor that is written into the source; return its name."""
+        lifted = self.program.graph_signature.inputs_to_lifted_tensor_constants.get(node.name)
+        found = self.program.constants.get(lifted or node.target)
+        if found is None or found.is_meta or hasattr(found, "fake_mode"):
+            raise ModelError(
+                f"tensor {lifted or node.target!r} of the module was made without values (on the device 'meta'); make "
+                "it a buffer that is not, or compute it in the forward pass"
+            )
+        root.register_buffer(node.name, found.detach() if device is None else found.detach().to(device))
+        return str(node.name)
+
+    def _value(self, graph: Any, env: Mapping[Any, Any], values: dict[str, Any], name: str) -> Any:
+        """Write what gives a value of the trace."""
+        if name not in values:
+            if name in self.made:
+                node, i = self.made[name]
+                values[name] = env[node] if i is None else graph.call_function(_GETITEM, (env[node], i))
+            else:
+                step = self.trace.producer[name]
+                operands = [self._value(graph, env, values, use.value) for use in step.inputs]
+                values[name] = _step(self.torch, graph, step, operands, self.trace)
+        return values[name]
+
+
+def _getitem(items: Any, place: int) -> Any:
+    return items[place]
+
+
+_GETITEM = _getitem
+
+
+def _step(torch: Any, graph: Any, node: Node, operands: Sequence[Any], trace: Trace) -> Any:
+    """Write a step between two values of a translation, as torch's own call."""
+    aten = torch.ops.aten
+    shape, dtype = node.outputs[0].shape, getattr(torch, node.outputs[0].dtype)
+    match node.op:
+        case ops.Reshape():
+            return graph.call_function(aten.reshape.default, (operands[0], list(shape)))
+        case ops.Identity():
+            return graph.call_function(aten.to.dtype, (operands[0], dtype))
+        case ops.Transpose(order=order):
+            return graph.call_function(aten.permute.default, (operands[0], list(order)))
+        case ops.Broadcast(places=places):
+            whole = [1] * len(shape)
+            for place, extent in zip(places, trace.shape(node.inputs[0]), strict=True):
+                whole[place] = extent
+            apart = graph.call_function(aten.reshape.default, (operands[0], whole))
+            return graph.call_function(aten.expand.default, (apart, list(shape)))
+        case ops.Slice(starts=starts, steps=steps):
+            made = operands[0]
+            for dim, (start, step, extent) in enumerate(zip(starts, steps, shape, strict=True)):
+                if step < 1:
+                    break
+                made = graph.call_function(aten.slice.Tensor, (made, dim, start, start + extent * step, step))
+            else:
+                return made
+        case ops.Pointwise(functions=("not_equal",), constant=float(number)):
+            return graph.call_function(aten.ne.Scalar, (operands[0], number))
+        case ops.Reduce(function="sum", over=over, keeps_dims=keeps):
+            return graph.call_function(aten.sum.dim_IntList, (operands[0], list(over), keeps), {"dtype": dtype})
+    raise ModelError(
+        f"{node.outputs[0].name!r}, which {node.origin.operator} makes ({node.origin.line}), is computed of inputs in "
+        "a way that no program can tell; use another operator"
+    )
+
+
+# -- how the module is called
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveCall:
+    """How the module was called when it was traced.
+
+    names: of its inputs that are tensors, in order, as the trace has them. shapes: of these. positional, keywords: the
+    names of the forward pass's parameters that were given so; positional is a number where these have no names.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    positional: tuple[str, ...] | int
+    keywords: tuple[str, ...]
+    _signature: inspect.Signature | None
+    _spec: Any
+    _leaves: tuple[Any, ...]
+    _flatten: Callable[[Any], tuple[list[Any], Any]]
+
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the module's inputs by name; ModelError where the call is another one than was traced.
+
+        Each may be given by position or by its name; what was left out when the module was traced has to be now, or is
+        given as its default.
+        """
+        given = self._arranged(args, kwargs)
+        leaves, spec = self._flatten(given)
+        if spec != self._spec:
+            raise ModelError(
+                f"the inputs are nested otherwise than those that the module was traced with: found {spec}, expected "
+                f"{self._spec}"
+            )
+        found: dict[str, Any] = {}
+        for leaf, (name, expected) in zip(leaves, self._leaves, strict=True):
+            if isinstance(expected, tuple):
+                shape = tuple(getattr(leaf, "shape", ())) if hasattr(leaf, "shape") else None
+                if shape != expected:
+                    said = f"of shape {list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
+                    raise ModelError(
+                        f"input {name!r} is {said}; the plan is for a tensor of shape {list(expected)}: pad the last "
+                        "batch or leave it out (drop_last=True), or search for this shape"
+                    )
+                found[name] = leaf
+            elif leaf != expected[0]:
+                raise ModelError(
+                    f"input {name!r} is {leaf!r}; the module was traced with {expected[0]!r}, and may compute "
+                    "something else with another value"
+                )
+        return found
+
+    def _arranged(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return inputs by position and by name as they were given when the module was traced."""
+        if self._signature is None or isinstance(self.positional, int):
+            return args, {name: kwargs[name] for name in self.keywords if name in kwargs}
+        try:
+            arguments = _named_arguments(self._signature, args, kwargs)
+        except TypeError as error:
+            raise ModelError(f"the inputs do not fit the module's forward pass: {error}") from None
+        names = (*self.positional, *self.keywords)
+        missing = [name for name in names if name not in arguments]
+        if missing:
+            raise ModelError(f"input {missing[0]!r} is missing; the module was traced with {', '.join(names)}")
+        defaults = {name: parameter.default for name, parameter in self._signature.parameters.items()}
+        for name, value in arguments.items():
+            if name not in names and value is not None and value is not defaults.get(name, inspect.Parameter.empty):
+                raise ModelError(
+                    f"input {name!r} is given, which the module was not traced with; it was with {', '.join(names)}: "
+                    "leave it out, or search with it"
+                )
+        return tuple(arguments[name] for name in self.positional), {name: arguments[name] for name in self.keywords}
+
+
+def _named_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by their names; those that a function takes by any name among them."""
+    found = dict(signature.bind(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            found |= found.pop(name, {})
+    return found
+
+
+def _call(
+    torch: Any, module: Any, program: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], *, has_loss: bool
+) -> LiveCall:
+    signature: inspect.Signature | None = None
+    by_position: tuple[str, ...] | int = len(positional)
+    is_bound = not has_loss or not positional
+    if is_bound:
+        signature = inspect.signature(module.forward)
+        kinds = {parameter.kind for parameter in signature.parameters.values()}
+        if has_loss or inspect.Parameter.VAR_POSITIONAL in kinds:
+            signature = None
+        else:
+            by_position = tuple(list(signature.parameters)[: len(positional)])
+    specs = [spec.arg for spec in program.graph_signature.input_specs if "USER_INPUT" in str(spec.kind)]
+    examples = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    # The order of the program's inputs, which may be another one than that of the names.
+    order = tuple(program.call_spec.in_spec.child(1).context) if keywords else ()
+    shapes = {spec.name: tuple(examples[spec.name].shape) for spec in specs if not hasattr(spec, "value")}
+    leaves = [(spec.name, [spec.value] if hasattr(spec, "value") else shapes[spec.name]) for spec in specs]
+    return LiveCall(
+        names=tuple(shapes),
+        shapes=tuple(shapes.values()),
+        positional=by_position,
+        keywords=order,
+        _signature=signature,
+        _spec=program.call_spec.in_spec,
+        _leaves=tuple(leaves),
+        _flatten=torch.utils._pytree.tree_flatten,
+    )
+
+
+# -- the structure of what a module returns
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor stands in what a module returns; number: of the tensor among the outputs."""
+
+    number: int
+
+
+def _structure(torch: Any, output: Any) -> Any:
+    """Return what a module returned with the places of tensors in place of these; caches and the like are None."""
+    numbers: dict[int, int] = {}
+
+    def told(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return _Place(numbers.setdefault(id(item), len(numbers)))
+        if _is_record(item):
+            return _with_items(item, {name: told(value) for name, value in _items(item).items()})
+        if isinstance(item, Mapping):
+            found = {key: told(value) for key, value in item.items()}
+            return found if type(item) is dict else _like(item, found)
+        if isinstance(item, tuple) and hasattr(item, "_fields"):
+            return type(item)(*(told(value) for value in item))
+        if isinstance(item, list | tuple):
+            return type(item)(told(value) for value in item)
+        return item if item is None or isinstance(item, str | int | float | bool) else None
+
+    return told(output)
+
+
+def _rebuilt(structure: Any, tensors: Sequence[Any]) -> Any:
+    if isinstance(structure, _Place):
+        return tensors[structure.number]
+    if _is_record(structure):
+        return _with_items(structure, {name: _rebuilt(value, tensors) for name, value in _items(structure).items()})
+    if isinstance(structure, Mapping):
+        found = {key: _rebuilt(value, tensors) for key, value in structure.items()}
+        return found if type(structure) is dict else _like(structure, found)
+    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        return type(structure)(*(_rebuilt(value, tensors) for value in structure))
+    if isinstance(structure, list | tuple):
+        return type(structure)(_rebuilt(value, tensors) for value in structure)
+    return structure
+
+
+def _is_record(item: Any) -> bool:
+    return is_dataclass(item) and not isinstance(item, type)
+
+
+def _items(record: Any) -> dict[str, Any]:
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
+def _with_items(record: Any, items: Mapping[str, Any]) -> Any:
+    """Return a dataclass with other items; one that is a dict, too (those of transformers), with these as its own."""
+    if isinstance(record, Mapping):
+        return type(record)(**{name: value for name, value in items.items() if value is not None})
+    found = copy(record)
+    for name, value in items.items():
+        object.__setattr__(found, name, value)
+    return found
+
+
+def _like(mapping: Mapping[Any, Any], items: Mapping[Any, Any]) -> Any:
+    """Return a mapping of the same class."""
+    try:
+        return type(mapping)(items)  # type: ignore[call-arg]
+    except TypeError:
+        return dict(items)

@@ -1,0 +1,263 @@
+"""What of a module stands behind the names of its graph, so that it can be run under a plan."""
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from pase.errors import ModelError  # noqa: E402
+from pase.graph import Graph  # noqa: E402
+from pase.graph.operators import with_fan_outs  # noqa: E402
+from pase.importers.difference import difference  # noqa: E402
+from pase.importers.load import load  # noqa: E402
+from pase.importers.torch.live import LiveModel, trace_live  # noqa: E402
+
+F = torch.nn.functional
+VOCABULARY, STEPS, WIDTH = 12, 6, 8
+
+
+class Language(torch.nn.Module):  # type: ignore[misc]
+    """Predicts the next token; labels are moved one place on within it, and a mask is made of where tokens are 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.head = torch.nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.table.weight
+        self.register_buffer("places", torch.arange(STEPS * WIDTH, dtype=torch.float32).reshape(STEPS, WIDTH))
+
+    def forward(self, tokens: Any, labels: Any = None, *, scale: float = 1.0) -> dict[str, Any]:
+        logits = self.head(self.table(tokens) + scale * self.places)
+        if labels is None:
+            return {"logits": logits}
+        moved = F.pad(labels, (0, 1), value=-100)[:, 1:]
+        loss = F.cross_entropy(logits.view(-1, VOCABULARY), moved.reshape(-1))
+        return {"loss": loss, "logits": logits, "tokens": tokens, "moved": moved}
+
+
+def language() -> tuple[Any, dict[str, Any]]:
+    torch.manual_seed(0)
+    tokens = torch.randint(1, VOCABULARY, (4, STEPS))
+    return Language(), {"tokens": tokens, "labels": tokens.clone()}
+
+
+def state_of(module: Any) -> dict[str, Any]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def values(live: LiveModel, module: Any, given: Mapping[str, Any], names: Any) -> dict[str, Any]:
+    return live.part(names)(given, state_of(module))
+
+
+def test_what_a_model_computes_of_its_inputs_is_had_of_these() -> None:
+    module, inputs = language()
+    live = trace_live((module, inputs))
+    given = live.call.bound((), inputs)
+    assert given == inputs
+    by_name = {item.name: item for item in live.inputs.values()}
+    assert by_name["tokens"].is_given
+    assert by_name["tokens"].inputs == ("tokens",)
+    (other,) = (item for name, item in by_name.items() if name != "tokens")
+    assert not other.is_given
+    assert other.inputs == ("labels",)
+    found = values(live, module, given, [other.use.value])[other.use.value]
+    expected = torch.cat([inputs["labels"][:, 1:], torch.full((4, 1), -100)], dim=1)
+    assert torch.equal(found.reshape(expected.shape), expected)
+
+
+def test_weights_that_are_tied_are_one_parameter() -> None:
+    live = trace_live(language())
+    names = {weight.parameter for weight in live.weights.values()}
+    assert names == {"table.weight"}
+    assert len(live.weights) == 2
+    assert live.unread == ()
+
+
+def test_constants_are_buffers_and_what_is_computed_of_them() -> None:
+    module, inputs = language()
+    live = trace_live((module, inputs))
+    (constant,) = live.constants.values()
+    assert (constant.inputs, constant.parameters, constant.is_random) == ((), (), False)
+    found = values(live, module, {}, [constant.use.value])[constant.use.value]
+    assert torch.equal(found.reshape(STEPS, WIDTH), module.places)
+    module.places.fill_(3.0)
+    assert values(live, module, {}, [constant.use.value])[constant.use.value].eq(3).all(), "of the module as it is now"
+
+
+def test_what_a_module_returns_is_had_in_its_structure() -> None:
+    module, inputs = language()
+    live = trace_live((module, inputs))
+    expected = module(**inputs)
+    tensors = []
+    for output in live.outputs:
+        assert not output.problem
+        if output.layer:
+            assert output.output is not None
+            tensors.append(torch.zeros(output.shape))
+        else:
+            tensors.append(values(live, module, inputs, [output.name])[output.name])
+    found = live.returned(tensors)
+    assert list(found) == list(expected)
+    for name, tensor in expected.items():
+        assert found[name].shape == tensor.shape
+    assert torch.equal(found["tokens"], inputs["tokens"])
+    assert torch.equal(found["moved"], expected["moved"])
+    assert [output.layer != "" for output in live.outputs] == [True, True, False, False]
+
+
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass
+class Record:
+    """What a module returns."""
+
+    y: Any
+    rest: Any = None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a, _: a,
+        lambda a, b: (a, [b, a], None),
+        lambda a, b: {"a": a, "more": {"b": b, "n": 3}},
+        lambda a, b: OrderedDict(b=b, a=a),
+        lambda a, b: Pair(a, b),
+        lambda a, b: Record(y=a, rest=(b, "text")),
+    ],
+)
+def test_structures(make: Callable[[Any, Any], Any]) -> None:
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = torch.nn.Linear(3, 4), torch.nn.Linear(4, 5)
+
+        def forward(self, x: Any) -> Any:
+            a = self.one(x)
+            return make(a, self.two(a))
+
+    live = trace_live((Net(), torch.zeros(2, 3)))
+    a, b = torch.zeros(2, 4), torch.ones(2, 5)
+    expected = make(a, b)
+    found = live.returned([a if output.shape == (2, 4) else b for output in live.outputs])
+    assert type(found) is type(expected)
+    assert str(found) == str(expected)
+
+
+def test_statistics_of_a_batch_are_those_of_the_module_that_has_them() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    live = trace_live((net, torch.zeros(2, 3, 8, 8)))
+    (layer,) = live.statistics
+    assert live.statistics[layer] == "1"
+    buffers = {constant.buffer for (own, _), constant in live.constants.items() if own == layer}
+    assert buffers == {"1.running_mean", "1.running_var"}
+
+
+def test_a_module_on_the_device_meta_is_traced() -> None:
+    with torch.device("meta"):
+        module = torch.nn.Linear(3, 4)
+    live = trace_live((module, torch.zeros(2, 3, device="meta")))
+    assert {weight.parameter for weight in live.weights.values()} == {"weight", "bias"}
+    assert module.weight.is_meta
+
+
+# -- calls
+
+
+def test_inputs_may_be_given_by_position_and_by_name() -> None:
+    module, inputs = language()
+    live = trace_live((module, inputs))
+    tokens, labels = inputs["tokens"], inputs["labels"]
+    for args, kwargs in (
+        ((tokens, labels), {}),
+        ((tokens,), {"labels": labels}),
+        ((), {"labels": labels, "tokens": tokens}),
+        ((tokens, labels), {"scale": 1.0}),
+    ):
+        found = live.call.bound(args, kwargs)
+        assert found["tokens"] is tokens
+        assert found["labels"] is labels
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"labels": None}, "input 'labels' is a NoneType; the plan is for a tensor of shape"),
+        ({"tokens": torch.zeros(3, STEPS, dtype=torch.long)}, r"input 'tokens' is of shape \[3, 6\].*\[4, 6\]: pad"),
+        ({"scale": 2.0}, "input 'scale' is given, which the module was not traced with"),
+        ({"mask": torch.zeros(2)}, "unexpected keyword argument 'mask'"),
+    ],
+)
+def test_another_call_is_refused(change: Mapping[str, Any], message: str) -> None:
+    module, inputs = language()
+    live = trace_live((module, inputs))
+    with pytest.raises(ModelError, match=message):
+        live.call.bound((), {**inputs, **change})
+    with pytest.raises(ModelError, match="missing"):
+        live.call.bound((), {"tokens": inputs["tokens"]})
+
+
+def test_a_value_that_was_given_to_the_trace_stays_what_it_is() -> None:
+    module, inputs = language()
+    live = trace_live((module, {**inputs, "scale": 0.5}))
+    live.call.bound((), {**inputs, "scale": 0.5})
+    with pytest.raises(ModelError, match=r"input 'scale' is 2.0; the module was traced with 0.5"):
+        live.call.bound((), {**inputs, "scale": 2.0})
+
+
+# -- whether a plan is of a model
+
+
+def test_a_graph_that_was_traced_again_is_the_same() -> None:
+    module, inputs = language()
+    graph = load((module, inputs))
+    found = trace_live((module, inputs)).model.graph
+    assert found == graph
+    assert difference(graph, found) == ""
+    assert difference(with_fan_outs(graph), found) == ""
+
+
+def test_types_of_numbers_make_no_difference() -> None:
+    module, inputs = language()
+    graph = load((module, inputs))
+    assert difference(graph, trace_live((module.double(), inputs)).model.graph) == ""
+
+
+def _mlp(*widths: int, activation: Any = torch.nn.ReLU) -> Graph:
+    layers: list[Any] = []
+    for wide, narrow in pairwise(widths):
+        layers += [torch.nn.Linear(wide, narrow), activation()]
+    return load((torch.nn.Sequential(*layers), torch.zeros(4, widths[0])))
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (_mlp(8, 16, 4), ""),
+        (_mlp(8, 12, 4), "layer '0' has dims b=4, n=12, c=8; expected b=4, n=16, c=8"),
+        (_mlp(8, 16, 4, 4), "the plan has 2 layers, the model 3; layer '4' of the model is not in the plan"),
+        (_mlp(8, 16), "the plan has 2 layers, the model 1; layer '2' of the plan is not in the model"),
+        (_mlp(8, 16, 4, activation=torch.nn.Tanh), "layer '0' computes 'tanh' where the plan has 'relu'"),
+    ],
+)
+def test_a_difference_is_told_by_its_layer(found: Graph, message: str) -> None:
+    assert difference(_mlp(8, 16, 4), found).startswith(message)
+    assert bool(difference(_mlp(8, 16, 4), found)) == bool(message)
+
+
+def test_another_name_and_other_arguments_are_no_difference() -> None:
+    graph = _mlp(8, 16, 4)
+    assert difference(graph, replace(graph, name="other", arguments=(("batch", 4),))) == ""
+
+
+def test_weights_that_are_shared_otherwise_are_a_difference() -> None:
+    module, inputs = language()
+    apart = Language()
+    apart.head.weight = torch.nn.Parameter(apart.head.weight.detach().clone())
+    assert "shared as 'table.weight'" in difference(load((module, inputs)), load((apart, inputs)))
