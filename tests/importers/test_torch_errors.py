@@ -56,6 +56,7 @@ def _nothing(x: Any) -> Any:
 
 
 _GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+_FOR_GPUS = pytest.mark.skipif(torch.backends.cuda.is_built(), reason="a PyTorch for GPUs traces this without one")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ _GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
         (_masked, r"size depends on values at test_torch_errors\.py:\d+ .*operator aten\.index\.Tensor"),
         (_cond, r"has control flow at test_torch_errors\.py:\d+ .*operator torch\.cond runs a program of its own"),
         pytest.param(_cuda, r"needs a GPU at test_torch_errors\.py:\d+ .*device=x\.device", marks=_GPU),
-        pytest.param(_cuda_input, r"needs a GPU at test_torch_errors\.py:\d+ .*leave out \.cuda\(\)", marks=_GPU),
+        pytest.param(_cuda_input, r"needs a GPU at test_torch_errors\.py:\d+ .*leave out \.cuda\(\)", marks=_FOR_GPUS),
         (_wrong, r"cannot be traced at test_torch_errors\.py:\d+ .*RuntimeError: .*\[2, 4\]"),
         (_nothing, r"the module returns no tensor but dict; expected tensors"),
     ],
