@@ -49,22 +49,23 @@ class Groups:
 
     def of(self, groups: Iterable[Sequence[int]]) -> "Group":
         """Return that one of some groups, which have no rank in common, that this rank belongs to."""
-        own = Group((self.rank,), None)
+        own = Group((self.rank,), None, self.rank)
         for ranks in groups:
             key = tuple(sorted(ranks))
             if len(key) > 1 and key not in self._made:
                 self._made[key] = dist.new_group(list(key))
             if self.rank in key:
-                own = Group(key, self._made.get(key))
+                own = Group(key, self._made.get(key), self.rank)
         return own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Ranks, in order, that exchange something; handle: the process group."""
+    """Ranks, in order, that exchange something; handle: the process group; rank: ours."""
 
     ranks: tuple[int, ...]
     handle: Any
+    rank: int
 
 
 def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
@@ -82,10 +83,36 @@ def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
     return int((points - share) + (num_ranks - 1) * share) * int(x.element_size())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Adder:
+    """Brings what the ranks of a group have together, for a layer. phase: of gradients that are added."""
+
+    label: Label
+    group: Group
+    traffic: Traffic
+    phase: Phase = Phase.BACKWARD
+
+    def summed(self, x: Any, phase: Phase) -> Any:
+        """Return the sum over the group."""
+        return self._reduced(x, phase, None)
+
+    def greatest(self, x: Any, phase: Phase) -> Any:
+        """Return the maximum over the group."""
+        return self._reduced(x, phase, dist.ReduceOp.MAX)
+
+    def _reduced(self, x: Any, phase: Phase, op: Any) -> Any:
+        ranks = self.group.ranks
+        if len(ranks) == 1:
+            return x
+        if self.traffic.is_counted:
+            self.traffic.add(self.label, phase, ring_bytes(x, len(ranks), ranks.index(self.group.rank)))
+        return all_reduced(x, self.group, op)
+
+
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(_ctx: Any, x: Any, module: "Sum") -> Any:
-        return module.summed(x, Phase.FORWARD)
+    def forward(_ctx: Any, x: Any, adder: Adder) -> Any:
+        return adder.summed(x, Phase.FORWARD)
 
     @staticmethod
     def backward(_ctx: Any, dy: Any) -> tuple[Any, None]:
@@ -94,50 +121,42 @@ class _Sum(torch.autograd.Function):
 
 class _GradientSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, module: "GradientSum") -> Any:
-        ctx.module = module
+    def forward(ctx: Any, x: Any, adder: Adder) -> Any:
+        ctx.adder = adder
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, dy: Any) -> tuple[Any, None]:
-        return ctx.module.summed(dy, ctx.module.phase), None
+        return ctx.adder.summed(dy, ctx.adder.phase), None
 
 
 class _Collective(nn.Module):
-    """A module that moves something for a layer or an edge."""
+    """A module that brings something together for a layer or an edge."""
 
-    def __init__(self, label: Label, group: Group, traffic: Traffic) -> None:
+    def __init__(self, adder: Adder) -> None:
         super().__init__()
-        self.label, self.group, self.traffic = label, group, traffic
-
-    def summed(self, x: Any, phase: Phase) -> Any:
-        """Return the sum over the group."""
-        if self.traffic.is_counted:
-            place = self.group.ranks.index(dist.get_rank())
-            self.traffic.add(self.label, phase, ring_bytes(x, len(self.group.ranks), place))
-        return all_reduced(x, self.group)
+        self.adder = adder
 
     def extra_repr(self) -> str:
         """Return what is printed of it."""
-        return f"{self.label.producer} → {self.label.consumer}, ranks {list(self.group.ranks)}"
+        label, group = self.adder.label, self.adder.group
+        return f"{label.producer} → {label.consumer}, ranks {list(group.ranks)}"
 
 
 class Sum(_Collective):
-    """Adds parts of sums; the gradient of the sum is that of each part."""
+    """The sums of which the ranks' values are parts; everybody's gradient is that of the sums."""
 
     def forward(self, x: Any) -> Any:
-        """Return the sum over the ranks of the group."""
-        return _Sum.apply(x, self)
+        """Return the sums."""
+        return _Sum.apply(x, self.adder)
 
 
 class GradientSum(_Collective):
     """Leaves a tensor as it is, and adds the parts of its gradient."""
 
-    phase = Phase.BACKWARD
-
     def forward(self, x: Any) -> Any:
         """Return the tensor."""
-        return _GradientSum.apply(x, self)
+        return _GradientSum.apply(x, self.adder)
 
 
 class Greatest(_Collective):
@@ -145,10 +164,7 @@ class Greatest(_Collective):
 
     def forward(self, x: Any) -> Any:
         """Return the maximum over the ranks of the group."""
-        if self.traffic.is_counted:
-            place = self.group.ranks.index(dist.get_rank())
-            self.traffic.add(self.label, Phase.FORWARD, ring_bytes(x, len(self.group.ranks), place))
-        return all_reduced(x.detach(), self.group, dist.ReduceOp.MAX)
+        return self.adder.greatest(x.detach(), Phase.FORWARD)
 
 
 # -- moves

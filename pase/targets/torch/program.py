@@ -15,7 +15,18 @@ from pase.errors import ProgramError
 from pase.sharding.boxes import Box
 from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
-from pase.targets.torch.collectives import GradientSum, Greatest, Groups, Label, Move, Sum, Take, Traffic, exchange
+from pase.targets.torch.collectives import (
+    Adder,
+    GradientSum,
+    Greatest,
+    Groups,
+    Label,
+    Move,
+    Sum,
+    Take,
+    Traffic,
+    exchange,
+)
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.training.data import DataInput
@@ -127,35 +138,38 @@ class Program:
 
     # -- what layers are made of
 
-    def run(self, module: nn.Module, value: Any, name: str, **meta: Any) -> Any:
-        """Return what a module makes of a value, as a step of the graph; meta: what passes want to know of it."""
+    def run(self, module: nn.Module, value: Any, name: str, *more: Any, **meta: Any) -> Any:
+        """Return what a module makes of a value, and of more, as a step of the graph.
+
+        meta: what passes want to know of it.
+        """
         unique, number = name, 1
         while hasattr(self._root, unique):
             number += 1
             unique = f"{name}_{number}"
         self._root.add_module(unique, module)
-        node = self._graph.call_module(unique, (value.node,))
+        operands = tuple(None if x is None else x.node for x in (value, *more))
+        node = self._graph.call_module(unique, operands)
         node.meta.update(meta)
         return fx.Proxy(node, self._tracer)
 
+    def adder(self, mesh: LayerMesh, over: Iterable[str]) -> Adder:
+        """Return what brings together what a layer has on the ranks that differ along some dims."""
+        group = self.groups.of(sum_groups(mesh.devices, mesh.split(over)))
+        return Adder(Label(mesh.layer, mesh.layer), group, self.traffic)
+
     def sum(self, x: Tensor) -> Any:
         """Return the sums of the parts that a tensor's points are."""
-        group = self.groups.of(sum_groups(x.mesh.devices, x.partial))
-        return self.run(Sum(Label(x.mesh.layer, x.mesh.layer), group, self.traffic), x.value, "sum")
+        return self.run(Sum(self.adder(x.mesh, x.partial)), x.value, "sum")
 
     def greatest(self, x: Tensor, over: Iterable[str]) -> Any:
         """Return the greatest of a tensor's values over the parts of some dims, of which no gradient flows back."""
         axes = x.mesh.split(over)
-        if not axes:
-            return x.value.detach()
-        group = self.groups.of(sum_groups(x.mesh.devices, axes))
-        return self.run(Greatest(Label(x.mesh.layer, x.mesh.layer), group, self.traffic), x.value, "greatest")
+        return self.run(Greatest(self.adder(x.mesh, axes)), x.value, "greatest") if axes else x.value.detach()
 
     def gradient_sum(self, x: Tensor, axes: frozenset[str]) -> Any:
         """Return a tensor's value, the parts of whose gradient are added over some axes of its mesh."""
-        group = self.groups.of(sum_groups(x.mesh.devices, axes))
-        module = GradientSum(Label(x.mesh.layer, x.mesh.layer), group, self.traffic)
-        return self.run(module, x.value, "gradient_sum", mesh=x.mesh, axes=axes)
+        return self.run(GradientSum(self.adder(x.mesh, axes)), x.value, "gradient_sum", mesh=x.mesh, axes=axes)
 
     def move(
         self,
@@ -300,8 +314,7 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
             # One sum for what readers leave, and for what the giver's own layer uses.
             handed = next((n for n in node.args[0].users if n.meta.get("axes") == axes), None)
         if handed is None:
-            group = program.groups.of(sum_groups(giver.mesh.devices, axes))
-            module = GradientSum(Label(giver.mesh.layer, giver.mesh.layer), group, program.traffic)
+            module = GradientSum(program.adder(giver.mesh, axes))
             with graph.inserting_before(_next_call(node.args[0])):
                 handed = program.run(module, fx.Proxy(node.args[0]), "gradient_sum", mesh=giver.mesh, axes=axes).node
         elif handed not in joint.values():

@@ -21,6 +21,20 @@ class Ranks(Protocol):
     """What a program knows of its ranks, and does between them."""
 
     rank: int
+    trains: bool
+
+    @property
+    def mask_key(self) -> Any:
+        """The key of a step's random masks."""
+        ...
+
+    def run(self, module: Any, value: Any, name: str, *more: Any, **meta: Any) -> Any:
+        """Return what a module makes of a value, and of more."""
+        ...
+
+    def adder(self, mesh: "LayerMesh", over: Iterable[str]) -> Any:
+        """Return what brings together what a layer has on the ranks that differ along some dims."""
+        ...
 
     def sum(self, x: "Tensor") -> Any:
         """Return the sums of the parts that a tensor's points are."""

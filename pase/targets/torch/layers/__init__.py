@@ -4,8 +4,8 @@ from pase.targets.torch.layers.attention import attention
 from pase.targets.torch.layers.contraction import lookup, pick, product
 from pase.targets.torch.layers.loss import softmax_loss
 from pase.targets.torch.layers.movement import concat, dims, padded, piece, window
-from pase.targets.torch.layers.normalisation import normalise
-from pase.targets.torch.layers.points import arrange, fn
+from pase.targets.torch.layers.normalisation import batch_norm, normalise
+from pase.targets.torch.layers.points import arrange, dropout, fn
 from pase.targets.torch.layers.reductions import (
     greatest,
     least,
@@ -22,11 +22,13 @@ from pase.targets.torch.reshard import fan_out, reshard
 __all__ = [
     "arrange",
     "attention",
+    "batch_norm",
     "concat",
     "convolve",
     "convolve_transposed",
     "cut",
     "dims",
+    "dropout",
     "end_to_end",
     "fan_out",
     "fn",

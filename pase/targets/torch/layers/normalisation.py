@@ -1,17 +1,24 @@
-"""`normalise`: statistics over dims that may be split, the same for every strategy.
+"""`normalise` and `batch_norm`: statistics over dims that may be split, the same for every strategy.
 
 The mean and the variance are those of the whole tensor, not of a rank's part (synchronised normalisation), in two
-passes: squares of differences from the mean lose no digits where the mean is large.
+passes: squares of differences from the mean lose no digits where the mean is large. Where a rank has all that they are
+of, PyTorch's own kernels compute them.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
+import torch
+from torch import nn
 from torch.nn import functional
 
+from pase.sharding.traffic import Phase
+from pase.targets.torch.collectives import Adder
 from pase.targets.torch.layers.points import apply, arrange
 from pase.targets.torch.layers.reductions import mean
-from pase.targets.torch.tensor import Dim, Tensor, in_order, local
+from pase.targets.torch.program import Program
+from pase.targets.torch.tensor import Dim, Tensor, in_order, local, one_mesh, resolved, spread
 
 
 def normalise(
@@ -28,27 +35,283 @@ def normalise(
     Over all dims but that of the scale it is batch normalisation (Ioffe and Szegedy 2015), over that of the scale layer
     normalisation (Ba et al. 2016). moments: the mean and the variance of x, where they are computed already.
     """
-    names = {dim.name for dim in over}
-    is_last = {dim.name for dim in x.dims[len(x.dims) - len(over) :]} == names
-    if is_last and not x.mesh.split(names) and not moments and {*scale.names, *shift.names} <= names:
-        return _layer_norm(x, scale, shift, len(over), epsilon)
     if moments:
-        centre, variance = moments
-        lower = apply("subtract", x, centre)
+        return _by_moments(x, moments, scale, shift, epsilon)
+    if x.mesh.split(dim.name for dim in over):
+        return _by_sums(x, scale, shift, over, epsilon)[0]
+    order = _Order(x, over)
+    if order.is_last:
+        return _by_last(x, scale, shift, over, epsilon)
+    channels = order.channels
+    if channels and {*scale.names, *shift.names} <= {dim.name for dim in channels}:
+        return _by_channels(x, scale, shift, channels, epsilon)
+    lower = apply("subtract", x, mean(x, over))
+    return _by_moments(x, (mean(x, over), mean(apply("square", lower), over)), scale, shift, epsilon)
+
+
+def batch_norm(
+    program: Program,
+    x: Tensor,
+    scale: Tensor | float,
+    shift: Tensor | float,
+    over: Sequence[Dim],
+    *,
+    kept: Sequence[Tensor],
+    epsilon: float,
+    momentum: float = 0.0,
+    factor: float = 1.0,
+) -> Tensor:
+    """Return batch normalisation, by the moments of the batch where the program trains, by those kept otherwise.
+
+    Args:
+        program: keeps the moments.
+        x: what is normalised.
+        scale: what it is multiplied by.
+        shift: what is added then.
+        over: the dims that moments are of.
+        kept: the mean and the variance.
+        epsilon: is added to the variance.
+        momentum: by which share of the difference those kept come nearer to those of the batch, 0 for not at all.
+        factor: what the variance that is kept is of the batch's: n / (n - 1) for an unbiased one.
+    """
+    channels = _Order(x, over).channels
+    if not program.trains:
+        if not channels:
+            return _by_moments(x, kept, scale, shift, epsilon)
+        return _by_channels(x, scale, shift, channels, epsilon, kept=kept)
+    if channels and not x.mesh.split(dim.name for dim in over):
+        # PyTorch's own function keeps moments in place: those of a batch where nothing was before.
+        number = prod(dim.size for dim in over)
+        new = tuple(
+            local(torch.zeros_like, [arrange(moment, channels)], channels) if momentum else None for moment in kept
+        )
+        found = _by_channels(x, scale, shift, channels, epsilon, new=new)
+        ratio = factor * (number - 1) / number
+        moments = [(x, 1.0 if abs(share - 1) < 1e-12 else share) for x, share in zip(new, (1.0, ratio), strict=True)]
     else:
-        lower = apply("subtract", x, mean(x, over))
-        variance = mean(apply("square", lower), over)
+        found, *own = _by_sums(x, scale, shift, over, epsilon)
+        moments = list(zip(own, (1.0, factor), strict=True))
+    for statistic, (moment, share) in zip(kept, moments, strict=True) if momentum else ():
+        assert moment is not None
+        value = apply("multiply", moment, share) if share != 1 else moment
+        program.keep(statistic, arrange(value, statistic.dims), momentum=momentum)
+    return found
+
+
+class _Order:
+    """Where the dims of a tensor stand that moments are of.
+
+    is_last: whether they are the last ones. channels: the others, where they are neighbours, none otherwise.
+    """
+
+    def __init__(self, x: Tensor, over: Sequence[Dim]) -> None:
+        names = {dim.name for dim in over}
+        places = [i for i, dim in enumerate(x.dims) if dim.name not in names]
+        self.is_last = places == list(range(len(places)))
+        are_neighbours = bool(places) and places == list(range(places[0], places[-1] + 1))
+        self.channels = x.dims[places[0] : places[-1] + 1] if are_neighbours else ()
+
+
+def _by_moments(
+    x: Tensor, moments: Sequence[Tensor], scale: Tensor | float, shift: Tensor | float, epsilon: float
+) -> Tensor:
+    centre, variance = moments
     inverse = apply("rsqrt", apply("add", variance, epsilon))
-    found = apply("add", apply("multiply", apply("multiply", lower, inverse), scale), shift)
-    return arrange(found, x.dims)
+    return _scaled(apply("multiply", apply("subtract", x, centre), inverse), scale, shift, x.dims)
 
 
-def _layer_norm(x: Tensor, scale: Tensor, shift: Tensor, count: int, epsilon: float) -> Tensor:
-    dims = x.dims[len(x.dims) - count :]
-    shape = tuple(map(x.mesh.part, dims))
+def _scaled(x: Tensor, scale: Tensor | float, shift: Tensor | float, dims: Sequence[Dim]) -> Tensor:
+    x = x if scale == 1 else apply("multiply", x, scale)
+    return arrange(x if shift == 0 else apply("add", x, shift), dims)
 
-    def compute(x: Any, scales: Any, shifts: Any) -> Any:
-        scales, shifts = in_order(scales, scale, dims).expand(shape), in_order(shifts, shift, dims).expand(shape)
-        return functional.layer_norm(x, shape, scales, shifts, epsilon)
 
-    return local(compute, [x, scale, shift], x.dims)
+# -- PyTorch's kernels
+
+
+def _by_last(x: Tensor, scale: Tensor, shift: Tensor, over: Sequence[Dim], epsilon: float) -> Tensor:
+    """Return layer normalisation, or group normalisation where the scale has dims before those that moments are of."""
+    count = len(over)
+    lead, last = x.dims[: len(x.dims) - count], x.dims[len(x.dims) - count :]
+    shape = tuple(map(x.mesh.part, last))
+    if {*scale.names, *shift.names} <= {dim.name for dim in last}:
+
+        def of_layer(x: Any, scales: Any, shifts: Any) -> Any:
+            return functional.layer_norm(x, shape, _whole(scales, scale, last), _whole(shifts, shift, last), epsilon)
+
+        return local(of_layer, [x, scale, shift], x.dims)
+    groups = tuple(dim for dim in lead if dim.name in scale.names)
+    channels = last[: len(scale.dims) - len(groups)]
+    if scale.dims == shift.dims == groups + channels and groups == lead[len(lead) - len(groups) :]:
+        batch, of_group = (prod(map(x.mesh.part, dims)) for dims in (lead[: len(lead) - len(groups)], groups))
+        flat = prod(scale.shard)
+
+        def of_groups(shard: Any, scales: Any, shifts: Any) -> Any:
+            y = shard.reshape((batch, flat, prod(x.shard) // (batch * flat)))
+            y = functional.group_norm(y, of_group, scales.reshape(-1), shifts.reshape(-1), epsilon)
+            return y.reshape(x.shard)
+
+        return local(of_groups, [x, scale, shift], x.dims)
+    return _scaled(
+        local(lambda x: functional.layer_norm(x, shape, None, None, epsilon), [x], x.dims), scale, shift, x.dims
+    )
+
+
+def _whole(shard: Any, x: Tensor, dims: Sequence[Dim]) -> Any:
+    """Return a shard with points for all of some dims."""
+    shard = in_order(shard, x, dims)
+    return shard if x.dims == tuple(dims) else shard.expand(tuple(map(x.mesh.part, dims)))
+
+
+def _by_channels(
+    x: Tensor,
+    scale: Tensor | float,
+    shift: Tensor | float,
+    channels: Sequence[Dim],
+    epsilon: float,
+    *,
+    kept: Sequence[Tensor] = (),
+    new: Sequence[Tensor | None] = (None, None),
+) -> Tensor:
+    """Return batch normalisation of what are neighbouring dims of x; kept: by these moments; new: put them there."""
+    first = x.dims.index(channels[0])
+    sizes = tuple(map(x.mesh.part, channels))
+    before, after = (prod(map(x.mesh.part, dims)) for dims in (x.dims[:first], x.dims[first + len(channels) :]))
+    shape = (before, prod(sizes), after) if after > 1 or len(x.dims) > 2 else (before, prod(sizes))
+    # What has its batch and its channels first keeps its layout in memory.
+    is_plain = first == len(channels) == 1
+    weights = [w if isinstance(w, Tensor) and w.dims else None for w in (scale, shift)]
+    operands = [w for w in weights if w is not None]
+    moments = [arrange(moment, channels) for moment in kept] or [moment for moment in new if moment is not None]
+
+    def compute(shard: Any, *values: Any) -> Any:
+        rest = iter(values)
+        own = [None if w is None else _whole(next(rest), w, channels).reshape(-1) for w in weights]
+        running = [moment.reshape(-1) for moment in rest] or [None, None]
+        y = shard if is_plain else shard.reshape(shape)
+        y = torch.batch_norm(y, *own, *running, not kept, 1.0, epsilon, torch.backends.cudnn.enabled)
+        return y if is_plain else y.reshape(x.shard)
+
+    y = local(compute, [x, *operands, *moments], x.dims)
+    return _scaled(y, 1 if weights[0] is not None else scale, 0 if weights[1] is not None else shift, x.dims)
+
+
+# -- sums over ranks
+
+
+def _by_sums(
+    x: Tensor, scale: Tensor | float, shift: Tensor | float, over: Sequence[Dim], epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what is normalised by moments of which ranks have parts, and the mean and the variance."""
+    mesh, names = x.mesh, {dim.name for dim in over}
+    x = resolved(x)
+    places = tuple(i for i, dim in enumerate(x.dims) if dim.name in names)
+    kept = tuple(dim for dim in x.dims if dim.name not in names)
+    weights = [resolved(w) if isinstance(w, Tensor) else None for w in (scale, shift)]
+    one_mesh([x, *(w for w in weights if w is not None)])
+    # Sums over all but the dims of scale and shift are the two that the gradient of x needs, too.
+    are_sums = all(w is not None and {*w.names} == {dim.name for dim in kept} for w in weights)
+    brought = mesh.split(x.names)
+    if not are_sums:
+        weights = [w if w is None else spread(w, brought - {*w.names}) for w in weights]
+    # In the order of x.
+    weights = [None if w is None else arrange(w, [dim for dim in x.dims if dim.name in w.names]) for w in weights]
+    shapes = tuple(
+        None if w is None else tuple(mesh.part(dim) if dim.name in w.names else 1 for dim in x.dims) for w in weights
+    )
+    program = mesh.program
+    summed = brought - {dim.name for dim in kept}
+    module = Normalisation(
+        places=places,
+        num_points=prod(dim.size for dim in over),
+        epsilon=epsilon,
+        shapes=shapes,
+        over=program.adder(mesh, names),
+        of_weights=program.adder(mesh, summed) if are_sums else None,
+    )
+    found = program.run(module, x.value, "normalise", *(None if w is None else w.value for w in weights))
+    y = Tensor(value=found[0], mesh=mesh, dims=x.dims)
+    moments = [Tensor(value=found[i].reshape(tuple(map(mesh.part, kept))), mesh=mesh, dims=kept) for i in (1, 2)]
+    y = _scaled(y, 1 if weights[0] is not None else scale, 0 if weights[1] is not None else shift, x.dims)
+    return y, moments[0], moments[1]
+
+
+class Normalisation(nn.Module):
+    """Normalises by moments of which several ranks have parts.
+
+    places: of the dims that moments are of. num_points: that they are of, on all ranks. shapes: in which scale and
+    shift meet x, None where there is none. over: adds parts of the moments. of_weights: adds parts of the gradients of
+    scale and shift, where these are the sums that the gradient of x needs; those of others are parts, to be added
+    later.
+    """
+
+    def __init__(
+        self,
+        *,
+        places: Sequence[int],
+        num_points: int,
+        epsilon: float,
+        shapes: Sequence[tuple[int, ...] | None],
+        over: Adder,
+        of_weights: Adder | None,
+    ) -> None:
+        super().__init__()
+        self.places, self.num_points, self.epsilon = tuple(places), num_points, epsilon
+        self.shapes, self.over, self.of_weights = tuple(shapes), over, of_weights
+
+    def forward(self, x: Any, scale: Any, shift: Any) -> Any:
+        """Return what is normalised, the mean and the variance, of which no gradient flows back."""
+        return _Normalise.apply(x, scale, shift, self)
+
+    def moments(self, x: Any) -> tuple[Any, Any]:
+        """Return the mean and the variance, one point for each dim that they are of."""
+        centre = self.over.summed(x.sum(self.places, keepdim=True), Phase.FORWARD) / self.num_points
+        squares = (x - centre).square().sum(self.places, keepdim=True)
+        return centre, self.over.summed(squares, Phase.FORWARD) / self.num_points
+
+    def of_weight(self, number: int, dy: Any) -> Any:
+        """Return the part of the gradient of the scale or the shift that comes of some points, as it meets x."""
+        shape = self.shapes[number]
+        assert shape is not None
+        # A sum over no dims would be one over all of them.
+        places = [i for i, extent in enumerate(shape) if extent < dy.shape[i]]
+        return dy.sum(places, keepdim=True) if places else dy
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, scale: Any, shift: Any, module: Normalisation) -> Any:
+        centre, variance = module.moments(x)
+        inverse = torch.rsqrt(variance + module.epsilon)
+        factor, added = (
+            None if w is None else w.reshape(shape) for w, shape in zip((scale, shift), module.shapes, strict=True)
+        )
+        ctx.module, ctx.shapes = module, [None if w is None else w.shape for w in (scale, shift)]
+        ctx.save_for_backward(x, centre, inverse, factor)
+        ctx.mark_non_differentiable(centre, variance)
+        y = (x - centre) * inverse
+        y = y if factor is None else y * factor
+        return y if added is None else y + added, centre, variance
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, *_: Any) -> Any:
+        """Return, for x, ``(g - Σ g / n - x̂ Σ g x̂ / n) / sqrt(variance + ε)``, with g the gradient of x̂."""
+        module: Normalisation = ctx.module
+        x, centre, inverse, factor = ctx.saved_tensors
+        needs_x, needs_scale, needs_shift, _ = ctx.needs_input_grad
+        normal = (x - centre) * inverse
+        d_scale = module.of_weight(0, dy * normal) if needs_scale else None
+        d_shift = module.of_weight(1, dy) if needs_shift else None
+        dx = None
+        if module.of_weights is not None:
+            both = module.of_weights.summed(torch.stack([d_scale, d_shift]), module.of_weights.phase)
+            d_scale, d_shift = both
+            if needs_x:
+                dx = (dy - (d_shift + normal * d_scale) / module.num_points) * (factor * inverse)
+        elif needs_x:
+            g = dy if factor is None else dy * factor
+            parts = [part.sum(module.places, keepdim=True) for part in (g, g * normal)]
+            # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+            plain, with_normal = module.over.summed(torch.stack(parts), Phase.FORWARD)
+            dx = (g - (plain + normal * with_normal) / module.num_points) * inverse
+        found = (None if d is None else d.reshape(s) for d, s in zip((d_scale, d_shift), ctx.shapes, strict=True))
+        return dx, *found, None

@@ -1,4 +1,7 @@
-"""Functions of points of one or more tensors with named dims: what lacks a dim is the same for all of its points."""
+"""Functions of points of one or more tensors with named dims: what lacks a dim is the same for all of its points.
+
+`dropout` is a function of a point's number too.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -10,6 +13,7 @@ from torch.nn import functional
 
 from pase.errors import ProgramError
 from pase.targets.torch.tensor import Dim, Tensor, in_order, joined_dims, local, written
+from pase.targets.training.masks import ROUND, WORD, layer_key, threshold
 
 _CONSTANT = frozenset({"ceil", "floor", "floor_divide", "round", "sign"})
 _COMPARED: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -142,3 +146,44 @@ def arrange(x: Tensor, dims: Sequence[Dim]) -> Tensor:
         return shard.expand(shape) if is_longer else shard
 
     return local(compute, [x], dims, is_linear=True, is_index=x.is_index)
+
+
+def dropout(x: Tensor, key: Any, *, rate: float) -> Tensor:
+    """Return ``x / (1 - rate)`` where a point is kept and 0 where it is dropped, the same points in the gradient.
+
+    key: the step's, `Program.mask_key`. Points are dropped by it, the name of x's layer and their number in the whole
+    tensor. Where the program does not train, the result is x.
+    """
+    if not 0 <= rate < 1:
+        raise ProgramError(f"layer {x.mesh.layer!r} drops a fraction of {rate}; give a rate from 0 to below 1")
+    if not x.mesh.program.trains or rate == 0:
+        return x
+    first, second = (int(word) for word in layer_key(x.mesh.layer))
+
+    def masked(shard: Any) -> Any:
+        drawn = _drawn(shard, x, (key[0] ^ first, key[1] ^ second))
+        return shard.masked_fill(drawn < threshold(rate), 0.0) * (1 / (1 - rate))
+
+    return local(masked, [x], x.dims)
+
+
+def _drawn(shard: Any, x: Tensor, key: tuple[Any, Any]) -> Any:
+    """Return a word of 32 bits for each point of a shard, in 64 bits."""
+    number: Any = 0
+    rest = x.size
+    for place, dim in enumerate(x.dims):
+        rest //= dim.size
+        begin = x.mesh.begin(dim)
+        along = torch.arange(begin * rest, (begin + x.mesh.part(dim)) * rest, rest, device=shard.device)
+        along = along.reshape([-1] + [1] * (len(x.dims) - 1 - place))
+        number = along if place == 0 else number + along
+    low = number if x.size <= WORD else number & (WORD - 1)
+    words = _mixed(low ^ key[0]) ^ key[1]
+    return _mixed(words if x.size <= WORD else words ^ _mixed(number >> 32))
+
+
+def _mixed(words: Any) -> Any:
+    for shift, factor in ROUND:
+        words = words ^ (words >> shift)
+        words = words if factor == 1 else (words * factor) & (WORD - 1)
+    return words
