@@ -56,6 +56,25 @@ def test_groups_across_nodes_share_the_links_of_their_nodes() -> None:
     assert within == pytest.approx(4e6 / 1e9)
 
 
+@pytest.mark.parametrize("group", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_in_a_ring_every_link_on_the_way_carries_as_much(group: list[int]) -> None:
+    """Two nodes of two: of 4 MB 2 · 3/4 go over each port, and over the link of each node, which is slower, once."""
+    fabric = Fabric.of(machine((2, 1e-4, 1e9), (0, 1e-3, 0.5e9)), 4)
+    graph, schedule = summed(fabric, [group], 10**6, "ring")
+    assert bytes_of_links(graph, fabric) == pytest.approx([6e6] * len(fabric.links))
+    assert schedule.step_time_s == pytest.approx(6 * 1e-3 + 6e6 / 0.5e9)
+
+
+def test_rings_that_cross_a_link_share_it_and_those_within_a_node_do_not_touch_it() -> None:
+    fabric = Fabric.of(machine((2, 1e-4, 1e9), (0, 1e-3, 0.5e9)), 4)
+    across = summed(fabric, [[0, 2], [1, 3]], 10**6, "ring")[1].step_time_s
+    assert across == pytest.approx(2 * 1e-3 + 2 * 4e6 / 0.5e9, rel=2e-3)
+    graph, within = summed(fabric, [[0, 1], [2, 3]], 10**6, "ring")
+    assert within.step_time_s == pytest.approx(2 * 1e-4 + 4e6 / 1e9)
+    sizes = bytes_of_links(graph, fabric)
+    assert all((size > 0) == (link.level == 0) for size, link in zip(sizes, fabric.links, strict=True))
+
+
 def test_as_a_program_adds_two_devices_exchange_halves_twice() -> None:
     """α + half a vector to be added, α + half of the sum back."""
     fabric = Fabric.of(machine((0, 1e-3, 1e6)), 2)

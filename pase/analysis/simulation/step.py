@@ -175,7 +175,44 @@ def hierarchically(
         front[device] = (number,)
 
 
-COLLECTIVES: Mapping[str, AllReduce] = MappingProxyType({"hierarchical": hierarchically, "program": as_programs_do})
+def in_a_ring(
+    network: FabricTasks, label: Label, group: Sequence[int], points: int, point_bytes: int, times: int, front: Front
+) -> None:
+    """Each of k devices, in the order of their numbers, hands k-ths of the vector to the next, 2 (k - 1) times.
+
+    So gloo does it, and NCCL's ring: all together, as fast as the slowest link that a part goes over.
+    """
+    if not points:
+        return
+    fabric, ring = network.fabric, sorted(group)
+    rounds = 2 * (len(ring) - 1) * times
+    links: dict[int, float] = {}
+    last, slowest_s = 0, 0.0
+    for sender, receiver in zip(ring, [*ring[1:], ring[0]], strict=True):
+        path = fabric.path(sender, receiver)
+        last = max(last, path.level)
+        for link in path.links:
+            links[link] = links.get(link, 0.0) + rounds * points * point_bytes / len(ring)
+    for link, size_bytes in links.items():
+        slowest_s = max(slowest_s, size_bytes / fabric.links[link].bandwidth_bytes_per_s)
+    latency_s = rounds * fabric.levels[last].latency_s
+    collective = Collective(
+        label=label,
+        devices=tuple(ring),
+        links=tuple(links),
+        link_bytes=tuple(links.values()),
+        duration_s=latency_s + slowest_s,
+        latency_s=latency_s,
+        level=last,
+    )
+    number = network.tasks.add(collective, {before for device in group for before in front[device]})
+    for device in group:
+        front[device] = (number,)
+
+
+COLLECTIVES: Mapping[str, AllReduce] = MappingProxyType(
+    {"hierarchical": hierarchically, "ring": in_a_ring, "program": as_programs_do}
+)
 """How sums travel: what adds one of them to a task graph."""
 
 
