@@ -6,6 +6,8 @@ at once. All ranks behind a link then share it, as in a training step, and a lin
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
+from statistics import median
 
 from pase.calibration.measured import (
     LinkFit,
@@ -88,8 +90,25 @@ class MeasuredLinks:
 
 
 def fit_level(samples: Sequence[TransferSample], sharing: int) -> LinkFit:
-    """Return α and 1/β of a link that some ranks share, each sending as many bytes as a sample says."""
-    return fit_link([sharing * sample.size_bytes for sample in samples], [sample.time_s for sample in samples])
+    """Return α and 1/β of a link that some ranks share, each sending as many bytes as a sample says.
+
+    The longest message, beside the shortest, has the bandwidth; the latency is what the middle one of those takes
+    longer that are most of it latency. Processes share cores, and the time of a short message differs from one to the
+    next by more than its bytes add: a line through all of them would bend the bandwidth, which is sharp.
+    Raises CalibrationError as `fit_link` does.
+    """
+    sizes, times = [sharing * sample.size_bytes for sample in samples], [sample.time_s for sample in samples]
+    fit_link(sizes, times)
+    shortest_s, size_bytes, longest_s = times[0], sizes[-1] - sizes[0], times[-1]
+    s_per_byte = (longest_s - shortest_s) / size_bytes
+    left = [time_s - size * s_per_byte for size, time_s in zip(sizes, times, strict=True)]
+    short = [rest for rest, time_s in zip(left, times, strict=True) if rest > time_s / 2]
+    latency_s = median(short or [max(left[0], 0.0)])
+    fitted = [latency_s + size * s_per_byte for size in sizes]
+    squares = [(found / time_s - 1) ** 2 for found, time_s in zip(fitted, times, strict=True)]
+    return LinkFit(
+        latency_s=latency_s, bandwidth_bytes_per_s=1 / s_per_byte, relative_error=sqrt(sum(squares) / len(squares))
+    )
 
 
 def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -> MeasuredLinks:
@@ -115,8 +134,8 @@ def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -
             bandwidth_bytes_per_s=rounded(fit.bandwidth_bytes_per_s),
             source=(
                 f"{how}: messages of {described_span(found)} from each process to one of the next group, "
-                f"{behind(number, sizes)} behind a link; least squares of the relative errors, whose root mean square "
-                f"is {fit.relative_error:.0%}"
+                f"{behind(number, sizes)} behind a link; bandwidth by the longest, latency by the short ones, the root "
+                f"mean square of the relative errors of all is {fit.relative_error:.0%}"
             ),
         )
         for number, (level_name, size, fit, found) in enumerate(zip(names, sizes, fits, samples.exchanges, strict=True))

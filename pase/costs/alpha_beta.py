@@ -252,6 +252,38 @@ class ProgramCostModel(AlphaBetaCostModel):
         return found[:, :0] if message.ends_on_edge else found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingCostModel(ProgramCostModel):
+    """Seconds of a step whose sums go round in one ring each; fields as those of `AlphaBetaCostModel`.
+
+    So gloo sums, and a ring of NCCL: PyTorch programs.
+    """
+
+    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+        """Return the time of a sum, all of it here."""
+        return ring_all_reduce(message.size_bytes, list(members), self.links)
+
+
+def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:
+    """Return the time in which each of k devices hands a k-th of its n bytes to the next, 2 (k - 1) times.
+
+    Neighbours in the ring are of one node where they can be: it crosses a node's link once, each way, however many
+    devices of the node take part, and only as many rings share the link. The slowest link on the way counts.
+    members, links: as for `collectives.hierarchical_all_reduce`.
+    """
+    size, group = np.asarray(size_bytes, dtype=np.float64), np.ones(np.shape(size_bytes))
+    for count in members:
+        group = group * count
+    latency_s, s_per_byte, within = np.zeros(size.shape), np.zeros(size.shape), np.ones(size.shape)
+    for count, link in zip(members, links, strict=True):
+        is_crossed = within < group
+        # Of the devices behind a link those of one ring are one sender.
+        s_per_byte = np.where(is_crossed, np.maximum(s_per_byte, link.s_per_byte / within), s_per_byte)
+        latency_s = np.where(is_crossed, link.latency_s, latency_s)
+        within = within * count
+    return np.where(size > 0, 2 * (group - 1) * (latency_s + size / group * s_per_byte), 0.0)
+
+
 def pairwise_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:
     """Return the time in which each of k devices exchanges a k-th of its n bytes with each of the others, twice.
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pase.costs.alpha_beta import AlphaBetaCostModel, ProgramCostModel
+from pase.costs.alpha_beta import AlphaBetaCostModel, ProgramCostModel, RingCostModel
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.errors import CostError, unknown_name
 from pase.machine import Machine
@@ -101,6 +101,7 @@ COST_MODELS: dict[str, Callable[[Machine, int], CostModel]] = {
     "alpha_beta": AlphaBetaCostModel.of,
     "paper": PaperCostModel.of,
     "program": ProgramCostModel.of,
+    "ring": RingCostModel.of,
 }
 
 

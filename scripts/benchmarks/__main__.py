@@ -13,6 +13,7 @@ BENCHMARKS = {
     "growth": "time against devices and layers (docs/benchmarks.md)",
     "memory": "what a limit on the memory of a device costs (docs/benchmarks.md)",
     "simulation": "simulated steps beside measured ones (docs/simulation.md)",
+    "cluster": "steps on a cluster of one machine beside their prediction (docs/cluster.md)",
     "figure6": "speedups over data parallelism beside the PaSE paper's Fig. 6 (docs/paper.md)",
     "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
     "strategies": "networks under random strategies beside one device (docs/testing.md)",

@@ -1,0 +1,93 @@
+"""The benchmark on a cluster: Megatron's splits of a chain, what figures are made of times, tables of made-up ones."""
+
+import pytest
+
+from pase import load
+from pase.analysis.simulation.simulation import simulate
+from scripts.benchmarks.cluster import (
+    BY_NODES,
+    DATA_PARALLEL,
+    MEGATRON,
+    MODELS,
+    NETWORKS,
+    OURS,
+    Setting,
+    Timed,
+    pairs_of_products,
+    strategies,
+    tables,
+)
+from tests.simulation.machines import machine
+
+MACHINE = machine((2, 1e-4, 5e7), (8, 5e-4, 2.5e7), flop_per_s=3e10)
+
+
+def timed(name: str, predicted_s: float, *times_s: float) -> Timed:
+    return Timed(name=name, predicted_s=predicted_s, times_s=times_s)
+
+
+def setting(*ours_s: float) -> Setting:
+    return Setting(
+        model="alexnet",
+        network=NETWORKS[0],
+        timed=(
+            timed(OURS, 0.4, *ours_s),
+            timed(BY_NODES, 0.4, 0.45, 0.55),
+            timed(DATA_PARALLEL, 1.0, 1.2, 0.8, 1.1),
+            timed(MEGATRON, 0.8, 1.0),
+            timed("random 0", 2.0, 3.0),
+        ),
+    )
+
+
+def test_the_middle_step_counts() -> None:
+    assert timed("a", 1.0, 9.0, 1.0, 2.0).measured_s == 2.0
+
+
+def test_how_far_a_searched_strategy_is_behind_those_that_were_not_searched() -> None:
+    assert setting(0.5).behind == pytest.approx(-0.5)
+    assert setting(1.02).behind == pytest.approx(0.02)
+    # The other searched one is no rival.
+    assert setting(0.9).behind == pytest.approx(-0.1)
+    assert setting(0.9).behind_others(BY_NODES) == pytest.approx(-0.5)
+
+
+def test_speedups_are_over_data_parallelism() -> None:
+    assert setting(0.55).speedup(OURS) == pytest.approx((2.0, 2.5))
+    assert setting(0.55).speedup(MEGATRON) == pytest.approx((1.1, 1.25))
+    assert setting(0.55).correlation == pytest.approx(1, abs=0.06)
+
+
+def test_tables_count_what_is_fastest() -> None:
+    found = tables([setting(0.5), setting(1.02), setting(1.5)], [(NETWORKS[0], MACHINE)])
+    assert "| settings in which the searched strategy is the fastest | 1 of 3 |" in found["summary"]
+    assert "| the same, or as fast up to 3% | 2 of 3 |" in found["summary"]
+    assert "| the most that it is behind | +50.0% |" in found["summary"]
+    assert "| the one searched by `alpha_beta` is the fastest | 3 of 3 |" in found["summary"]
+    assert (
+        "| alexnet | 4 | 200 / 50 | 500 (400) | 500 (400) | 1100 (1000) | 1000 (800) | 3000 (2000) |" in found["steps"]
+    )
+    assert "| alexnet | 4 | 200 / 50 | 2.20 | 2.50 | 1.10 | 1.652 |" in found["figure 6"]
+    assert "| 4 | 200 / 50 | 400.0 / 200.0 | 100 µs / 500 µs | 30.0 GFLOP/s |" in found["machines"]
+
+
+def test_of_each_two_products_the_first_is_split_by_columns_and_the_second_by_rows() -> None:
+    graph = load("mlp", arguments={"batch": 8, "inputs": 8, "hidden": 8, "classes": 8, "layers": 3})
+    found = dict(zip([operator.name for operator in graph.operators], pairs_of_products(graph, 4, 2), strict=True))
+    assert [found[name] for name in ("fc1", "fc2", "fc3")] == [{"n": 2, "b": 2}, {"c": 2, "b": 2}, {"b": 4}]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_strategy_can_be_simulated_and_the_searched_one_is_the_cheapest(model: str) -> None:
+    plans = strategies(load(model, arguments=MODELS[model]), 4, MACHINE)
+    assert list(plans) == [OURS, BY_NODES, DATA_PARALLEL, MEGATRON, "random 0", "random 1", "random 2"]
+    assert all(simulate(plan, collectives="ring").step_time_s > 0 for plan in plans.values())
+    assert plans[OURS].total_cost <= plans[MEGATRON].total_cost
+    assert plans[MEGATRON].layers != plans[DATA_PARALLEL].layers
+
+
+def test_links_are_from_50_megabit_to_a_gigabit_and_there_are_ten_settings() -> None:
+    rates = [rate for network in NETWORKS for rate in (network.rank_bits_per_s, network.node_bits_per_s)]
+    assert (min(rates), max(rates)) == (5e7, 1e9)
+    assert {network.num_ranks for network in NETWORKS} == {4, 8}
+    assert len(NETWORKS) * len(MODELS) >= 10
