@@ -16,7 +16,8 @@ from pase.costs.collectives import Link, all_reduce
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import Device, Level, Machine
 from pase.planning.planner import Progress
-from pase.targets.mesh_tensorflow.runtime.launch import program_events
+from pase.targets.mesh_tensorflow.runtime.launch import check_packages
+from pase.targets.training.child import program_events
 from pase.targets.training.options import CPU, GPU, KINDS, DeviceChoice
 
 KIB, MIB = 2**10, 2**20
@@ -253,6 +254,7 @@ def calibrate(
     if num_devices is not None:
         arguments.append(f"--devices={num_devices}")
     samples = None
+    check_packages()
     try:
         for event in program_events(_PROGRAM, arguments):
             match event:

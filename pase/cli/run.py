@@ -37,7 +37,7 @@ from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
 from pase.targets.emitter import emit, emit_forward, outputs_left_out
-from pase.targets.mesh_tensorflow.execute import RunResult, run_plan
+from pase.targets.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
 from pase.targets.training.data import data_inputs
 from pase.targets.training.options import device_choice, device_options, training_flags, training_options

@@ -75,7 +75,7 @@ class Outcome:
 
 def attempt(trial: Trial) -> Outcome:
     """Train under a strategy and on one device, in float64, and compare."""
-    from pase.targets.mesh_tensorflow.execute import max_relative_difference
+    from pase.targets.execute import max_relative_difference
 
     reference = _reference(trial.network, trial.arguments, trial.steps)
     searched = _searched(trial.network, trial.arguments, trial.num_devices)

@@ -251,7 +251,7 @@ ANSWERING_SEARCH = (
 SLOW_PROGRAM = (
     "import pase.cli.progress, pase.targets.emitter\n"
     "pase.cli.progress.QUIET_S = 0.05\n"
-    "pase.targets.emitter.emit = lambda _: 'import time; time.sleep(60)'\n"
+    "pase.targets.emitter.emit = lambda _, **__: 'import time; time.sleep(60)'\n"
     "from pase.cli import main\n"
     "main()"
 )

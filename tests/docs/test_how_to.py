@@ -54,7 +54,7 @@ def test_an_operator_without_a_body_cannot_be_emitted() -> None:
 
 
 def test_with_the_body_of_the_page_the_program_computes_what_one_device_does() -> None:
-    from pase.targets.mesh_tensorflow.execute import max_relative_difference
+    from pase.targets.execute import max_relative_difference
     from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
     from tests.runtime.plans import random_plan
     from tests.runtime.training import options, parallel_losses

@@ -67,7 +67,7 @@ def test_writing_a_program_loads_no_framework() -> None:
     code = (
         "import sys; from tests.emitter.golden import golden_plan; "
         "from pase.targets.emitter import emit; emit(golden_plan()); "
-        "import pase.targets.mesh_tensorflow.execute; "
+        "import pase.targets.execute; "
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'tensorflow', 'mesh_tensorflow', 'torch'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -131,7 +131,7 @@ def test_names_cannot_become_code(name: str) -> None:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_programs_of_hostile_names_train(name: str) -> None:
-    from pase.targets.mesh_tensorflow.execute import max_relative_difference
+    from pase.targets.execute import max_relative_difference
     from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
     from tests.runtime.training import parallel_losses
 

@@ -16,7 +16,7 @@ from pase.solver import solve
 from pase.studies.integrated.chain import chain_of
 from pase.studies.integrated.equations import Role
 from pase.targets.emitter import emit
-from pase.targets.mesh_tensorflow.execute import max_relative_difference
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training
 from pase.targets.mesh_tensorflow.runtime.script import train
 from tests.networks import small_graph

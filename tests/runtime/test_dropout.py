@@ -15,7 +15,7 @@ from pase.graph.operators import dense, dropout, softmax_loss
 from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
 from pase.targets.emitter import emit
-from pase.targets.mesh_tensorflow.execute import max_relative_difference
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers import dropout as dropout_layer
 from pase.targets.mesh_tensorflow.runtime.layers.points import _drawn

@@ -21,7 +21,7 @@ from pase.graph.operators import (
     transposed_convolution,
 )
 from pase.planning.plan import Plan
-from pase.targets.mesh_tensorflow.execute import max_relative_difference
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from tests.runtime.networks import EXCHANGING, deep, small
 from tests.runtime.plans import configurations, make_plan, random_plan

@@ -13,7 +13,7 @@ from pase.planning.plan import Plan
 from pase.sharding.boxes import extents, num_points
 from pase.sharding.traffic import held_weights, parameters_per_device
 from pase.targets.emitter import emit
-from pase.targets.mesh_tensorflow.execute import max_relative_difference
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.reference import reference_training

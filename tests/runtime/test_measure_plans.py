@@ -12,10 +12,11 @@ from pase.sharding.traffic import Movement, Phase, bytes_by_movement, edge_bytes
 from pase.targets.emitter import emit
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
-from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes, tabulated
+from pase.targets.mesh_tensorflow.runtime.measure import Crossed, crossed, crossed_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training
 from pase.targets.training.data import Batches
+from pase.targets.training.moved import tabulated
 from tests.networks import slow_machine, small_graph
 from tests.runtime.networks import mixed, small, tied
 from tests.runtime.plans import data_parallel_plan, make_plan, random_plan
@@ -136,7 +137,7 @@ def test_bytes_of_a_layer_are_told_apart_by_phase() -> None:
     """fc1 of 12 x 24 points, b = 2 c = 2: y [12, 24] is added up over c, its weight's gradient [6, 24] over b."""
     plan = make_plan(network("mlp"), 4, {"fc1": {"b": 2, "c": 2}, "fc2": {"b": 2, "n": 2}, "fc3": {"b": 2}})
     traffic, measured = run(plan, keep_alive=True)
-    table = tabulated(traffic, measured)
+    table = tabulated(traffic.bytes_by_movement, measured.by_movement)
     (row,) = (row for row in table["layers"] if row["name"] == "fc1")
     # Twice (k - 1) · n for each of two groups, 4 bytes a word; the bias [24] is on all 4 devices, added over b.
     assert row["forward"] == {"predicted_bytes": 2 * 2 * 12 * 24 * 4, "measured_bytes": 2 * 2 * 12 * 24 * 4}

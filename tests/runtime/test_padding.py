@@ -9,7 +9,7 @@ from pase.errors import GraphError, PlanError
 from pase.graph import Builder, Graph, graph_document, graph_from_document
 from pase.graph.operators import conv2d, dense, pool2d, softmax_loss
 from pase.importers.frameworks import import_model
-from pase.targets.mesh_tensorflow.execute import max_relative_difference
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training
 from tests.runtime.plans import make_plan
 from tests.runtime.training import options, parallel_training

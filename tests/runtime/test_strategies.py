@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from pase.graph import Graph, Scalar
-from pase.targets.mesh_tensorflow.execute import max_relative_difference
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses
 from scripts.benchmarks.strategies import NETWORKS
 from scripts.benchmarks.trials import Trial, attempt

@@ -22,7 +22,7 @@ from pase.graph.operators import (
     softmax_loss,
 )
 from pase.sharding.traffic import bytes_by_movement, flows
-from pase.targets.mesh_tensorflow.execute import max_relative_difference
+from pase.targets.execute import max_relative_difference
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.interpreter import interpret
 from pase.targets.mesh_tensorflow.runtime.reference import ReferenceResult, reference_training

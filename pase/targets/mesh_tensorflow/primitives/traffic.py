@@ -1,18 +1,11 @@
 """`Traffic`: what a program's operations were planned to move between devices, and for which layer or edge."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from pase.sharding.traffic import Movement, Phase
-
-NOTHING_MOVED: Mapping[str, Any] = MappingProxyType(
-    {"predicted_bytes": 0, "measured_bytes": 0}
-    | {phase.value: {"predicted_bytes": 0, "measured_bytes": 0} for phase in Phase}
-)
-"""The bytes of an edge or a layer that moves nothing, as JSON has them."""
 
 
 @dataclass(slots=True)

@@ -20,10 +20,11 @@ from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
 from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.measure import crossed, tabulated
+from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.training.data import Array, DataInput, check_values, read_arrays
 from pase.targets.training.initial import given_value
+from pase.targets.training.moved import tabulated
 from pase.targets.training.options import ITEMSIZES, PATH, ProgramCommand, device_choice, device_options
 
 Outputs = Mapping[str, tuple[Any, tuple[int, ...]]]
@@ -92,7 +93,7 @@ def compute(
                 if last:
                     moved = crossed(metadata, tf.get_default_graph(), traffic)
                     measured = {"measured_bytes": moved.total_bytes, "host_bytes": moved.host_bytes}
-                    measured |= tabulated(traffic, moved)
+                    measured |= tabulated(traffic.bytes_by_movement, moved.by_movement)
         finally:
             session.close()
     return Computed(

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from pase.sharding.layouts import HOST
 from pase.sharding.traffic import Movement
 from pase.targets.mesh_tensorflow.primitives.compat import tf
-from pase.targets.mesh_tensorflow.primitives.traffic import NOTHING_MOVED, Traffic
+from pase.targets.mesh_tensorflow.primitives.traffic import Traffic
 from pase.targets.mesh_tensorflow.runtime.devices import HOST_PLACE, Devices, place
 
 _FED = re.compile(r"_arg_(.+)_(\d+)_\d+(?::0)?")
@@ -72,24 +71,6 @@ def crossed(run_metadata: Any, graph: Any, traffic: Traffic) -> Crossed:
 def crossed_bytes(run_metadata: Any, graph: Any) -> int:
     """Return the bytes of all tensors sent from one device to another, the host apart."""
     return sum(sending.size_bytes for sending in _sends(run_metadata, graph) if not sending.is_of_host)
-
-
-def tabulated(traffic: Traffic, measured: Crossed) -> dict[str, list[dict[str, Any]]]:
-    """Return rows of edges and of layers, predicted beside measured, with their phases; as JSON has them."""
-    movements = dict.fromkeys([*traffic.bytes_by_movement, *measured.by_movement])
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for movement in movements:
-        predicted = traffic.bytes_by_movement.get(movement, 0)
-        counted = measured.by_movement.get(movement, 0)
-        row = rows.setdefault((movement.producer, movement.consumer), deepcopy(dict(NOTHING_MOVED)))
-        for part in (row, row[movement.phase]):
-            part["predicted_bytes"] += predicted
-            part["measured_bytes"] += counted
-    kept = {key: row for key, row in rows.items() if row["predicted_bytes"] or row["measured_bytes"]}
-    return {
-        "edges": [{"producer": u, "consumer": v} | row for (u, v), row in kept.items() if u != v],
-        "layers": [{"name": u} | row for (u, v), row in kept.items() if u == v],
-    }
 
 
 _Key = tuple[bytes, bytes, bytes]

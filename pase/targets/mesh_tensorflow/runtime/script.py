@@ -23,11 +23,12 @@ from pase.targets.mesh_tensorflow.runtime.cluster_server import (
     wait_for_others,
 )
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, share, virtual_cpus
-from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes, tabulated
+from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
 from pase.targets.training.data import held_out_batches
 from pase.targets.training.metrics import MetricsFile
+from pase.targets.training.moved import tabulated
 from pase.targets.training.options import (
     PATH,
     ProgramCommand,
@@ -117,7 +118,7 @@ def train(
                 "measured_bytes": moved.total_bytes,
                 "host_bytes": moved.host_bytes,
                 "between_processes_bytes": moved.between_processes_bytes,
-                **tabulated(training.traffic, moved),
+                **tabulated(training.traffic.bytes_by_movement, moved.by_movement),
                 "peak_memory_bytes": peak_bytes(record, tf.get_default_graph(), devices),
             }
 

@@ -1,0 +1,222 @@
+"""`run_plan`: a plan emitted, executed in a process of its own, and compared with the program of a single device."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from pase.costs.memory import DeviceMemory, device_memory
+from pase.errors import ProgramError, missing_extra
+from pase.planning.plan import Plan
+from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows, held_weights, optimiser_numbers
+from pase.targets.mesh_tensorflow.runtime.launch import check_packages
+from pase.targets.training.child import program_events
+from pase.targets.training.data import StepEvaluation
+from pase.targets.training.moved import NOTHING_MOVED, tabulated
+from pase.targets.training.options import ITEMSIZES, DeviceChoice, TrainingOptions, command_line
+
+Progress = Callable[[str, int, int], None]
+"""Takes what is being done, how many steps are done and how many there are."""
+
+
+Row = Mapping[str, Any]
+"""Bytes of an edge or a layer, as JSON has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run showed.
+
+    losses, reference_losses: of each step, before its update. max_relative_difference: between them. accuracies,
+    reference_accuracies: of each step, None where the loss has none. tests, reference_tests: on the test data, where
+    there are any.
+    predicted_bytes: planned to cross devices in a step; measured_bytes: counted in one, None where not asked for;
+    host_bytes: fed from the host and fetched by it, apart. edges, layers: whose they are, in rows of predicted_bytes
+    and measured_bytes, each with its phases forward, backward and update; by producer and consumer or by name.
+    predicted_memory: of each device, optimiser_bytes: of what the optimiser keeps on it, beside that;
+    peak_memory_bytes: [devices] what the allocators recorded, where asked for.
+    step_time_s: median without the first step. build_time_s: until the first step could begin.
+    """
+
+    losses: tuple[float, ...]
+    reference_losses: tuple[float, ...]
+    max_relative_difference: float
+    accuracies: tuple[float | None, ...]
+    reference_accuracies: tuple[float | None, ...]
+    tests: tuple[StepEvaluation, ...]
+    reference_tests: tuple[StepEvaluation, ...]
+    predicted_bytes: int
+    measured_bytes: int | None
+    host_bytes: int | None
+    edges: tuple[Row, ...]
+    layers: tuple[Row, ...]
+    predicted_memory: DeviceMemory
+    optimiser_bytes: int
+    peak_memory_bytes: tuple[int, ...] | None
+    step_time_s: float
+    build_time_s: float
+
+
+class Trained(Protocol):
+    """What a training showed: of each step its loss and accuracy, and the tests."""
+
+    @property
+    def losses(self) -> Sequence[float]:
+        """Of each step, before its update."""
+
+    @property
+    def accuracies(self) -> Sequence[float | None]:
+        """Of each step."""
+
+    @property
+    def tests(self) -> Sequence[StepEvaluation]:
+        """On the test data."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What a program reported. built, done: its events of these names."""
+
+    losses: list[float] = field(default_factory=list)
+    accuracies: list[float | None] = field(default_factory=list)
+    tests: list[StepEvaluation] = field(default_factory=list)
+    built: dict[str, Any] = field(default_factory=dict)
+    done: dict[str, Any] = field(default_factory=dict)
+
+
+def run_plan(
+    plan: Plan,
+    options: TrainingOptions,
+    *,
+    target: str | None = None,
+    choice: DeviceChoice | None = None,
+    measure: bool = False,
+    on_progress: Progress | None = None,
+) -> RunResult:
+    """Return the losses of a plan's program beside those of one device.
+
+    target: whose program it is, by default that of the framework that the model came from. Beside a program for
+    Mesh-TensorFlow, a reference of our own computes on one device; beside one for PyTorch, the same program with
+    nothing split. choice: of the devices, by default CPUs.
+    Raises EmitError where the plan cannot be written as a program and ProgramError where the program fails.
+    """
+    from pase.targets.emitter import emit, target_of
+
+    name = target_of(plan, target).name
+    is_torch = name == "torch"
+    source = emit(plan, target=name)
+    report = on_progress or _silent
+    itemsize = ITEMSIZES[options.dtype]
+    arguments = [*command_line(options), *(choice or DeviceChoice()).command_line()]
+    (_check_torch if is_torch else check_packages)()
+    what = "training on local processes" if is_torch else "training on virtual devices"
+    report("building the program", 0, options.steps)
+    ours = _run(source, [*arguments, "--measure"] if measure else arguments, what, options.steps, report)
+    report("training on one device", 0, options.steps)
+    reference: Trained
+    if is_torch:
+        alone = emit(_unsplit(plan), target=name)
+        reference = _run(alone, arguments, "training on one device", options.steps, report)
+        predicted = bytes_by_movement(flows(replace(plan, graph=replace(plan.graph, itemsize=itemsize))))
+        ours.built["predicted_bytes"] = sum(predicted.values())
+        if measure:
+            ours.done |= tabulated(predicted, _measured(ours.done))
+    else:
+        # Only now: the import of TensorFlow takes seconds, and the child would have failed by then.
+        from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+
+        reference = reference_training(
+            plan.graph, options, on_step=lambda step, _: report("training on one device", step, options.steps)
+        )
+    return RunResult(
+        losses=tuple(ours.losses),
+        reference_losses=tuple(reference.losses),
+        max_relative_difference=max_relative_difference(ours.losses, reference.losses),
+        accuracies=tuple(ours.accuracies),
+        reference_accuracies=tuple(reference.accuracies),
+        tests=tuple(ours.tests),
+        reference_tests=tuple(reference.tests),
+        predicted_bytes=ours.built["predicted_bytes"],
+        measured_bytes=ours.done["measured_bytes"],
+        host_bytes=ours.done.get("host_bytes"),
+        edges=_edge_rows(plan, ours.done["edges"]) if measure else (),
+        layers=_layer_rows(plan, ours.done["layers"]) if measure else (),
+        predicted_memory=device_memory(plan, itemsize=itemsize),
+        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * itemsize,
+        peak_memory_bytes=tuple(ours.done.get("peak_memory_bytes") or ()) or None,
+        step_time_s=ours.done["step_time_s"],
+        build_time_s=ours.built["build_time_s"],
+    )
+
+
+def _check_torch() -> None:
+    """Raise MissingExtraError where PyTorch is not installed; nothing is imported."""
+    if find_spec("torch") is None:
+        raise missing_extra("running a program for PyTorch needs PyTorch", "torch")
+
+
+def _run(source: str, arguments: list[str], what: str, steps: int, report: Progress) -> _Run:
+    """Run a program to its end; ProgramError where it ends before."""
+    found = _Run()
+    for event in program_events(source, arguments):
+        match event:
+            case {"event": "built"}:
+                found.built = event
+                report(what, 0, steps)
+            case {"event": "step", "loss": loss, "accuracy": accuracy}:
+                found.losses.append(loss)
+                found.accuracies.append(accuracy)
+                report(what, len(found.losses), steps)
+            case {"event": "tested"}:
+                found.tests.append(StepEvaluation(**{key: value for key, value in event.items() if key != "event"}))
+            case {"event": "done"}:
+                found.done = event
+    if not found.built or not found.done or len(found.losses) != steps:
+        raise ProgramError(
+            f"the program ended after {len(found.losses)} of {steps} steps; run it on its own to see why"
+        )
+    return found
+
+
+def _unsplit(plan: Plan) -> Plan:
+    """Return a plan's network on one device."""
+    layers = (replace(layer, splits=dict.fromkeys(layer.splits, 1), devices=(0,)) for layer in plan.layers)
+    return replace(plan, num_devices=1, layers=tuple(layers))
+
+
+def _measured(done: Mapping[str, Any]) -> dict[Movement, int]:
+    """Return the bytes of the rows that a program reported, by whose they are."""
+    ends = [(row["producer"], row["consumer"], row) for row in done["edges"]]
+    ends += [(row["name"], row["name"], row) for row in done["layers"]]
+    return {
+        Movement(producer=producer, consumer=consumer, phase=phase): row[phase.value]["measured_bytes"]
+        for producer, consumer, row in ends
+        for phase in Phase
+        if row[phase.value]["measured_bytes"]
+    }
+
+
+def _edge_rows(plan: Plan, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Return a row for every edge of the plan's graph, those that share a weight after them."""
+    pairs = dict.fromkeys((edge.producer, edge.consumer) for edge in plan.graph.edges)
+    found = {(row["producer"], row["consumer"]): row for row in rows}
+    return tuple(
+        found.get(ends, {"producer": ends[0], "consumer": ends[1], **NOTHING_MOVED}) for ends in {**pairs, **found}
+    )
+
+
+def _layer_rows(plan: Plan, rows: Sequence[Row]) -> tuple[Row, ...]:
+    found = {row["name"]: row for row in rows}
+    return tuple(found.get(layer.name, {"name": layer.name, **NOTHING_MOVED}) for layer in plan.layers)
+
+
+def _silent(_what: str, _done: int, _total: int) -> None:
+    """Report nothing."""
+
+
+def max_relative_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the largest difference of two lists of losses, relative to the second's."""
+    return max(
+        (abs(a - b) / abs(b) if b else abs(a - b) for a, b in zip(losses, reference, strict=True)),
+        default=0.0,
+    )
