@@ -31,6 +31,8 @@ from pase.common.processes import dying_with_us, end_all, ending_text, package_e
 from pase.errors import PaseError, ProgramError
 
 LOOPBACK = "127.0.0.1"
+_RUN = "pase"
+"""What the environment of ranks calls the run of a program that we started."""
 
 T = TypeVar("T")
 
@@ -158,7 +160,7 @@ def rank_environment(rank: int, ranks: int, port: int, threads: int) -> dict[str
         "MASTER_PORT": str(port),
         # All ranks are clients of the store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RUN_ID": "pase",
+        "TORCHELASTIC_RUN_ID": _RUN,
         "ROLE_NAME": "default",
         **_loopback_of_gloo(),
     }
@@ -394,6 +396,15 @@ def _number(name: str, otherwise: int | None) -> int:
 
 
 # -- who failed
+
+
+def tell_failure(error: BaseException) -> bool:
+    """Say in the store why this rank ends; return whether `run_program` started it, which says so itself."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return False
+    if not _is_of_lost_peer(error):
+        _tell_failure(type(error), error)
+    return os.environ.get("TORCHELASTIC_RUN_ID") == _RUN
 
 
 def _tell_of_failures() -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import io
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pase.common.array_files import mapped_array, opened_archive, reading
+from pase.common.documents import write_or_fail
 from pase.common.names import listed, short
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, Graph, Operator, Role
@@ -359,3 +361,58 @@ def evaluated(batches: Batches, evaluate: Callable[[Mapping[str, Array]], Evalua
         accuracy=float(np.mean(accuracies)) if accuracies else None,
         num_examples=batches.num_examples,
     )
+
+
+# -- of a program that computes outputs
+
+
+def filled_batches(
+    inputs: list[DataInput], data: Mapping[str, Array], batch: int
+) -> tuple[int, list[Mapping[str, Array]]]:
+    """Return how many examples there are, and the batches; the last one ends with its own first rows again."""
+    for item in inputs:
+        if item.name not in data:
+            held = ", ".join(sorted(data)) or "none"
+            raise ProgramError(f"the data have no array {item.name!r}; the file holds {held}")
+        row, shape = item.shape[1:], data[item.name].shape
+        if len(shape) != len(item.shape) or shape[1:] != row:
+            raise ProgramError(f"input {item.name!r} has shape {list(shape)}; expected [N, {', '.join(map(str, row))}]")
+        check_values(item, data[item.name], f"input {item.name!r}")
+    counts = {len(data[item.name]) for item in inputs}
+    sizes = {item.shape[0] for item in inputs}
+    if len(counts) > 1 and len(sizes) == 1:
+        raise ProgramError(f"the inputs have {', '.join(map(str, sorted(counts)))} rows; expected as many in each")
+    num_examples = max(counts, default=1)
+    if num_examples == 0:
+        raise ProgramError("the inputs have no rows; give one example or more")
+    batches: list[Mapping[str, Array]] = []
+    for first in range(0, num_examples, batch):
+        rows = np.arange(first, first + batch)
+        rows = np.where(rows < num_examples, rows, first)
+        batches.append(
+            {item.name: _cast(item, data[item.name] if len(sizes) > 1 else data[item.name][rows]) for item in inputs}
+        )
+    return num_examples, batches
+
+
+def _cast(item: DataInput, array: Array) -> Array:
+    return array.astype(np.int32) if item.below else array
+
+
+def joined_rows(name: str, parts: list[Array], num_examples: int, batch: int) -> Array:
+    """Return the results of all batches as one; what came of the rows that filled the last one up is cut off."""
+    if num_examples == batch:
+        return parts[0]
+    if parts[0].shape[:1] != (batch,):
+        raise ProgramError(
+            f"output {name!r} has shape {list(parts[0].shape)}, whose first dim is not the batch; give exactly {batch} "
+            f"examples, found {num_examples}"
+        )
+    return np.concatenate(parts)[:num_examples]
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays to an .npz file; ProgramError where it cannot be written."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **dict(arrays))  # type: ignore[arg-type]
+    write_or_fail(path, buffer.getvalue(), ProgramError)

@@ -1,19 +1,15 @@
 """A program of a forward pass: lowered, with its weights, run in a session; and its command line."""
 
-import io
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
-from pase.common.documents import write_or_fail
-from pase.errors import PaseError, ProgramError
+from pase.errors import PaseError
 from pase.sharding.traffic import Phase
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
@@ -22,7 +18,7 @@ from pase.targets.mesh_tensorflow.runtime.checks import check_operations
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices, virtual_cpus
 from pase.targets.mesh_tensorflow.runtime.measure import crossed
 from pase.targets.mesh_tensorflow.runtime.program import Program
-from pase.targets.training.data import Array, DataInput, check_values, read_arrays
+from pase.targets.training.data import Array, filled_batches, joined_rows, read_arrays, write_arrays
 from pase.targets.training.initial import given_value
 from pase.targets.training.moved import tabulated
 from pase.targets.training.options import ITEMSIZES, PATH, ProgramCommand, device_choice, device_options
@@ -68,7 +64,7 @@ def compute(
         check_operations(program.graph, program.meshes)
         values = {name: given_value(name, weight.shape, weights) for name, weight in program.weights.items()}
         batch = max((item.shape[0] for item in program.inputs if item.shape), default=1)
-        num_examples, batches = _batches(program.inputs, data, batch)
+        num_examples, batches = filled_batches(program.inputs, data, batch)
         traffic = Traffic()
         lowering = mtf.Lowering(
             program.graph, {mesh: mesh.implementation(traffic) for mesh in program.meshes}, autostack=False
@@ -98,7 +94,7 @@ def compute(
             session.close()
     return Computed(
         outputs={
-            name: _joined(name, [results[name].reshape(shape) for results in found], num_examples, batch)
+            name: joined_rows(name, [results[name].reshape(shape) for results in found], num_examples, batch)
             for name, (_, shape) in outputs.items()
         },
         predicted_bytes=traffic.total_bytes,
@@ -123,49 +119,6 @@ def _assign(session: Any, program: Program, lowering: Any, values: Mapping[str, 
         session.run(initialisers, feeds)
     if values:
         session.run(lowering.copy_masters_to_slices())
-
-
-def _batches(inputs: list[DataInput], data: Mapping[str, Array], batch: int) -> tuple[int, list[Mapping[str, Array]]]:
-    """Return how many examples there are, and the batches; the last one ends with its own first rows again."""
-    for item in inputs:
-        if item.name not in data:
-            held = ", ".join(sorted(data)) or "none"
-            raise ProgramError(f"the data have no array {item.name!r}; the file holds {held}")
-        row, shape = item.shape[1:], data[item.name].shape
-        if len(shape) != len(item.shape) or shape[1:] != row:
-            raise ProgramError(f"input {item.name!r} has shape {list(shape)}; expected [N, {', '.join(map(str, row))}]")
-        check_values(item, data[item.name], f"input {item.name!r}")
-    counts = {len(data[item.name]) for item in inputs}
-    sizes = {item.shape[0] for item in inputs}
-    if len(counts) > 1 and len(sizes) == 1:
-        raise ProgramError(f"the inputs have {', '.join(map(str, sorted(counts)))} rows; expected as many in each")
-    num_examples = max(counts, default=1)
-    if num_examples == 0:
-        raise ProgramError("the inputs have no rows; give one example or more")
-    batches: list[Mapping[str, Array]] = []
-    for first in range(0, num_examples, batch):
-        rows = np.arange(first, first + batch)
-        rows = np.where(rows < num_examples, rows, first)
-        batches.append(
-            {item.name: _cast(item, data[item.name] if len(sizes) > 1 else data[item.name][rows]) for item in inputs}
-        )
-    return num_examples, batches
-
-
-def _cast(item: DataInput, array: Array) -> Array:
-    return array.astype(np.int32) if item.below else array
-
-
-def _joined(name: str, parts: list[Array], num_examples: int, batch: int) -> Array:
-    """Return the results of all batches as one; what came of the rows that filled the last one up is cut off."""
-    if num_examples == batch:
-        return parts[0]
-    if parts[0].shape[:1] != (batch,):
-        raise ProgramError(
-            f"output {name!r} has shape {list(parts[0].shape)}, whose first dim is not the batch; give exactly {batch} "
-            f"examples, found {num_examples}"
-        )
-    return np.concatenate(parts)[:num_examples]
 
 
 @click.command(cls=ProgramCommand, help="Compute this network's outputs on virtual CPU devices, or on GPUs.")
@@ -199,17 +152,11 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
             measure=options["measure"],
         )
         if options["output"]:
-            _write(options["output"], found)
+            write_arrays(options["output"], found.outputs)
     except PaseError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None
     _show(found, options)
-
-
-def _write(path: Path, found: Computed) -> None:
-    buffer = io.BytesIO()
-    np.savez(buffer, **dict(found.outputs))  # type: ignore[arg-type]
-    write_or_fail(path, buffer.getvalue(), ProgramError)
 
 
 def _show(found: Computed, options: Mapping[str, Any]) -> None:

@@ -1,0 +1,392 @@
+"""A program for PyTorch as a rank runs it: its shards of the weights, its steps, and `main`, its command line."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pase.errors import PaseError, ProgramError
+from pase.sharding.boxes import Box
+from pase.sharding.reshard import sum_groups
+from pase.sharding.traffic import Movement
+from pase.targets.torch.collectives import Groups, Traffic, all_reduced
+from pase.targets.torch.launch import Ranks, join, naming_lost_ranks, run_program, tell_failure
+from pase.targets.torch.program import Program, Traced, Weight
+from pase.targets.torch.tensor import Tensor
+from pase.targets.training.data import (
+    Array,
+    Evaluation,
+    filled_batches,
+    held_out_batches,
+    joined_rows,
+    read_arrays,
+    write_arrays,
+)
+from pase.targets.training.initial import given_value, initial_value
+from pase.targets.training.masks import NOTHING_DROPPED, Key, step_key
+from pase.targets.training.metrics import MetricsFile
+from pase.targets.training.moved import tabulated
+from pase.targets.training.options import (
+    GPU,
+    PATH,
+    ProgramCommand,
+    TrainingOptions,
+    device_choice,
+    device_options,
+    option,
+    training_options,
+)
+from pase.targets.training.script import (
+    Report,
+    StepResult,
+    Steps,
+    chosen_batches,
+    reporting,
+    script_flags,
+)
+
+Outputs = Mapping[str, tuple[Tensor, tuple[int, ...]]]
+"""Tensors by the names of the model's outputs, and the shapes that these have."""
+
+Build = Callable[[Program], Tensor | Outputs | tuple[Tensor, Outputs]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ShardMaths:
+    """`Maths` on the shards of one weight; arrays that lack dims of it have one point there."""
+
+    weight: Weight
+    groups: Groups
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(dim.size for dim in self.weight.tensor.dims)
+
+    def sqrt(self, x: Any) -> Any:
+        return x.sqrt()
+
+    def at_least(self, x: Any, floor: float) -> Any:
+        return x.clamp(min=floor)
+
+    def mean(self, x: Any, dims: Sequence[int]) -> Any:
+        tensor = self.weight.tensor
+        brought = [dim for dim in dims if x.shape[dim] > 1 or tensor.shard[dim] == 1]
+        if not brought:
+            return x
+        total = x.sum(brought, keepdim=True)
+        axes = tensor.mesh.split(tensor.names[dim] for dim in brought)
+        if axes:
+            total = all_reduced(total, self.groups.of(sum_groups(tensor.mesh.devices, axes)))
+        return total / prod(self.shape[dim] for dim in brought)
+
+
+class RankTraining:
+    """A program on this rank, that trains it one batch a step.
+
+    values: of weights and constants, to begin with; without them weights are drawn.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        ranks: Ranks,
+        options: TrainingOptions,
+        values: Mapping[str, Array] | None = None,
+    ) -> None:
+        self.num_steps = 0
+        self._build, self._ranks, self._rule = build, ranks, options.rule
+        self._seed = options.seed or 0
+        self._dtype = getattr(torch, options.dtype)
+        self.groups, self.traffic = Groups(ranks.rank, ranks.world_size), Traffic()
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.program = self._traced(trains=True)
+        self._evaluated: Traced | None = None
+        self.shards = {name: self._shard(weight, values) for name, weight in self.program.weights.items()}
+        self._state: dict[str, dict[str, Any]] = {}
+
+    def step(
+        self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
+    ) -> StepResult:
+        """Train on one batch and return the loss.
+
+        Raises ProgramError where the loss or a gradient is not finite; the step has changed nothing then. The record
+        is what all ranks sent, by whose it is.
+        """
+        assert learning_rate is not None
+        self.traffic.is_counted = with_record
+        loss, _, statistics = self._run(self.program, batch, step_key(self._seed, self.num_steps))
+        with naming_lost_ranks():
+            loss.backward()
+        self.traffic.is_counted = False
+        trained = {n: x for n, x in self.shards.items() if x.grad is not None}
+        self._check(loss, [x.grad for x in trained.values()])
+        with torch.no_grad(), naming_lost_ranks():
+            scalars = self._rule.scalars(self.num_steps + 1, learning_rate)
+            for name, shard in trained.items():
+                self._update(name, shard, scalars)
+            for (name, momentum), value in zip(self.program.keeps, statistics, strict=True):
+                self.shards[name].lerp_(value, momentum)
+        self.num_steps += 1
+        return StepResult(loss=loss.item(), record=dict(self.traffic.sent) if with_record else None)
+
+    def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
+        """Return the loss of a batch; the forward pass alone runs, drops nothing, changes nothing."""
+        loss, _, _ = self._computed(batch)
+        return Evaluation(loss=loss.item(), accuracy=None)
+
+    def outputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the model computes of a batch, whole and in its own shapes, by name; it drops nothing."""
+        _, shards, _ = self._computed(batch)
+        found = zip(self.program.results.items(), shards, strict=True)
+        return {name: _whole(tensor, shard).reshape(self.shapes[name]) for (name, tensor), shard in found}
+
+    def _traced(self, *, trains: bool) -> Traced:
+        ranks = self._ranks
+        program = Program(
+            rank=ranks.rank, num_devices=ranks.world_size, trains=trains, groups=self.groups, traffic=self.traffic
+        )
+        match self._build(program):
+            case Tensor() as loss:
+                return program.traced(loss)
+            case (loss, outputs):
+                pass
+            case outputs:
+                loss = None
+        self.shapes = {name: shape for name, (_, shape) in outputs.items()}
+        return program.traced(loss, {name: tensor for name, (tensor, _) in outputs.items()})
+
+    def _computed(self, batch: Mapping[str, Array]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        if self._evaluated is None:
+            self._evaluated = self._traced(trains=False)
+        with torch.no_grad():
+            return self._run(self._evaluated, batch, NOTHING_DROPPED)
+
+    def _run(self, program: Traced, batch: Mapping[str, Array], key: Key) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """Return the loss, the outputs and the values of statistics, as this rank has them."""
+        arguments = []
+        for name in program.arguments:
+            if name in program.inputs:
+                fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
+                arguments.append(fed if program.inputs[name].below else fed.to(self._dtype))
+            else:
+                arguments.append(self.shards[name] if name in self.shards else torch.as_tensor(key))
+        with naming_lost_ranks():
+            found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
+        return found
+
+    def _shard(self, weight: Weight, values: Mapping[str, Array] | None) -> Any:
+        """Return this rank's part of a weight, drawn, or of the values that are given."""
+        tensor = weight.tensor
+        shape = tuple(dim.size for dim in tensor.dims)
+        if values is None or (weight.is_statistic and weight.name not in values):
+            whole = initial_value(weight.name, shape, weight.deviation, self._seed, weight.mean)
+        else:
+            whole = given_value(weight.name, shape, values)
+        part = whole[_cut(tensor.layout.by_device[self._ranks.rank])]
+        shard = torch.tensor(part, dtype=self._dtype, device=self._ranks.device)
+        return shard.requires_grad_(weight.is_trained)
+
+    def _check(self, loss: Any, gradients: Sequence[Any]) -> None:
+        """Raise ProgramError on all ranks where the loss or a gradient is not finite on one."""
+        is_finite = [x.isfinite().all() for x in (loss, *gradients)]
+        found = torch.stack([is_finite[0], torch.stack(is_finite).all()]).to(torch.int32)
+        if self._ranks.world_size > 1:
+            with naming_lost_ranks():
+                dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        if found[1]:
+            return
+        for shard in self.shards.values():
+            shard.grad = None
+        which = "a gradient is not finite" if found[0] else f"the loss is {loss.item()}"
+        raise ProgramError(
+            f"step {self.num_steps + 1}: {which}; use a smaller learning rate, or look for it in the data; the step "
+            "was not taken"
+        )
+
+    def _update(self, name: str, shard: Any, scalars: Mapping[str, float]) -> None:
+        weight = self.program.weights[name]
+        maths = _ShardMaths(weight, self.groups)
+        if name not in self._state:
+            self._state[name] = {
+                slot: shard.new_zeros([extent if dim in kept else 1 for dim, extent in enumerate(shard.shape)])
+                for slot, kept in self._rule.slots(maths.shape).items()
+            }
+        after, self._state[name] = self._rule.update(maths, shard, shard.grad, self._state[name], scalars)
+        shard.copy_(after)
+        shard.grad = None
+
+
+def _cut(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(low, high) for low, high in box)
+
+
+def _whole(tensor: Tensor, shard: Any) -> Array:
+    """Return the whole of a tensor of which every rank has a part."""
+    parts: list[Any] = [None] * dist.get_world_size()
+    with naming_lost_ranks():
+        dist.all_gather_object(parts, shard.cpu().numpy())
+    found = np.empty([dim.size for dim in tensor.dims], parts[0].dtype)
+    for device, box in tensor.layout.by_device.items():
+        found[_cut(box)] = parts[device].reshape([high - low for low, high in box])
+    return found
+
+
+def train(
+    build: Build,
+    options: TrainingOptions,
+    *,
+    num_devices: int,
+    device: str | None = None,
+    generator: str | None = None,
+    metrics_path: Path | None = None,
+    measure: bool = False,
+    report: Report | None = None,
+    progress: bool = False,
+) -> list[float]:
+    """Train a program on this rank and return the loss of every step, before its update.
+
+    device: "cpu" or "cuda". generator: ``package.module:function`` that yields the data, instead of a file of them; its
+    module is executed. measure: count the bytes that ranks send in a step.
+
+    Rank 0 reports events: ``built`` (build_time_s, predicted_bytes None) and those of `Steps.take`.
+    """
+    begin = time.perf_counter()
+    ranks = _joined(num_devices, device)
+    is_first = ranks.rank == 0
+    shown = report if report and is_first else _silent
+    with ExitStack() as opened:
+        given = read_arrays(options.weights_path) if options.weights_path else None
+        training = RankTraining(build, ranks, options, given)
+        program = training.program
+        inputs = list(program.inputs.values())
+        batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator)
+        metrics = None
+        if metrics_path and is_first:
+            metrics = opened.enter_context(MetricsFile(metrics_path, num_steps=0, resume=False))
+        shown({"event": "built", "build_time_s": time.perf_counter() - begin, "predicted_bytes": None})
+        steps = Steps(
+            options=options,
+            batches=batches,
+            test=held_out_batches(inputs, options.test_data_path) if options.test_data_path else None,
+            num_examples=inputs[0].shape[0] if inputs else 1,
+            measured=_measured if measure else None,
+            metrics=metrics,
+            progress=progress and is_first,
+        )
+        return steps.take(training, shown)
+
+
+def _joined(num_devices: int, device: str | None) -> Ranks:
+    ranks = join(device=device)
+    if ranks.world_size != num_devices:
+        raise ProgramError(
+            f"the program is one of {num_devices} ranks, and {ranks.world_size} were started; start it with: torchrun "
+            f"--nproc-per-node {num_devices} {Path(sys.argv[0]).name}"
+        )
+    return ranks
+
+
+def _measured(sent: Mapping[tuple[str, str, Any], int]) -> dict[str, Any]:
+    """Return what all ranks sent in a step, by edge and layer."""
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    with naming_lost_ranks():
+        dist.all_gather_object(of_ranks, dict(sent))
+    total: dict[Movement, int] = {}
+    for own in of_ranks:
+        for (producer, consumer, phase), num_bytes in own.items():
+            movement = Movement(producer=producer, consumer=consumer, phase=phase)
+            total[movement] = total.get(movement, 0) + num_bytes
+    return {"measured_bytes": sum(total.values()), **tabulated({}, total)}
+
+
+def compute(
+    build: Build, options: TrainingOptions, data: Mapping[str, Array], *, num_devices: int, device: str | None = None
+) -> dict[str, Array]:
+    """Return the outputs of a program for all examples of some data, a batch at a time; the last one is filled up."""
+    training = RankTraining(
+        build,
+        _joined(num_devices, device),
+        options,
+        read_arrays(options.weights_path) if options.weights_path else None,
+    )
+    inputs = list(training.program.inputs.values())
+    batch = max((item.shape[0] for item in inputs if item.shape), default=1)
+    num_examples, batches = filled_batches(inputs, data, batch)
+    found = [training.outputs(arrays) for arrays in batches]
+    return {name: joined_rows(name, [of[name] for of in found], num_examples, batch) for name in training.shapes}
+
+
+def _silent(_: dict[str, Any]) -> None:
+    """Report nothing."""
+
+
+# -- the command line
+
+
+def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = None) -> None:
+    """Train, or compute outputs, as the command line says; exit with status 1 and one line where that cannot be done.
+
+    A process that no launcher started starts the ranks on this machine, and is none of them if there are several.
+
+    build: declares the layers on a program and returns the loss, the outputs, or both. arguments: by default those of
+    the process.
+    """
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    values = command_of_program.read(given)
+    is_rank = "RANK" in os.environ or num_devices == 1
+    try:
+        options = training_options(values)
+        if is_rank:
+            _run_rank(build, num_devices, values, options)
+        else:
+            run_program([sys.argv[0], *given], ranks=num_devices)
+    except PaseError as error:
+        # Whoever started this rank says what it hears of it.
+        if not (is_rank and tell_failure(error)):
+            sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped\n")
+        raise SystemExit(130) from None
+    if is_rank:
+        dist.destroy_process_group()
+
+
+def _run_rank(build: Build, num_devices: int, values: Mapping[str, Any], options: TrainingOptions) -> None:
+    device = "cuda" if device_choice(values).kind == GPU else "cpu"
+    if values["output"]:
+        if options.data_path is None:
+            raise ProgramError("--output needs --data PATH, the inputs to compute the outputs of")
+        found = compute(build, options, read_arrays(options.data_path), num_devices=num_devices, device=device)
+        if dist.get_rank() == 0:
+            write_arrays(values["output"], found)
+        return
+    train(
+        build,
+        options,
+        num_devices=num_devices,
+        device=device,
+        generator=values["data_generator"],
+        metrics_path=values["metrics"],
+        measure=values["measure"],
+        report=reporting(values),
+        progress=True,
+    )
+
+
+@click.command(cls=ProgramCommand, help="Train this program on local processes, or as a rank of torchrun's.")
+@script_flags
+@option("--output", "Data", type=PATH, metavar="FILE", help="Write the model's outputs for --data here; do not train.")
+@device_options
+def command_of_program(**values: Any) -> None:
+    """Declare the command line of an emitted program, which `main` reads."""
