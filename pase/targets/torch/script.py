@@ -155,13 +155,10 @@ class RankTraining:
         program = Program(
             rank=ranks.rank, num_devices=ranks.world_size, trains=trains, groups=self.groups, traffic=self.traffic
         )
-        match self._build(program):
-            case Tensor() as loss:
-                return program.traced(loss)
-            case (loss, outputs):
-                pass
-            case outputs:
-                loss = None
+        built = self._build(program)
+        if isinstance(built, Tensor):
+            return program.traced(built)
+        loss, outputs = built if isinstance(built, tuple) else (None, built)
         self.shapes = {name: shape for name, (_, shape) in outputs.items()}
         return program.traced(loss, {name: tensor for name, (tensor, _) in outputs.items()})
 
