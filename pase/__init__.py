@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pase.planning.plan_file import load_plan
     from pase.planning.planner import SearchOptions, search
     from pase.targets.emitter import emit
+    from pase.targets.parallelize import parallelize
     from pase.views.exports import export
     from pase.views.reports.document import report
 else:
@@ -35,6 +36,7 @@ else:
         {
             "pase.analysis.baselines.compare": ("compare",),
             "pase.targets.emitter": ("emit",),
+            "pase.targets.parallelize": ("parallelize",),
             "pase.analysis.explanation": ("explain",),
             "pase.views.exports": ("export",),
             "pase.graph": ("Builder", "Graph"),
@@ -65,6 +67,7 @@ __all__ = [
     "load_machine",
     "load_plan",
     "machines",
+    "parallelize",
     "report",
     "search",
     "simulate",

@@ -36,6 +36,7 @@ PUBLIC = (
     "load_machine",
     "load_plan",
     "machines",
+    "parallelize",
     "report",
     "search",
     "simulate",

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
+from math import isclose, isnan
 
 from pase.common.names import short
 from pase.graph import Access, Graph, Operator, Role
-from pase.graph.body import Body, without_casts
+from pase.graph.body import Body, Step, without_casts
 from pase.graph.operators import with_fan_outs
 
 
@@ -91,7 +92,7 @@ def _of_accesses(word: str, expected: Access, found: Access) -> Iterator[str]:
 def _of_bodies(expected: Body, found: Body) -> Iterator[str]:
     own, other = without_casts(expected), without_casts(found)
     for one, step in zip_longest(own.steps, other.steps):
-        if one != step:
+        if one is None or step is None or not _is_same_step(one, step):
             yield (
                 f"computes {step.function if step else 'nothing'!r} where the plan has "
                 f"{one.function if one else 'nothing'!r}, or of other operands"
@@ -101,6 +102,23 @@ def _of_bodies(expected: Body, found: Body) -> Iterator[str]:
             yield f"has {word} {[item.name for item in those]}; expected {[item.name for item in these]}"
     if own.constants != other.constants:
         yield "computes with other constants than the plan's"
+
+
+def _is_same_step(expected: Step, found: Step) -> bool:
+    """Whether two steps compute the same, with numbers as exact as any type of floats has them."""
+    told = [(step.result, step.function, step.dims, [name for name, _ in step.options]) for step in (expected, found)]
+    numbers = [(*step.operands, *(value for _, value in step.options)) for step in (expected, found)]
+    return told[0] == told[1] and len(numbers[0]) == len(numbers[1]) and all(map(_is_same, *numbers))
+
+
+def _is_same(expected: object, found: object) -> bool:
+    if isinstance(expected, float) and isinstance(found, float):
+        return isclose(expected, found, rel_tol=_LEAST_EXACT) or (isnan(expected) and isnan(found))
+    return expected == found
+
+
+_LEAST_EXACT = 2.0**-8
+"""What bfloat16 makes of a number at most, relative to it."""
 
 
 def _told(extents: Mapping[str, int]) -> str:

@@ -1,5 +1,9 @@
 """The how-to pages say what adding a part takes: done here as they say, the part works."""
 
+import ast
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from tests.docs.markdown import blocks
 
 OPERATOR = "docs/how-to/own-operator.md"
 COST_MODEL = "docs/how-to/own-cost-model.md"
+ROOT = Path(__file__).parents[2]
 
 
 def names_of(page: str, file: str) -> dict[str, object]:
@@ -125,3 +130,24 @@ def test_one_file_is_all_that_an_operator_takes_to_be_imported_trained_and_run(m
     for plan in plans:
         losses, _ = trained(plan, weights, arrays(inputs))
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+
+
+def test_the_function_of_the_page_trains_under_its_plan(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    (block,) = (block for block in blocks("docs/how-to/parallelize-jax.md") if file_name(block) == "train_jax.py")
+    told = (
+        "\nassert any(len({str(s.index) for s in w.addressable_shards}) > 1 for w, _ in weights), 'nothing is split'\n"
+    )
+    (tmp_path / "train_jax.py").write_text(block.text + told)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "train_jax.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    first, second, third = ast.literal_eval(ran.stdout)
+    assert first > second > third > 0

@@ -118,9 +118,19 @@ def gpt2(
 
 
 def llama(
-    *, layers: int = 3, width: int = 32, heads: int = 4, groups: int = 2, inner: int = 48, vocabulary: int = 64
+    *,
+    layers: int = 3,
+    width: int = 32,
+    heads: int = 4,
+    groups: int = 2,
+    inner: int = 48,
+    vocabulary: int = 64,
+    is_recomputed: bool = False,
 ) -> tuple[Callable[[Tree, Any], Any], Tree]:
-    """Return a Llama whose layers' weights are stacked, as `lax.scan` reads them, and their shapes."""
+    """Return a Llama whose layers' weights are stacked, as `lax.scan` reads them, and their shapes.
+
+    is_recomputed: whether the layers' results are in the backward pass.
+    """
     size = width // heads
 
     def norm(scale: Any, x: Any) -> Any:
@@ -149,7 +159,9 @@ def llama(
         return x + (jax.nn.silu(y @ p["gate"]) * (y @ p["up"])) @ p["down"], None
 
     def apply(params: Tree, ids: Any) -> Any:
-        x, _ = jax.lax.scan(layer, params["embedding"][ids], params["layers"])
+        x, _ = jax.lax.scan(
+            jax.checkpoint(layer) if is_recomputed else layer, params["embedding"][ids], params["layers"]
+        )
         return norm(params["norm"], x) @ params["output"]
 
     stacked = {

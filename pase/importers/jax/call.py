@@ -20,10 +20,25 @@ MAX_KNOWN = 1 << 16
 """Elements of an array whose values are kept or computed here: larger ones are never an index that must be known."""
 
 
+Place = tuple[int, ...]
+"""Where an equation stands: its number, after those of the equations that it is within and, of loops, the turns'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """An equation in its place. inputs, outputs: names of the values that it reads and gives."""
+
+    primitive: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 class Writer:
     """Nodes and leaves while a program is read.
 
     Attributes:
+        place: of the equation that is read.
+        makers_at: by the name of what a node writes, the place of the equation that it is of.
         known: arrays behind values that do not depend on weights or data: numbers in the program's text, and small
             whole numbers computed from them.
         makers: operators that computed values.
@@ -37,6 +52,8 @@ class Writer:
         self.nodes: list[Node] = []
         self.leaves = list(leaves)
         self.turn: tuple[int, int] | None = None
+        self.place: Place = ()
+        self.makers_at: dict[str, Place] = {}
         self.known: dict[str, Array] = {}
         self.arrays: dict[str, Any] = {}
         self.makers: dict[str, Op] = {}
@@ -102,6 +119,7 @@ class Writer:
             )
         )
         self.makers.update((value.name, op) for value in outputs)
+        self.makers_at.update((value.name, self.place) for value in outputs)
 
     def learn(self, call: "JaxCall") -> None:
         """Remember the whole numbers that a primitive computes of known ones."""

@@ -26,8 +26,8 @@ from pase.graph import Scalar
 from pase.importers.front_end import FrontEnd, first_line, framework
 from pase.importers.ir import Leaf, Trace, Value, check_trace
 from pase.importers.ir.trace import Names
-from pase.importers.jax.call import dtype_name, shape_of
-from pase.importers.jax.program import read_program, values_of
+from pase.importers.jax.call import Place, Site, dtype_name, shape_of
+from pase.importers.jax.program import read_program, sites_of, values_of
 from pase.importers.jax.training_steps import check_forward
 
 Role = Literal["input", "parameter", "constant"]
@@ -88,11 +88,21 @@ def read_weights(source: object, names: Iterable[str], *, batch: int | None) -> 
     return values_of(closed, names, leaves=(*captured, *leaves), entry=found.entry, arrays=given)
 
 
-def _program(jax: Any, source: Source) -> tuple[list[tuple[str, Role, Any]], Any, Any]:
-    """Return the arrays that a function is given, (path, role, array), its program and its results' shapes."""
+def arrays_of(jax: Any, source: Source) -> list[Any]:
+    """Return the arrays that a function is given, in the order in which its program takes them."""
+    return [array for *_, array in _given(jax, source)]
+
+
+def _given(jax: Any, source: Source) -> list[tuple[str, Role, Any]]:
+    """Return the arrays that a function is given: (path, role, array)."""
     held: list[tuple[Role, Any, str]] = [("parameter", source.parameters, ""), ("constant", source.constants, "")]
     held += [("input", given, f"input_{i}") for i, given in enumerate(source.inputs)]
-    flat = [(name, role, array) for role, tree, prefix in held for name, array in _arrays(jax, tree, prefix)]
+    return [(name, role, array) for role, tree, prefix in held for name, array in _arrays(jax, tree, prefix)]
+
+
+def _program(jax: Any, source: Source) -> tuple[list[tuple[str, Role, Any]], Any, Any]:
+    """Return the arrays that a function is given, (path, role, array), its program and its results' shapes."""
+    flat = _given(jax, source)
     _, put = _apart(jax, (source.parameters, source.constants, *source.inputs))
 
     def called(arrays: Sequence[Any]) -> Any:
@@ -113,11 +123,58 @@ def _program(jax: Any, source: Source) -> tuple[list[tuple[str, Role, Any]], Any
     return flat, closed, result
 
 
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A function with its arguments as JAX's program, and what the importer reads of that.
+
+    Attributes:
+        arrays: What the program is given: those of the source's parameters, constants and inputs.
+        closed: The program, a closed jaxpr.
+        result: What the function returns, a pytree of shapes.
+        trace: Of the program.
+        sites: The program's equations in their places, those within others before these.
+        makers_at: By the name of what a node of the trace writes, the place of the equation that it is of.
+        given: Names of the values of what the program holds, then of what it is given.
+        returned: Names of the values that the program returns.
+    """
+
+    arrays: tuple[Any, ...]
+    closed: Any
+    result: Any
+    trace: Trace
+    sites: Mapping[Place, Site]
+    makers_at: Mapping[str, Place]
+    given: tuple[str, ...]
+    returned: tuple[str, ...]
+
+
 def trace_source(jax: Any, source: Source) -> Trace:
     """Return the trace of a function with its arguments; no array's value is read.
 
     Raises ModelError where it cannot be traced, or has control flow that depends on data.
     """
+    return _traced(jax, source)[0]
+
+
+def traced(source: Source) -> Traced:
+    """Return a function with its arguments as JAX's program; ModelError as for `trace_source`."""
+    jax = framework("jax", "jax")
+    trace, flat, closed, result, leaves = _traced(jax, source)
+    sites, makers_at, returned = sites_of(closed, leaves=leaves, entry=source.entry)
+    return Traced(
+        arrays=tuple(array for *_, array in flat),
+        closed=closed,
+        result=result,
+        trace=trace,
+        sites=sites,
+        makers_at=makers_at,
+        given=tuple(leaf.value.name for leaf in leaves),
+        returned=returned,
+    )
+
+
+def _traced(jax: Any, source: Source) -> tuple[Trace, list[tuple[str, Role, Any]], Any, Any, list[Leaf]]:
+    """Return the trace of a function, and of its program: what it is given, itself, its results' shapes, its leaves."""
     flat, closed, result = _program(jax, source)
     count = Counter(role for _, role, _ in flat)
     leaves = _leaves(jax, flat)
@@ -136,7 +193,7 @@ def trace_source(jax: Any, source: Source) -> Trace:
         entry=source.entry,
         statistics=[leaf.value.name for leaf in leaves[count["parameter"] : num_held]],
     )
-    return check_trace(replace(trace, notes=tuple(notes)))
+    return check_trace(replace(trace, notes=tuple(notes))), flat, closed, result, [*captured, *leaves]
 
 
 def _is_array(leaf: object) -> bool:

@@ -13,7 +13,7 @@ from pase.errors import ModelError
 from pase.importers.ir import Leaf, Node, Trace, Use, Value, ops
 from pase.importers.ir.call import Translation, floats_first
 from pase.importers.ir.trace import recurrent_flop
-from pase.importers.jax.call import JaxCall, Writer, inlined, scopes, where
+from pase.importers.jax.call import JaxCall, Place, Site, Writer, inlined, scopes, where
 from pase.importers.jax.operators import ELEMENTWISE, MOVEMENT, PRODUCTS
 from pase.importers.passes.views import without_dead_nodes
 
@@ -80,10 +80,24 @@ def values_of(
     return {name: value(name) for name in names if value(name) is not None}
 
 
+def sites_of(
+    closed: Any, *, leaves: Sequence[Leaf], entry: str
+) -> tuple[Mapping[Place, Site], Mapping[str, Place], tuple[str, ...]]:
+    """Return the equations of a program, those within others before these, and where each node of its trace stands.
+
+    The latter by the names of what nodes write; last come the names of what the program returns. Arguments are those of
+    `read_program`, whose trace has the same names.
+    """
+    walk = _Walk(leaves, entry)
+    results = walk.run(closed.jaxpr, [leaf.value for leaf in leaves], ())
+    return walk.sites, walk.makers_at, tuple(value.name for value in results)
+
+
 class _Walk(Writer):
     """Reads programs and what they run, equation by equation.
 
     Attributes:
+        sites: The equations in their places.
         num_equations: How many were read.
         computed: By the name of a value, the equation that computes it, what that reads, and which result it is.
     """
@@ -92,6 +106,7 @@ class _Walk(Writer):
         super().__init__(leaves, entry)
         self.num_equations = 0
         self.computed: dict[str, tuple[Any, list[str], int]] = {}
+        self.sites: dict[Place, Site] = {}
         self._num_loops = 0
 
     def run(self, jaxpr: Any, inputs: Sequence[Value], outer: tuple[str, ...]) -> list[Value]:
@@ -101,9 +116,18 @@ class _Walk(Writer):
         def read(variable: Any) -> Value:
             return self.constant(variable.val, variable.aval) if hasattr(variable, "val") else found[variable]
 
-        for equation in jaxpr.eqns:
-            results = self._equation(equation, [read(variable) for variable in equation.invars], outer)
+        within = self.place
+        for number, equation in enumerate(jaxpr.eqns):
+            self.place = place = (*within, number)
+            given = [read(variable) for variable in equation.invars]
+            results = self._equation(equation, given, outer)
+            self.sites[place] = Site(
+                primitive=equation.primitive.name,
+                inputs=tuple(value.name for value in given),
+                outputs=tuple(value.name for value in results),
+            )
             found.update(zip(equation.outvars, results, strict=True))
+        self.place = within
         return [read(variable) for variable in jaxpr.outvars]
 
     def _equation(self, equation: Any, inputs: list[Value], outer: tuple[str, ...]) -> Sequence[Value]:
@@ -182,14 +206,14 @@ class _Walk(Writer):
         params = call.arguments
         num_carry, turns = len(carry), range(int(params["length"]))
         rows: list[list[Value]] = [[] for _ in call.results[num_carry:]]
-        outside = self.turn
+        outside, place = self.turn, self.place
         self._num_loops += len(turns) > 1
         loop = self._num_loops
         for turn in reversed(turns) if params["reverse"] else turns:
             given = [self._row(call, value, turn) for value in stacked]
-            self.turn = (loop, turn) if len(turns) > 1 else outside
+            self.turn, self.place = (loop, turn) if len(turns) > 1 else outside, (*place, turn)
             results = self._inline(params["jaxpr"], [*constants, *carry, *given], (*call.outer, f"#{turn}"))
-            self.turn = outside
+            self.turn, self.place = outside, place
             carry = results[:num_carry]
             for row, value in zip(rows, results[num_carry:], strict=True):
                 row.append(value)

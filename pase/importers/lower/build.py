@@ -167,6 +167,7 @@ class Lowered:
     scopes: of each layer, the module or layer of the source. nodes: of each layer that is a node of the trace that was
     lowered, its name. constants: (layer, constant of its body), what it is of the source. fed: (layer, read), of what
     no layer makes and is no weight, what of the source it reads; the elements, row-major, are those of the read.
+    reads: of each layer, what it reads of that trace. written: (layer, output), what it is of that trace.
     """
 
     graph: Graph
@@ -176,6 +177,8 @@ class Lowered:
     nodes: Mapping[str, str]
     constants: Mapping[tuple[str, str], Use]
     fed: Mapping[tuple[str, int], Use]
+    reads: Mapping[str, tuple[Use, ...]]
+    written: Mapping[tuple[str, int], Use]
 
 
 def lower(
@@ -208,6 +211,8 @@ def lower(
         nodes=builder.nodes,
         constants=builder.constants,
         fed=builder.fed,
+        reads=builder.reads,
+        written={made: Use(value=value, piece=piece) for (value, piece), made in builder.made.items()},
     )
 
 
@@ -248,8 +253,9 @@ class _Builder:
         self.fed: dict[tuple[str, int], Use] = {}
         self._names = Names()
         self._suggested_names = suggested_names(trace)
+        self.reads: dict[str, tuple[Use, ...]] = {}
         # Who writes a value, or a piece of it: (operator, output).
-        self._made: dict[tuple[str, Piece | None], tuple[str, int]] = {}
+        self.made: dict[tuple[str, Piece | None], tuple[str, int]] = {}
         self._pieces = pieces_read(trace)
         self._weights = Weights(trace)
         self._reads = {use.value for node in trace.nodes for use in node.inputs}
@@ -269,6 +275,7 @@ class _Builder:
         self.scopes[name] = scope
         operator, sources = self._fitted(draft, scope)
         operator = self._as_read(operator, sources)
+        self.reads[name] = tuple(sources)
         writes = [
             write
             if order is None
@@ -278,11 +285,11 @@ class _Builder:
             for write, order in zip_longest(operator.writes, draft.orders[: len(operator.writes)])
         ]
         for i, value in enumerate(values[: len(writes)]):
-            self._made[value.name, None] = name, i
+            self.made[value.name, None] = name, i
             for piece in self._pieces.get(value.name, ()) if writes[i].shape == value.shape else ():
                 part = _part(writes[i], piece, operator)
                 if part is not None:
-                    self._made[value.name, piece] = name, len(writes)
+                    self.made[value.name, piece] = name, len(writes)
                     writes.append(part)
         reads: list[Read] = []
         for i, (own, use) in enumerate(zip(draft.sources, sources, strict=True)):
@@ -329,14 +336,14 @@ class _Builder:
         """Return who writes what a use reads; None for a leaf."""
         # A tensor of which nothing is told but that it is read: whole.
         key = (use.value, use.piece if use.seen_as is None else None)
-        if key in self._made:
-            return self._made[key]
-        if (use.value, None) not in self._made:
+        if key in self.made:
+            return self.made[key]
+        if (use.value, None) not in self.made:
             return None
         # A piece that its producer cannot write as such is taken out by a vertex of its own.
         assert use.piece is not None
         value = self.trace.values[use.value]
-        name = self._names.new(f"{self._made[use.value, None][0]}/piece")
+        name = self._names.new(f"{self.made[use.value, None][0]}/piece")
         shape = piece_shape(value.shape, use.piece)
         starts = tuple(use.piece.start if i == use.piece.dim else 0 for i in range(len(shape)))
         op = ops.Slice(starts=starts, steps=(1,) * len(shape))
@@ -348,7 +355,7 @@ class _Builder:
             origin=self.trace.producer[use.value].origin,
         )
         self._place(lower_slice(self.trace, node, op, name), (), scope)
-        self._made[key] = name, 0
+        self.made[key] = name, 0
         return name, 0
 
     def _as_read(self, operator: Operator, sources: list[Use]) -> Operator:

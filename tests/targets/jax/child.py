@@ -1,0 +1,149 @@
+"""Trains models under plans on virtual CPU devices, beside the same functions on one device; see test_parallel.py."""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_ENABLE_X64"] = "1"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # XLA tells of moves that it makes by copies of all
+
+import jax
+import numpy as np
+import optax
+
+import pase
+from pase.graph import Access, Graph, Operator
+from pase.graph.operator import SCANNED
+from pase.planning.plan import Plan
+from tests.exports.boxes import plan_boxes
+from tests.exports.placements import mesh_plan
+from tests.networks import slow_machine
+from tests.runtime.plans import make_plan, random_plan
+from tests.targets.jax.models import MODELS, Model
+
+Tree = Any
+
+# Some gradients are nothing but round-off, as that of attention's keys' bias, which is 0: they stay small.
+OPTIMISER = optax.adamw(1e-2, eps=1e-3)
+
+
+def planned(graph: Graph, num_devices: int, kind: str) -> Plan:
+    """Return the plan "searched", "random 3" (any devices), "mesh 3" (on axes of one mesh) or "alike 3".
+
+    The last has the turns of each loop split alike.
+    """
+    if kind == "searched":
+        return pase.search(graph, num_devices, machine=slow_machine())
+    name, seed = kind.split()
+    if name != "alike":
+        return (mesh_plan if name == "mesh" else random_plan)(graph, num_devices, int(seed))
+    plan = mesh_plan(graph, num_devices, int(seed))
+    places = [operator.attribute(SCANNED, "") for operator in graph.operators]
+    first = {place: layer for place, layer in reversed(list(zip(places, plan.layers, strict=True))) if place}
+    layers = {op.name: first.get(place, plan[op.name]) for op, place in zip(graph.operators, places, strict=True)}
+    splits = {name: layer.splits for name, layer in layers.items()}
+    return make_plan(graph, num_devices, splits, {name: layer.devices for name, layer in layers.items()})
+
+
+def loops(jaxpr: Any) -> int:
+    """Return how many loops a program has."""
+    inner = [
+        getattr(program, "jaxpr", program)
+        for equation in jaxpr.eqns
+        for program in equation.params.values()
+        if hasattr(program, "eqns") or hasattr(program, "jaxpr")
+    ]
+    return sum(equation.primitive.name == "scan" for equation in jaxpr.eqns) + sum(map(loops, inner))
+
+
+def trained(function: Any, model: Model, weights: Tree, batch: Tree) -> tuple[list[Any], Tree, Tree, Any]:
+    """Return losses, the first gradients, the weights after three steps, and what is returned besides the loss."""
+    has_more = bool(model.layers)
+
+    @jax.jit
+    def step(weights: Tree, state: Tree) -> Any:
+        found, gradients = jax.value_and_grad(function, has_aux=has_more)(weights, *batch)
+        updates, state = OPTIMISER.update(gradients, state, weights)
+        return found, gradients, optax.apply_updates(weights, updates), state
+
+    state, losses, first, more = OPTIMISER.init(weights), [], None, None
+    for _ in range(3):
+        found, gradients, weights, state = step(weights, state)
+        first = gradients if first is None else first
+        loss, more = found if has_more and more is None else (found[0] if has_more else found, more)
+        losses.append(loss)
+    return losses, first, weights, more
+
+
+def difference(ours: Tree, theirs: Tree) -> float:
+    """Return the greatest difference of arrays, by the greatest of all numbers of each but not by less than 1e-3."""
+    pairs = [
+        (np.asarray(a), np.asarray(b)) for a, b in zip(*map(jax.tree_util.tree_leaves, (ours, theirs)), strict=True)
+    ]
+    least = 1e-3 * max(float(np.abs(b).max()) for _, b in pairs)
+    return max(float(np.abs(a - b).max()) / max(least, float(np.abs(b).max())) for a, b in pairs)
+
+
+def misplaced(plan: Plan, operator: Operator, access: Access, array: Any) -> list[str]:
+    """Return on which devices an array lies otherwise than the plan has it."""
+    if access.shape != array.shape:
+        return [f"{operator.name} {access.tensor}: shape {array.shape}, in the graph {access.shape}"]
+    boxes = plan_boxes(plan, operator, access)
+    found = []
+    for shard in array.addressable_shards:
+        box = tuple(part.indices(extent)[:2] for part, extent in zip(shard.index, array.shape, strict=True))
+        if box != boxes[shard.device.id]:
+            found.append(
+                f"{operator.name} {access.tensor} on {shard.device.id}: {box}, planned {boxes[shard.device.id]}"
+            )
+    return found
+
+
+def case(model: Model, graph: Graph, num_devices: int, kind: str, expected: Any) -> dict[str, Any]:
+    """Return how a model trained under a plan differs from the model itself, and what lies elsewhere."""
+    plan = planned(graph, num_devices, kind)
+    parallel = pase.parallelize((model.loss, model.weights, *model.batch), plan, devices=jax.devices()[:num_devices])
+    weights = jax.device_put(model.weights, parallel.shardings[0])
+    batch = [jax.device_put(x, lies) for x, lies in zip(model.batch, parallel.shardings[1:], strict=True)]
+    found = trained(parallel, model, weights, batch)
+    wrong = []
+    if not kind.startswith("random"):
+        for name, array in zip(model.layers, found[3] or (), strict=True):
+            wrong += misplaced(plan, plan.graph[name], plan.graph[name].writes[0], array)
+            operator = plan.graph[name]
+            for access in operator.parameters:
+                of_layer = model.weights[name]
+                if hasattr(of_layer, "shape"):
+                    held, changed = weights[name], found[1][name]
+                else:
+                    key = next(key for key in of_layer if of_layer[key].shape == access.shape)
+                    held, changed = weights[name][key], found[1][name][key]
+                wrong += [*misplaced(plan, operator, access, held), *misplaced(plan, operator, access, changed)]
+    names = ("losses", "gradients", "weights", "returned")
+    differences = {
+        name: difference(ours, theirs)
+        for name, ours, theirs in zip(names, found, expected, strict=True)
+        if theirs is not None
+    }
+    return {
+        "differences": differences,
+        "wrong": wrong,
+        "notes": list(parallel.notes),
+        "loops": loops(jax.make_jaxpr(parallel)(model.weights, *model.batch).jaxpr),
+        "devices": len(found[0][0].sharding.device_set),
+        "split": sum(len({str(s.index) for s in w.addressable_shards}) > 1 for w in jax.tree_util.tree_leaves(weights)),
+    }
+
+
+def main(name: str, cases: list[tuple[int, str]]) -> None:
+    """Run a model under plans; print what was found of each."""
+    model = MODELS[name]()
+    graph = pase.load((model.loss, model.weights, *model.batch))
+    expected = trained(model.loss, model, model.weights, model.batch)
+    sys.stdout.write(json.dumps([case(model, graph, num_devices, kind, expected) for num_devices, kind in cases]))
+
+
+main(sys.argv[1], [(int(case.partition(" ")[0]), case.partition(" ")[2]) for case in sys.argv[2:]])

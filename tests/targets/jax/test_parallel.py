@@ -1,0 +1,82 @@
+"""JAX functions under plans, on virtual devices: the numbers of the function, each part where it is planned."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jax")
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(model: str, *cases: str) -> list[dict[str, Any]]:
+    """Train a model under plans in a process of its own, in which there are eight devices."""
+    child = Path(__file__).with_name("child.py")
+    finished = subprocess.run(
+        [sys.executable, "-W", "error", str(child), model, *cases],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    found: list[dict[str, Any]] = json.loads(finished.stdout)
+    return found
+
+
+def check(case: str, result: dict[str, Any]) -> None:
+    """Losses of three steps, all gradients and the weights after the steps are those of the function on one device."""
+    assert result["devices"] == int(case.split()[0])
+    assert max(result["differences"].values()) < 1e-12, (case, result["differences"])
+    assert result["wrong"] == [], case
+
+
+@pytest.mark.parametrize(
+    ("model", "cases"),
+    [
+        ("mlp", ["4 searched", "4 mesh 1", "4 mesh 2", "4 random 1", "2 mesh 1", "8 mesh 3"]),
+        ("cnn", ["4 searched", "4 mesh 1", "4 random 1"]),
+        ("gpt", ["4 searched", "2 random 1"]),
+        ("flax", ["4 mesh 1"]),
+        ("equinox", ["4 searched", "4 mesh 1"]),
+        pytest.param(
+            "mlp",
+            [f"{p} {kind} {i}" for p in (2, 4, 8) for kind in ("mesh", "random") for i in range(4, 8)],
+            marks=pytest.mark.full,
+        ),
+        *(
+            pytest.param(
+                model,
+                [f"{p} {kind}" for p in (2, 4, 8) for kind in ("searched", "mesh 2", "random 2")],
+                marks=pytest.mark.full,
+            )
+            for model in ("cnn", "gpt", "flax", "equinox")
+        ),
+    ],
+)
+def test_a_function_computes_the_same_under_a_plan(model: str, cases: list[str]) -> None:
+    results = run(model, *cases)
+    for case, result in zip(cases, results, strict=True):
+        check(case, result)
+    assert any(result["split"] for result in results)
+
+
+def test_a_loop_whose_turns_are_split_alike_stays_one_and_is_written_out_otherwise() -> None:
+    cases = ["4 alike 1", "4 mesh 1"]
+    for case, result in zip(cases, run("scanned", *cases), strict=True):
+        check(case, result)
+        assert result["loops"] == ("alike" in case)
+        assert result["split"] > 2
+
+
+@pytest.mark.full
+def test_a_scanned_model_computes_the_same_under_other_plans() -> None:
+    cases = [f"{p} {kind}" for p in (2, 4, 8) for kind in ("searched", "alike 2", "random 2")]
+    for case, result in zip(cases, run("scanned", *cases), strict=True):
+        check(case, result)
