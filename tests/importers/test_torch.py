@@ -5,7 +5,6 @@ from time import process_time
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
 from pase import load
 from pase.importers.frameworks import ImportedModel, import_model, imported
@@ -71,9 +70,7 @@ def test_resnet_101_has_the_published_vertices() -> None:
 def test_alexnet_has_the_published_vertices() -> None:
     with TorchFrontEnd().without_weights():
         model = _imported(*OWN["alexnet"]())
-    # Where nothing is dropped, dropout is a copy to PyTorch before 2.15, and nothing since.
-    copies = 2 if Version(torch.__version__) < Version("2.15") else 0
-    assert model.num_operators["source"] == 20 + copies
+    assert model.num_operators["source"] == 22
     assert model.num_operators["vertices"] == pytest.approx(12, rel=0.15)
 
 

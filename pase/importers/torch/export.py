@@ -265,8 +265,9 @@ def _plain(torch: Any, program: Any) -> Any:
     unknown = {t for t in operators if t._schema.name.rpartition("::")[2].rstrip("_") not in TRANSLATIONS}
     for node in nodes:
         if str(getattr(node.target, "__name__", "")).partition(".")[0] == "dropout" and len(node.args) > 1:
-            # Taken apart, it is a copy: what is told here is kept.
+            # Outside training it is a copy, which stays where the program is taken apart, with what is told here.
             node.meta["custom"] = {**node.meta.get("custom", {}), "rate": float(node.args[1])}
+            node.target, node.args, node.kwargs = torch.ops.aten.clone.default, node.args[:1], {}
     writes = any(_is_mutable(torch, target) for target in operators)
     regions = any(str(getattr(target, "__name__", "")).startswith("wrap_with") for target in calls)
     decompositions = torch.export.default_decompositions() if unknown else {}
