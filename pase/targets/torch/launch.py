@@ -120,6 +120,10 @@ def call(
     Raises:
         RankError: as for `run_program`.
     """
+    if function.__module__ == "__main__":
+        raise ProgramError(
+            f"{function.__qualname__} is of the program itself, which {ranks} ranks cannot import; put it into a module"
+        )
     with tempfile.TemporaryDirectory(prefix="pase-ranks-") as folder:
         try:
             (Path(folder) / "call").write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))

@@ -212,6 +212,9 @@ def test_no_name_service_is_needed() -> None:
 def test_a_function_that_cannot_be_sent_is_an_error() -> None:
     with pytest.raises(ProgramError, match=r"cannot be sent to them .*; give a function of a module"):
         call(lambda: 1, ranks=2)
+    code = "from pase.targets.torch.launch import call\ndef own(): pass\ncall(own, ranks=2)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "ProgramError: own is of the program itself, which 2 ranks cannot import; put it into a mod" in done.stderr
     with pytest.raises(ProgramError, match="0 ranks were asked for; expected 1 or more"):
         run_program([SCRIPT], ranks=0)
 
