@@ -217,6 +217,8 @@ class Program:
         )
         self._graph.output(found)
         join_sums(self._graph, self._root, self)
+        trained = {name: self._arguments[name] for name, weight in self.weights.items() if weight.is_trained}
+        sums = lift_sums(self._graph, trained)
         remove_still_moves(self._graph, self._root)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
         module.graph.eliminate_dead_code()
@@ -230,7 +232,7 @@ class Program:
             weights=self.weights,
             keeps=tuple((name, momentum) for name, (_, momentum) in self._keeps.items()),
             results=results,
-            sums={},
+            sums=sums,
         )
 
     def _argument(self, name: str) -> Any:
@@ -330,6 +332,31 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
         graph.erase_node(after)
 
 
+_VIEWS = frozenset({"reshape", "view", "permute", "transpose", "t", "narrow"})
+
+
+def lift_sums(graph: fx.Graph, weights: Mapping[str, fx.Node]) -> dict[str, frozenset[str]]:
+    """Take the sums of whole weights' gradients out of the graph: they are made in buckets, beside it.
+
+    Return over which axes of its mesh each weight's gradient is summed.
+    """
+    found = dict.fromkeys(weights, frozenset[str]())
+    for name, node in weights.items():
+        after = _only_user(node)
+        while after is not None and after.op == "call_method" and after.target in _VIEWS:
+            after = _only_user(after)
+        if after is not None and "axes" in after.meta:
+            found[name] = after.meta["axes"]
+            after.replace_all_uses_with(after.args[0])
+            graph.erase_node(after)
+    return found
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    users = list(node.users)
+    return users[0] if len(users) == 1 else None
+
+
 def _next_call(node: fx.Node) -> fx.Node:
     """Return the first node after one that is no argument of the graph."""
     node = node.next
@@ -340,8 +367,8 @@ def _next_call(node: fx.Node) -> fx.Node:
 
 def _only_sum(node: fx.Node) -> fx.Node | None:
     """Return the sum of a node's gradient that alone uses it."""
-    users = list(node.users)
-    return users[0] if len(users) == 1 and "axes" in users[0].meta else None
+    user = _only_user(node)
+    return user if user is not None and "axes" in user.meta else None
 
 
 def remove_still_moves(graph: fx.Graph, root: nn.Module) -> None:

@@ -1,0 +1,213 @@
+"""`Gradients`: parts of weights' gradients are added once, in buckets, while the backward pass goes on.
+
+A weight's local tensor gets its gradient from PyTorch. Where ranks that hold the same part of the weight have parts of
+its gradient, these are added over them: in buckets of neighbours, as soon as all of a bucket is there and in the same
+order on all ranks. At the end of the backward pass every parameter has its gradient as its `grad`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pase.sharding.traffic import Phase
+from pase.targets.torch.collectives import Group, Groups, Label, Traffic, ring_bytes
+
+BUCKET_BYTES = 25 * 2**20
+"""How large a bucket may become before the next one is begun, as `DistributedDataParallel` has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Entry:
+    """A weight whose gradient is brought together.
+
+    leaf: this rank's part, which PyTorch gives a gradient. groups: of ranks that have parts of one sum, none where the
+    gradient is whole already. give: has the parameter take a gradient, of which it says whether it is the first since
+    the last step. label, phase: whose the bytes are.
+    """
+
+    leaf: Any
+    groups: tuple[tuple[int, ...], ...]
+    parameter: Any
+    wrapped: Callable[[Any], Any]
+    label: Label
+    phase: Phase
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Bucket:
+    """Neighbouring weights that are summed over one group, and their gradients end to end.
+
+    views: of the buffer, by weight. arrived: which weights' gradients are there.
+    """
+
+    group: Group
+    entries: list[Entry]
+    buffer: Any
+    views: list[Any]
+    grads: list[Any]
+    arrived: dict[int, Any] = field(default_factory=dict)
+    work: Any = None
+    total: Any = None
+
+
+class Gradients:
+    """Brings the gradients of weights together. entries: in the order in which layers use them."""
+
+    def __init__(self, entries: Sequence[Entry], groups: Groups, traffic: Traffic) -> None:
+        self._traffic, self._rank = traffic, groups.rank
+        self._is_held = False
+        self._is_queued = False
+        self._next = 0
+        self._buckets: list[_Bucket] = []
+        self._places: dict[int, tuple[_Bucket, int]] = {}
+        self._handles: list[Any] = []
+        # The last layers' gradients come first.
+        open_buckets: dict[Any, list[Entry]] = {}
+        ordered: list[tuple[Group, list[Entry]]] = []
+        for entry in reversed(entries):
+            group = groups.of(entry.groups)
+            if len(group.ranks) > 1 and entry.leaf.requires_grad:
+                key = (group.ranks, entry.leaf.dtype, entry.leaf.device)
+                held = open_buckets.get(key)
+                if held is None or sum(_bytes(e) for e in held) + _bytes(entry) > BUCKET_BYTES:
+                    held = open_buckets[key] = []
+                    ordered.append((group, held))
+                held.append(entry)
+            self._handles.append(self._hooked(entry))
+        for group, held in ordered:
+            self._buckets.append(self._bucket(group, held))
+
+    def close(self) -> None:
+        """Let the weights go."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Leave parts of gradients where they are: the next backward pass outside adds them up with its own."""
+        before, self._is_held = self._is_held, True
+        try:
+            yield
+        finally:
+            self._is_held = before
+
+    def _hooked(self, entry: Entry) -> Any:
+        if not entry.leaf.requires_grad:
+            return _Nothing()
+        return entry.leaf.register_post_accumulate_grad_hook(lambda leaf: self._arrived(entry, leaf))
+
+    def _bucket(self, group: Group, entries: list[Entry]) -> _Bucket:
+        leaf = entries[0].leaf
+        buffer = torch.zeros(sum(e.leaf.numel() for e in entries), dtype=leaf.dtype, device=leaf.device)
+        views, at = [], 0
+        for entry in entries:
+            views.append(buffer[at : at + entry.leaf.numel()].view(entry.leaf.shape))
+            at += entry.leaf.numel()
+        grads = [entry.wrapped(view) for entry, view in zip(entries, views, strict=True)]
+        bucket = _Bucket(group=group, entries=entries, buffer=buffer, views=views, grads=grads)
+        for place, entry in enumerate(entries):
+            self._places[id(entry)] = bucket, place
+        return bucket
+
+    def _arrived(self, entry: Entry, leaf: Any) -> None:
+        """Take a gradient that PyTorch has finished."""
+        if self._is_held:
+            return
+        if not self._is_queued:
+            self._is_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        gradient, leaf.grad = leaf.grad, None
+        found = self._places.get(id(entry))
+        if found is None:
+            _give(entry, gradient, None)
+            return
+        bucket, place = found
+        bucket.arrived[place] = gradient
+        # In the order of the buckets, whatever comes first on a rank.
+        while self._next < len(self._buckets):
+            bucket = self._buckets[self._next]
+            if len(bucket.arrived) < len(bucket.entries):
+                return
+            self._launch(bucket)
+            self._next += 1
+
+    def _launch(self, bucket: _Bucket) -> None:
+        places = sorted(bucket.arrived)
+        is_first = all(bucket.entries[place].parameter.grad is None for place in places)
+        is_whole = len(places) == len(bucket.entries)
+        if is_first and is_whole:
+            total, views = bucket.buffer, bucket.views
+        else:
+            # What was there before, and other weights' gradients, are not summed again.
+            total = torch.empty(
+                sum(bucket.views[place].numel() for place in places), dtype=bucket.buffer.dtype, device=bucket.buffer.device
+            )
+            views, at = [], 0
+            for place in places:
+                shape = bucket.views[place].shape
+                views.append(total[at : at + shape.numel()].view(shape))
+                at += shape.numel()
+        torch._foreach_copy_(views, [bucket.arrived[place] for place in places])
+        bucket.total = total
+        bucket.work = dist.all_reduce(total, group=bucket.group.handle, async_op=True)
+        if self._traffic.is_counted:
+            number = bucket.group.ranks.index(self._rank)
+            for place in places:
+                entry = bucket.entries[place]
+                self._traffic.add(entry.label, entry.phase, ring_bytes(entry.leaf, len(bucket.group.ranks), number))
+
+    def _finish(self) -> None:
+        """Give every parameter its gradient: the backward pass is at its end."""
+        for bucket in self._buckets[self._next :]:
+            if bucket.arrived:
+                self._launch(bucket)
+        for bucket in self._buckets:
+            if bucket.work is None:
+                continue
+            bucket.work.wait()
+            places = sorted(bucket.arrived)
+            if bucket.total is bucket.buffer:
+                for entry, gradient in zip(bucket.entries, bucket.grads, strict=True):
+                    entry.parameter.grad = gradient
+            else:
+                at = 0
+                for place in places:
+                    shape = bucket.views[place].shape
+                    part = bucket.total[at : at + shape.numel()].view(shape)
+                    at += shape.numel()
+                    _give(bucket.entries[place], part, (bucket.views[place], bucket.grads[place]))
+            bucket.work, bucket.total = None, None
+            bucket.arrived.clear()
+        self._next, self._is_queued = 0, False
+
+
+def _give(entry: Entry, gradient: Any, own: tuple[Any, Any] | None) -> None:
+    """Add a gradient to what a parameter has; own: the place of the bucket that is its gradient, and that wrapped."""
+    parameter = entry.parameter
+    if parameter.grad is not None:
+        with torch.no_grad():
+            if own is not None and parameter.grad is own[1]:
+                own[0].add_(gradient)
+            else:
+                parameter.grad.add_(entry.wrapped(gradient))
+    elif own is None:
+        parameter.grad = entry.wrapped(gradient)
+    else:
+        own[0].copy_(gradient)
+        parameter.grad = own[1]
+
+
+class _Nothing:
+    """The handle of a hook that there is none of."""
+
+    def remove(self) -> None:
+        """Do nothing."""
+
+
+def _bytes(entry: Entry) -> int:
+    return int(entry.leaf.numel()) * int(entry.leaf.element_size())
