@@ -6,7 +6,7 @@ does for several, and take away moves that move nothing. Steps run the graph; no
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
@@ -70,7 +70,8 @@ class Program:
     """Collects the layers of a network for one rank.
 
     rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
-    ranks, which several programs of one process share. traffic: counts what moves.
+    ranks, which several programs of one process share. traffic: counts what moves. sources: by the name of a trained
+    tensor, the argument of the graph that it is had of.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Program:
         self.traffic = Traffic() if traffic is None else traffic
         self.inputs: dict[str, DataInput] = {}
         self.weights: dict[str, Weight] = {}
+        self.sources: dict[str, str] = {}
         self._arguments: dict[str, fx.Node] = {}
         self._keeps: dict[str, tuple[Tensor, float]] = {}
         self._root = nn.Module()
@@ -133,7 +135,7 @@ class Program:
     def mask_key(self) -> Any:
         """The key of a step's random masks, for the layers that drop points: two whole numbers."""
         if self._mask_key is None:
-            self._mask_key = self._argument("mask_key")
+            self._mask_key = self.argument("mask_key")
         return self._mask_key
 
     # -- what layers are made of
@@ -217,8 +219,7 @@ class Program:
         )
         self._graph.output(found)
         join_sums(self._graph, self._root, self)
-        trained = {name: self._arguments[name] for name, weight in self.weights.items() if weight.is_trained}
-        sums = lift_sums(self._graph, trained)
+        sums = lift_sums(self._graph, {name: self._arguments[source] for name, source in self.sources.items()})
         remove_still_moves(self._graph, self._root)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
         module.graph.eliminate_dead_code()
@@ -235,7 +236,16 @@ class Program:
             sums=sums,
         )
 
-    def _argument(self, name: str) -> Any:
+    def declared(self, name: str, tensor: Tensor, *, is_trained: bool) -> Any:
+        """Return the value of a tensor that is kept: an argument of the graph, in the dims of the layer."""
+        if is_trained:
+            self.sources[name] = name
+        return self.argument(name)
+
+    def argument(self, name: str) -> Any:
+        """Return what stands for a value that the graph is given, the same for the same name."""
+        if name in self._arguments:
+            return fx.Proxy(self._arguments[name], self._tracer)
         # Arguments stand before everything that is computed.
         last = next(reversed(self._arguments.values()), None)
         first = next(iter(self._graph.nodes), None)
@@ -250,7 +260,7 @@ class Program:
             raise ProgramError(f"two inputs of the program are named {item.name!r}; names must be unique")
         self.inputs[item.name] = item
         dims = tuple(Dim(f"dim{i}", extent) for i, extent in enumerate(item.shape))
-        return Tensor(value=self._argument(item.name), mesh=self._host, dims=dims, is_index=bool(item.below))
+        return Tensor(value=self.argument(item.name), mesh=self._host, dims=dims, is_index=bool(item.below))
 
     def _kept(
         self,
@@ -278,7 +288,8 @@ class Program:
                     "which do not divide it; choose a divisor"
                 )
         lacking = frozenset(mesh.devices.split_axes) - {dim.name for dim in dims} if is_trained else None
-        tensor = Tensor(value=self._argument(name), mesh=mesh, dims=tuple(dims), over=lacking)
+        tensor = Tensor(value=None, mesh=mesh, dims=tuple(dims), over=lacking)
+        tensor = replace(tensor, value=self.declared(name, tensor, is_trained=is_trained))
         self.weights[name] = Weight(
             name=name,
             tensor=tensor,
