@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pase.sharding.traffic import Phase
-from pase.targets.torch.collectives import Group, Groups, Label, Traffic, ring_bytes
+from pase.targets.torch.collectives import Group, Groups, Traffic, ring_bytes
+from pase.targets.torch.program import WeightSum
 
 BUCKET_BYTES = 25 * 2**20
 """How large a bucket may become before the next one is begun, as `DistributedDataParallel` has it."""
@@ -24,17 +24,14 @@ BUCKET_BYTES = 25 * 2**20
 class Entry:
     """A weight whose gradient is brought together.
 
-    leaf: this rank's part, which PyTorch gives a gradient. groups: of ranks that have parts of one sum, none where the
-    gradient is whole already. give: has the parameter take a gradient, of which it says whether it is the first since
-    the last step. label, phase: whose the bytes are.
+    leaf: this rank's part, which PyTorch gives a gradient. sum: that brings it together. parameter: which gets the
+    gradient, wrapped as it should be.
     """
 
     leaf: Any
-    groups: tuple[tuple[int, ...], ...]
+    sum: WeightSum
     parameter: Any
-    wrapped: Callable[[Any], Any]
-    label: Label
-    phase: Phase
+    wrapped: Callable[[Any], Any] = lambda gradient: gradient
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -69,7 +66,7 @@ class Gradients:
         open_buckets: dict[Any, list[Entry]] = {}
         ordered: list[tuple[Group, list[Entry]]] = []
         for entry in reversed(entries):
-            group = groups.of(entry.groups)
+            group = groups.of(entry.sum.groups)
             if len(group.ranks) > 1 and entry.leaf.requires_grad:
                 key = (group.ranks, entry.leaf.dtype, entry.leaf.device)
                 held = open_buckets.get(key)
@@ -145,7 +142,9 @@ class Gradients:
         else:
             # What was there before, and other weights' gradients, are not summed again.
             total = torch.empty(
-                sum(bucket.views[place].numel() for place in places), dtype=bucket.buffer.dtype, device=bucket.buffer.device
+                sum(bucket.views[place].numel() for place in places),
+                dtype=bucket.buffer.dtype,
+                device=bucket.buffer.device,
             )
             views, at = [], 0
             for place in places:
@@ -159,7 +158,9 @@ class Gradients:
             number = bucket.group.ranks.index(self._rank)
             for place in places:
                 entry = bucket.entries[place]
-                self._traffic.add(entry.label, entry.phase, ring_bytes(entry.leaf, len(bucket.group.ranks), number))
+                self._traffic.add(
+                    entry.sum.label, entry.sum.phase, ring_bytes(entry.leaf, len(bucket.group.ranks), number)
+                )
 
     def _finish(self) -> None:
         """Give every parameter its gradient: the backward pass is at its end."""

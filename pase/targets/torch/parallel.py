@@ -14,10 +14,9 @@ from pase.importers.ir import Use
 from pase.importers.torch.live import LiveModel, LiveWeight, trace_live
 from pase.planning.plan import Plan
 from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of
-from pase.sharding.reshard import reshard_steps, sum_groups
-from pase.sharding.traffic import Phase
+from pase.sharding.reshard import reshard_steps
 from pase.targets.emitter import emit
-from pase.targets.torch.collectives import Groups, Label, Take, Traffic
+from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import join, naming_lost_ranks
 from pase.targets.torch.program import Program, Traced
@@ -139,8 +138,8 @@ class Parallel(nn.Module):
         self._summed: tuple[bool, ...] = ()
         self._held = _Tree(self, module)
         # What is computed of buffers and inputs before any layer.
-        uses = [*live.inputs.values(), *live.constants.values()]
-        self._part = live.part([item.use.value for item in uses] + [o.name for o in live.outputs if not o.layer])
+        uses = [item.use for item in live.inputs.values()] + [item.use for item in live.constants.values()]
+        self._part = live.part([use.value for use in uses] + [o.name for o in live.outputs if not o.layer])
         super().train(module.training)
         self._mode(True)
 
@@ -220,26 +219,13 @@ class Parallel(nn.Module):
         if self._gradients is not None:
             self._gradients.close()
         traced = self._mode(True).traced
-        entries = []
-        for name in traced.sums:
-            layer, _, own = name.rpartition("/")
-            parameter = self._live.weights[layer, own].parameter
-            mesh = traced.weights[name].tensor.mesh
+        entries: dict[str, Entry] = {}
+        for name, own in traced.sums.items():
+            layer, _, tensor = name.rpartition("/")
+            parameter = self._live.weights[layer, tensor].parameter
             leaf = self._held.leaves[parameter]
-            groups = tuple(map(tuple, sum_groups(mesh.devices, traced.sums[name])))
-            if any(entry.leaf is leaf for entry in entries):
-                continue
-            entries.append(
-                Entry(
-                    leaf=leaf,
-                    groups=groups,
-                    parameter=self._held.parameters[parameter],
-                    wrapped=lambda gradient: gradient,
-                    label=Label(layer, layer),
-                    phase=Phase.UPDATE,
-                )
-            )
-        self._gradients, self._summed = Gradients(entries, self._sum_groups, self._traffic), flags
+            entries.setdefault(parameter, Entry(leaf=leaf, sum=own, parameter=self._held.parameters[parameter]))
+        self._gradients, self._summed = Gradients([*entries.values()], self._sum_groups, self._traffic), flags
 
     def _keep(self, traced: Traced, keeps: Sequence[Any]) -> None:
         """Bring the kept statistics nearer to those of a step."""

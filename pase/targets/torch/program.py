@@ -15,6 +15,7 @@ from pase.errors import ProgramError
 from pase.sharding.boxes import Box
 from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
+from pase.sharding.traffic import Phase
 from pase.targets.torch.collectives import (
     Adder,
     GradientSum,
@@ -48,13 +49,25 @@ class Weight:
     is_statistic: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSum:
+    """The sum of a weight's gradient that is made beside the graph.
+
+    groups: of ranks that have parts of one sum; none where the gradient is whole. label, phase: whose the bytes are.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    label: Label
+    phase: Phase
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traced:
     """A program of one rank.
 
     module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). inputs,
     weights: by name. keeps: statistics with their momentum, in the order of their values. results: the outputs by name.
-    sums: over which ranks each weight's gradient is added after the step, by the axes of its mesh.
+    sums: of the gradient of each weight, by name, in the order of the layers.
     """
 
     module: fx.GraphModule
@@ -63,7 +76,7 @@ class Traced:
     weights: Mapping[str, Weight]
     keeps: tuple[tuple[str, float], ...]
     results: Mapping[str, Tensor]
-    sums: Mapping[str, frozenset[str]]
+    sums: Mapping[str, WeightSum]
 
 
 class Program:
@@ -83,6 +96,7 @@ class Program:
         self.inputs: dict[str, DataInput] = {}
         self.weights: dict[str, Weight] = {}
         self.sources: dict[str, str] = {}
+        self._shared: set[str] = set()
         self._arguments: dict[str, fx.Node] = {}
         self._keeps: dict[str, tuple[Tensor, float]] = {}
         self._root = nn.Module()
@@ -219,7 +233,7 @@ class Program:
         )
         self._graph.output(found)
         join_sums(self._graph, self._root, self)
-        sums = lift_sums(self._graph, {name: self._arguments[source] for name, source in self.sources.items()})
+        axes = lift_sums(self._graph, {name: self._arguments[source] for name, source in self.sources.items()})
         remove_still_moves(self._graph, self._root)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
         module.graph.eliminate_dead_code()
@@ -233,7 +247,16 @@ class Program:
             weights=self.weights,
             keeps=tuple((name, momentum) for name, (_, momentum) in self._keeps.items()),
             results=results,
-            sums=sums,
+            sums={name: self._weight_sum(name, over) for name, over in axes.items()},
+        )
+
+    def _weight_sum(self, name: str, over: frozenset[str]) -> WeightSum:
+        mesh = self.weights[name].tensor.mesh
+        return WeightSum(
+            groups=tuple(map(tuple, sum_groups(mesh.devices, over))) if over else (),
+            label=Label(mesh.layer, mesh.layer),
+            # Those of several layers are brought together on the way back.
+            phase=Phase.BACKWARD if name in self._shared else Phase.UPDATE,
         )
 
     def declared(self, name: str, tensor: Tensor, *, is_trained: bool) -> Any:
@@ -275,6 +298,7 @@ class Program:
     ) -> Tensor:
         if name in self.weights:
             first = self.weights[name].tensor
+            self._shared.add(name)
             if first.size != Tensor(value=None, mesh=mesh, dims=tuple(dims)).size:
                 raise ProgramError(
                     f"layers {first.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "

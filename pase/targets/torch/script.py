@@ -20,6 +20,7 @@ from pase.sharding.boxes import Box
 from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Movement
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
+from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, join, naming_lost_ranks, run_program, tell_failure
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.tensor import Tensor
@@ -113,6 +114,12 @@ class RankTraining:
         self._evaluated: Traced | None = None
         self.shards = {name: self._shard(weight, values) for name, weight in self.program.weights.items()}
         self._state: dict[str, dict[str, Any]] = {}
+        entries = [
+            Entry(leaf=self.shards[name], sum=own, parameter=self.shards[name])
+            for name, own in self.program.sums.items()
+        ]
+        # They take the shards' gradients as they come.
+        self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size), self.traffic)
 
     def step(
         self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False

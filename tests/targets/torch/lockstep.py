@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.distributed
 
-from pase.sharding.reshard import sum_groups
 from pase.targets.torch import collectives
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Tensor
@@ -225,8 +224,8 @@ def _of_rank(
         if leaf.grad is not None:
             tensor = traced.weights[name].tensor
             whole = leaf.grad
-            if axes := traced.sums.get(name):
-                group = program.groups.of(sum_groups(tensor.mesh.devices, axes))
+            if (own := traced.sums.get(name)) is not None and own.groups:
+                group = program.groups.of(own.groups)
                 whole = collectives.all_reduced(whole, group)
             gradients[name] = (*_place(tensor, rank), whole)
     return _OfRank(
