@@ -1,13 +1,11 @@
 """Processes on this machine: what each is started with, and how it is said that one ended."""
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 
@@ -19,30 +17,20 @@ def package_environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
-def dying_with_us(arguments: Iterable[str]) -> list[str]:
-    """Return the command of a Python process that the kernel ends when this one is gone, however it went.
+def dying_with_us(command: Sequence[str]) -> list[str]:
+    """Return a command whose process the kernel ends when this one is gone, however it went.
 
     The kernel is asked by the process itself before it becomes the program: `preexec_fn` would have Python fork, which
     frameworks with threads warn of.
-
-    Args:
-        arguments: of Python: a script and its own, or ``-c`` and a program.
     """
     if not sys.platform.startswith("linux"):
-        return [sys.executable, *arguments]
+        return list(command)
     # Without site-packages and what stands in the environment, so that it takes some 20 ms.
     code = (
         f"import ctypes, os, signal, sys; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, signal.SIGKILL); "
-        f"os.getppid() == {os.getpid()} or os._exit(1); os.execv(sys.argv[1], sys.argv[1:])"
+        f"os.getppid() == {os.getpid()} or os._exit(1); os.execvp(sys.argv[1], sys.argv[1:])"
     )
-    return [sys.executable, "-I", "-S", "-c", code, sys.executable, *arguments]
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process when the one that started it is gone."""
-    if sys.platform.startswith("linux"):
-        prctl: Any = ctypes.CDLL(None).prctl
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return [sys.executable, "-I", "-S", "-c", code, *command]
 
 
 def end_all(processes: Iterable["subprocess.Popen[bytes]"]) -> None:

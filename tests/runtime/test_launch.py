@@ -33,9 +33,6 @@ from tests.runtime.networks import small
 from tests.runtime.plans import random_plan
 from tests.runtime.training import builder_of
 
-# JAX, where another test has loaded it, warns of every fork; what is forked here runs another program at once.
-pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
-
 ROOT = Path(__file__).resolve().parents[2]
 MLP = Path(golden_mlp.__file__)
 LIMIT_S = 30.0

@@ -13,9 +13,6 @@ from pase.errors import TrainingError
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, Cluster
 from pase.targets.mesh_tensorflow.runtime.launch import local_clusters
 
-# JAX, where another test has loaded it, warns of every fork; what is forked here runs another program at once.
-pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
-
 LISTENS = """\
 import json, os, signal, socket, sys, time
 cluster = json.loads(os.environ["PASE_CLUSTER"])

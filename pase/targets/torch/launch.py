@@ -205,7 +205,7 @@ class _Rank:
 
 def _start(arguments: Sequence[str], rank: int, environment: Mapping[str, str]) -> _Rank:
     process = subprocess.Popen(
-        dying_with_us(arguments),
+        dying_with_us([sys.executable, *arguments]),
         stdin=subprocess.DEVNULL,
         stdout=None if rank == 0 else subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -63,7 +63,7 @@ class Worker:
         code = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.targets.torch.ranks import serve; serve()"
         with theirs:
             process = subprocess.Popen(
-                dying_with_us(["-c", code, str(theirs.fileno())]),
+                dying_with_us([sys.executable, "-c", code, str(theirs.fileno())]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

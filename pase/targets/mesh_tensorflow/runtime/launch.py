@@ -5,23 +5,22 @@ what another task writes is shown where it was the one that failed. When one end
 asynchronous training across workers: that goes on without the task, and it is said which it was.
 """
 
-import ctypes
-import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import click
 
+from pase.common.processes import dying_with_us, end_all, ending_text, package_environment
 from pase.errors import PaseError, ProgramError, missing_extra
 from pase.targets.mesh_tensorflow.runtime.cluster import LOOPBACK, VARIABLE, Cluster, answers, kept_text
 
@@ -42,8 +41,6 @@ _GRACE_S = 2.0
 """How long the chief has to say itself what went wrong, where another task fails with a status of its own."""
 _END_S = 10.0
 """How long the others have to end when the chief has ended well."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,18 +79,12 @@ class Process:
     def how(self) -> str:
         """In what way it ended: the signal, or the status with the last line that it wrote."""
         status = self.popen.returncode
-        if status < 0:
-            try:
-                name = signal.Signals(-status).name
-            except ValueError:
-                name = "unknown"
-            return f"was ended by signal {-status} ({name})"
         said = ""
-        if self.errors is not None:
+        if status >= 0 and self.errors is not None:
             self.errors.seek(0)
             lines = self.errors.read().decode(errors="replace").split("\n")
             said = next((line for line in reversed(lines) if line.strip()), "")[:_LONGEST_LINE]
-        return f"ended with status {status}" + (f": {said.removeprefix('error: ')}" if said else "")
+        return ending_text(status) + (f": {said.removeprefix('error: ')}" if said else "")
 
 
 class Stopped(BaseException):
@@ -149,7 +140,8 @@ def supervise(
     )
     with ExitStack() as opened:
         processes: list[Process] = []
-        opened.callback(_end_all, processes)
+        # A server has nothing to tidy up, and one that is stopped would not hear of less.
+        opened.callback(lambda: end_all(process.popen for process in processes))
         try:
             with _signals():
                 for cluster in clusters:
@@ -270,15 +262,6 @@ def _stop(processes: Sequence[Process], number: int) -> None:
                 pass
 
 
-def _end_all(processes: Sequence[Process]) -> None:
-    """End what is left: a server has nothing to tidy up, and one that is stopped would not hear of less."""
-    for process in processes:
-        if process.popen.poll() is None:
-            process.popen.kill()
-    for process in processes:
-        process.popen.wait()
-
-
 @contextmanager
 def _signals() -> Iterator[None]:
     """Have the signals that ask for the end raise `Stopped`."""
@@ -298,35 +281,16 @@ def _signals() -> Iterator[None]:
 
 
 def _start(command: Sequence[str], cluster: Cluster, errors: IO[bytes] | None) -> Process:
-    # The program must find the very package that started it.
-    here = str(Path(__file__).resolve().parents[4])
-    path = os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     popen = subprocess.Popen(
-        command,
+        dying_with_us(command),
         stdin=subprocess.DEVNULL,
         stdout=errors,
         stderr=errors,
-        env={**os.environ, "PYTHONPATH": path, VARIABLE: cluster.to_json()},
+        env=package_environment({VARIABLE: cluster.to_json()}),
         # An interrupt is for us to pass on.
         start_new_session=True,
-        preexec_fn=_dies_with_us(),
     )
     return Process(task=cluster.task, popen=popen, errors=errors)
-
-
-def _dies_with_us() -> Callable[[], None] | None:
-    """Return what a new process does so that the kernel ends it when this one is gone, however it went."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl: Any = ctypes.CDLL(None).prctl
-    ours = os.getpid()
-
-    def call() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != ours:
-            os._exit(1)
-
-    return call
 
 
 def _free_ports(count: int) -> list[int]:
