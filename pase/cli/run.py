@@ -36,11 +36,11 @@ from pase.importers import is_builtin
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
-from pase.targets.emitter import emit, emit_forward, outputs_left_out
+from pase.targets.emitter import TARGETS, emit, emit_forward, outputs_left_out, target_of
 from pase.targets.execute import RunResult, run_plan
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
 from pase.targets.training.data import data_inputs
-from pase.targets.training.options import device_choice, device_options, training_flags, training_options
+from pase.targets.training.options import CPU, device_choice, device_options, training_flags, training_options
 
 PHASES = ("forward", "backward", "update")
 
@@ -51,9 +51,15 @@ _FEW_COLUMNS = 4
 """Each worker has a column up to these; for more no terminal would be wide enough."""
 
 
+_target_option = click.option(
+    "--target", type=click.Choice(tuple(TARGETS)), help="The framework that runs it [that of the model, if it is one]."
+)
+
+
 @click.command("run", epilog="Example: pase run alexnet --devices 8 --steps 3")
 @click.argument("plan_or_model", metavar="PLAN|MODEL", shell_complete=complete_models)
 @plan_options
+@_target_option
 @click.option("--steps", type=click.IntRange(min=1), default=5, show_default=True, help="Training steps.")
 @training_flags
 @device_options
@@ -61,14 +67,15 @@ _FEW_COLUMNS = 4
 @json_option
 def run_command(
     plan_or_model: str,
+    target: str | None,
     measure: bool,
     as_json: bool,
     **others: Any,
 ) -> None:
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
 
-    Emits the program, runs it on virtual CPUs or on GPUs, and runs the single-device program on the same weights and
-    data: the losses are equal up to rounding (try --dtype float64).
+    Emits the program, runs it on virtual CPUs or on GPUs, for PyTorch in a process for each device, and runs the
+    single-device program on the same weights and data: the losses are equal up to rounding (try --dtype float64).
     """
     with progress() as on_progress, TemporaryDirectory(prefix="pase-data-") as folder:
         plan = chosen_plan(plan_or_model, others, on_progress)
@@ -79,6 +86,7 @@ def run_command(
         result = run_plan(
             plan,
             options,
+            target=target,
             choice=choice,
             measure=measure,
             on_progress=lambda what, done, total: on_progress(what, done / total),
@@ -111,20 +119,24 @@ def run_command(
         return
     _print_steps(result)
     say()
-    say(f"{plan.graph.name} on {plan.num_devices} {choice.text}, {options.dtype}")
+    is_torch = target_of(plan, target).name == "torch"
+    devices = "local processes" if is_torch and choice.kind == CPU else choice.text
+    say(f"{plan.graph.name} on {plan.num_devices} {devices}, {options.dtype}")
     say(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")
     say(f"  bytes between devices   {quantity(result.predicted_bytes, 'B')} a step predicted")
     if result.measured_bytes is not None:
         ratio = result.measured_bytes / result.predicted_bytes if result.predicted_bytes else 1.0
         say(f"                          {quantity(result.measured_bytes, 'B')} a step measured   ({ratio:.2%} of it)")
-        say(f"  bytes from the host     {quantity(result.host_bytes or 0, 'B')} a step, and the loss to it")
+    if result.host_bytes is not None:
+        say(f"  bytes from the host     {quantity(result.host_bytes, 'B')} a step, and the loss to it")
     say(f"  parameters              {_held(weights)}")
     say(f"  memory of a device      {quantity(memory_bytes, 'B')} predicted")
     if result.peak_memory_bytes:
         low, high = (quantity(choose(result.peak_memory_bytes), "B") for choose in (min, max))
         say(f"                          {low} to {high} at most, as its allocator recorded")
     say(f"  building the program    {duration(result.build_time_s)}")
-    say(f"  one step                {duration(result.step_time_s)}   (virtual devices share this machine)")
+    who = "they" if is_torch else "virtual devices"
+    say(f"  one step                {duration(result.step_time_s)}   ({who} share this machine)")
     if plan.num_devices <= _FEW_WORKERS and 0 < len(weights) <= _FEW_WEIGHTS:
         say()
         _print_parameters(weights)
@@ -263,19 +275,27 @@ def _print_moved(result: RunResult) -> None:
 @plan_argument
 @plan_options
 @output_option("Write the program here, not on standard output.")
+@_target_option
 @click.option("--forward", is_flag=True, help="Of an imported model: a program that computes its outputs.")
 @json_option
-def emit_command(plan: str, output: Path | None, forward: bool, as_json: bool, **model: Any) -> None:
-    """Write PLAN, a file that 'pase search -o' made, as a Mesh-TensorFlow program that trains with it.
+def emit_command(
+    plan: str, output: Path | None, target: str | None, forward: bool, as_json: bool, **model: Any
+) -> None:
+    """Write PLAN, a file that 'pase search -o' made, as a program that trains with it.
 
     Of a MODEL, the best strategy on --devices is searched first.
     """
+    if forward and target not in (None, "mesh_tensorflow"):
+        raise EmitError(
+            "programs of a forward pass alone are written for Mesh-TensorFlow; one for PyTorch returns the outputs "
+            "of a model, beside its loss or alone: leave --forward out"
+        )
     if output:
         check_writable(output)
     with progress() as on_progress:
         read = chosen_plan(plan, model, on_progress)
         on_progress("writing the program", 0.0)
-        source = emit_forward(read) if forward else emit(read)
+        source = emit_forward(read) if forward else emit(read, target=target)
     left_out = outputs_left_out(read) if forward else ()
     for text in left_out:
         warn(text)

@@ -350,6 +350,8 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
     is_rank = "RANK" in os.environ or num_devices == 1
     try:
         options = training_options(values)
+        if values["output"] and options.data_path is None:
+            raise ProgramError("--output needs --data PATH, the inputs to compute the outputs of")
         if is_rank:
             _run_rank(build, num_devices, values, options)
         else:
@@ -368,9 +370,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
 
 def _run_rank(build: Build, num_devices: int, values: Mapping[str, Any], options: TrainingOptions) -> None:
     device = "cuda" if device_choice(values).kind == GPU else "cpu"
-    if values["output"]:
-        if options.data_path is None:
-            raise ProgramError("--output needs --data PATH, the inputs to compute the outputs of")
+    if values["output"] and options.data_path:
         found = compute(build, options, read_arrays(options.data_path), num_devices=num_devices, device=device)
         if dist.get_rank() == 0:
             write_arrays(values["output"], found)

@@ -1,0 +1,34 @@
+"""Functions that ranks of a pool run: emitted programs for PyTorch, trained and computed."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pase.targets.torch.script import compute, train
+from pase.targets.training.data import Array
+from pase.targets.training.options import TrainingOptions
+
+
+def builder_of(source: str) -> Callable[[Any], Any]:
+    """The function `build` of an emitted program."""
+    namespace: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(source, "<emitted>", "exec"), namespace)
+    build: Callable[[Any], Any] = namespace["build"]
+    return build
+
+
+def events(rank: int, world: int, source: str, options: TrainingOptions, measure: bool = False) -> list[dict[str, Any]]:
+    """What a rank reports of a training, its losses at last."""
+    found: list[dict[str, Any]] = []
+    losses = train(builder_of(source), options, num_devices=world, measure=measure, report=found.append)
+    return [*found, {"event": "losses", "losses": losses}]
+
+
+def outputs(rank: int, world: int, source: str, options: TrainingOptions, data: dict[str, Array]) -> dict[str, Array]:
+    """The outputs of a program for some data."""
+    return compute(builder_of(source), options, data, num_devices=world)
+
+
+def refused(rank: int, world: int, source: str, options: TrainingOptions, num_devices: int) -> None:
+    """Train a program of another number of ranks."""
+    train(builder_of(source), options, num_devices=num_devices, metrics_path=Path("never"))
