@@ -45,8 +45,20 @@ def parallelize(source: Any, plan: Plan, *, devices: Sequence[Any] | None = None
         )
     parallel = Parallel(function, plan, _mesh(jax, plan, devices))
     if arguments:
-        parallel.trace(*arguments)
+        parallel.trace(*_as_called(jax, function, arguments))
     return parallel
+
+
+def _as_called(jax: Any, function: Any, arguments: list[Any]) -> Sequence[Any]:
+    """Return the arguments of a call of what was searched with some: a model itself, or a module's variables, first."""
+    if not _is_module(function):
+        return arguments
+    if not _is_linen(function):
+        return (function, *arguments)
+    if _are_variables(arguments[0]):
+        return arguments
+    found = source_of(jax, (function, *arguments))
+    return ({"params": found.parameters, **found.constants}, *arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +148,8 @@ class Parallel:
         jax = framework("jax", "jax")
         if not self._is_module:
             return source_of(jax, (self._function, *arguments))
-        linen = sys.modules.get("flax.linen")
-        if linen is not None and isinstance(self._function, linen.Module):
-            if not arguments or not (isinstance(arguments[0], Mapping) and "params" in arguments[0]):
+        if _is_linen(self._function):
+            if not arguments or not _are_variables(arguments[0]):
                 raise ProgramError("a module of flax's is called with its variables first, {'params': …}")
             return source_of(jax, (self._function, *arguments))
         if not arguments or type(arguments[0]) is not type(self._function):
@@ -179,7 +190,7 @@ class Parallel:
 def _missing(constraints: Constraints) -> tuple[str, ...]:
     if not constraints.missing:
         return ()
-    return (f"left to XLA, because no value of the function's program is their result: {listed(constraints.missing)}",)
+    return (f"left to XLA, as results within a function that has a gradient of its own: {listed(constraints.missing)}",)
 
 
 def _mesh(jax: Any, plan: Plan, devices: Sequence[Any] | None) -> Any:
@@ -242,14 +253,20 @@ def _key(jax: Any, arguments: Sequence[Any]) -> Hashable:
 
 def _is_module(function: Any) -> bool:
     """Whether a source is a module or a model, and no function."""
-    jax, linen = sys.modules["jax"], sys.modules.get("flax.linen")
-    nnx = sys.modules.get("flax.nnx")
-    if (linen is not None and isinstance(function, linen.Module)) or (
-        nnx is not None and isinstance(function, nnx.Module)
-    ):
+    jax, nnx = sys.modules["jax"], sys.modules.get("flax.nnx")
+    if _is_linen(function) or (nnx is not None and isinstance(function, nnx.Module)):
         return True
     leaves = jax.tree_util.tree_leaves(function)
     return not (len(leaves) == 1 and leaves[0] is function)
+
+
+def _is_linen(function: Any) -> bool:
+    linen = sys.modules.get("flax.linen")
+    return linen is not None and isinstance(function, linen.Module)
+
+
+def _are_variables(argument: Any) -> bool:
+    return isinstance(argument, Mapping) and "params" in argument
 
 
 def _called(function: Any) -> str:

@@ -18,10 +18,12 @@ import pase
 from pase.graph import Access, Graph, Operator
 from pase.graph.operator import SCANNED
 from pase.planning.plan import Plan
+from pase.sharding.traffic import flows
 from tests.exports.boxes import plan_boxes
 from tests.exports.placements import mesh_plan
 from tests.networks import slow_machine
 from tests.runtime.plans import make_plan, random_plan
+from tests.targets.jax.collectives import moved_bytes
 from tests.targets.jax.models import MODELS, Model
 
 Tree = Any
@@ -115,13 +117,9 @@ def case(model: Model, graph: Graph, num_devices: int, kind: str, expected: Any)
             wrong += misplaced(plan, plan.graph[name], plan.graph[name].writes[0], array)
             operator = plan.graph[name]
             for access in operator.parameters:
-                of_layer = model.weights[name]
-                if hasattr(of_layer, "shape"):
-                    held, changed = weights[name], found[1][name]
-                else:
-                    key = next(key for key in of_layer if of_layer[key].shape == access.shape)
-                    held, changed = weights[name][key], found[1][name][key]
-                wrong += [*misplaced(plan, operator, access, held), *misplaced(plan, operator, access, changed)]
+                for tree in (weights, found[1]):
+                    (held,) = [leaf for leaf in jax.tree_util.tree_leaves(tree[name]) if leaf.shape == access.shape]
+                    wrong += misplaced(plan, operator, access, held)
     names = ("losses", "gradients", "weights", "returned")
     differences = {
         name: difference(ours, theirs)
@@ -138,6 +136,32 @@ def case(model: Model, graph: Graph, num_devices: int, kind: str, expected: Any)
     }
 
 
+def moved(name: str, num_devices: int) -> dict[str, list[int]]:
+    """Return (bytes that XLA moves in a step, bytes predicted) of plans of a model with layers fc1 and fc2."""
+    model = MODELS[name]()
+
+    def loss(*arguments: Any) -> Any:
+        return model.loss(*arguments)[0]
+
+    graph = pase.load((loss, model.weights, *model.batch))
+    points = {operator.name: {"b": num_devices} for operator in graph.operators}
+    split = {
+        "data": points,
+        "megatron": {"fc1": {"n": num_devices}, "fc2": {"c": num_devices}},
+        "both": points | {"fc1": {"b": 2, "n": num_devices // 2}, "fc2": {"b": 2, "c": num_devices // 2}},
+    }
+    found = {}
+    for kind, splits in split.items():
+        plan = make_plan(graph, num_devices, splits)
+        parallel = pase.parallelize((loss, model.weights, *model.batch), plan, devices=jax.devices()[:num_devices])
+        lies = parallel.shardings
+        step = jax.jit(jax.value_and_grad(parallel), in_shardings=lies, out_shardings=(None, lies[0]))
+        text = step.lower(*jax.device_put((model.weights, *model.batch), lies)).compile().as_text()
+        itemsize = 8 // graph.itemsize  # numbers are of 64 bits here
+        found[kind] = [sum(moved_bytes(text).values()), itemsize * sum(flow.total_bytes for flow in flows(plan))]
+    return found
+
+
 def main(name: str, cases: list[tuple[int, str]]) -> None:
     """Run a model under plans; print what was found of each."""
     model = MODELS[name]()
@@ -146,4 +170,7 @@ def main(name: str, cases: list[tuple[int, str]]) -> None:
     sys.stdout.write(json.dumps([case(model, graph, num_devices, kind, expected) for num_devices, kind in cases]))
 
 
-main(sys.argv[1], [(int(case.partition(" ")[0]), case.partition(" ")[2]) for case in sys.argv[2:]])
+if sys.argv[1] == "moved":
+    sys.stdout.write(json.dumps(moved(sys.argv[2], int(sys.argv[3]))))
+else:
+    main(sys.argv[1], [(int(case.partition(" ")[0]), case.partition(" ")[2]) for case in sys.argv[2:]])

@@ -1,5 +1,6 @@
 """Functions as people train them in JAX: a loss of weights and a batch, with numbers for both."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,6 +145,44 @@ def equinox() -> Model:
     return Model(loss=loss, weights=numbers(arrays), batch=(x, target))
 
 
+def nested() -> Model:
+    """Functions in functions: with a gradient of its own, recomputed in part, called twice; a loop backwards."""
+
+    @jax.custom_vjp
+    def halved(w: Any, x: Any) -> Any:
+        return jnp.tanh(x @ w) @ w.T
+
+    def forward(w: Any, x: Any) -> Any:
+        return halved(w, x), (w, x)
+
+    def backward(kept: Any, gradient: Any) -> Any:
+        # Not what it would be without a rule.
+        w, x = kept
+        return 0.5 * (x.T @ (gradient @ w)), 0.5 * gradient
+
+    halved.defvjp(forward, backward)
+
+    @jax.jit
+    def block(w: Any, x: Any) -> Any:
+        return jax.nn.silu(x @ w) + jax.nn.relu(x)
+
+    @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
+    def recomputed(w: Any, x: Any) -> Any:
+        return block(w, jnp.sin(block(w, x)))
+
+    def turn(x: Any, w: Any) -> tuple[Any, Any]:
+        x = jnp.tanh(x @ w)
+        return x, x.sum(-1)
+
+    def loss(weights: Tree, x: Any, labels: Any) -> Any:
+        x = halved(weights["halved"], recomputed(weights["block"], x))
+        x, sums = jax.lax.scan(turn, x, weights["turns"], reverse=True)
+        return cross_entropy(x, labels) + (sums**2).mean()
+
+    shapes = {"halved": zoo.f32(8, 16), "block": zoo.f32(8, 8), "turns": zoo.f32(3, 8, 8)}
+    return Model(loss=loss, weights=numbers(shapes), batch=(numbers(zoo.f32(8, 8), 3), whole(8, 8)))
+
+
 MODELS: Mapping[str, Callable[[], Model]] = {
     "mlp": mlp,
     "cnn": cnn,
@@ -151,4 +190,5 @@ MODELS: Mapping[str, Callable[[], Model]] = {
     "scanned": scanned,
     "flax": flax,
     "equinox": equinox,
+    "nested": nested,
 }

@@ -14,7 +14,7 @@ pytest.importorskip("jax")
 ROOT = Path(__file__).parents[3]
 
 
-def run(model: str, *cases: str) -> list[dict[str, Any]]:
+def run(model: str, *cases: str) -> Any:
     """Train a model under plans in a process of its own, in which there are eight devices."""
     child = Path(__file__).with_name("child.py")
     finished = subprocess.run(
@@ -26,8 +26,7 @@ def run(model: str, *cases: str) -> list[dict[str, Any]]:
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    found: list[dict[str, Any]] = json.loads(finished.stdout)
-    return found
+    return json.loads(finished.stdout)
 
 
 def check(case: str, result: dict[str, Any]) -> None:
@@ -45,6 +44,7 @@ def check(case: str, result: dict[str, Any]) -> None:
         ("gpt", ["4 searched", "2 random 1"]),
         ("flax", ["4 mesh 1"]),
         ("equinox", ["4 searched", "4 mesh 1"]),
+        ("nested", ["4 mesh 1", "2 searched"]),
         pytest.param(
             "mlp",
             [f"{p} {kind} {i}" for p in (2, 4, 8) for kind in ("mesh", "random") for i in range(4, 8)],
@@ -56,7 +56,7 @@ def check(case: str, result: dict[str, Any]) -> None:
                 [f"{p} {kind}" for p in (2, 4, 8) for kind in ("searched", "mesh 2", "random 2")],
                 marks=pytest.mark.full,
             )
-            for model in ("cnn", "gpt", "flax", "equinox")
+            for model in ("cnn", "gpt", "flax", "equinox", "nested")
         ),
     ],
 )
@@ -80,3 +80,9 @@ def test_a_scanned_model_computes_the_same_under_other_plans() -> None:
     cases = [f"{p} {kind}" for p in (2, 4, 8) for kind in ("searched", "alike 2", "random 2")]
     for case, result in zip(cases, run("scanned", *cases), strict=True):
         check(case, result)
+
+
+def test_xla_moves_the_bytes_that_are_predicted() -> None:
+    """Sums and gathers, which are done in one way; of other moves XLA makes more (docs/how-to/parallelize-jax.md)."""
+    for kind, (moved, predicted) in run("moved", "mlp", "4").items():
+        assert moved == predicted > 0, kind
