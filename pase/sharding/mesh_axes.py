@@ -75,7 +75,7 @@ class Demand:
     def ways(self) -> tuple[Way, ...]:
         """The ways to write its coordinates in digits."""
         of_dims = [
-            [_written(self.coordinates[dim], order) for order in _orders(prime_factors(split))]
+            [_written(self.coordinates[dim], order) for order in orders(prime_factors(split))]
             for dim, split in self.splits
         ]
         return tuple(dict(zip(self.coordinates, way, strict=True)) for way in islice(product(*of_dims), _MAX_WAYS))
@@ -155,13 +155,13 @@ def _written(coordinate: Coordinates, bases: Sequence[int]) -> tuple[Digit, ...]
     return tuple(digits)
 
 
-def _orders(factors: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield each order of the factors once."""
+def orders(factors: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield each order of some factors once."""
     if not factors:
         yield ()
     for first in dict.fromkeys(factors):
         place = factors.index(first)
-        for rest in _orders(factors[:place] + factors[place + 1 :]):
+        for rest in orders(factors[:place] + factors[place + 1 :]):
             yield (first, *rest)
 
 

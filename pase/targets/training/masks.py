@@ -41,12 +41,16 @@ def kept(name: str, shape: tuple[int, ...], rate: float, key: Key) -> np.ndarray
     """Return which points of a whole tensor a layer keeps in the step of a key."""
     if key[0] < 0:
         return np.ones(shape, np.bool_)
-    # Words of 32 bits wrap around by themselves here.
-    first, second = (key ^ layer_key(name)).astype(np.uint32)
     numbers = np.arange(int(np.prod(shape)), dtype=np.uint64)
+    return (words(numbers, key ^ layer_key(name)) >= np.uint32(threshold(rate))).reshape(shape)
+
+
+def words(numbers: np.ndarray[Any, np.dtype[np.uint64]], key: Key) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return random words of 32 bits of the points with these numbers, each a function of its number and the key."""
+    # Words of 32 bits wrap around by themselves here.
+    first, second = key.astype(np.uint32)
     low, high = (numbers % WORD).astype(np.uint32), (numbers // WORD).astype(np.uint32)
-    drawn = _mixed(_mixed(low ^ first) ^ second ^ _mixed(high))
-    return (drawn >= np.uint32(threshold(rate))).reshape(shape)
+    return _mixed(_mixed(low ^ first) ^ second ^ _mixed(high))
 
 
 def _mixed(words: np.ndarray[Any, np.dtype[np.uint32]]) -> np.ndarray[Any, np.dtype[np.uint32]]:

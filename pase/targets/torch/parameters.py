@@ -1,0 +1,476 @@
+"""The parameters of a model that runs under a plan: DTensors under the model's names, of which layers read local parts.
+
+How it is used, by whoever runs a program of a rank:
+
+    held = state_of(model)                          # or state_of_weights(traced.weights) where there is no module
+    needs = needs_of(held, traced.weights, reads)   # reads: weight of the program -> Read (default: of its own name)
+    stored = storage(held.shapes, needs, num_ranks)           # placements.py; the same on all ranks, no communication
+    mesh = mesh_of(stored, "cpu")                             # the one DeviceMesh; all ranks call it
+    notes = install(root, held, stored, mesh, source)         # root: an nn.Module; source: values.py
+
+    leaves = Leaves()                                         # of one root; a copy of the root begins with new ones
+    leaf = leaves.of(name, root.get_parameter(name))          # a plain local tensor; made again when it has to be
+    value = part_of(stored, stored.readings[weight], leaf, traced.weights[weight].tensor)   # what the program takes
+
+`install` registers `nn.Parameter`s that are DTensors on one mesh (buffers are plain tensors where each rank has all of
+them), under all of the names that the model has for them. A leaf shares the storage of its parameter; when a backward
+pass has its gradient, this is added to `parameter.grad`, a DTensor, and the leaf keeps none: `zero_grad` of any kind,
+clipping, scaling and accumulation work on the parameters alone.
+
+`part_of` takes a `torch.fx.Proxy` in place of the leaf. Where the layer reads other parts than the rank holds (`steps`
+of the reading; `install` returns notes that say why) it is a move of the program, whose adjoint brings the gradient.
+What `part_of` gives is differentiated, but the gradients of parts are not added up: a layer whose mesh splits dims that
+the weight lacks leaves parts of sums, as `Program.weight` says; `sum_ranks` are the ranks that have such parts of one
+parameter's gradient, where all of its layers agree.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from pase.errors import ProgramError
+from pase.importers.ir import Piece, View
+from pase.sharding.boxes import Box, Range, extents, whole
+from pase.sharding.layouts import device_mesh
+from pase.sharding.reshard import sum_groups
+from pase.targets.torch.placements import Need, Reading, Split, Storage, Stored
+from pase.targets.torch.program import Weight
+from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
+from pase.targets.torch.values import Source, cut
+
+# -- what a model has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declared:
+    """A parameter or a buffer of a model. names: all that it has, the first one as `named_parameters` yields it."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = True
+    is_buffer: bool = False
+    is_persistent: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All parameters and buffers of a model, by their first names. order: of all names, as the model has them."""
+
+    declared: Mapping[str, Declared]
+    order: tuple[str, ...]
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes, by name."""
+        return {name: declared.shape for name, declared in self.declared.items()}
+
+
+def state_of(model: nn.Module) -> State:
+    """Return what parameters and buffers a module has; their values may be on any device, meta included."""
+    names: dict[int, list[str]] = {}
+    first: dict[int, tuple[torch.Tensor, bool]] = {}
+    order = []
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for own, is_buffer in ((module._parameters, False), (module._buffers, True)):
+            for last, tensor in own.items():
+                if tensor is not None:
+                    order.append(f"{prefix}.{last}" if prefix else last)
+                    names.setdefault(id(tensor), []).append(order[-1])
+                    first.setdefault(id(tensor), (tensor, is_buffer))
+    found = {}
+    for key, (tensor, is_buffer) in first.items():
+        found[names[key][0]] = Declared(
+            names=tuple(names[key]),
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            requires_grad=tensor.requires_grad,
+            is_buffer=is_buffer,
+            is_persistent=not is_buffer or any(_is_persistent(model, name) for name in names[key]),
+        )
+    return State(declared=found, order=tuple(order))
+
+
+def _is_persistent(model: nn.Module, name: str) -> bool:
+    owner, _, own = name.rpartition(".")
+    return own not in model.get_submodule(owner)._non_persistent_buffers_set
+
+
+def state_of_weights(weights: Mapping[str, Weight], dtype: torch.dtype) -> State:
+    """Return the state of a program without a module: its weights, as buffers where they are not trained."""
+    return State(
+        declared={
+            name: Declared(
+                names=(name,),
+                shape=tuple(dim.size for dim in weight.tensor.dims),
+                dtype=dtype,
+                requires_grad=weight.is_trained,
+                is_buffer=not weight.is_trained,
+            )
+            for name, weight in weights.items()
+        },
+        order=tuple(weights),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """How a weight of a program reads a parameter or a buffer: some rows of it, a piece of these, seen otherwise.
+
+    parameter: any of its names. rows: of its first dim. The elements, row-major, are those of the weight.
+    """
+
+    parameter: str
+    rows: Range | None = None
+    piece: Piece | None = None
+    view: View | None = None
+
+
+def needs_of(state: State, weights: Mapping[str, Weight], reads: Mapping[str, Read]) -> dict[str, list[Need]]:
+    """Return what the weights of a program need of each parameter.
+
+    reads: of weights, by their names in the program; one that is not named reads the parameter of its own name, if
+    there is one, and else none: it is given otherwise. Raises ProgramError for a name that the model does not have.
+    """
+    first = {name: key for key, declared in state.declared.items() for name in declared.names}
+    found: dict[str, list[Need]] = {}
+    for name, weight in weights.items():
+        read = reads.get(name)
+        if read is None and name not in first:
+            continue
+        read = Read(parameter=name) if read is None else read
+        if read.parameter not in first:
+            raise ProgramError(f"weight {name!r} is {read.parameter!r} of the model, which the model does not have")
+        key = first[read.parameter]
+        box = whole(state.declared[key].shape)
+        if read.rows is not None:
+            box = (read.rows, *box[1:])
+        if read.piece is not None:
+            box = _piece(box, read.piece)
+        is_seen = read.view is not None and not read.view.is_reshape
+        need = Need(weight=name, box=box, layout=weight.tensor.layout, view=read.view if is_seen else None)
+        if is_seen and weight.is_trained:
+            raise ProgramError(
+                f"weight {name!r} is {read.parameter!r} with its elements in another order or repeated, which cannot "
+                "be trained in parts; use the parameter as it is"
+            )
+        found.setdefault(key, []).append(need)
+    return found
+
+
+def _piece(box: Box, piece: Piece) -> Box:
+    low, _ = box[piece.dim]
+    own = (low + piece.start, low + piece.start + piece.size)
+    return (*box[: piece.dim], own, *box[piece.dim + 1 :])
+
+
+# -- DTensors
+
+
+def mesh_of(stored: Storage, device_type: str) -> DeviceMesh:
+    """Return the mesh of all parameters; every rank calls it."""
+    names = tuple(f"m{number}" for number in range(len(stored.sizes)))
+    ranks = torch.arange(prod(stored.sizes)).reshape(stored.sizes)
+    return DeviceMesh(device_type, ranks, mesh_dim_names=names)
+
+
+def placements_of(splits: Iterable[Split | None]) -> tuple[Placement, ...]:
+    """Return what DTensor calls what axes do to a tensor."""
+    return tuple(_placement(split) for split in splits)
+
+
+def _placement(split: Split | None) -> Placement:
+    if split is None:
+        return Replicate()
+    return Shard(split.dim) if split.chunks == 1 else _StridedShard(split.dim, split_factor=split.chunks)
+
+
+def distributed(local: torch.Tensor, stored: Stored, mesh: DeviceMesh) -> DTensor:
+    """Return a rank's shard as a DTensor, whose storage it is."""
+    strides, stride = [], 1
+    for extent in reversed(stored.shape):
+        strides.append(stride)
+        stride *= max(extent, 1)
+    return DTensor.from_local(
+        local,
+        mesh,
+        placements_of(stored.splits),
+        run_check=False,
+        shape=torch.Size(stored.shape),
+        stride=tuple(reversed(strides)),
+    )
+
+
+def install(
+    root: nn.Module, state: State, stored: Storage, mesh: DeviceMesh, source: Source, *, device: object = None
+) -> tuple[str, ...]:
+    """Register the parameters and buffers of a model, and return notes on those that are not held as layers read them.
+
+    Args:
+        root: the module that they belong to from then on. What they are called with dots becomes modules within it.
+        state: what the model has.
+        stored: how each is held.
+        mesh: of all ranks.
+        source: of values, by name.
+        device: of the shards; by default that of the mesh.
+
+    Raises:
+        ProgramError: the source lacks a value, or has it in another shape.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    where = torch.device(mesh.device_type if device is None else str(device))
+    made: dict[str, torch.Tensor] = {}
+    for name, declared in state.declared.items():
+        own = stored.stored[name]
+        local = source(declared.names, declared.shape, own.held[rank])
+        local = local.to(device=where, dtype=declared.dtype, copy=True).contiguous()
+        if declared.is_buffer and all(split is None for split in own.splits):
+            made[name] = local
+        else:
+            whole_tensor = distributed(local, own, mesh)
+            made[name] = whole_tensor if declared.is_buffer else nn.Parameter(whole_tensor, declared.requires_grad)
+    first = _first_names(state)
+    for name in state.order:
+        holder, last = _holder(root, name)
+        value, declared = made[first[name]], state.declared[first[name]]
+        if isinstance(value, nn.Parameter):
+            holder.register_parameter(last, value)
+        else:
+            holder.register_buffer(last, value, persistent=declared.is_persistent)
+    root.register_load_state_dict_pre_hook(_Taken(stored=stored, rank=rank, first=first))
+    sizes = {name: declared.dtype.itemsize for name, declared in state.declared.items()}
+    return tuple(
+        f"{own.note}: {own.moved * sizes[name]} bytes of gradients go between ranks in every step for that"
+        for name, own in stored.stored.items()
+        if own.note
+    )
+
+
+def _first_names(state: State) -> dict[str, str]:
+    return {name: key for key, declared in state.declared.items() for name in declared.names}
+
+
+def _holder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the module that holds a tensor, and the tensor's name there; modules that are not there are made."""
+    *path, last = name.split(".")
+    for part in path:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    return root, last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Taken:
+    """Takes a rank's parts of whole tensors when these are loaded."""
+
+    stored: Storage
+    rank: int
+    first: Mapping[str, str]
+
+    def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_others: object) -> None:
+        for name, key in self.first.items():
+            own, given = self.stored.stored[key], state_dict.get(prefix + name)
+            if not isinstance(given, torch.Tensor) or isinstance(given, DTensor) or tuple(given.shape) != own.shape:
+                continue  # What is missing or of another shape, PyTorch says.
+            now = _tensor(module, name)
+            if isinstance(now, DTensor):
+                local = cut(given.detach(), own.held[self.rank]).to(now.device)
+                state_dict[prefix + name] = distributed(local.contiguous(), own, now.device_mesh)
+
+    def __deepcopy__(self, _memo: object) -> "_Taken":
+        return self
+
+
+def _tensor(module: nn.Module, name: str) -> torch.Tensor:
+    path, _, last = name.rpartition(".")
+    found: torch.Tensor = getattr(module.get_submodule(path), last)
+    return found
+
+
+def full_state_dict(root: nn.Module, *, on_all: bool = False) -> dict[str, torch.Tensor]:
+    """Return the state_dict of the model that a module runs, its tensors whole, on the CPU; all ranks call it.
+
+    on_all: whether every rank has it; by default rank 0 has, and the others have nothing. Tied parameters are one
+    tensor, as in the model.
+    """
+    is_kept = on_all or not dist.is_initialized() or dist.get_rank() == 0
+    made: dict[int, torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in root.state_dict(keep_vars=True).items():
+        if id(tensor) not in made:
+            value = tensor.detach()
+            value = value.full_tensor() if isinstance(value, DTensor) else value
+            made[id(tensor)] = value.to("cpu", copy=True) if is_kept else value.new_empty(0)
+        if is_kept:
+            found[name] = made[id(tensor)]
+    return found
+
+
+# -- what layers read
+
+
+def part_of(stored: Storage, reading: Reading, shard: Any, weight: Tensor) -> Any:
+    """Return a rank's part of a weight as its layer has it, of the rank's shard of the parameter.
+
+    shard: a tensor or what stands for one in a graph. weight: as the program declared it, on its layer's mesh.
+    """
+    program = weight.mesh.program
+    own = stored.stored[reading.parameter]
+    if reading.view is not None:
+        box = weight.layout.by_device[program.rank]
+        seen = _viewed(_narrowed(shard, own.shape, reading.box), reading.view)
+        return _narrowed(seen.reshape(weight.layout.shape), weight.layout.shape, box)
+    if reading.steps:
+        return program.move(_as_tensor(own, shard, weight.mesh), weight.mesh, reading.steps, made=weight.shard)
+    sizes = [sum(high - low for low, high in runs) for runs in own.held[program.rank]]
+    box = reading.cuts[program.rank]
+    part = _narrowed(shard, sizes, box)
+    return part if extents(box) == weight.shard else part.reshape(weight.shard)
+
+
+def keep_part(stored: Storage, reading: Reading, shard: torch.Tensor, value: torch.Tensor, rank: int) -> None:
+    """Write a rank's part of a weight back to where it was read: a statistic's new value."""
+    if reading.steps or reading.view is not None:
+        raise ProgramError(
+            f"{reading.parameter!r} is changed by layers that hold other parts of it than the ranks do; "
+            "give the layers that read it one placement"
+        )
+    sizes = [sum(high - low for low, high in runs) for runs in stored.stored[reading.parameter].held[rank]]
+    place = _narrowed(shard, sizes, reading.cuts[rank])
+    place.copy_(value.reshape(place.shape))
+
+
+def _narrowed(x: Any, shape: Sequence[int], box: Box) -> Any:
+    for dim, ((low, high), extent) in enumerate(zip(box, shape, strict=True)):
+        if (low, high) != (0, extent):
+            x = x.narrow(dim, low, high - low)
+    return x
+
+
+def _viewed(x: Any, view: View) -> Any:
+    factors = [factor for dim in view.dims for factor in dim]
+    order = [factor.base for factor in factors if factor.base is not None]
+    x = x.reshape(view.factors).permute(order)
+    x = x.reshape([1 if factor.base is None else factor.extent for factor in factors])
+    return x.expand([factor.extent for factor in factors]).reshape(view.shape)
+
+
+def _as_tensor(stored: Stored, shard: Any, mesh: LayerMesh) -> Tensor:
+    """Return a parameter as a tensor of the program, on a mesh of its own."""
+    layout = stored.layout()
+    dims = [Dim(f"dim{i}", extent) for i, extent in enumerate(stored.shape)]
+    ranges = [sorted({box[i] for box in layout.boxes}) for i in range(len(dims))]
+    places = [tuple(own.index(part) for own, part in zip(ranges, box, strict=True)) for box in layout.boxes]
+    order = sorted(range(len(places)), key=lambda rank: (places[rank], rank))
+    axes = [(dim.name, len(own)) for dim, own in zip(dims, ranges, strict=True)]
+    grid = device_mesh(stored.name, axes, len(places), order)
+    return Tensor(value=shard, mesh=LayerMesh(stored.name, grid, mesh.program), dims=tuple(dims))
+
+
+def sum_ranks(stored: Storage, weights: Mapping[str, Weight], parameter: str) -> tuple[tuple[int, ...], ...] | None:
+    """Return the groups of ranks that have parts of sums of a parameter's gradient; () where all have all of it.
+
+    None where its layers do not agree, or take parts that the ranks do not hold: then each layer's part is added up
+    before it goes back.
+    """
+    own = [reading for reading in stored.readings.values() if reading.parameter == parameter]
+    if any(reading.steps for reading in own):
+        return None
+    found = set()
+    for reading in own:
+        tensor = weights[reading.weight].tensor
+        lacking = frozenset(tensor.mesh.devices.split_axes) - set(tensor.names)
+        found.add(tuple(sorted(tuple(sorted(group)) for group in sum_groups(tensor.mesh.devices, lacking))))
+    return found.pop() if len(found) == 1 else () if not found else None
+
+
+# -- leaves
+
+
+def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Add a rank's shard of a gradient to the gradient of a parameter, and run the parameter's hooks of that."""
+    local = gradient.detach()
+    if parameter.grad is None:
+        if isinstance(parameter, DTensor):
+            parameter.grad = DTensor.from_local(
+                local,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        else:
+            parameter.grad = local
+    else:
+        held = parameter.grad
+        (held.to_local() if isinstance(held, DTensor) else held).add_(local)
+    hooks: Mapping[int, Callable[[torch.Tensor], None]] | None = parameter._post_accumulate_grad_hooks
+    for hook in list((hooks or {}).values()):
+        hook(parameter)
+
+
+@dataclass(slots=True)
+class _Leaf:
+    parameter: "weakref.ref[torch.Tensor]"
+    local: torch.Tensor
+    leaf: torch.Tensor
+
+
+@dataclass(slots=True)
+class Leaves:
+    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient."""
+
+    receive: Callable[[torch.Tensor, torch.Tensor], None] = receive
+    _made: dict[str, _Leaf] = field(default_factory=dict)
+
+    def of(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the leaf of a parameter, of which autograd makes the gradient; made again where the old one is not it.
+
+        A parameter has another leaf once it is another one, or is on another device, of another type, or frozen.
+        """
+        local: torch.Tensor = parameter._local_tensor if isinstance(parameter, DTensor) else parameter.data
+        is_trained: bool = parameter.requires_grad
+        known = self._made.get(name)
+        if known is not None and known.parameter() is parameter:
+            is_same = known.local is local or _is_same(known.leaf, local)
+            if is_same and known.leaf.requires_grad == is_trained:
+                return known.leaf
+        leaf: torch.Tensor = local.detach()
+        made = _Leaf(parameter=weakref.ref(parameter), local=local, leaf=leaf)
+        if is_trained:
+            leaf.requires_grad_()
+            leaf.register_post_accumulate_grad_hook(_Handed(made, self))
+        self._made[name] = made
+        return leaf
+
+    def __deepcopy__(self, _memo: object) -> "Leaves":
+        return Leaves(receive=self.receive)
+
+
+def _is_same(leaf: torch.Tensor, local: torch.Tensor) -> bool:
+    return leaf.data_ptr() == local.data_ptr() and (leaf.dtype, leaf.device) == (local.dtype, local.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """Hands a leaf's gradient to its parameter."""
+
+    made: _Leaf
+    leaves: Leaves
+
+    def __call__(self, leaf: torch.Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        parameter = self.made.parameter()
+        if parameter is not None and gradient is not None:
+            self.leaves.receive(parameter, gradient)
