@@ -191,6 +191,7 @@ GRAPH = record(
     operators=array(defined("operator", "Operator", _OPERATOR), minItems=1),
     edges=array(_EDGE),
     framework=TEXT.optional(""),
+    call=TEXT.optional(""),
 ).checked(_verified)
 
 

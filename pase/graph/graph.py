@@ -29,7 +29,8 @@ class Graph:
     """A weakly connected, directed acyclic graph of operators, in topological order (PaSE section II).
 
     name, arguments: the model and what it was built with. itemsize: size of an element of every float tensor.
-    framework: where the model came from, "" for a network that was built here.
+    framework: where the model came from, "" for a network that was built here. call: how it was called there, "" where
+    that is not told.
     Notebooks show a graph as a table of its operators.
     """
 
@@ -39,6 +40,7 @@ class Graph:
     arguments: tuple[tuple[str, Scalar], ...] = ()
     itemsize: int = 4
     framework: str = ""
+    call: str = ""
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -109,8 +109,8 @@ def plan_schema() -> str:
 
 
 def graph_hash(graph: Graph) -> str:
-    """Return the SHA-256, in hexadecimal, of a graph's canonical JSON form, whatever framework it came from."""
-    text = json.dumps(graph_document(replace(graph, framework="")), sort_keys=True, separators=(",", ":"))
+    """Return the SHA-256, in hexadecimal, of a graph's canonical JSON form, wherever it came from."""
+    text = json.dumps(graph_document(replace(graph, framework="", call="")), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

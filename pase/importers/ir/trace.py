@@ -171,7 +171,7 @@ class Trace:
 
     of_weights: nodes that compute values of weights alone, which are read in place of these. returned: what the model
     returns, in terms of what nodes compute. notes: what was assumed. num_source_operators: as the source counts its
-    own, one of which may be several nodes.
+    own, one of which may be several nodes. call: how the model was called, as its front end writes it.
     """
 
     name: str
@@ -182,6 +182,7 @@ class Trace:
     returned: tuple[Returned, ...] = ()
     notes: tuple[str, ...] = field(default=())
     num_source_operators: int = 0
+    call: str = ""
 
     @cached_property
     def values(self) -> dict[str, Value]:

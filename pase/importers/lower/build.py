@@ -202,6 +202,7 @@ def lower(
         arguments=tuple((arguments or {}).items()),
         itemsize=itemsize,
         framework=framework,
+        call=trace.call,
     )
     return Lowered(
         graph=verify(graph),

@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import json
 import linecache
 import logging
 import sys
@@ -9,7 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -52,7 +53,8 @@ class TorchFrontEnd:
             raise ModelError(
                 f"a torch module takes no argument {next(iter(arguments))!r} here; arguments are those of a factory"
             )
-        return trace_module(module, positional, keywords, loss=loss)
+        trace = trace_module(module, positional, keywords, loss=loss)
+        return replace(trace, call=recorded_call(torch, positional, keywords, has_loss=loss is not None))
 
     def without_weights(self) -> AbstractContextManager[object]:
         """Return a context in which tensors have shapes alone."""
@@ -120,7 +122,7 @@ def unwrapped(torch: Any, module: Any) -> Any:
 
 def call_of(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[Any, ...], dict[str, Any], Loss | None]:
     """Return the module, its positional and its keyword inputs, with another batch where one is given, and its loss."""
-    if not isinstance(source, list | tuple) or len(source) not in (2, 3):
+    if not isinstance(source, list | tuple) or not 2 <= len(source) <= 4:
         raise ModelError(
             "a torch module needs example inputs: give (module, inputs), inputs being a tensor, a tuple of tensors "
             "or a dict of them by name, or (module, inputs, dict of more), or (module, inputs and targets, loss); "
@@ -149,6 +151,71 @@ def call_of(torch: Any, source: object, batch: int | None) -> tuple[Any, tuple[A
     if batch is not None:
         positional, keywords = with_batch(torch, positional, keywords, batch)
     return module, positional, keywords, loss
+
+
+# -- what is recorded of a call
+
+
+def recorded_call(torch: Any, positional: tuple[Any, ...], keywords: Mapping[str, Any], *, has_loss: bool) -> str:
+    """Return what a module is called with as JSON, tensors by their shapes and types; "" where it cannot be told so."""
+
+    def told(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return {"shape": list(item.shape), "dtype": str(item.dtype).removeprefix("torch.")}
+        if item is None or isinstance(item, bool | int | float | str):
+            return item
+        if type(item) in (list, tuple):
+            return {type(item).__name__: [told(one) for one in item]}
+        if isinstance(item, Mapping) and all(isinstance(key, str) for key in item):
+            return {"dict": {key: told(value) for key, value in item.items()}}
+        raise TypeError(type(item).__name__)
+
+    try:
+        call = {
+            "positional": [told(item) for item in positional],
+            "keywords": {key: told(item) for key, item in keywords.items()},
+            "has_loss": has_loss,
+        }
+    except TypeError:
+        return ""
+    return json.dumps(call, separators=(",", ":"))
+
+
+def call_inputs(call: str) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+    """Return the inputs of a recorded call, tensors without values, and whether its last one is a loss's targets.
+
+    Raises ModelError where it is none that was recorded.
+    """
+    torch = framework("torch", "torch")
+
+    def made(item: Any) -> Any:
+        match item:
+            case {"shape": [*extents], "dtype": str(dtype)} if all(type(n) is int and n >= 0 for n in extents):
+                found = getattr(torch, dtype, None)
+                if isinstance(found, torch.dtype):
+                    return torch.empty(extents, dtype=found, device="meta")
+            case {"list": [*items]}:
+                return [made(one) for one in items]
+            case {"tuple": [*items]}:
+                return tuple(made(one) for one in items)
+            case {"dict": dict(items)}:
+                return {key: made(value) for key, value in items.items()}
+            case None | bool() | int() | float() | str():
+                return item
+        raise ValueError
+
+    try:
+        read = json.loads(call)
+        return (
+            tuple(made(item) for item in read["positional"]),
+            {key: made(item) for key, item in read["keywords"].items()},
+            read["has_loss"] is True,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, RuntimeError):
+        raise ModelError(
+            "the plan does not tell what its module is called with; give example inputs, as the search was given them: "
+            "(module, inputs)"
+        ) from None
 
 
 # -- the exported program

@@ -11,6 +11,7 @@ from torch import nn
 from pase.errors import ProgramError
 from pase.importers.difference import difference
 from pase.importers.ir import Use
+from pase.importers.torch.export import call_inputs
 from pase.importers.torch.live import LiveModel, LiveWeight, trace_live
 from pase.planning.plan import Plan
 from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of
@@ -25,14 +26,14 @@ from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.training.masks import step_key
 
 
-def parallelize(model: Any, plan: Plan, *, inputs: Any = None, seed: int = 0) -> "Parallel":
+def parallelize(model: Any, plan: Plan, *, seed: int = 0) -> "Parallel":
     """Return a module that computes as a model does, of which each rank of the process group has its part.
 
     Args:
-        model: The module that the plan was searched for, or what it was searched with: (module, inputs), or (module,
-            inputs and targets, loss). Its weights are those that training starts from.
+        model: The module that the plan was searched for, (module, loss) where its loss stands apart, or what it was
+            searched with: (module, inputs), or (module, inputs and targets, loss). Its weights are those that training
+            starts from.
         plan: For as many ranks as there are.
-        inputs: Example inputs, where the model is the module alone and the plan's file tells none.
         seed: Of what is dropped; the same on all ranks.
 
     Raises:
@@ -44,12 +45,23 @@ def parallelize(model: Any, plan: Plan, *, inputs: Any = None, seed: int = 0) ->
             f"the plan is for {plan.num_devices} devices, and there are {ranks.world_size} processes; start as many: "
             f"torchrun --nproc-per-node {plan.num_devices} …, or search for {ranks.world_size} devices"
         )
-    source = model if isinstance(model, list | tuple) else (model, inputs)
+    module, source = _source(model, plan)
     live = trace_live(source)
     found = difference(plan.graph, live.model.graph)
     if found:
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
-    return Parallel(source[0], live, plan, rank=ranks.rank, seed=seed)
+    return Parallel(module, live, plan, rank=ranks.rank, seed=seed)
+
+
+def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
+    """Return the module and what it is traced with: itself, inputs, and perhaps a loss."""
+    module, *given = model if isinstance(model, list | tuple) else (model,)
+    if given and not (len(given) == 1 and callable(given[0])):
+        return module, model
+    positional, keywords, has_loss = call_inputs(plan.graph.call)
+    if has_loss and not given:
+        raise ProgramError("the plan was searched for a module and its loss; give both: (module, loss)")
+    return module, (module, positional, keywords, *given)
 
 
 # -- the program of a model
