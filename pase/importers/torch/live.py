@@ -8,7 +8,7 @@ reads it (labels that are moved one place on, masks, positions), and the structu
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from pase.importers.frameworks import ImportedModel, imported
 from pase.importers.front_end import framework
 from pase.importers.ir import Node, Trace, Use, Value, check_trace, ops
 from pase.importers.passes.constants import Depends, dependencies
-from pase.importers.torch.export import call_of, exported, unwrapped
+from pase.importers.torch.export import call_of, exported, recorded_call, unwrapped
 from pase.importers.torch.program import Reader, flat_items, tied_weights, trace_of
 
 Layer = str
@@ -176,7 +176,8 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
     seen: list[Any] = []
     program, notes = exported(torch, module, positional, keywords, loss, on_output=seen.append)
     reader = Reader(torch, program, tied_weights(module))
-    trace = check_trace(trace_of(reader, module, type(module).__name__, notes))
+    call = recorded_call(torch, positional, keywords, has_loss=loss is not None)
+    trace = replace(check_trace(trace_of(reader, module, type(module).__name__, notes)), call=call)
     recorded: dict[str, Scalar] = {} if batch is None else {"batch": batch}
     model = imported(trace, arguments=recorded, framework="torch")
     # Values of weights are given when they are needed: the program holds none.
