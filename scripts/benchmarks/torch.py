@@ -1,0 +1,322 @@
+"""Steps of `pase.parallelize` beside PyTorch's own ways: DistributedDataParallel, and `parallelize_module`.
+
+Modules of all contenders live in the same processes and take their steps in turns, so that what else the machine does
+falls on all alike.
+"""
+
+import argparse
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+
+import pase
+from pase import Plan
+from pase.analysis.baselines.registry import EXPERTS, Baseline, meshes
+from pase.analysis.baselines.rules import transformer_dims
+from pase.errors import PaseError
+from pase.machine import Machine, load_machine, override_machine
+from pase.planning.plan_file import read_plan, write_plan
+from pase.targets.torch.launch import call
+from scripts.benchmarks.tables import markdown, publish
+
+PROCESSES = (2, 4)
+ROUNDS = 40
+"""Steps of each contender, after `WARM_UP` that do not count."""
+WARM_UP = 5
+SEED = 20
+
+BARS = {"data parallelism": 1.05, "Megatron": 1.05, "searched": 1.0}
+"""What each ratio is to be at most."""
+BAR_OF_7B_S = 60.0
+
+BATCH, LENGTH, WIDTH, HEADS, HIDDEN, LAYERS = 8, 64, 256, 8, 704, 2
+
+
+# -- the model
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Llama's attention, with rotated queries and keys."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.part = width // heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def forward(self, x: Any, cosine: Any, sine: Any) -> Any:
+        b, s, _ = x.shape
+        q, k, v = (f(x).view(b, s, -1, self.part).transpose(1, 2) for f in (self.query, self.key, self.value))
+        q, k = (
+            y * cosine + torch.cat([-y[..., self.part // 2 :], y[..., : self.part // 2]], -1) * sine for y in (q, k)
+        )
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(b, s, -1))
+
+
+class FeedForward(nn.Module):  # type: ignore[misc]
+    """Llama's gated layer."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class Blocks(nn.Module):  # type: ignore[misc]
+    """A stack of Llama's blocks, and a loss of what comes out."""
+
+    def __init__(self, layers: int = LAYERS, width: int = WIDTH, heads: int = HEADS, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2 * layers))
+        self.attention = nn.ModuleList(Attention(width, heads) for _ in range(layers))
+        self.feed_forward = nn.ModuleList(FeedForward(width, hidden) for _ in range(layers))
+        angles = torch.outer(torch.arange(LENGTH), 10000.0 ** -(torch.arange(0, width // heads, 2) * heads / width))
+        self.register_buffer("cosine", torch.cat([angles, angles], -1).cos())
+        self.register_buffer("sine", torch.cat([angles, angles], -1).sin())
+
+    def forward(self, x: Any, target: Any) -> Any:
+        for layer, (attention, feed_forward) in enumerate(zip(self.attention, self.feed_forward, strict=True)):
+            x = x + attention(self.norms[2 * layer](x), self.cosine, self.sine)
+            x = x + feed_forward(self.norms[2 * layer + 1](x))
+        return functional.mse_loss(x, target)
+
+
+def made() -> tuple[Blocks, dict[str, Any]]:
+    """Return the model and a whole batch, the same wherever they are made."""
+    torch.manual_seed(SEED)
+    model = Blocks()
+    return model, {name: torch.randn(BATCH, LENGTH, WIDTH) for name in ("x", "target")}
+
+
+# -- contenders
+
+
+def machine() -> Machine:
+    """Return the cores of this machine and its loopback, roughly."""
+    return override_machine(load_machine("1080ti"), flop_per_s=3e10, bandwidth_bytes_per_s=1e9)
+
+
+def plans(processes: int) -> dict[str, Plan]:
+    """Return the searched plan, and those of the rules."""
+    tensor_parallel = Baseline(
+        name="megatron",
+        choose=lambda problem, _: meshes(problem, _dims(problem.graph), (problem.num_devices,))[0],
+        source="",
+        needs="",
+        description="",
+    )
+    found = pase.compare(
+        made(), processes, machine=machine(), cost_model="alpha_beta",
+        baselines=[EXPERTS["data_parallel"], tensor_parallel],
+    )  # fmt: skip
+    names = {"pase": "searched", "data_parallel": "data parallelism", "megatron": "Megatron"}
+    return {names[each.name]: each.plan for each in found.contenders}
+
+
+def _dims(graph: Any) -> Any:
+    dims = transformer_dims(graph)
+    assert dims is not None, "the model has attention"
+    return dims
+
+
+Step = Callable[[], Any]
+
+
+def _own_part(batch: Mapping[str, Any]) -> dict[str, Any]:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return {name: value.chunk(world_size)[rank].contiguous() for name, value in batch.items()}
+
+
+def _of_ddp(model: Blocks, batch: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    return nn.parallel.DistributedDataParallel(model), _own_part(batch)
+
+
+def _of_tensor_parallel(model: Blocks, batch: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    chosen: dict[str, Any] = {}
+    for i in range(LAYERS):
+        columns = [f"attention.{i}.{name}" for name in ("query", "key", "value")]
+        columns += [f"feed_forward.{i}.{name}" for name in ("gate", "up")]
+        chosen |= {name: ColwiseParallel() for name in columns}
+        chosen |= {name: RowwiseParallel() for name in (f"attention.{i}.out", f"feed_forward.{i}.down")}
+    return parallelize_module(model, init_device_mesh("cpu", (dist.get_world_size(),)), chosen), batch
+
+
+# -- the race, on every rank
+
+
+def race(folder: str, names: tuple[str, ...], rounds: int) -> dict[str, tuple[list[float], float]]:
+    """Return the seconds of each contender's steps, and its last loss.
+
+    Args:
+        folder: holds the plans, by name.
+        names: of the plans.
+        rounds: how many steps of each are timed.
+    """
+    model, batch = made()
+    contenders = {
+        name: (pase.parallelize((copy.deepcopy(model), batch), read_plan(Path(folder) / name)), batch) for name in names
+    }
+    contenders["DistributedDataParallel"] = _of_ddp(copy.deepcopy(model), batch)
+    contenders["parallelize_module"] = _of_tensor_parallel(copy.deepcopy(model), batch)
+    optimizers = {name: torch.optim.AdamW(module.parameters(), lr=1e-4) for name, (module, _) in contenders.items()}
+    times_s: dict[str, list[float]] = {name: [] for name in contenders}
+    losses: dict[str, float] = {}
+    for number in range(WARM_UP + rounds):
+        for name, (module, given) in contenders.items():
+            dist.barrier()
+            start_s = time.perf_counter()
+            loss = module(**given)
+            loss.backward()
+            optimizers[name].step()
+            optimizers[name].zero_grad()
+            dist.barrier()
+            if number >= WARM_UP:
+                times_s[name].append(time.perf_counter() - start_s)
+            losses[name] = _mean(loss, name)
+    return {name: (times_s[name], losses[name]) for name in contenders}
+
+
+def _mean(loss: Any, name: str) -> float:
+    whole = loss.full_tensor() if hasattr(loss, "full_tensor") else loss.detach().clone()
+    if name == "DistributedDataParallel":
+        dist.all_reduce(whole)
+        whole /= dist.get_world_size()
+    return float(whole)
+
+
+# -- Llama-2 7B
+
+
+def time_of_7b(plan: str) -> tuple[float, float]:
+    """Return the seconds of `parallelize` for Llama-2 7B on the meta device on one rank of 8, and the shards' bytes."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    model = llama_7b()
+    found = read_plan(Path(plan))
+    start_s = time.perf_counter()
+    parallel = pase.parallelize(model, found)
+    time_s = time.perf_counter() - start_s
+    shards = (getattr(p, "_local_tensor", p) for p in parallel.parameters())
+    held = sum(p.numel() * p.element_size() for p in shards)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return time_s, held
+
+
+def llama_7b() -> tuple[Any, dict[str, Any]]:
+    """Return Llama-2 7B on the meta device, and what it reads."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
+        max_position_embeddings=4096, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+        tokens = torch.zeros(8, 1024, dtype=torch.long)
+    return model, {"input_ids": tokens, "labels": tokens}
+
+
+# -- tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """What of ours was held against which of PyTorch's; values: of each round."""
+
+    ours: str
+    theirs: str
+    ours_s: float
+    theirs_s: float
+    values: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """Of the medians."""
+        return self.ours_s / self.theirs_s
+
+
+def ratios(times_s: Mapping[str, list[float]]) -> list[Ratio]:
+    """Return the three ratios of a race: of both rules, and of the searched plan to the better of PyTorch's ways."""
+    peers = ("DistributedDataParallel", "parallelize_module")
+    better = min(peers, key=lambda name: median(times_s[name]))
+    found = []
+    for ours, theirs in zip(BARS, (*peers, better), strict=True):
+        values = sorted(a / b for a, b in zip(times_s[ours], times_s[theirs], strict=True))
+        ours_s, theirs_s = median(times_s[ours]), median(times_s[theirs])
+        found.append(Ratio(ours=ours, theirs=theirs, ours_s=ours_s, theirs_s=theirs_s, values=values))
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="steps of each that are timed (%(default)s)")
+    parser.add_argument("--without-7b", action="store_true", help="leave out Llama-2 7B")
+
+
+def main(*, write: bool, rounds: int, without_7b: bool) -> None:
+    """Print the tables, or put them into docs/benchmarks.md."""
+    rows = []
+    for processes in PROCESSES:
+        times_s = measured(processes, rounds)
+        for each in ratios(times_s):
+            low, high = (each.values[round(share * (len(each.values) - 1))] for share in (0.1, 0.9))
+            rows.append(
+                [
+                    *(str(processes), each.ours, each.theirs, f"{1e3 * each.ours_s:.1f}", f"{1e3 * each.theirs_s:.1f}"),
+                    *(f"{each.ratio:.2f}", f"{low:.2f} to {high:.2f}", f"{BARS[each.ours]:.2f}"),
+                ]
+            )
+    heads = ["processes", "plan", "beside", "ours, ms", "theirs, ms", "ratio", "of single rounds", "at most"]
+    tables = {"torch": markdown(heads, rows)}
+    if not without_7b:
+        tables["torch 7b"] = _table_of_7b()
+    publish("benchmarks.md", tables, write=write)
+
+
+def measured(processes: int, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each contender's steps; SystemExit where they do not compute the same."""
+    with tempfile.TemporaryDirectory(prefix="pase-race-") as folder:
+        chosen = plans(processes)
+        for name, plan in chosen.items():
+            write_plan(plan, Path(folder) / name)
+        answers = call(race, folder, tuple(chosen), rounds, ranks=processes, threads=1, timeout_s=1200)
+    losses = [loss for _, loss in answers[0].values()]
+    if max(losses) - min(losses) > 1e-3 * max(losses):
+        raise SystemExit(f"the contenders do not compute the same losses: {dict(zip(answers[0], losses, strict=True))}")
+    # A step has taken as long as on its slowest rank.
+    return {name: [max(each) for each in zip(*(a[name][0] for a in answers), strict=True)] for name in answers[0]}
+
+
+def _table_of_7b() -> str:
+    start_s = time.perf_counter()
+    plan = pase.search(llama_7b(), 8, machine="h100")
+    search_s = time.perf_counter() - start_s
+    with tempfile.TemporaryDirectory(prefix="pase-race-") as folder:
+        path = Path(folder) / "plan.json"
+        write_plan(plan, path)
+        try:
+            time_s, held = call(time_of_7b, str(path), ranks=1, timeout_s=1200)[0]
+            row = [f"{search_s:.1f}", f"{time_s:.1f}", f"{held / 2**30:.1f}", f"{BAR_OF_7B_S:g}"]
+        except PaseError as error:
+            row = [f"{search_s:.1f}", str(error), "", f"{BAR_OF_7B_S:g}"]
+    heads = ["import and search, s", "`parallelize`, s", "shards of a rank, GiB", "at most, s"]
+    return markdown(heads, [row])
