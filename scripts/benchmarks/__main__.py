@@ -16,6 +16,7 @@ BENCHMARKS = {
     "cluster": "steps on a cluster of one machine beside their prediction (docs/cluster.md)",
     "figure6": "speedups over data parallelism beside the PaSE paper's Fig. 6 (docs/paper.md)",
     "runtime": "programs: time to build, bytes moved beside the prediction (docs/benchmarks.md)",
+    "torch": "steps of `pase.parallelize` beside PyTorch's own ways (docs/benchmarks.md)",
     "strategies": "networks under random strategies beside one device (docs/testing.md)",
     "easgd": "LeNet-5 with every algorithm on 4 workers: samples and time (docs/easgd.md)",
     "importers": "models of other frameworks: time, memory, vertices (docs/benchmarks.md)",
