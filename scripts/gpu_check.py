@@ -15,7 +15,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import inf, isnan
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,8 +23,10 @@ from torch import nn
 from torch.nn import functional
 
 import pase
+from pase import Plan
+from pase.analysis.baselines.registry import EXPERTS
 from pase.common.documents import write_atomically
-from pase.planning.plan_file import read_plan, write_plan
+from pase.machine import load_machine, override_machine
 from pase.targets.torch.launch import call
 from scripts.benchmarks.tables import ROOT, markdown
 from scripts.benchmarks.trials import random_strategy
@@ -136,6 +137,8 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Batch]]] = {
     "GPT": small_gpt, "CNN": small_cnn, "GPT, 124 million weights": large_gpt, "CNN, wide": large_cnn
 }  # fmt: skip
 
+SMALL = ("GPT", "CNN")
+
 
 def made(name: str, device: Any, dtype: Any = torch.float32) -> tuple[nn.Module, Batch]:
     """Return a model, its weights the same wherever it is made, and a batch, on a device."""
@@ -157,19 +160,19 @@ class Differences:
     weights: float
 
 
-def compared(name: str, plan: str, *, compiled: bool, on_gpu: bool) -> Differences:
+def compared(name: str, plan: Plan, *, compiled: bool, on_gpu: bool) -> Differences:
     """Train the parallel and the unmodified model in float64, and compare them.
 
     Args:
         name: of the model.
-        plan: the plan's file.
+        plan: the model's.
         compiled: whether the parallel model is compiled.
         on_gpu: whether ranks compute on GPUs.
     """
     device = _device(on_gpu)
     model, batch = made(name, device, torch.float64)
     reference = copy.deepcopy(model)
-    parallel = pase.parallelize((model, batch), read_plan(Path(plan)))
+    parallel = pase.parallelize((model, batch), plan)
     found = trained(parallel, compiling(parallel, device) if compiled else parallel, batch)
     expected = trained(reference, reference, batch)
     return Differences(
@@ -215,12 +218,12 @@ class Times:
     difference: float
 
 
-def timed(name: str, plan: str, *, compiled: bool, bf16: bool, on_gpu: bool, runs: int) -> Times:
+def timed(name: str, plan: Plan, *, compiled: bool, bf16: bool, on_gpu: bool, runs: int) -> Times:
     """Time training steps of the parallel and the unmodified model in turns.
 
     Args:
         name: of the model.
-        plan: the plan's file.
+        plan: the model's.
         compiled: whether both are compiled.
         bf16: whether both compute in bfloat16, by autocast; else in float32.
         on_gpu: whether ranks compute on GPUs.
@@ -229,7 +232,7 @@ def timed(name: str, plan: str, *, compiled: bool, bf16: bool, on_gpu: bool, run
     device = _device(on_gpu)
     model, batch = made(name, device)
     reference = copy.deepcopy(model)
-    both = [pase.parallelize((model, batch), read_plan(Path(plan))), reference]
+    both = [pase.parallelize((model, batch), plan), reference]
     steps: list[Any] = [compiling(module, device) if compiled else module for module in both]
     optimizers = [torch.optim.AdamW(module.parameters(), lr=1e-4, fused=on_gpu) for module in both]
     times_s: list[list[float]] = [[], []]
@@ -318,9 +321,9 @@ def checks(*, on_gpu: bool, gpus: int) -> list[Check]:
         options = {"compiled": compiled, "bf16": bf16, "on_gpu": on_gpu, "runs": 20 if on_gpu else 5}
         return Check(what=what, model=model, plan=plan, ranks=ranks, function=timed, options=options)
 
-    large = ("GPT, 124 million weights", "CNN, wide") if on_gpu else ("GPT", "CNN")
-    found = [equality(model, "searched", 1) for model in ("GPT", "CNN")]
-    found += [equality(model, plan, ranks) for plan in plans for model in ("GPT", "CNN")]
+    large = ("GPT, 124 million weights", "CNN, wide") if on_gpu else SMALL
+    found = [equality(model, "searched", 1) for model in SMALL]
+    found += [equality(model, plan, ranks) for plan in plans for model in SMALL]
     found += [speed(model, "searched", 1, bf16=bf16) for model in large for bf16 in (True, False)]
     found += [
         equality(model, "searched", count, compiled=True) for model, count in (("GPT", 1), ("GPT", 4), ("CNN", 1))
@@ -328,40 +331,33 @@ def checks(*, on_gpu: bool, gpus: int) -> list[Check]:
     found += [speed("GPT", "searched", ranks, bf16=True), speed(large[0], "data_parallel", ranks, bf16=True)]
     found.append(speed(large[0], "searched", 1, bf16=True, compiled=True))
     if gpus > 1 and gpus != ranks:
-        found += [equality(model, plan, gpus) for plan in plans[:3] for model in ("GPT", "CNN")]
+        found += [equality(model, plan, gpus) for plan in plans[:3] for model in SMALL]
         found.append(speed(large[0], "searched", gpus, bf16=True))
     return found
 
 
-def plan_of(check: Check, folder: Path) -> Path:
-    """Return the file of the plan that a check needs, written where it is not there yet."""
-    path = folder / re.sub(r"\W+", "-", f"{check.model} {check.plan} {check.ranks}.json")
-    if not path.exists():
-        # Shapes are what a plan is of; weights and numbers are made on the ranks.
-        model, batch = made(check.model, "cpu")
-        # Links this fast are worth using for layers this small.
-        kind, _, seed = check.plan.partition(" ")
-        if kind == "data_parallel":
-            found = pase.compare((model, batch), check.ranks, machine="h100", baselines=[_baseline(kind)])
-            plan = next(each.plan for each in found.contenders if each.name == kind)
-        else:
-            plan = pase.search((model, batch), check.ranks, machine="h100")
-        write_plan(random_strategy(plan, int(seed)) if kind == "random" else plan, path)
-    return path
+def plan_of(model: str, rule: str, ranks: int) -> Plan:
+    """Return the plan of a model on a number of ranks: the searched one, one by a rule, or a random one."""
+    # Shapes are what a plan is of; weights and numbers are made on the ranks.
+    source = made(model, "cpu")
+    kind, _, seed = rule.partition(" ")
+    machine = load_machine("h100")
+    if model in SMALL:
+        # Devices this slow are worth using for layers this small.
+        machine = override_machine(machine, flop_per_s=1e9, bandwidth_bytes_per_s=None)
+    if kind == "data_parallel":
+        found = pase.compare(source, ranks, machine=machine, baselines=[EXPERTS[kind]])
+        return next(each.plan for each in found.contenders if each.name == kind)
+    plan = pase.search(source, ranks, machine=machine)
+    return random_strategy(plan, int(seed)) if kind == "random" else plan
 
 
-def _baseline(name: str) -> Any:
-    from pase.analysis.baselines.registry import EXPERTS
-
-    return EXPERTS[name]
-
-
-def attempt(check: Check, folder: Path, limit_s: float) -> Result:
+def attempt(check: Check, limit_s: float) -> Result:
     """Run a check on ranks of its own, for some seconds at most."""
     start_s = time.monotonic()
     answer, error = None, ""
     try:
-        plan = str(plan_of(check, folder))
+        plan = plan_of(check.model, check.plan, check.ranks)
         answers = call(
             _called, check.function.__name__, check.model, plan, check.options, ranks=check.ranks, timeout_s=limit_s
         )
@@ -372,7 +368,7 @@ def attempt(check: Check, folder: Path, limit_s: float) -> Result:
     return Result(check=check, answer=answer, error=error, time_s=time.monotonic() - start_s)
 
 
-def _called(function: str, model: str, plan: str, options: dict[str, Any]) -> Differences | Times:
+def _called(function: str, model: str, plan: Plan, options: dict[str, Any]) -> Differences | Times:
     return compared(model, plan, **options) if function == "compared" else timed(model, plan, **options)
 
 
@@ -466,13 +462,18 @@ def replaced(whole: str, text: str) -> str:
     return found
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    found = argparse.ArgumentParser(prog="scripts/gpu-check", description=main.__doc__)
+    found.add_argument("--cpu", action="store_true", help="run on CPUs, although there is a GPU; nothing is written")
+    found.add_argument("--only", metavar="TEXT", default="", help="the checks with this text in their name")
+    found.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="for all checks (%(default)s)")
+    return found
+
+
 def main() -> None:
     """Run the checks, print the page, and put it into docs/gpu.md where there is a GPU."""
-    parser = argparse.ArgumentParser(prog="scripts/gpu-check", description=main.__doc__)
-    parser.add_argument("--cpu", action="store_true", help="run on CPUs, although there is a GPU; nothing is written")
-    parser.add_argument("--only", metavar="TEXT", default="", help="the checks with this text in their name")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="for all checks (%(default)s)")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     on_gpu = torch.cuda.is_available() and not arguments.cpu
     gpus = torch.cuda.device_count() if on_gpu else 0
 
@@ -489,19 +490,16 @@ def main() -> None:
 
 
 def _run(wanted: Sequence[Check], only: str, limit_s: float, backend_of: Callable[[int], str]) -> Iterator[Result]:
-    from tempfile import TemporaryDirectory
-
     end_s = time.monotonic() + limit_s
-    with TemporaryDirectory(prefix="pase-gpu-check-") as folder:
-        for check in wanted:
-            name = f"{check.model}, {check.plan}, {check.ranks} ranks, {check.what}"
-            if only not in name:
-                continue
-            left_s = end_s - time.monotonic()
-            if left_s < 5:
-                result = Result(check=check, answer=None, error=f"not run: {limit_s:g} s were over", time_s=0.0)
-            else:
-                result = attempt(check, Path(folder), min(left_s, 90.0))
-            shown = " ".join(_figures(result)) if result.answer else result.error
-            print(f"{result.time_s:6.1f} s  {name}: {shown}", flush=True)
-            yield result
+    for check in wanted:
+        name = f"{check.model}, {check.plan}, {check.ranks} ranks, {check.what}"
+        if only not in name:
+            continue
+        left_s = end_s - time.monotonic()
+        if left_s < 5:
+            result = Result(check=check, answer=None, error=f"not run: {limit_s:g} s were over", time_s=0.0)
+        else:
+            result = attempt(check, min(left_s, 90.0))
+        shown = " ".join(_figures(result)) if result.answer else result.error
+        print(f"{result.time_s:6.1f} s  {name}: {shown}", flush=True)
+        yield result

@@ -6,11 +6,9 @@ falls on all alike.
 
 import argparse
 import copy
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,7 +23,6 @@ from pase.analysis.baselines.registry import EXPERTS, Baseline, meshes
 from pase.analysis.baselines.rules import transformer_dims
 from pase.errors import PaseError
 from pase.machine import Machine, load_machine, override_machine
-from pase.planning.plan_file import read_plan, write_plan
 from pase.targets.torch.launch import call
 from scripts.benchmarks.tables import markdown, publish
 
@@ -160,18 +157,10 @@ def _of_tensor_parallel(model: Blocks, batch: dict[str, Any]) -> tuple[nn.Module
 # -- the race, on every rank
 
 
-def race(folder: str, names: tuple[str, ...], rounds: int) -> dict[str, tuple[list[float], float]]:
-    """Return the seconds of each contender's steps, and its last loss.
-
-    Args:
-        folder: holds the plans, by name.
-        names: of the plans.
-        rounds: how many steps of each are timed.
-    """
+def race(chosen: Mapping[str, Plan], rounds: int) -> dict[str, tuple[list[float], float]]:
+    """Return the seconds of each contender's steps, and its last loss; rounds: how many are timed."""
     model, batch = made()
-    contenders = {
-        name: (pase.parallelize((copy.deepcopy(model), batch), read_plan(Path(folder) / name)), batch) for name in names
-    }
+    contenders = {name: (pase.parallelize((copy.deepcopy(model), batch), plan), batch) for name, plan in chosen.items()}
     contenders["DistributedDataParallel"] = _of_ddp(copy.deepcopy(model), batch)
     contenders["parallelize_module"] = _of_tensor_parallel(copy.deepcopy(model), batch)
     optimizers = {name: torch.optim.AdamW(module.parameters(), lr=1e-4) for name, (module, _) in contenders.items()}
@@ -203,16 +192,15 @@ def _mean(loss: Any, name: str) -> float:
 # -- Llama-2 7B
 
 
-def time_of_7b(plan: str) -> tuple[float, float]:
+def time_of_7b(plan: Plan) -> tuple[float, float]:
     """Return the seconds of `parallelize` for Llama-2 7B on the meta device on one rank of 8, and the shards' bytes."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     model = llama_7b()
-    found = read_plan(Path(plan))
     start_s = time.perf_counter()
-    parallel = pase.parallelize(model, found)
+    parallel = pase.parallelize(model, plan)
     time_s = time.perf_counter() - start_s
     shards = (getattr(p, "_local_tensor", p) for p in parallel.parameters())
     held = sum(p.numel() * p.element_size() for p in shards)
@@ -294,11 +282,7 @@ def main(*, write: bool, rounds: int, without_7b: bool) -> None:
 
 def measured(processes: int, rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each contender's steps; SystemExit where they do not compute the same."""
-    with tempfile.TemporaryDirectory(prefix="pase-race-") as folder:
-        chosen = plans(processes)
-        for name, plan in chosen.items():
-            write_plan(plan, Path(folder) / name)
-        answers = call(race, folder, tuple(chosen), rounds, ranks=processes, threads=1, timeout_s=1200)
+    answers = call(race, plans(processes), rounds, ranks=processes, threads=1, timeout_s=1200)
     losses = [loss for _, loss in answers[0].values()]
     if max(losses) - min(losses) > 1e-3 * max(losses):
         raise SystemExit(f"the contenders do not compute the same losses: {dict(zip(answers[0], losses, strict=True))}")
@@ -310,13 +294,10 @@ def _table_of_7b() -> str:
     start_s = time.perf_counter()
     plan = pase.search(llama_7b(), 8, machine="h100")
     search_s = time.perf_counter() - start_s
-    with tempfile.TemporaryDirectory(prefix="pase-race-") as folder:
-        path = Path(folder) / "plan.json"
-        write_plan(plan, path)
-        try:
-            time_s, held = call(time_of_7b, str(path), ranks=1, timeout_s=1200)[0]
-            row = [f"{search_s:.1f}", f"{time_s:.1f}", f"{held / 2**30:.1f}", f"{BAR_OF_7B_S:g}"]
-        except PaseError as error:
-            row = [f"{search_s:.1f}", str(error), "", f"{BAR_OF_7B_S:g}"]
+    try:
+        time_s, held = call(time_of_7b, plan, ranks=1, timeout_s=1200)[0]
+        row = [f"{search_s:.1f}", f"{time_s:.1f}", f"{held / 2**30:.1f}", f"{BAR_OF_7B_S:g}"]
+    except PaseError as error:
+        row = [f"{search_s:.1f}", str(error), "", f"{BAR_OF_7B_S:g}"]
     heads = ["import and search, s", "`parallelize`, s", "shards of a rank, GiB", "at most, s"]
     return markdown(heads, [row])

@@ -37,6 +37,7 @@ PARSED = _rules(
     (r"pase \w+ models:llama", "loads transformers, which takes ten seconds; tests/importers imports such models"),
     (r"\S+ \S+ .*--device GPU", "needs a GPU"),
     (r"(\./)?scripts/(bench|test|docs|fuzz)", "takes minutes to hours"),
+    (r"(\./)?scripts/gpu-check", "takes minutes, or a GPU; tests/scripts/test_gpu_check.py runs parts of it"),
 )
 
 FILES: Mapping[tuple[str, str], str] = {

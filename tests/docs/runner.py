@@ -96,6 +96,11 @@ class PageRun:
 
         parser().parse_args(arguments)
 
+    def _parse_gpu_check(self, arguments: list[str]) -> None:
+        from scripts.gpu_check import parser
+
+        parser().parse_args(arguments)
+
     def _parse_nothing(self, arguments: list[str]) -> None:
         pass
 
@@ -145,6 +150,7 @@ _PROGRAMS: Mapping[str, tuple[_Parse, _Run]] = {
     "python": (PageRun._parse_python, PageRun._run_python),
     "bench": (PageRun._parse_script, PageRun._run_nothing),
     "fuzz": (PageRun._parse_fuzz, PageRun._run_nothing),
+    "gpu-check": (PageRun._parse_gpu_check, PageRun._run_nothing),
     "test": (PageRun._parse_nothing, PageRun._run_nothing),
     "docs": (PageRun._parse_nothing, PageRun._run_nothing),
     "pip": (PageRun._parse_nothing, PageRun._run_nothing),

@@ -81,7 +81,7 @@ def test_most_commands_are_run() -> None:
 
 
 def test_programs_of_the_checkout_are_there() -> None:
-    named = {found[1] for command in _commands() if (found := re.match(r"(?:\./)?scripts/(\w+)", command))}
+    named = {found[1] for command in _commands() if (found := re.match(r"(?:\./)?scripts/([\w-]+)", command))}
     assert {"pase", "test", "bench"} <= named
     assert all(map(program_exists, named)), named
 

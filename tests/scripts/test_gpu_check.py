@@ -1,7 +1,8 @@
 """`scripts/gpu-check`, on CPUs: that its checks pass here, that a fault is found, and what the page says."""
 
+import os
 import subprocess
-from pathlib import Path
+import sys
 
 import pytest
 import torch
@@ -67,17 +68,17 @@ def test_the_page_has_its_place() -> None:
 @pytest.mark.parametrize("what", ["GPT, random 0, 4 ranks, float64", "CNN, searched, 1 ranks, bf16"])
 def test_a_check_passes_on_cpus(what: str) -> None:
     before = gpu_check.PAGE.read_bytes()
-    done = subprocess.run(
-        [ROOT / "scripts" / "gpu-check", "--cpu", "--only", what], capture_output=True, text=True, check=False
-    )
+    command = [ROOT / "scripts" / "gpu-check", "--cpu", "--only", what]
+    environment = {**os.environ, "PASE_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert "**1 of 1 checks passed.**" in done.stdout or "**2 of 2 checks passed.**" in done.stdout, done.stdout
     assert done.returncode == 0, done.stderr
     assert gpu_check.PAGE.read_bytes() == before
 
 
-def test_a_check_that_cannot_be_run_leaves_the_others(tmp_path: Path) -> None:
+def test_a_check_that_cannot_be_run_leaves_the_others() -> None:
     check = Check(what="", model="GPT", plan="of nobody", ranks=1, function=compared, options={"on_gpu": False})
-    found = attempt(check, tmp_path, 60.0)
+    found = attempt(check, 60.0)
     assert found.answer is None
     assert "TypeError" in found.error or "compiled" in found.error
     assert not torch.distributed.is_initialized()
