@@ -4,7 +4,7 @@ A move is one exchange of all pieces between the ranks that have anything for ea
 ranks make all groups, in the same order.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -85,12 +85,26 @@ def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adder:
-    """Brings what the ranks of a group have together, for a layer. phase: of gradients that are added."""
+    """Brings what the ranks of a group have together, for a layer.
+
+    of: the weights of whose gradients it adds parts, if they are of such. shared: those that several layers use.
+    is_exchange: whether gradients are of what the layer has added up already.
+    """
 
     label: Label
     group: Group
     traffic: Traffic
-    phase: Phase = Phase.BACKWARD
+    of: frozenset[str] = frozenset()
+    shared: Set[str] = frozenset()
+    is_exchange: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        """The part of a step that sums of gradients belong to."""
+        if self.of:
+            return Phase.BACKWARD if self.of & self.shared else Phase.UPDATE
+        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        return Phase.FORWARD if self.is_exchange else Phase.BACKWARD
 
     def summed(self, x: Any, phase: Phase) -> Any:
         """Return the sum over the group."""
@@ -312,13 +326,14 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Any) -> tuple[Any, None]:
         module = ctx.module
-        return module.carried(dy, module.back, 0.0, Phase.BACKWARD).reshape(module.held), None
+        return module.carried(dy, module.back, 0.0, module.phase_back).reshape(module.held), None
 
 
 class Move(nn.Module):
     """Takes a tensor from one layout to another; its gradient goes back along the adjoint steps.
 
     held, made: shapes of the shard before and after. there, back: the steps. fill: what stands where a box sticks out.
+    phase_back: what the way back counts as.
     """
 
     def __init__(
@@ -331,9 +346,10 @@ class Move(nn.Module):
         there: Sequence[Exchange],
         back: Sequence[Exchange],
         fill: float = 0.0,
+        phase_back: Phase = Phase.BACKWARD,
     ) -> None:
         super().__init__()
-        self.label, self.traffic, self.fill = label, traffic, fill
+        self.label, self.traffic, self.fill, self.phase_back = label, traffic, fill, phase_back
         self.held, self.made = tuple(held), tuple(made)
         self.there, self.back = tuple(there), tuple(back)
 

@@ -32,6 +32,9 @@ from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.training.data import DataInput
 
+_WEIGHT = "weight "
+"""Before the name of an argument that is a weight, where an input has the same one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
@@ -77,6 +80,11 @@ class Traced:
     keeps: tuple[tuple[str, float], ...]
     results: Mapping[str, Tensor]
     sums: Mapping[str, WeightSum]
+
+    def weight_of(self, argument: str) -> str:
+        """Return the weight that an argument is, "" for one that is none."""
+        name = argument if argument in self.weights else argument.removeprefix(_WEIGHT)
+        return name if name in self.weights and argument not in self.inputs else ""
 
 
 class Program:
@@ -159,20 +167,24 @@ class Program:
 
         meta: what passes want to know of it.
         """
-        unique, number = name, 1
-        while hasattr(self._root, unique):
-            number += 1
-            unique = f"{name}_{number}"
+        unique = self._new(name)
         self._root.add_module(unique, module)
         operands = tuple(None if x is None else x.node for x in (value, *more))
         node = self._graph.call_module(unique, operands)
         node.meta.update(meta)
         return fx.Proxy(node, self._tracer)
 
-    def adder(self, mesh: LayerMesh, over: Iterable[str]) -> Adder:
+    def held(self, value: Any, name: str) -> Any:
+        """Return a tensor that is made once, for all steps, and is on the device of the ranks' graph."""
+        unique = self._new(name)
+        self._root.register_buffer(unique, value, persistent=False)
+        return fx.Proxy(self._graph.get_attr(unique), self._tracer)
+
+    def adder(self, mesh: LayerMesh, over: Iterable[str], gradients_of: Iterable[Tensor] = ()) -> Adder:
         """Return what brings together what a layer has on the ranks that differ along some dims."""
         group = self.groups.of(sum_groups(mesh.devices, mesh.split(over)))
-        return Adder(Label(mesh.layer, mesh.layer), group, self.traffic)
+        weights, is_exchange = self._origin([x.value.node for x in gradients_of])
+        return Adder(Label(mesh.layer, mesh.layer), group, self.traffic, weights, self._shared, is_exchange)
 
     def sum(self, x: Tensor) -> Any:
         """Return the sums of the parts that a tensor's points are."""
@@ -185,7 +197,8 @@ class Program:
 
     def gradient_sum(self, x: Tensor, axes: frozenset[str]) -> Any:
         """Return a tensor's value, the parts of whose gradient are added over some axes of its mesh."""
-        return self.run(GradientSum(self.adder(x.mesh, axes)), x.value, "gradient_sum", mesh=x.mesh, axes=axes)
+        module = GradientSum(self.adder(x.mesh, axes, [x]))
+        return self.run(module, x.value, "gradient_sum", mesh=x.mesh, axes=axes)
 
     def move(
         self,
@@ -259,11 +272,40 @@ class Program:
             phase=Phase.BACKWARD if name in self._shared else Phase.UPDATE,
         )
 
+    def _new(self, name: str) -> str:
+        unique, number = name, 1
+        while hasattr(self._root, unique):
+            number += 1
+            unique = f"{name}_{number}"
+        return unique
+
+    def _origin(self, nodes: Iterable[fx.Node]) -> tuple[frozenset[str], bool]:
+        """Return the weights that values are made of, if of nothing else; whether the layer has summed them up."""
+        trained = {weight.tensor.value.node: name for name, weight in self.weights.items()}
+        found, is_exchange, is_read = set[str](), False, False
+        left, known = list(nodes), set[fx.Node]()
+        while left:
+            node = left.pop()
+            module = self._root.get_submodule(str(node.target)) if node.op == "call_module" else None
+            is_exchange |= isinstance(module, (Sum, Greatest))
+            if isinstance(module, (Move, Take)):
+                # Another layer's, or a weight's from there.
+                node = node.args[0] if node.args[0] in trained else node
+                is_read |= node not in trained
+            if node in trained:
+                found |= {trained[node]} if self.weights[trained[node]].is_trained else set()
+            elif not isinstance(module, (Move, Take)):
+                left += (before for before in node.all_input_nodes if before not in known)
+                known.update(node.all_input_nodes)
+        return (frozenset() if is_read else frozenset(found)), is_exchange
+
     def declared(self, name: str, tensor: Tensor, *, is_trained: bool) -> Any:
         """Return the value of a tensor that is kept: an argument of the graph, in the dims of the layer."""
+        # An input may have the name of a weight.
+        source = f"{_WEIGHT}{name}" if name in self.inputs else name
         if is_trained:
-            self.sources[name] = name
-        return self.argument(name)
+            self.sources[name] = source
+        return self.argument(source)
 
     def argument(self, name: str) -> Any:
         """Return what stands for a value that the graph is given, the same for the same name."""
@@ -351,7 +393,7 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
             # One sum for what readers leave, and for what the giver's own layer uses.
             handed = next((n for n in node.args[0].users if n.meta.get("axes") == axes), None)
         if handed is None:
-            module = GradientSum(program.adder(giver.mesh, axes))
+            module = GradientSum(program.adder(giver.mesh, axes, [giver]))
             with graph.inserting_before(_next_call(node.args[0])):
                 handed = program.run(module, fx.Proxy(node.args[0]), "gradient_sum", mesh=giver.mesh, axes=axes).node
         elif handed not in joint.values():

@@ -183,7 +183,8 @@ class RankTraining:
                 fed = torch.as_tensor(np.ascontiguousarray(batch[name]), device=self._ranks.device)
                 arguments.append(fed if program.inputs[name].below else fed.to(self._dtype))
             else:
-                arguments.append(self.shards[name] if name in self.shards else torch.as_tensor(key))
+                weight = program.weight_of(name)
+                arguments.append(self.shards[weight] if weight else torch.as_tensor(key))
         with naming_lost_ranks():
             found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
         return found

@@ -32,7 +32,11 @@ class Ranks(Protocol):
         """Return what a module makes of a value, and of more."""
         ...
 
-    def adder(self, mesh: "LayerMesh", over: Iterable[str]) -> Any:
+    def held(self, value: Any, name: str) -> Any:
+        """Return a tensor that is made once, for all steps."""
+        ...
+
+    def adder(self, mesh: "LayerMesh", over: Iterable[str], gradients_of: "Iterable[Tensor]" = ()) -> Any:
         """Return what brings together what a layer has on the ranks that differ along some dims."""
         ...
 

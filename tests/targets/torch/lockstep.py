@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed
 
+from pase.sharding.traffic import Phase
 from pase.targets.torch import collectives
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Tensor
@@ -43,6 +44,10 @@ class Fabric:
         self._meetings: dict[tuple[int, ...], Meeting] = {}
         self._lock = threading.Lock()
         self.groups: dict[int, list[tuple[int, ...]]] = {rank: [] for rank in self.world}
+
+    def become(self, rank: int) -> None:
+        """Have this thread be a rank."""
+        self._own.rank = rank
 
     def get_rank(self) -> int:
         rank: int = self._own.rank
@@ -91,7 +96,7 @@ class Fabric:
         errors: dict[int, BaseException] = {}
 
         def of_rank(rank: int) -> None:
-            self._own.rank = rank
+            self.become(rank)
             try:
                 results[rank] = function(rank)
             # Whatever it is, the test is to see it.
@@ -122,22 +127,88 @@ def fabric(num_ranks: int) -> Iterator[Fabric]:
         yield found
 
 
+Build = Callable[[Program], Mapping[str, Tensor]]
+"""Declares the layers of a program and returns its outputs; that named "loss" is one number."""
+
+Sent = Mapping[tuple[str, str, Phase], int]
+"""Bytes by producer, consumer and phase."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Computed:
     """What the ranks of a program found, put together. Copies of a part are checked to be equal.
 
-    outputs, gradients, kept: by name, whole: of the program, of each weight that is trained, of each statistic. sent:
-    bytes by (producer, consumer, phase).
+    outputs, gradients, kept: by name, whole: of the program, of each weight that is trained, of each statistic.
     """
 
     outputs: Mapping[str, Any]
     gradients: Mapping[str, Any]
     kept: Mapping[str, Any]
-    sent: Mapping[tuple[str, str, Any], int]
+    sent: Sent
 
 
-Build = Callable[[Program], Mapping[str, Tensor]]
-"""Declares the layers of a program and returns its outputs; that named "loss" is one number."""
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What ranks found in some steps. gradients, sent: of the first one. weights: after the last one."""
+
+    losses: list[float]
+    gradients: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    sent: Sent
+
+
+class Rank:
+    """A program on one rank. leaves: its parts of weights, by name."""
+
+    def __init__(self, build: Build, rank: int, num_ranks: int, values: Mapping[str, Any], *, trains: bool) -> None:
+        self.rank, self.values = rank, values
+        self.program = Program(rank=rank, num_devices=num_ranks, trains=trains)
+        results = dict(build(self.program))
+        self.loss = results.pop("loss", None)
+        self.traced = self.program.traced(self.loss, results)
+        self.leaves = {}
+        for name, weight in self.traced.weights.items():
+            part = self.part(values[name], weight.tensor)
+            self.leaves[name] = part.requires_grad_(weight.is_trained and part.is_floating_point())
+
+    def run(self, inputs: Mapping[str, Any], key: Any, upstream: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Return the outputs and the values of statistics, and leave the gradients of the leaves as they shall be."""
+        known = {**inputs, "mask_key": key}
+        names = [(name, self.traced.weight_of(name)) for name in self.traced.arguments]
+        loss, found, kept = self.traced.module(*(self.leaves[own] if own else known[name] for name, own in names))
+        outputs = dict(zip(self.traced.results, found, strict=True))
+        tensors = self.traced.results
+        ends = [(outputs[name], self.part(dy, tensors[name])) for name, dy in upstream.items()]
+        if loss is not None:
+            outputs["loss"] = loss
+            ends.append((loss, torch.ones_like(loss)))
+        if ends:
+            torch.autograd.backward(*map(list, zip(*ends, strict=True)))
+        for name, own in self.traced.sums.items():
+            leaf, group = self.leaves[name], self.program.groups.of(own.groups)
+            if leaf.grad is not None:
+                adder = collectives.Adder(own.label, group, self.program.traffic)
+                leaf.grad = adder.summed(leaf.grad, own.phase)
+        return outputs, list(kept)
+
+    def place(self, x: Tensor | None) -> tuple[tuple[int, ...], Any]:
+        """Return the shape of a tensor and the box of it that is here."""
+        if x is None or not x.dims:
+            return (), ()
+        return tuple(dim.size for dim in x.dims), x.layout.by_device[self.rank]
+
+    def part(self, whole: Any, x: Tensor) -> Any:
+        """Return this rank's part of a tensor."""
+        shape, box = self.place(x)
+        return whole.reshape(shape)[tuple(slice(low, high) for low, high in box)].contiguous().clone()
+
+    def placed(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parts of outputs or of weights, each with the shape of the whole and where it is."""
+        tensors = {name: weight.tensor for name, weight in self.traced.weights.items()} | dict(self.traced.results)
+        return {name: (*self.place(tensors.get(name)), x.detach().clone()) for name, x in parts.items()}
+
+    def gradients(self) -> dict[str, Any]:
+        return self.placed({name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None})
 
 
 def computed(
@@ -155,108 +226,92 @@ def computed(
         build: the program.
         num_ranks: how many.
         values: whole ones, of inputs and of weights, by name.
-        upstream: gradients of the outputs, whole; of a loss by default 1. Without any nothing flows back.
+        upstream: gradients of the outputs, whole; of a loss it is 1.
         trains: as the program is told.
         key: of random masks.
     """
+
+    def of_rank(number: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], Sent]:
+        rank = Rank(build, number, num_ranks, values, trains=trains)
+        rank.program.traffic.is_counted = True
+        outputs, kept = rank.run({name: values[name] for name in rank.traced.inputs}, key, upstream or {})
+        statistics = {name: x for (name, _), x in zip(rank.traced.keeps, kept, strict=True)}
+        return rank.placed(outputs), rank.gradients(), rank.placed(statistics), dict(rank.program.traffic.sent)
+
     with fabric(num_ranks) as between:
-        found = between.run(lambda rank: _of_rank(build, rank, num_ranks, values, upstream, trains, key))
-    outputs: dict[str, Any] = {}
-    gradients: dict[str, Any] = {}
-    kept: dict[str, Any] = {}
-    sent: dict[tuple[str, str, Any], int] = {}
-    for own in found:
-        for whole, parts in ((outputs, own.outputs), (gradients, own.gradients), (kept, own.kept)):
-            for name, (shape, box, part) in parts.items():
-                _put(whole, name, shape, box, part)
-        for what, count in own.sent.items():
-            sent[what] = sent.get(what, 0) + count
-    return Computed(outputs=outputs, gradients=gradients, kept=kept, sent=sent)
+        columns = list(zip(*between.run(of_rank), strict=True))
+    outputs, gradients, kept = map(put_together, columns[:3])
+    return Computed(outputs=outputs, gradients=gradients, kept=kept, sent=added(columns[3]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OfRank:
-    """The same of one rank: the whole shape, the part's box, the part."""
-
-    outputs: dict[str, Any]
-    gradients: dict[str, Any]
-    kept: dict[str, Any]
-    sent: Mapping[tuple[str, str, Any], int]
-
-
-def _of_rank(
+def trained(
     build: Build,
-    rank: int,
     num_ranks: int,
     values: Mapping[str, Any],
-    upstream: Mapping[str, Any] | None,
-    trains: bool,
-    key: Any,
-) -> _OfRank:
-    program = Program(rank=rank, num_devices=num_ranks, trains=trains)
-    results = dict(build(program))
-    loss = results.pop("loss", None)
-    traced = program.traced(loss, results)
-    leaves, shards = {}, []
-    for name in traced.arguments:
-        if name == "mask_key":
-            shards.append(key)
-        elif name in traced.inputs:
-            shards.append(values[name])
-        else:
-            weight = traced.weights[name]
-            part = _part(values[name], weight.tensor, rank)
-            leaves[name] = part.requires_grad_(weight.is_trained and part.is_floating_point())
-            shards.append(leaves[name])
-    program.traffic.is_counted = True
-    loss_value, found, kept = traced.module(*shards)
-    given: dict[str, tuple[Tensor, Any]] = {
-        name: (tensor, x) for (name, tensor), x in zip(traced.results.items(), found, strict=True)
-    }
-    ends = [(x, _part(upstream[name], tensor, rank)) for name, (tensor, x) in given.items() if name in (upstream or {})]
-    if loss_value is not None:
-        given["loss"] = (loss, loss_value)
-        ends.append((loss_value, torch.ones_like(loss_value)))
-    if ends:
-        torch.autograd.backward(*map(list, zip(*ends, strict=True)))
-    gradients = {}
-    for name, leaf in leaves.items():
-        if leaf.grad is not None:
-            tensor = traced.weights[name].tensor
-            whole = leaf.grad
-            if (own := traced.sums.get(name)) is not None and own.groups:
-                group = program.groups.of(own.groups)
-                whole = collectives.all_reduced(whole, group)
-            gradients[name] = (*_place(tensor, rank), whole)
-    return _OfRank(
-        outputs={name: (*_place(tensor, rank), x.detach()) for name, (tensor, x) in given.items()},
-        gradients=gradients,
-        kept={
-            name: (*_place(traced.weights[name].tensor, rank), x.detach())
-            for (name, _), x in zip(traced.keeps, kept, strict=True)
-        },
-        sent=dict(program.traffic.sent),
+    batches: Sequence[Mapping[str, Any]],
+    optimizer: Callable[[Sequence[Any]], Any],
+    *,
+    keys: Sequence[Any] = (),
+) -> Trained:
+    """Return what ranks find in steps of training, one for each batch. optimizer: of PyTorch, of a rank's parts."""
+
+    def of_rank(number: int) -> tuple[list[float], dict[str, Any], dict[str, Any], Sent]:
+        rank = Rank(build, number, num_ranks, values, trains=True)
+        rule = optimizer([leaf for leaf in rank.leaves.values() if leaf.requires_grad])
+        losses, first = [], {}
+        for step, batch in enumerate(batches):
+            rank.program.traffic.is_counted = not step
+            outputs, kept = rank.run(batch, keys[step] if keys else None, {})
+            losses.append(outputs["loss"].item())
+            first = first if step else rank.gradients()
+            rule.step()
+            rule.zero_grad()
+            with torch.no_grad():
+                for (name, momentum), x in zip(rank.traced.keeps, kept, strict=True):
+                    rank.leaves[name].lerp_(x, momentum)
+        return losses, first, rank.placed(rank.leaves), dict(rank.program.traffic.sent)
+
+    with fabric(num_ranks) as between:
+        columns = list(zip(*between.run(of_rank), strict=True))
+    assert all(losses == columns[0][0] for losses in columns[0])
+    return Trained(
+        losses=columns[0][0],
+        gradients=put_together(columns[1]),
+        weights=put_together(columns[2]),
+        sent=added(columns[3]),
     )
 
 
-def _place(x: Tensor, rank: int) -> tuple[tuple[int, ...], Any]:
-    if not x.dims:
-        return (), ()
-    return tuple(dim.size for dim in x.dims), x.layout.by_device[rank]
+def declared(build: Build, num_ranks: int) -> Program:
+    """Return the program as one of the ranks has it, to see what it declares."""
+    program = Program(rank=0, num_devices=num_ranks)
+    with fabric(num_ranks) as between:
+        between.become(0)
+        build(program)
+    return program
 
 
-def _part(whole: Any, x: Tensor, rank: int) -> Any:
-    shape, box = _place(x, rank)
-    return whole.reshape(shape)[tuple(slice(low, high) for low, high in box)].contiguous().clone()
+def put_together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return tensors of which each rank has a part; where several have one it is equal."""
+    found: dict[str, Any] = {}
+    for own in parts:
+        for name, (shape, box, part) in own.items():
+            whole = found.setdefault(name, torch.full(shape, torch.nan, dtype=torch.float64))
+            at = tuple(slice(low, high) for low, high in box)
+            before = whole[at].clone()
+            assert tuple(part.shape) == tuple(before.shape), (name, part.shape, before.shape)
+            held = ~before.isnan()
+            # What each computes for itself may differ by the order of a sum.
+            scale = float(before[held].abs().max()) if held.any() else 0.0
+            torch.testing.assert_close(part.double()[held], before[held], rtol=1e-12, atol=1e-13 * scale)
+            whole[at] = part.double()
+    return found
 
 
-def _put(whole: dict[str, Any], name: str, shape: tuple[int, ...], box: Any, part: Any) -> None:
-    """Put a part into a tensor that is made of nothing at first; parts that are there already are equal."""
-    if name not in whole:
-        whole[name] = torch.full(shape, torch.nan, dtype=torch.float64)
-    place = tuple(slice(low, high) for low, high in box)
-    before = whole[name][place].clone()
-    assert tuple(part.shape) == tuple(before.shape), (name, part.shape, before.shape)
-    held = ~before.isnan()
-    torch.testing.assert_close(part.double()[held], before[held], rtol=1e-13, atol=1e-15)
-    whole[name][place] = part.double()
+def added(sent: Sequence[Sent]) -> dict[tuple[str, str, Phase], int]:
+    """Return the bytes of all ranks."""
+    total: dict[tuple[str, str, Phase], int] = {}
+    for own in sent:
+        for what, count in own.items():
+            total[what] = total.get(what, 0) + count
+    return total

@@ -6,6 +6,7 @@ from pase.targets.torch.layers.loss import softmax_loss
 from pase.targets.torch.layers.movement import concat, dims, padded, piece, window
 from pase.targets.torch.layers.normalisation import batch_norm, normalise
 from pase.targets.torch.layers.points import arrange, dropout, fn
+from pase.targets.torch.layers.recurrent import GATES, last_state, lstm, recurrent
 from pase.targets.torch.layers.reductions import (
     greatest,
     least,
@@ -20,6 +21,7 @@ from pase.targets.torch.layers.windows import convolve, convolve_transposed, poo
 from pase.targets.torch.reshard import fan_out, reshard
 
 __all__ = [
+    "GATES",
     "arrange",
     "attention",
     "batch_norm",
@@ -33,9 +35,11 @@ __all__ = [
     "fan_out",
     "fn",
     "greatest",
+    "last_state",
     "least",
     "log_softmax",
     "lookup",
+    "lstm",
     "mean",
     "normalise",
     "padded",
@@ -43,6 +47,7 @@ __all__ = [
     "piece",
     "pool",
     "product",
+    "recurrent",
     "reshard",
     "select_rows",
     "softmax",

@@ -3,13 +3,14 @@
 from math import prod
 from typing import Any
 
+import torch
+from torch import nn
 from torch.nn import functional
 
 from pase.errors import ProgramError
-from pase.targets.torch.layers.contraction import pick
-from pase.targets.torch.layers.points import apply
-from pase.targets.torch.layers.reductions import log_softmax, total
-from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, written
+from pase.sharding.traffic import Phase
+from pase.targets.torch.collectives import Adder
+from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, resolved, written
 
 
 def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
@@ -21,8 +22,11 @@ def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
             f"{written((*labels.dims, classes))}, those of the labels and then the classes"
         )
     if mesh.split((classes.name,)):
-        found = pick(log_softmax(logits, [classes]), labels, classes)
-        return apply("multiply", total(found, labels.dims), -1 / labels.size)
+        module = SplitSoftmaxLoss(
+            begin=mesh.begin(classes), num_points=labels.size, over=mesh.program.adder(mesh, [classes.name])
+        )
+        value = mesh.program.run(module, resolved(logits).value, "softmax_loss", labels.value)
+        return Tensor(value=value, mesh=mesh, dims=(), partial=mesh.split(labels.names))
     shape = (prod(labels.shard), classes.size)
 
     def compute(x: Any, places: Any) -> Any:
@@ -30,3 +34,44 @@ def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
         return found / labels.size
 
     return local(compute, [logits, labels], (), partial_over=[dim.name for dim in labels.dims])
+
+
+class SplitSoftmaxLoss(nn.Module):
+    """The loss of this rank's points, of whose classes it has some.
+
+    begin: the first of these. num_points: of all ranks. over: brings together what ranks have of the same points.
+    """
+
+    def __init__(self, *, begin: int, num_points: int, over: Adder) -> None:
+        super().__init__()
+        self.begin, self.num_points, self.over = begin, num_points, over
+
+    def forward(self, logits: Any, labels: Any) -> Any:
+        """Return the sum over the points, divided by how many all ranks have."""
+        return _SoftmaxLoss.apply(logits, labels, self)
+
+
+class _SoftmaxLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, module: SplitSoftmaxLoss) -> Any:
+        places = (labels.long() - module.begin).unsqueeze(-1)
+        is_inside = (places >= 0) & (places < logits.shape[-1])
+        places = places.clamp(0, logits.shape[-1] - 1)
+        top = module.over.greatest(logits.amax(-1, keepdim=True), Phase.FORWARD)
+        of_label = (logits - top).gather(-1, places) * is_inside
+        # The logarithm of the sum and the label's logit, both without the greatest one.
+        sums, of_label = module.over.summed(
+            torch.stack([(logits - top).exp().sum(-1, keepdim=True), of_label]), Phase.FORWARD
+        )
+        log_sums = sums.log()
+        ctx.module = module
+        ctx.save_for_backward(logits, top + log_sums, places, is_inside)
+        return (log_sums - of_label).sum() / module.num_points
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        """Return ``(softmax - one at the label) / points``, times the gradient of the loss."""
+        logits, log_sums, places, is_inside = ctx.saved_tensors
+        softmax = (logits - log_sums).exp()
+        share = dy / ctx.module.num_points
+        return (softmax * share).scatter_add_(-1, places, -(is_inside * share)), None, None

@@ -76,8 +76,8 @@ def concat(
         clipped = _clipped(ReshardStep(source, target), position)
         made = extents(clipped.by_device[mesh.program.rank])
         value = mesh.program.move(x, mesh, [ReshardStep(source, clipped)], made=made)
-        if 0 not in made:
-            parts.append(value)
+        # Who gets nothing of it may have something to send, and gets its gradient back.
+        parts.append(value)
         offset += length
     value = parts[0] if len(parts) == 1 else torch.cat(parts, position)
     return Tensor(value=value, mesh=mesh, dims=tuple(dims), is_index=all(x.is_index for x in xs))

@@ -226,7 +226,7 @@ def _by_sums(
         epsilon=epsilon,
         shapes=shapes,
         over=program.adder(mesh, names),
-        of_weights=program.adder(mesh, summed) if are_sums else None,
+        of_weights=program.adder(mesh, summed, [w for w in weights if w is not None]) if are_sums else None,
     )
     found = program.run(module, x.value, "normalise", *(None if w is None else w.value for w in weights))
     y = Tensor(value=found[0], mesh=mesh, dims=x.dims)

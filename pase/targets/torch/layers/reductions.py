@@ -6,8 +6,11 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import nn
 
 from pase.errors import ProgramError
+from pase.sharding.traffic import Phase
+from pase.targets.torch.collectives import Adder
 from pase.targets.torch.layers.points import apply, arrange
 from pase.targets.torch.tensor import Dim, Tensor, local, resolved
 
@@ -28,11 +31,41 @@ def mean(x: Tensor, over: Sequence[Dim]) -> Tensor:
 
 def greatest(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return the maximum of a tensor over some of its dims; its gradient goes to all points that are as great."""
-    top = _top(x, over)
-    is_greatest = apply("equal", x, top)
-    share = apply("divide", is_greatest, total(is_greatest, over))
-    # Where a point is not the greatest, it may be no number.
-    return total(apply("where", share, apply("multiply", x, share), 0.0), over)
+    kept, places = _reduced(x, over)
+    if not x.mesh.split(dim.name for dim in over):
+        return local(lambda shard: torch.amax(shard, places), [x], kept)
+    module = SplitMaximum(places, x.mesh.program.adder(x.mesh, [dim.name for dim in over]))
+    return Tensor(value=x.mesh.program.run(module, resolved(x).value, "maximum"), mesh=x.mesh, dims=tuple(kept))
+
+
+class SplitMaximum(nn.Module):
+    """The maximum over dims of which several ranks have parts. over: brings together what they found."""
+
+    def __init__(self, places: Sequence[int], over: Adder) -> None:
+        super().__init__()
+        self.places, self.over = tuple(places), over
+
+    def forward(self, x: Any) -> Any:
+        """Return the maximum."""
+        return _Maximum.apply(x, self)
+
+
+class _Maximum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: SplitMaximum) -> Any:
+        top = module.over.greatest(x.amax(module.places, keepdim=True), Phase.FORWARD)
+        ctx.module = module
+        ctx.save_for_backward(x, top)
+        return top.squeeze(module.places)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        x, top = ctx.saved_tensors
+        module: SplitMaximum = ctx.module
+        is_greatest = x == top
+        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        count = module.over.summed(is_greatest.sum(module.places, keepdim=True).type_as(dy), Phase.FORWARD)
+        return is_greatest * (dy.reshape(count.shape) / count), None
 
 
 def least(x: Tensor, over: Sequence[Dim]) -> Tensor:

@@ -182,11 +182,14 @@ def pool(
             filters = torch.full_like(shard[:1, :1].flatten()[: prod(kernels)], 1 / prod(kernels))
             found = _CONVOLUTIONS[rank](shard, filters.reshape((1, 1, *kernels)), None, strides, 0, dilations)
         if weights is not None:
-            found = found * torch.tensor(weights).type_as(found).reshape(outs)
+            found = found * weights.to(found)
         found = found.reshape([*(sizes[n] if n in present else 1 for n in others), *outs])
         return turned(found, [*others, *positions], names)
 
-    weights = None if function == "max" else _counted(windows, mesh, count_padding)
+    counted = None if function == "max" else _counted(windows, mesh, count_padding)
+    weights = None
+    if counted is not None:
+        weights = mesh.program.held(torch.tensor(counted, dtype=torch.float64).reshape(outs), "counted")
     return local(compute, [x], out)
 
 

@@ -1,0 +1,92 @@
+"""Built-in networks at small extents, trained by ranks that are threads, and what their plans predict."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from pase import Plan, emit, load, load_machine, search
+from pase.graph import Graph, Scalar
+from pase.machine import override_machine
+from pase.sharding.traffic import bytes_by_movement, flows
+from pase.targets.training.data import Batches
+from pase.targets.training.initial import initial_value
+from scripts.benchmarks.strategies import NETWORKS
+from tests.targets.torch.lockstep import Build, Sent, Trained, declared, trained
+
+STEPS = 3
+
+SMALLER: dict[str, dict[str, Scalar]] = {
+    "inception_v3": {"image": 75, "blocks": "1,1,1"},
+    "densenet121": {"image": 32, "blocks": "2,1,1,1"},
+    "resnet101": {"image": 32, "blocks": "1,1,1,1"},
+    "gpt": {"layers": 1},
+    "bert_large": {"layers": 1},
+}
+"""What makes networks shallower than `NETWORKS` has them."""
+
+
+def arguments_of(name: str) -> tuple[tuple[str, Scalar], ...]:
+    return tuple((NETWORKS[name] | SMALLER.get(name, {})).items())
+
+
+@cache
+def graph_of(name: str) -> Graph:
+    return load(name, arguments=dict(arguments_of(name)))
+
+
+@cache
+def searched(name: str, num_devices: int) -> Plan:
+    # Devices this slow are worth using even for layers this small.
+    machine = override_machine(load_machine("1080ti"), flop_per_s=1e9, bandwidth_bytes_per_s=None)
+    return search(graph_of(name), num_devices, machine=machine)
+
+
+def build_of(plan: Plan) -> Build:
+    """Return the program that is emitted of a plan."""
+    namespace: dict[str, Any] = {"__name__": "emitted"}
+    exec(compile(emit(plan, target="torch"), "<emitted>", "exec"), namespace)
+    return lambda program: {"loss": namespace["build"](program)}
+
+
+Optimizer = Callable[[Sequence[Any]], Any]
+
+
+def trained_by(plan: Plan, optimizer: Optimizer, steps: int = STEPS) -> Trained:
+    """Return what training under a plan finds, from weights and batches that are the same for every plan."""
+    build = build_of(plan)
+    alone = declared(build, plan.num_devices)
+    values = {}
+    for name, weight in alone.weights.items():
+        shape = tuple(dim.size for dim in weight.tensor.dims)
+        values[name] = torch.from_numpy(initial_value(name, shape, weight.deviation, 0, weight.mean)).double()
+    source = Batches(alone.inputs.values(), seed=0)
+    batches = [{name: torch.from_numpy(x) for name, x in source.batch(step).items()} for step in range(steps)]
+    batches = [{name: x.double() if x.is_floating_point() else x for name, x in b.items()} for b in batches]
+    return trained(build, plan.num_devices, values, batches, optimizer)
+
+
+def predicted(plan: Plan) -> Sent:
+    """Return what a step is predicted to move, in words of float64."""
+    found = bytes_by_movement(flows(plan))
+    return {(m.producer, m.consumer, m.phase): size * 8 // plan.graph.itemsize for m, size in found.items() if size}
+
+
+def differences(
+    found: Mapping[str, Any], expected: Mapping[str, Any], *, are_weights: bool = False
+) -> dict[str, float]:
+    """Return how far each tensor is from another, relative to the largest number of its layer's tensors.
+
+    Scales and shifts of normalisations begin as 0, for the 1 of what they change: this is what their weights count for.
+    """
+    assert set(found) == set(expected)
+    sizes: dict[str, float] = {}
+    for name, x in expected.items():
+        layer = name.rpartition("/")[0] or name
+        least = 1.0 if are_weights and name.endswith(("/scale", "/shift")) else 0.0
+        sizes[layer] = max(sizes.get(layer, least), float(x.abs().max()))
+    return {
+        name: float((found[name] - x).abs().max()) / sizes[name.rpartition("/")[0] or name]
+        for name, x in expected.items()
+    }

@@ -1,0 +1,93 @@
+"""Built-in networks on ranks, under any strategy: they train as on one device, and move what their plan predicts."""
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+
+from scripts.benchmarks.strategies import NETWORKS
+from scripts.benchmarks.trials import SMALL_RATES, random_strategy
+from tests.targets.torch.lockstep import Trained
+from tests.targets.torch.networks import differences, graph_of, predicted, searched, trained_by
+
+RELATIVE = 1e-12
+RATE = 1e-3
+
+
+def optimizer(name: str) -> Any:
+    return partial(torch.optim.AdamW, lr=min(RATE, SMALL_RATES.get(name, RATE)))
+
+
+@cache
+def alone(name: str) -> Trained:
+    return trained_by(searched(name, 1), optimizer(name))
+
+
+def check(name: str, num_devices: int, seed: int | None) -> None:
+    """Compare a random strategy, or the searched one, with one rank: losses, gradients, weights after steps; bytes."""
+    plan = searched(name, num_devices)
+    plan = plan if seed is None else random_strategy(plan, seed)
+    found, expected = trained_by(plan, optimizer(name)), alone(name)
+    for loss, own in zip(found.losses, expected.losses, strict=True):
+        assert abs(loss - own) <= RELATIVE * abs(own), (found.losses, expected.losses)
+    gradients = differences(found.gradients, expected.gradients)
+    assert max(gradients.values()) <= RELATIVE, gradients
+    weights = differences(found.weights, expected.weights, are_weights=True)
+    # What the bias of keys adds to all scores of a query, softmax takes out again: its gradient is rounding alone,
+    # which AdamW makes steps of.
+    own = {name: difference for name, difference in weights.items() if not name.endswith("_k/bias")}
+    assert max(own.values()) <= RELATIVE, own
+    assert max(weights.values()) <= 100 * RELATIVE, weights
+    assert {what: size for what, size in found.sent.items() if size} == predicted(plan)
+
+
+CASES = {
+    "mlp": {2: (None, 0, 1), 4: (None, 0, 1, 2), 6: (0,), 8: (0,)},
+    "rnnlm": {2: (None, 0), 4: (None, 0, 1, 2)},
+    "lenet5": {2: (0,), 4: (None, 0)},
+    "alexnet": {4: (0,)},
+    "gpt": {2: (0,), 4: (None, 0)},
+    "transformer": {4: (None, 0)},
+    "vgg16": {4: (0,)},
+    "googlenet": {2: (0,)},
+    "densenet121": {4: (0,)},
+    "resnet101": {4: (0,)},
+    "inception_v3": {2: (None,)},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "seed"),
+    [(name, p, seed) for name, seeds in CASES.items() for p, own in seeds.items() for seed in own],
+)
+def test_training_is_that_of_one_rank(name: str, num_devices: int, seed: int | None) -> None:
+    check(name, num_devices, seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", [None, *range(20)])
+@pytest.mark.parametrize(
+    ("name", "num_devices"),
+    [(name, p) for name in NETWORKS for p in (2, 4, 6, 8) if p < 6 or name in ("mlp", "rnnlm")],
+)
+def test_training_is_that_of_one_rank_for_every_network(name: str, num_devices: int, seed: int | None) -> None:
+    check(name, num_devices, seed)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("transformer", "rnnlm") else pytest.mark.full) for name in NETWORKS],
+)
+def test_one_rank_is_the_reference(name: str) -> None:
+    """The reference is TensorFlow's: it shares the first weights and the batches, and nothing else."""
+    from pase.targets.mesh_tensorflow.runtime.reference import reference_training
+    from pase.targets.training.options import Schedule, TrainingOptions
+
+    rate = SMALL_RATES.get(name, 0.05)
+    options = TrainingOptions(steps=3, dtype="float64", schedule=Schedule(peak=rate), seed=0)
+    expected = reference_training(graph_of(name), options)
+    found = trained_by(searched(name, 1), partial(torch.optim.SGD, lr=rate))
+    assert found.losses == pytest.approx(expected.losses, rel=RELATIVE)
+    own = differences(found.weights, {n: torch.from_numpy(x) for n, x in expected.weights.items()}, are_weights=True)
+    assert max(own.values()) <= RELATIVE, own
