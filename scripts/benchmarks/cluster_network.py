@@ -26,6 +26,7 @@ _PREFIX = "pase-cluster"
 _SWITCH = "switch"
 _INTERFACE = "eth0"
 _PORT = 29500
+_NICE = "-15"
 
 _MTU = 9000
 _BURST_BYTES = 2 * _MTU
@@ -152,7 +153,7 @@ class Cluster:
         """Run a command in the namespace of every rank, and return what each of them wrote to its standard output.
 
         Each has in its environment what `torch.distributed` looks for: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-        GLOO_SOCKET_IFNAME. Where one fails, or time is up, the others are ended and ClusterError says which.
+        GLOO_SOCKET_IFNAME. They go before other processes of the machine. Where one fails, or time is up, the others are ended and ClusterError says which.
         """
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pase-cluster-")))
@@ -167,8 +168,8 @@ class Cluster:
     def _started(
         self, rank: int, command: Sequence[str], environment: Mapping[str, str], cwd: Path | None, folder: Path
     ) -> Iterator[subprocess.Popen[bytes]]:
-        # Whoever started them may be killed: the kernel then ends them too.
-        tied = ("setpriv", "--pdeathsig", "KILL", "--", *command)
+        # Whoever started them may be killed: the kernel then ends them too. Before whatever else the machine does.
+        tied = ("nice", "-n", _NICE, "setpriv", "--pdeathsig", "KILL", "--", *command)
         with (folder / f"{rank}.out").open("wb") as out, (folder / f"{rank}.err").open("wb") as errors:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", f"{self.name}-{rank}", *tied],

@@ -6,16 +6,17 @@ import os
 import random
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pase.targets.torch.collectives import Groups
-from pase.targets.torch.program import Program
+from pase.targets.torch.launch import Ranks, join
+from pase.targets.torch.script import RankTraining
 from pase.targets.training.data import Batches
+from pase.targets.training.options import TrainingOptions
 
 _RATE = 1e-3
 _LIMIT_S = 120
@@ -28,46 +29,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=_LIMIT_S))
-    groups = Groups(dist.get_rank(), dist.get_world_size())
-    steps = {path.name: step_of(path, groups) for path in arguments.programs}
-    times = timed(steps, arguments.rounds)
-    if dist.get_rank() == 0:
+    ranks = join(device="cpu", timeout_s=_LIMIT_S)
+    times = timed({path.name: step_of(path, ranks) for path in arguments.programs}, arguments.rounds)
+    if ranks.rank == 0:
         print(json.dumps(times), flush=True)
     dist.barrier()
     # Without gloo's own end: with many groups its threads now and then end the process as if it had failed.
     os._exit(0)
 
 
-def step_of(path: Path, groups: Groups) -> Callable[[], object]:
-    """Return what does one training step of a program: forward, backward, gradient descent."""
+def step_of(path: Path, ranks: Ranks) -> Callable[[], object]:
+    """Return what does one training step of a program in float32, as its own script does it."""
     namespace: dict[str, Any] = {"__name__": "emitted"}
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    text = "".join(line for line in lines if "targets.torch.script" not in line)
-    exec(compile(text, str(path), "exec"), namespace)
-    program = Program(rank=dist.get_rank(), num_devices=dist.get_world_size(), groups=groups)
-    traced = program.traced(namespace["build"](program))
-    numbers = torch.Generator().manual_seed(dist.get_rank())
-    weights = {
-        name: torch.nn.Parameter(weight.deviation * torch.randn(weight.tensor.shard, generator=numbers) + weight.mean)
-        for name, weight in traced.weights.items()
-    }
-    batch = {name: torch.as_tensor(array) for name, array in Batches(traced.inputs.values(), seed=0).batch(0).items()}
-    batch = {name: value.float() if value.is_floating_point() else value for name, value in batch.items()}
-    values = [weights[name] if name in weights else batch[name] for name in traced.arguments]
-    optimizer = torch.optim.SGD(list(weights.values()), lr=_RATE)
-
-    def step() -> None:
-        loss, *_ = traced.module(*values)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
+    training = RankTraining(namespace["build"], ranks, TrainingOptions(steps=1))
+    batch = Batches(training.program.inputs.values(), seed=0).batch(0)
+    return partial(training.step, batch, learning_rate=_RATE)
 
 
 def timed(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return how long each step took in each round, on the rank where it took longest; one round before is not counted.
+    """Return how long each step took in each round, on the rank where it took longest; a round before is not counted.
 
     All ranks shuffle alike.
     """
