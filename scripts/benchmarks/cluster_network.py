@@ -153,7 +153,8 @@ class Cluster:
         """Run a command in the namespace of every rank, and return what each of them wrote to its standard output.
 
         Each has in its environment what `torch.distributed` looks for: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-        GLOO_SOCKET_IFNAME. They go before other processes of the machine. Where one fails, or time is up, the others are ended and ClusterError says which.
+        GLOO_SOCKET_IFNAME. They go before other processes of the machine. Where one fails, or time is up, the others
+        are ended and ClusterError says which.
         """
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pase-cluster-")))

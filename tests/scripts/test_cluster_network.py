@@ -80,14 +80,19 @@ needs_namespaces = pytest.mark.skipif(bool(REASON), reason=f"no network namespac
 
 _MEASURE = """
 import os, socket, time
-size = 1_500_000
+first, size = 1_500_000, 4_000_000
 if os.environ["RANK"] == "0":
     with socket.create_server((os.environ["MASTER_ADDR"], 5000)) as server:
         connection, _ = server.accept()
-    connection.recv(1)
-    begin, left = time.perf_counter(), size
-    while left:
-        left -= len(connection.recv(min(left, 2**20)))
+
+    def read(left):
+        while left:
+            left -= len(connection.recv(min(left, 2**20)))
+
+    # What had come before the reader was there is not timed.
+    read(first)
+    begin = time.perf_counter()
+    read(size)
     print(8 * size / (time.perf_counter() - begin))
 else:
     while True:
@@ -96,7 +101,7 @@ else:
             break
         except OSError:
             time.sleep(0.02)
-    connection.sendall(b"\\0" * (1 + size))
+    connection.sendall(b"\\0" * (first + size))
 connection.close()
 """
 
@@ -114,7 +119,7 @@ def test_the_slowest_link_of_a_path_has_its_rate(rank_bits_per_s: float, node_bi
         rate, nothing = made.run([sys.executable, "-c", _MEASURE], limit_s=60)
         assert f"{made.name}-0" in namespaces()
     # Of 9,000 bytes of a packet 52 are headers; the rest of the margin is for a machine that does something else.
-    assert 0.8e8 < float(rate) < 1.02e8
+    assert 0.75e8 < float(rate) < 1.05e8
     assert nothing == ""
     assert made.name not in namespaces()
 
