@@ -54,6 +54,10 @@ READERS = {"dot": "Graphviz"}
 
 SHOWN: Mapping[tuple[str, str], str] = {
     ("docs/method.md", "F(G, φ) = Σ_v t_l(v, φ, r) + Σ_(u,v) r · t_x(u, v, φ)"): "Eq. 1 of the paper",
+    (
+        "docs/machines.md",
+        "torchrun --nproc-per-node 2 -m pase.calibration.ranks -o machine.toml",
+    ): "tests/calibration/test_links.py starts such processes itself",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
     (
         "docs/how-to/own-operator.md",
