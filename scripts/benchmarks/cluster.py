@@ -125,7 +125,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="0,2", help="by their numbers, from 0; by default all",
     )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=5, help="in each, every strategy does one step (%(default)s)")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where machine files and samples are written, too")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="where programs, machine files and all times are written, too"
+    )
 
 
 def main(*, write: bool, models: Sequence[str], networks: Sequence[int], rounds: int, keep: Path | None) -> None:
@@ -145,6 +147,8 @@ def main(*, write: bool, models: Sequence[str], networks: Sequence[int], rounds:
             for setting in _settings(made, machine, folder, models, rounds):
                 settings.append(setting)
                 print(_told(setting), flush=True)
+    if keep is not None:
+        (keep / "steps.json").write_text(json.dumps(document(settings), indent=2), encoding="utf-8")
     publish("cluster.md", tables(settings, machines), write=write)
 
 
@@ -357,7 +361,7 @@ def _told(setting: Setting) -> str:
 
 
 def document(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Return all times as they are written beside the machine files."""
+    """Return all times, as `--keep` writes them."""
     return [
         {
             "model": setting.model,

@@ -13,6 +13,7 @@ from scripts.benchmarks.cluster import (
     OURS,
     Setting,
     Timed,
+    document,
     pairs_of_products,
     strategies,
     tables,
@@ -69,6 +70,12 @@ def test_tables_count_what_is_fastest() -> None:
     )
     assert "| alexnet | 4 | 200 / 50 | 2.20 | 2.50 | 1.10 | 1.652 |" in found["figure 6"]
     assert "| 4 | 200 / 50 | 400.0 / 200.0 | 100 µs / 500 µs | 30.0 GFLOP/s |" in found["machines"]
+
+
+def test_all_times_are_kept() -> None:
+    (found,) = document([setting(0.5, 0.7)])
+    assert (found["model"], found["processes"], found["links_mbit_per_s"]) == ("alexnet", 4, "200 / 50")
+    assert found["strategies"][OURS] == {"predicted_s": 0.4, "times_s": (0.5, 0.7)}
 
 
 def test_of_each_two_products_the_first_is_split_by_columns_and_the_second_by_rows() -> None:
