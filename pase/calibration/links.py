@@ -7,7 +7,7 @@ at once. All ranks behind a link then share it, as in a training step, and a lin
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from statistics import median
+from statistics import harmonic_mean, median
 
 from pase.calibration.measured import (
     LinkFit,
@@ -32,8 +32,8 @@ class RankSamples:
     """All that was measured, every rank at work at once.
 
     level_sizes: ranks in a group of each level, the innermost first; the last one has all. matmul, convolution: FLOP of
-    float32. stream: memory, read and written. exchanges: [levels] messages of each rank to the next group. all_reduces,
-    all_to_alls: among all ranks, of the bytes that each one has before them.
+    float32, forward and backward. stream: memory, read and written. exchanges: [levels] messages of each rank to the
+    next group. all_reduces, all_to_alls: among all ranks, of the bytes that each one has before them.
     """
 
     backend: str
@@ -114,7 +114,8 @@ def fit_level(samples: Sequence[TransferSample], sharing: int) -> LinkFit:
 def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -> MeasuredLinks:
     """Return the machine that samples make; CalibrationError where they do not suffice.
 
-    The peak is the best rate of all shapes of both kernels, as `measured_machine` has it. Figures have four digits.
+    Costs count FLOP at one rate, whatever the layer: that at which as many FLOP of each shape of both kernels take what
+    they take. Figures have four digits.
     """
     if not (samples.matmul and samples.stream and samples.all_reduces):
         raise CalibrationError("no matrix product, memory or all-reduce was measured; measure again")
@@ -143,14 +144,14 @@ def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -
     rates = (*samples.matmul, *samples.convolution)
     device = Device(
         name=samples.device_name,
-        peak_flop_per_s={"float32": rounded(max(rate.per_s for rate in rates))},
+        peak_flop_per_s={"float32": rounded(harmonic_mean(rate.per_s for rate in rates))},
         memory_bytes=samples.memory_bytes,
         memory_bandwidth_bytes_per_s=rounded(max(rate.per_s for rate in samples.stream)),
         source=(
-            f"{how}; processes share the cores, and a device's rates are its share of them. The peak is the best of "
-            f"float32 matrix products, {described_rates(samples.matmul, 'GFLOP/s')}, and convolutions, "
-            f"{described_rates(samples.convolution, 'GFLOP/s')}. Memory: one array added to another, "
-            f"{described_rates(samples.stream, 'GB/s')}"
+            f"{how}; processes share the cores, and a device's rates are its share of them. The peak is the mean, for "
+            f"equal FLOP, of float32 matrix products, {described_rates(samples.matmul, 'GFLOP/s')}, and convolutions, "
+            f"{described_rates(samples.convolution, 'GFLOP/s')}, each forward and backward. "
+            f"Memory: one array added to another, {described_rates(samples.stream, 'GB/s')}"
         ),
     )
     machine = Machine(name=name, description=f"{sizes[-1]} processes, {how}", device=device, levels=levels)

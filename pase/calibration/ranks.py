@@ -30,8 +30,10 @@ from pase.common.documents import write_atomically
 from pase.errors import PaseError
 from pase.machine import machine_text
 
+_PASSES = 3
+"""Forward, and backward twice: gradients of both operands."""
 _MATMUL_EXTENTS = (128, 256, 512)
-_CONVOLUTIONS = (Convolution(batch=4, extent=28, channels=64), Convolution(batch=4, extent=14, channels=128))
+_CONVOLUTIONS = (Convolution(batch=8, extent=28, channels=32), Convolution(batch=8, extent=14, channels=64))
 _STREAM_BYTES = 16 * MIB
 _SMALLEST_BYTES, _LARGEST_BYTES = KIB, 16 * MIB
 _RATE_S = 0.25
@@ -83,16 +85,28 @@ def measure(ranks_per_node: int) -> RankSamples:
 
 
 def _matmul_rate(extent: int) -> Rate:
-    left, right, result = (torch.ones(extent, extent) for _ in range(3))
-    seconds = _kernel_s(lambda: torch.mm(left, right, out=result))
-    return Rate(shape=f"{extent} × {extent}", amount=2.0 * extent**3, time_s=seconds)
+    left, right = (torch.ones(extent, extent, requires_grad=True) for _ in range(2))
+    seconds = _kernel_s(_trained(lambda: torch.mm(left, right), left, right))
+    return Rate(shape=f"{extent} × {extent}", amount=_PASSES * 2.0 * extent**3, time_s=seconds)
 
 
 def _convolution_rate(shape: Convolution) -> Rate:
-    images = torch.ones(shape.batch, shape.channels, shape.extent, shape.extent)
-    weights = torch.ones(shape.channels, shape.channels, 3, 3)
-    seconds = _kernel_s(lambda: torch.conv2d(images, weights, padding=1))
-    return Rate(shape=shape.shape, amount=shape.flop, time_s=seconds)
+    images = torch.ones(shape.batch, shape.channels, shape.extent, shape.extent, requires_grad=True)
+    weights = torch.ones(shape.channels, shape.channels, 3, 3, requires_grad=True)
+    seconds = _kernel_s(_trained(lambda: torch.conv2d(images, weights, padding=1), images, weights))
+    return Rate(shape=shape.shape, amount=_PASSES * shape.flop, time_s=seconds)
+
+
+def _trained(kernel: Callable[[], torch.Tensor], *operands: torch.Tensor) -> Callable[[], object]:
+    """Return what does a kernel forward and backward, as a step of training does."""
+    gradient = torch.ones_like(kernel())
+
+    def run() -> None:
+        for operand in operands:
+            operand.grad = None
+        kernel().backward(gradient)
+
+    return run
 
 
 def _stream_rate(size_bytes: int) -> Rate:

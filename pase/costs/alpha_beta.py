@@ -6,7 +6,7 @@ device's memory bandwidth), and sums of which the next layer needs a part alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
@@ -256,12 +256,16 @@ class ProgramCostModel(AlphaBetaCostModel):
 class RingCostModel(ProgramCostModel):
     """Seconds of a step whose sums go round in one ring each; fields as those of `AlphaBetaCostModel`.
 
-    So gloo sums, and a ring of NCCL: PyTorch programs.
+    So gloo sums, and a ring of NCCL: PyTorch programs. They add the gradients of many weights at once, in buckets: that
+    of one weight has its bytes, and no latency of its own.
     """
 
     def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time of a sum, all of it here."""
-        return ring_all_reduce(message.size_bytes, list(members), self.links)
+        links = self.links
+        if message.is_of_weight:
+            links = tuple(replace(link, latency_s=0.0) for link in links)
+        return ring_all_reduce(message.size_bytes, list(members), links)
 
 
 def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:

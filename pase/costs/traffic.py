@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, SliceOf, Window, Work
+from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Role, SliceOf, Window, Work
 from pase.graph.access import axis_dims
 from pase.sharding.boxes import even_bounds
 from pase.sharding.halos import halo_size
@@ -43,7 +43,7 @@ class Communication:
     tensor: what is sent. pattern: how. size_bytes: [K] on each device. group: [K] devices that take part.
     times: how often in one training step. over: the dims whose splits make the group. num_pieces: [K] or 1, messages
     that a device gets where it is not a sum. ends_on_edge: for a sum, whether it goes to one other layer alone, which
-    may need no more than a part of it on each device.
+    may need no more than a part of it on each device. is_of_weight: whether it adds the parts of a weight's gradient.
     """
 
     tensor: str
@@ -54,6 +54,7 @@ class Communication:
     over: tuple[str, ...] = ()
     num_pieces: IntArray | int = 1
     ends_on_edge: bool = False
+    is_of_weight: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -236,6 +237,7 @@ def partial_sum(
         times=1,
         over=over,
         ends_on_edge=ends_on_edge,
+        is_of_weight=is_gradient and access.role is Role.PARAMETER,
     )
 
 

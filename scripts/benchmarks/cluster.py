@@ -61,7 +61,7 @@ NETWORKS = tuple(
         rank_bits_per_s=rank * MEGABIT,
         node_bits_per_s=node * MEGABIT,
     )
-    for ranks, rank, node in ((4, 200, 50), (4, 400, 200), (4, 1000, 200), (4, 1000, 500), (8, 200, 100), (8, 400, 200))
+    for ranks, rank, node in ((4, 200, 50), (4, 400, 200), (4, 1000, 200), (8, 200, 100), (8, 400, 200))
 )
 
 TOLERANCE = 0.03

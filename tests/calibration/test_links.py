@@ -77,7 +77,8 @@ def test_the_machine_has_the_figures_that_made_the_samples() -> None:
     for level, (latency_s, bandwidth) in zip(machine.levels, (NODE, CLUSTER), strict=True):
         assert level.latency_s == pytest.approx(latency_s, rel=1e-3)
         assert level.bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=1e-3)
-    assert machine.device.peak_flop_per_s == {"float32": 3e10}
+    # As many FLOP at 3 GFLOP/s and at 30.
+    assert machine.device.peak_flop_per_s == {"float32": pytest.approx(2 / (1 / 3e9 + 1 / 30e9), rel=1e-3)}
     assert machine.device.memory_bandwidth_bytes_per_s == 3e9
     # Within a node one half each way, between nodes all of it over a link that two share: 2 ½ n / 25 + n / 5 MB/s.
     (prediction,) = found.all_reduces

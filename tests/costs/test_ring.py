@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from pase import load
 from pase.analysis.simulation.engine import Fabric, Label, TaskGraph, run
 from pase.analysis.simulation.simulation import simulate
 from pase.analysis.simulation.step import COLLECTIVES, FabricTasks
@@ -52,6 +53,23 @@ def test_latencies_are_those_of_the_outermost_link_once_a_hand_over() -> None:
     members = [np.array([4, 4, 1, 1]), np.array([1, 2, 2, 1])]
     assert ring_all_reduce(np.array([8.0, 8.0, 8.0, 8.0]), members, links).tolist() == [6.0, 70.0, 10.0, 0.0]
     assert ring_all_reduce(np.array([0.0]), [np.array([4])], links[:1]).tolist() == [0.0]
+
+
+def test_gradients_of_weights_have_no_latency_of_their_own() -> None:
+    """Data parallelism on machines with and without α: a product's step differs by none, its loss's sum by six."""
+    graph = load("mlp", arguments={"batch": 8, "inputs": 8, "hidden": 8, "classes": 8, "layers": 3})
+    costs = []
+    for latency_s in (0.0, 1.0):
+        alone = machine((0, latency_s, 1e9))
+        costs.append(
+            {
+                name: search(graph, 4, machine=alone, options=SearchOptions(cost_model=name)).baselines["data_parallel"]
+                for name in ("program", "ring")
+            }
+        )
+    added = {name: costs[1][name] - costs[0][name] for name in ("program", "ring")}
+    # 2 · 3 hand-overs for the loss; for three layers' weights and biases as many each where they are summed alone.
+    assert added["ring"] == pytest.approx(added["program"] - 6 * 6.0)
 
 
 @pytest.mark.parametrize("name", ["alexnet", "transformer", "gpt"])
