@@ -24,13 +24,13 @@ BUCKET_BYTES = 25 * 2**20
 class Entry:
     """A weight whose gradient is brought together.
 
-    leaf: this rank's part, which PyTorch gives a gradient. sum: that brings it together. parameter: which gets the
-    gradient, wrapped as it should be.
+    parameter: that gets it. local: this rank's part of that. sum: what brings the gradient together. wrapped: of a
+    rank's part of the gradient, what the parameter's `grad` is.
     """
 
-    leaf: Any
-    sum: WeightSum
     parameter: Any
+    local: Any
+    sum: WeightSum
     wrapped: Callable[[Any], Any] = lambda gradient: gradient
 
 
@@ -56,33 +56,25 @@ class Gradients:
 
     def __init__(self, entries: Sequence[Entry], groups: Groups, traffic: Traffic) -> None:
         self._traffic, self._rank = traffic, groups.rank
-        self._is_held = False
-        self._is_queued = False
+        self._is_held = self._is_queued = False
         self._next = 0
-        self._buckets: list[_Bucket] = []
+        self._waiting: dict[int, Any] = {}
+        self._entries = {id(entry.parameter): entry for entry in entries}
         self._places: dict[int, tuple[_Bucket, int]] = {}
-        self._handles: list[Any] = []
         # The last layers' gradients come first.
         open_buckets: dict[Any, list[Entry]] = {}
         ordered: list[tuple[Group, list[Entry]]] = []
         for entry in reversed(entries):
-            group = groups.of(entry.sum.groups)
-            if len(group.ranks) > 1 and entry.leaf.requires_grad:
-                key = (group.ranks, entry.leaf.dtype, entry.leaf.device)
-                held = open_buckets.get(key)
-                if held is None or sum(_bytes(e) for e in held) + _bytes(entry) > BUCKET_BYTES:
-                    held = open_buckets[key] = []
-                    ordered.append((group, held))
-                held.append(entry)
-            self._handles.append(self._hooked(entry))
-        for group, held in ordered:
-            self._buckets.append(self._bucket(group, held))
-
-    def close(self) -> None:
-        """Let the weights go."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+            group, local = groups.of(entry.sum.groups), entry.local
+            if len(group.ranks) == 1 or not entry.parameter.requires_grad:
+                continue
+            key = (group.ranks, local.dtype, local.device)
+            held = open_buckets.get(key)
+            if held is None or sum(map(_bytes, held)) + _bytes(entry) > BUCKET_BYTES:
+                held = open_buckets[key] = []
+                ordered.append((group, held))
+            held.append(entry)
+        self._buckets = [self._bucket(group, held) for group, held in ordered]
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -93,35 +85,32 @@ class Gradients:
         finally:
             self._is_held = before
 
-    def _hooked(self, entry: Entry) -> Any:
-        if not entry.leaf.requires_grad:
-            return _Nothing()
-        return entry.leaf.register_post_accumulate_grad_hook(lambda leaf: self._arrived(entry, leaf))
-
     def _bucket(self, group: Group, entries: list[Entry]) -> _Bucket:
-        leaf = entries[0].leaf
-        buffer = torch.zeros(sum(e.leaf.numel() for e in entries), dtype=leaf.dtype, device=leaf.device)
+        buffer = entries[0].local.new_zeros(sum(entry.local.numel() for entry in entries))
         views, at = [], 0
         for entry in entries:
-            views.append(buffer[at : at + entry.leaf.numel()].view(entry.leaf.shape))
-            at += entry.leaf.numel()
+            views.append(buffer[at : at + entry.local.numel()].view(entry.local.shape))
+            at += entry.local.numel()
         grads = [entry.wrapped(view) for entry, view in zip(entries, views, strict=True)]
         bucket = _Bucket(group=group, entries=entries, buffer=buffer, views=views, grads=grads)
         for place, entry in enumerate(entries):
-            self._places[id(entry)] = bucket, place
+            self._places[id(entry.parameter)] = bucket, place
         return bucket
 
-    def _arrived(self, entry: Entry, leaf: Any) -> None:
-        """Take a gradient that PyTorch has finished."""
+    def arrived(self, parameter: Any, gradient: Any) -> None:
+        """Take a rank's part of a parameter's gradient that the backward pass has finished."""
+        key = id(parameter)
+        before = self._waiting.pop(key, None)
+        gradient = gradient if before is None else before.add_(gradient)
         if self._is_held:
+            self._waiting[key] = gradient
             return
         if not self._is_queued:
             self._is_queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        gradient, leaf.grad = leaf.grad, None
-        found = self._places.get(id(entry))
+        found = self._places.get(key)
         if found is None:
-            _give(entry, gradient, None)
+            _give(self._entries[key], gradient, None)
             return
         bucket, place = found
         bucket.arrived[place] = gradient
@@ -159,7 +148,7 @@ class Gradients:
             for place in places:
                 entry = bucket.entries[place]
                 self._traffic.add(
-                    entry.sum.label, entry.sum.phase, ring_bytes(entry.leaf, len(bucket.group.ranks), number)
+                    entry.sum.label, entry.sum.phase, ring_bytes(entry.local, len(bucket.group.ranks), number)
                 )
 
     def _finish(self) -> None:
@@ -175,6 +164,7 @@ class Gradients:
             if bucket.total is bucket.buffer:
                 for entry, gradient in zip(bucket.entries, bucket.grads, strict=True):
                     entry.parameter.grad = gradient
+                    _tell(entry)
             else:
                 at = 0
                 for place in places:
@@ -201,14 +191,15 @@ def _give(entry: Entry, gradient: Any, own: tuple[Any, Any] | None) -> None:
     else:
         own[0].copy_(gradient)
         parameter.grad = own[1]
+    _tell(entry)
 
 
-class _Nothing:
-    """The handle of a hook that there is none of."""
-
-    def remove(self) -> None:
-        """Do nothing."""
+def _tell(entry: Entry) -> None:
+    """Run what is to be run once a parameter has its gradient, where autograd does not."""
+    if entry.parameter is not entry.local:
+        for hook in list((entry.parameter._post_accumulate_grad_hooks or {}).values()):
+            hook(entry.parameter)
 
 
 def _bytes(entry: Entry) -> int:
-    return int(entry.leaf.numel()) * int(entry.leaf.element_size())
+    return int(entry.local.numel()) * int(entry.local.element_size())

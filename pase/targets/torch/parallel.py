@@ -2,31 +2,50 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from pase.errors import ProgramError
 from pase.importers.difference import difference
 from pase.importers.ir import Use
 from pase.importers.torch.export import call_inputs
-from pase.importers.torch.live import LiveModel, LiveWeight, trace_live
+from pase.importers.torch.live import LiveModel, Part, trace_live
 from pase.planning.plan import Plan
-from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of
-from pase.sharding.reshard import reshard_steps
+from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import join, naming_lost_ranks
+from pase.targets.torch.parameters import (
+    Leaves,
+    Read,
+    State,
+    full_state_dict,
+    install,
+    keep_part,
+    local_of,
+    mesh_of,
+    needs_of,
+    part_of,
+    state_of,
+    viewed,
+    wrapped_like,
+)
+from pase.targets.torch.placements import Storage, storage
 from pase.targets.torch.program import Program, Traced
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
+from pase.targets.torch.values import Source, from_file, from_tensors, random_values
+from pase.targets.training.initial import initial_moments
 from pase.targets.training.masks import step_key
 
 
-def parallelize(model: Any, plan: Plan, *, seed: int = 0) -> "Parallel":
+def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -> "Parallel":
     """Return a module that computes as a model does, of which each rank of the process group has its part.
 
     Args:
@@ -34,6 +53,9 @@ def parallelize(model: Any, plan: Plan, *, seed: int = 0) -> "Parallel":
             searched with: (module, inputs), or (module, inputs and targets, loss). Its weights are those that training
             starts from.
         plan: For as many ranks as there are.
+        weights: Values of the parameters and buffers: a state_dict, or a file of safetensors or of torch.save, of which
+            each rank reads its parts. By default the module's own; random ones, whatever the strategy, where it was
+            made on the device 'meta'.
         seed: Of what is dropped; the same on all ranks.
 
     Raises:
@@ -50,7 +72,25 @@ def parallelize(model: Any, plan: Plan, *, seed: int = 0) -> "Parallel":
     found = difference(plan.graph, live.model.graph)
     if found:
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
-    return Parallel(module, live, plan, rank=ranks.rank, seed=seed)
+    if weights is None:
+        held = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
+        values = from_tensors(held)
+        if any(parameter.is_meta for parameter in module.parameters()):
+            values = random_values(_moments(live), seed)
+    else:
+        values = from_tensors(weights) if isinstance(weights, Mapping) else from_file(weights)
+    return Parallel(module, live, plan, rank=ranks.rank, weights=values, seed=seed)
+
+
+def _moments(live: LiveModel) -> dict[str, tuple[float, float]]:
+    """Return the mean and the standard deviation of the initial values of each parameter."""
+    graph = live.model.graph
+    return {
+        live.weights[layer, tensor].parameter: initial_moments(graph[layer], access)
+        for layer, tensor in live.weights
+        for access in graph[layer].parameters
+        if access.tensor == tensor
+    }
 
 
 def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
@@ -68,57 +108,66 @@ def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
 
 
 class _LiveProgram(Program):
-    """A program whose weights, constants and statistics are a module's own."""
+    """A program whose weights, constants and statistics are a module's own.
 
-    def __init__(self, live: LiveModel, **options: Any) -> None:
+    storage: how its parameters and buffers are held; None where the program decides it.
+    """
+
+    def __init__(self, live: LiveModel, state: State, storage: Storage | None, **options: Any) -> None:
         super().__init__(**options)
-        self.live = live
+        self.live, self.state, self.storage = live, state, storage
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
-        self._whole = LayerMesh("the model", everywhere, self)
+        self._everywhere = LayerMesh("the model", everywhere, self)
 
-    def declared(self, name: str, tensor: Tensor, *, is_trained: bool) -> Any:
-        """Return the value of a weight, or of a constant, of the module: this rank's part of the whole of it."""
+    def declared(self, name: str, tensor: Tensor, *, is_trained: bool, is_statistic: bool) -> Any:
+        """Return the value of a weight, a statistic or a constant of the module."""
+        if is_trained or (is_statistic and self._read(name, is_trained) is not None):
+            return self.argument(f"shard {name}")
+        box = tensor.layout.by_device[self.rank]
+        taken = Take(shape=[dim.size for dim in tensor.dims], box=box, made=tensor.shard)
+        return self.run(taken, self.argument(f"constant {name}"), "constant")
+
+    def bind(self) -> None:
+        """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer."""
+        read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
+        reads = {name: own for name, own in read.items() if own is not None}
+        if self.storage is None:
+            needs = needs_of(self.state, {name: self.weights[name] for name in reads}, reads)
+            self.storage = storage(self.state.shapes, needs, self.num_devices)
+        for name in reads:
+            self.bound(f"shard {name}", partial(self._part, self.storage, name))
+
+    def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return a tensor of which every rank has the whole, in a shape."""
+        return reshard(resolved(x), self._everywhere, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
+
+    def _part(self, stored: Storage, name: str) -> Any:
+        reading, weight = stored.readings[name], self.weights[name]
+        source = f"held {reading.parameter}"
+        if weight.is_trained:
+            self.sources[name] = source
+        return part_of(stored, reading, self.argument(source), weight.tensor)
+
+    def _read(self, name: str, is_trained: bool) -> Read | None:
+        """Return what a weight or a statistic is of the module; None for what is no parameter and no buffer of it."""
         layer, _, own = name.rpartition("/")
-        if not is_trained:
-            box = tensor.layout.by_device[self.rank]
-            taken = Take(shape=[dim.size for dim in tensor.dims], box=box, made=tensor.shard)
-            return self.run(taken, self.argument(f"constant {name}"), "constant")
-        weight = self.live.weights[layer, own]
-        self.sources[name] = f"parameter {weight.parameter}"
-        whole = read_weight(self.argument(self.sources[name]), weight)
-        return self.moved(whole, tensor)
-
-    def moved(self, whole: Any, tensor: Tensor) -> Any:
-        """Return this rank's part of what every rank has the whole of."""
-        dims = [PlainDim(dim.name, dim.size) for dim in tensor.dims]
-        held = Tensor(value=whole.reshape([dim.size for dim in tensor.dims]), mesh=self._whole, dims=tensor.dims)
-        steps = reshard_steps(held.layout, layout_of(tensor.mesh.devices, dims, layer=tensor.mesh.layer))
-        return self.move(held, tensor.mesh, steps, made=tensor.shard)
-
-    def whole(self, x: Tensor, dims: Sequence[Dim]) -> Tensor:
-        """Return a tensor of which every rank has the whole."""
-        return reshard(resolved(x), self._whole, dims)
-
-
-def read_weight(value: Any, weight: LiveWeight) -> Any:
-    """Return what a layer reads of a parameter's value."""
-    if weight.row is not None:
-        value = value.narrow(0, weight.row, weight.shape[0])
-    return read_as(value, weight.use)
+        if is_trained:
+            weight = self.live.weights[layer, own]
+            rows = None if weight.row is None else (weight.row, weight.row + weight.shape[0])
+            return Read(parameter=weight.parameter, rows=rows, piece=weight.use.piece, view=weight.use.view)
+        constant = self.live.constants[layer, own]
+        is_kept = layer in self.live.statistics and constant.buffer
+        return Read(parameter=constant.buffer, piece=constant.use.piece, view=constant.use.view) if is_kept else None
 
 
 def read_as(value: Any, use: Use) -> Any:
     """Return a value as a use reads it: a piece of it, in another order of its elements."""
     if use.piece is not None:
         value = value.narrow(use.piece.dim, use.piece.start, use.piece.size)
-    view = use.view
-    if view is None:
-        return value
-    factors = [factor for dim in view.dims for factor in dim]
-    order = [factor.base for factor in factors if factor.base is not None]
-    value = value.reshape(tuple(view.factors)).permute(order)
-    value = value.reshape([1 if factor.base is None else factor.extent for factor in factors])
-    return value.expand([factor.extent for factor in factors]).reshape(tuple(view.shape))
+    return value if use.view is None else viewed(value, use.view)
+
+
+# -- the module
 
 
 Get = Callable[[Mapping[str, Any]], Any]
@@ -127,7 +176,7 @@ Get = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Mode:
-    """The program of training, or of evaluation: what each of its arguments is had of, and what is returned."""
+    """The program of training, or of evaluation: what each of its arguments is had of, and which output is the loss."""
 
     traced: Traced
     given: tuple[Get, ...]
@@ -137,31 +186,41 @@ class _Mode:
 class Parallel(nn.Module):
     """A model under a plan, on one rank: called as the model is, it returns what the model returns.
 
-    Its parameters have the model's names. program: the text of what runs.
+    Its parameters and buffers have the model's names; parameters are DTensors. plan: what it computes under. program:
+    the text of what runs. notes: what was assumed, and what is held otherwise than layers read it.
     """
 
-    def __init__(self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, seed: int) -> None:
+    def __init__(
+        self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, weights: Source, seed: int
+    ) -> None:
         super().__init__()
         self.plan, self.program = plan, emit(plan, target="torch")
         self._live, self._rank, self._seed, self._step = live, rank, seed, 0
         self._traffic, self._groups, self._sum_groups = Traffic(), *(Groups(rank, plan.num_devices) for _ in range(2))
         self._modes: dict[bool, _Mode] = {}
-        self._gradients: Gradients | None = None
-        self._summed: tuple[bool, ...] = ()
-        self._held = _Tree(self, module)
-        # What is computed of buffers and inputs before any layer.
-        uses = [item.use for item in live.inputs.values()] + [item.use for item in live.constants.values()]
-        self._part = live.part([use.value for use in uses] + [o.name for o in live.outputs if not o.layer])
-        super().train(module.training)
+        self._state = state_of(module)
+        self._storage: Storage | None = None
         self._mode(True)
+        device = next((p.device for p in module.parameters() if not p.is_meta), join().device)
+        mesh = mesh_of(self._stored, device.type)
+        notes = install(self, self._state, self._stored, mesh, weights, device=device)
+        self.notes = (*live.notes, *notes)
+        self._leaves = Leaves(receive=self._received)
+        self._gradients: Gradients | None = None
+        self._summed: tuple[tuple[int, bool], ...] = ()
+        known = [item.use for item in live.constants.values()]
+        fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
+        self._fixed, self._fixed_values = live.part(fixed), _Fixed()
+        own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
+        self._part = live.part(own + [o.name for o in live.outputs if not o.layer])
+        super().train(module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
         inputs = self._live.call.bound(args, kwargs)
         mode = self._mode(self.training)
         self._follow()
-        with torch.no_grad():
-            values = self._part(inputs, self._held.state)
+        values = self._values(inputs)
         with naming_lost_ranks():
             loss, outputs, keeps = mode.traced.module(*[get(values) for get in mode.given])
         if self.training:
@@ -177,13 +236,24 @@ class Parallel(nn.Module):
         with self._gradients.held():
             yield
 
+    def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
+        """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
+        return full_state_dict(self, on_all=on_all)
+
     # -- programs
+
+    @property
+    def _stored(self) -> Storage:
+        assert self._storage is not None
+        return self._storage
 
     def _mode(self, trains: bool) -> _Mode:
         if trains in self._modes:
             return self._modes[trains]
         program = _LiveProgram(
             self._live,
+            self._state,
+            self._storage,
             rank=self._rank,
             num_devices=self.plan.num_devices,
             trains=trains,
@@ -195,11 +265,8 @@ class Parallel(nn.Module):
         exec(compile(self.program, "<program of a plan>", "exec"), names)
         made = names["build"](program)
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
-        results = {
-            name: program.whole(x, [Dim(f"dim{i}", extent) for i, extent in enumerate(shape)])
-            for name, (x, shape) in outputs.items()
-        }
-        traced = program.traced(loss, results)
+        traced = program.traced(loss, {name: program.whole(x, shape) for name, (x, shape) in outputs.items()})
+        self._storage = program.storage
         fed = {item.name: item.use for item in self._live.inputs.values()}
         given = tuple(self._source(argument, fed, traced) for argument in traced.arguments)
         at_loss = next((o.name for o in self._live.outputs if o.layer and not o.shape and o.name not in outputs), "")
@@ -212,42 +279,64 @@ class Parallel(nn.Module):
         if argument in traced.inputs:
             use, shape = fed[argument], traced.inputs[argument].shape
             return lambda values: read_as(values[use.value], use).reshape(shape)
-        if kind == "parameter":
-            return lambda _: self._held.leaves[name]
+        if kind == "held":
+            return lambda _: self._leaf(name)
         if kind == "constant":
             layer, _, own = name.rpartition("/")
             constant = self._live.constants[layer, own].use
             return lambda values: read_as(values[constant.value], constant)
         assert argument == "mask_key", argument
-        return lambda _: torch.from_numpy(step_key(self._seed, self._step)).to(self._held.device)
+        return lambda _: torch.from_numpy(step_key(self._seed, self._step))
 
-    # -- what a step leaves
+    # -- parameters and buffers
+
+    def _tensor(self, name: str) -> Any:
+        owner, _, last = name.rpartition(".")
+        module = self.get_submodule(owner)
+        found = module._parameters.get(last)
+        return module._buffers[last] if found is None else found
+
+    def _leaf(self, name: str) -> Any:
+        return self._leaves.of(name, self._tensor(name))
+
+    def _values(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is computed of inputs and buffers before any layer, by name."""
+        with torch.no_grad():
+            fixed = self._fixed_values.of(self._fixed, {name: self._tensor(name) for name in self._fixed.state})
+            return fixed | self._part(inputs, {name: _whole(self._tensor(name)) for name in self._part.state})
+
+    def _received(self, parameter: Any, gradient: Any) -> None:
+        assert self._gradients is not None
+        self._gradients.arrived(parameter, gradient)
 
     def _follow(self) -> None:
-        """Have the sums of gradients be those of the weights that are trained now."""
-        flags = tuple(leaf.requires_grad for leaf in self._held.leaves.values())
-        if self._gradients is not None and flags == self._summed:
-            return
-        if self._gradients is not None:
-            self._gradients.close()
+        """Have the sums of gradients be those of the parameters that are there, and trained, now."""
         traced = self._mode(True).traced
-        entries: dict[str, Entry] = {}
-        for name, own in traced.sums.items():
-            layer, _, tensor = name.rpartition("/")
-            parameter = self._live.weights[layer, tensor].parameter
-            leaf = self._held.leaves[parameter]
-            entries.setdefault(parameter, Entry(leaf=leaf, sum=own, parameter=self._held.parameters[parameter]))
-        self._gradients, self._summed = Gradients([*entries.values()], self._sum_groups, self._traffic), flags
+        parameters: dict[str, tuple[str, Any]] = {}
+        for name in traced.sums:
+            key = self._stored.readings[name].parameter
+            parameters.setdefault(key, (name, self._tensor(key)))
+        now = tuple((id(parameter), parameter.requires_grad) for _, parameter in parameters.values())
+        if now == self._summed and self._gradients is not None:
+            return
+        entries = [
+            Entry(parameter=own, local=local_of(own), sum=traced.sums[name], wrapped=partial(wrapped_like, own))
+            for name, own in parameters.values()
+        ]
+        self._gradients, self._summed = Gradients(entries, self._sum_groups, self._traffic), now
 
     def _keep(self, traced: Traced, keeps: Sequence[Any]) -> None:
         """Bring the kept statistics nearer to those of a step."""
         with torch.no_grad():
             for (name, momentum), value in zip(traced.keeps, keeps, strict=True):
-                layer, _, own = name.rpartition("/")
-                buffer = self._held.state[self._live.constants[layer, own].buffer]
-                buffer.lerp_(value.reshape(buffer.shape).to(buffer.dtype), momentum)
+                reading = self._stored.readings[name]
+                shard = local_of(self._tensor(reading.parameter))
+                before = part_of(self._stored, reading, shard, traced.weights[name].tensor)
+                keep_part(
+                    self._stored, reading, shard, torch.lerp(before, value.to(before.dtype), momentum), self._rank
+                )
             for owner in dict.fromkeys(self._live.statistics.values()):
-                counted = self._held.state.get(f"{owner}.num_batches_tracked" if owner else "num_batches_tracked")
+                counted = self.get_submodule(owner)._buffers.get("num_batches_tracked")
                 if counted is not None:
                     counted.add_(1)
 
@@ -265,40 +354,20 @@ class Parallel(nn.Module):
         return self._live.returned(tensors)
 
 
-class _Tree:
-    """The parameters and buffers of a module, under its names, in another one.
+@dataclass(slots=True)
+class _Fixed:
+    """What is computed of buffers alone, kept until one of these changes. key: what they were."""
 
-    parameters: by name. leaves: what ranks compute with, by name. state: whole tensors that `Part` reads.
-    """
+    key: Any = None
+    values: dict[str, Any] = field(default_factory=dict)
 
-    def __init__(self, root: nn.Module, module: nn.Module) -> None:
-        self.parameters: dict[str, Any] = {}
-        self.leaves: dict[str, Any] = {}
-        self.state: dict[str, Any] = {}
-        made: dict[int, Any] = {}
-        self.device = next((p.device for p in module.parameters()), torch.device("cpu"))
-        for name, parameter in module.named_parameters(remove_duplicate=False):
-            if id(parameter) not in made:
-                made[id(parameter)] = nn.Parameter(parameter.detach().clone(), requires_grad=parameter.requires_grad)
-            own = made[id(parameter)]
-            owner, last = _place(root, name)
-            owner.register_parameter(last, own)
-            self.parameters[name] = self.leaves[name] = self.state[name] = own
-        for name, buffer in module.named_buffers(remove_duplicate=False):
-            owner, last = _place(root, name)
-            source = module.get_submodule(name.rpartition(".")[0])
-            is_persistent = last not in source._non_persistent_buffers_set
-            owner.register_buffer(last, buffer.detach().clone(), persistent=is_persistent)
-            self.state[name] = getattr(owner, last)
+    def of(self, part: Part, state: Mapping[str, Any]) -> dict[str, Any]:
+        key = tuple((id(tensor), tensor._version) for tensor in state.values())
+        if key != self.key:
+            self.values = part({}, {name: _whole(tensor) for name, tensor in state.items()})
+            self.key = key
+        return self.values
 
 
-def _place(root: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that holds a tensor of a name, and what it is called there; modules are made as needed."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        found = root._modules[part]
-        assert found is not None
-        root = found
-    return root, last
+def _whole(tensor: Any) -> Any:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -41,7 +41,7 @@ from pase.errors import ProgramError
 from pase.importers.ir import Piece, View
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import device_mesh
-from pase.sharding.reshard import sum_groups
+from pase.sharding.reshard import reshard_steps, sum_groups
 from pase.targets.torch.placements import Need, Reading, Split, Storage, Stored
 from pase.targets.torch.program import Weight
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
@@ -158,11 +158,6 @@ def needs_of(state: State, weights: Mapping[str, Weight], reads: Mapping[str, Re
             box = _piece(box, read.piece)
         is_seen = read.view is not None and not read.view.is_reshape
         need = Need(weight=name, box=box, layout=weight.tensor.layout, view=read.view if is_seen else None)
-        if is_seen and weight.is_trained:
-            raise ProgramError(
-                f"weight {name!r} is {read.parameter!r} with its elements in another order or repeated, which cannot "
-                "be trained in parts; use the parameter as it is"
-            )
         found.setdefault(key, []).append(need)
     return found
 
@@ -327,9 +322,12 @@ def part_of(stored: Storage, reading: Reading, shard: Any, weight: Tensor) -> An
     program = weight.mesh.program
     own = stored.stored[reading.parameter]
     if reading.view is not None:
-        box = weight.layout.by_device[program.rank]
-        seen = _viewed(_narrowed(shard, own.shape, reading.box), reading.view)
-        return _narrowed(seen.reshape(weight.layout.shape), weight.layout.shape, box)
+        # All ranks have all of it: each takes its part, and has the gradient of all parts brought back.
+        seen = viewed(_narrowed(shard, own.shape, reading.box), reading.view).reshape(weight.layout.shape)
+        everywhere = device_mesh(own.name, (), len(weight.mesh.devices.devices))
+        there = Tensor(value=seen, mesh=LayerMesh(own.name, everywhere, program), dims=weight.dims)
+        steps = reshard_steps(there.layout, weight.layout)
+        return program.move(there, weight.mesh, steps, made=weight.shard)
     if reading.steps:
         return program.move(_as_tensor(own, shard, weight.mesh), weight.mesh, reading.steps, made=weight.shard)
     sizes = [sum(high - low for low, high in runs) for runs in own.held[program.rank]]
@@ -357,7 +355,8 @@ def _narrowed(x: Any, shape: Sequence[int], box: Box) -> Any:
     return x
 
 
-def _viewed(x: Any, view: View) -> Any:
+def viewed(x: Any, view: View) -> Any:
+    """Return a tensor with its elements as a view has them."""
     factors = [factor for dim in view.dims for factor in dim]
     order = [factor.base for factor in factors if factor.base is not None]
     x = x.reshape(view.factors).permute(order)
@@ -397,21 +396,30 @@ def sum_ranks(stored: Storage, weights: Mapping[str, Weight], parameter: str) ->
 # -- leaves
 
 
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a rank's part of a parameter or a buffer."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor.data
+
+
+def wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Return a rank's part of what is as large as a parameter as the parameter has its own."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
 def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     """Add a rank's shard of a gradient to the gradient of a parameter, and run the parameter's hooks of that."""
     local = gradient.detach()
     if parameter.grad is None:
-        if isinstance(parameter, DTensor):
-            parameter.grad = DTensor.from_local(
-                local,
-                parameter.device_mesh,
-                parameter.placements,
-                run_check=False,
-                shape=parameter.shape,
-                stride=parameter.stride(),
-            )
-        else:
-            parameter.grad = local
+        parameter.grad = wrapped_like(parameter, local)
     else:
         held = parameter.grad
         (held.to_local() if isinstance(held, DTensor) else held).add_(local)
@@ -439,7 +447,7 @@ class Leaves:
 
         A parameter has another leaf once it is another one, or is on another device, of another type, or frozen.
         """
-        local: torch.Tensor = parameter._local_tensor if isinstance(parameter, DTensor) else parameter.data
+        local = local_of(parameter)
         is_trained: bool = parameter.requires_grad
         known = self._made.get(name)
         if known is not None and known.parameter() is parameter:

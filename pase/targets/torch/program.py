@@ -5,8 +5,9 @@ PyTorch's own functions of local tensors, of moves and of sums. Passes over this
 does for several, and take away moves that move nothing. Steps run the graph; nothing of named dims is left in it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from torch import fx, nn
@@ -106,6 +107,7 @@ class Program:
         self.sources: dict[str, str] = {}
         self._shared: set[str] = set()
         self._arguments: dict[str, fx.Node] = {}
+        self._numbers = count()
         self._keeps: dict[str, tuple[Tensor, float]] = {}
         self._root = nn.Module()
         self._graph = fx.Graph()
@@ -245,6 +247,7 @@ class Program:
             tuple(x.value.node for x, _ in self._keeps.values()),
         )
         self._graph.output(found)
+        self.bind()
         join_sums(self._graph, self._root, self)
         axes = lift_sums(self._graph, {name: self._arguments[source] for name, source in self.sources.items()})
         remove_still_moves(self._graph, self._root)
@@ -299,13 +302,25 @@ class Program:
                 known.update(node.all_input_nodes)
         return (frozenset() if is_read else frozenset(found)), is_exchange
 
-    def declared(self, name: str, tensor: Tensor, *, is_trained: bool) -> Any:
+    def declared(self, name: str, tensor: Tensor, *, is_trained: bool, is_statistic: bool) -> Any:
         """Return the value of a tensor that is kept: an argument of the graph, in the dims of the layer."""
         # An input may have the name of a weight.
         source = f"{_WEIGHT}{name}" if name in self.inputs else name
         if is_trained:
             self.sources[name] = source
         return self.argument(source)
+
+    def bind(self) -> None:
+        """Have what is kept come from where it is held; called once, when all layers are known."""
+
+    def bound(self, name: str, value: Callable[[], Any]) -> None:
+        """Put a value, which is made first of all, in the place of an argument."""
+        node = self._arguments.pop(name)
+        first = next(other for other in self._graph.nodes if other.op != "placeholder")
+        with self._graph.inserting_before(first):
+            made = value()
+        node.replace_all_uses_with(made.node)
+        self._graph.erase_node(node)
 
     def argument(self, name: str) -> Any:
         """Return what stands for a value that the graph is given, the same for the same name."""
@@ -316,7 +331,7 @@ class Program:
         first = next(iter(self._graph.nodes), None)
         where = self._graph.inserting_after(last) if last else self._graph.inserting_before(first)
         with where:
-            node = self._graph.placeholder(f"argument_{len(self._arguments)}")
+            node = self._graph.placeholder(f"argument_{next(self._numbers)}")
         self._arguments[name] = node
         return fx.Proxy(node, self._tracer)
 
@@ -355,7 +370,7 @@ class Program:
                 )
         lacking = frozenset(mesh.devices.split_axes) - {dim.name for dim in dims} if is_trained else None
         tensor = Tensor(value=None, mesh=mesh, dims=tuple(dims), over=lacking)
-        tensor = replace(tensor, value=self.declared(name, tensor, is_trained=is_trained))
+        tensor = replace(tensor, value=self.declared(name, tensor, is_trained=is_trained, is_statistic=is_statistic))
         self.weights[name] = Weight(
             name=name,
             tensor=tensor,

@@ -114,12 +114,11 @@ class RankTraining:
         self._evaluated: Traced | None = None
         self.shards = {name: self._shard(weight, values) for name, weight in self.program.weights.items()}
         self._state: dict[str, dict[str, Any]] = {}
-        entries = [
-            Entry(leaf=self.shards[name], sum=own, parameter=self.shards[name])
-            for name, own in self.program.sums.items()
-        ]
-        # They take the shards' gradients as they come.
+        shards = ((self.shards[name], own) for name, own in self.program.sums.items())
+        entries = [Entry(parameter=shard, local=shard, sum=own) for shard, own in shards]
         self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size), self.traffic)
+        for entry in entries:
+            entry.local.register_post_accumulate_grad_hook(self._taken)
 
     def step(
         self, batch: Mapping[str, Array], *, learning_rate: float | None = None, with_record: bool = False
@@ -145,6 +144,10 @@ class RankTraining:
                 self.shards[name].lerp_(value, momentum)
         self.num_steps += 1
         return StepResult(loss=loss.item(), record=dict(self.traffic.sent) if with_record else None)
+
+    def _taken(self, shard: Any) -> None:
+        gradient, shard.grad = shard.grad, None
+        self._gradients.arrived(shard, gradient)
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
         """Return the loss of a batch; the forward pass alone runs, drops nothing, changes nothing."""
