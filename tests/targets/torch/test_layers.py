@@ -12,7 +12,36 @@ import numpy as np
 import pytest
 import torch
 
-from pase.targets.torch.layers import batch_norm, dropout, fn, normalise, reshard
+from pase.targets.torch.layers import (
+    GATES,
+    attention,
+    batch_norm,
+    concat,
+    convolve_transposed,
+    cut,
+    dropout,
+    end_to_end,
+    fn,
+    greatest,
+    last_state,
+    lookup,
+    lstm,
+    normalise,
+    padded,
+    pick,
+    piece,
+    pool,
+    product,
+    recurrent,
+    reductions,
+    reshard,
+    select_rows,
+    softmax,
+    softmax_loss,
+    view,
+    window,
+    without_later_keys,
+)
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Dim, Tensor
 from pase.targets.training.masks import kept as kept_points
@@ -100,11 +129,11 @@ def check(
             for name, (dims, below) in indices.items():
                 source = program.indices(name, [dim.size for dim in dims], below=below)
                 tensors[name] = reshard(source, mesh, dims)
-            return {"y": layer(**tensors)}
+            return {"result": layer(**tensors)}
 
-        found = computed(build, num_ranks, given, upstream={"y": dy}, trains=trains, key=key)
+        found = computed(build, num_ranks, given, upstream={"result": dy}, trains=trains, key=key)
         where = f"{axes} on {devices}"
-        assert_near(found.outputs["y"], y.detach(), f"values under {where}")
+        assert_near(found.outputs["result"], y.detach(), f"values under {where}")
         for name in operands:
             gradient = leaves[name].grad
             expected = torch.zeros_like(given[name]) if gradient is None else gradient
@@ -267,3 +296,369 @@ def test_dropout(trains: bool) -> None:
         trains=trains,
         key=torch.from_numpy(key),
     )
+
+
+# -- sums of products
+
+
+N, J, K, L = (Dim(*item) for item in (("n", 6), ("j", 4), ("k", 12), ("l", 2)))
+
+PRODUCTS = {
+    "matrices": ([(N, K), (K, J)], (N, J), "nk,kj->nj"),
+    "turned": ([(N, K), (J, K)], (N, J), "nk,jk->nj"),
+    "sequence": ([(N, L, K), (K, J)], (N, L, J), "nlk,kj->nlj"),
+    "heads": ([(N, K), (K, J, L)], (N, J, L), "nk,kjl->njl"),
+    "of heads": ([(N, J, K), (J, K, L)], (N, L), "njk,jkl->nl"),
+    "result's dims turned": ([(N, K), (K, J, L)], (N, L, J), "nk,kjl->nlj"),
+    "batches": ([(N, J, K), (N, K, L)], (N, J, L), "njk,nkl->njl"),
+    "outer": ([(N,), (J,)], (N, J), "n,j->nj"),
+    "three": ([(N, K), (K, J), (J,)], (N,), "nk,kj,j->n"),
+    "repeated": ([(N, K), (K, J)], (N, L, J), "nk,kj->nj"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_product(name: str) -> None:
+    dims, out, equation = PRODUCTS[name]
+
+    def definition(**xs: Any) -> Any:
+        found = torch.einsum(equation, *xs.values())
+        return found.unsqueeze(1).expand([dim.size for dim in out]) if name == "repeated" else found
+
+    operands = {f"x{number}": own for number, own in enumerate(dims)}
+    check(lambda **xs: product(*xs.values(), list(out)), definition, operands, inner=out, number=2)
+
+
+@pytest.mark.parametrize("frozen", [-1, 5])
+def test_lookup(frozen: int) -> None:
+    def definition(table: Any, places: Any) -> Any:
+        rows = [row.detach() if number == frozen else row for number, row in enumerate(table)]
+        return torch.stack([torch.stack([rows[i] for i in row]) for row in places.tolist()])
+
+    check(
+        lambda table, places: lookup(table, places, K, J, frozen=frozen),
+        definition,
+        {"table": (K, J)},
+        indices={"places": ((N, L), K.size)},
+    )
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_pick(several: bool) -> None:
+    own = (N, L) if several else (N,)
+
+    def definition(x: Any, places: Any) -> Any:
+        return torch.stack(
+            [torch.stack([x[i, p] for p in row]) for i, row in enumerate(places.reshape(N.size, -1).tolist())]
+        ).reshape(places.shape)
+
+    check(lambda x, places: pick(x, places, K), definition, {"x": (N, K)}, indices={"places": (own, K.size)})
+
+
+# -- functions over dims
+
+
+@pytest.mark.parametrize(
+    ("name", "definition"),
+    [
+        ("total", lambda x, over: sum_over(x, over)),
+        ("mean", lambda x, over: sum_over(x, over) / prod(x.shape[i] for i in over)),
+        ("greatest", lambda x, over: x.amax(over, keepdim=True)),
+        ("least", lambda x, over: x.amin(over, keepdim=True)),
+        ("softmax", lambda x, over: torch.exp(x) / sum_over(torch.exp(x), over)),
+        ("log_softmax", lambda x, over: x - torch.log(sum_over(torch.exp(x), over))),
+    ],
+)
+@pytest.mark.parametrize("over", [(K,), (N, K)])
+def test_functions_over_dims(name: str, definition: Any, over: tuple[Dim, ...]) -> None:
+    dims = (N, J, K)
+    places = [dims.index(dim) for dim in over]
+    keeps = name.endswith("softmax")
+
+    def whole(x: Any, y: Any) -> Any:
+        found = definition(x * y, places)
+        return found if keeps else found.squeeze(places)
+
+    layer = getattr(reductions, name)
+    # A function of a product, whose points may be parts of sums where they are read.
+    check(lambda x, y: layer(fn.multiply(x, y), over), whole, {"x": dims, "y": (K,)})
+
+
+def test_the_greatest_of_equal_points_share_a_gradient() -> None:
+    x = drawn((N.size, K.size), "x").round()
+    check(lambda x: greatest(x, [K]), lambda x: x.amax(1), {"x": (N, K)}, values={"x": x})
+
+
+def test_softmax_of_large_numbers_is_finite() -> None:
+    x = drawn((N.size, K.size), "x") * 1e4
+    check(lambda x: softmax(x, [K]), lambda x: torch.softmax(x, 1), {"x": (N, K)}, values={"x": x})
+
+
+def test_without_later_keys() -> None:
+    query, key = Dim("s", 6), Dim("t", 12)
+    is_later = torch.tensor([[t > s for t in range(12)] for s in range(6)])
+
+    def layer(x: Tensor) -> Tensor:
+        return softmax(without_later_keys(x, query, key), [key])
+
+    check(layer, lambda x: torch.softmax(torch.where(is_later, -torch.inf, x), 2), {"x": (N, query, key)})
+    turned = (key, N, query)
+    check(
+        layer,
+        lambda x: torch.softmax(torch.where(is_later.T.unsqueeze(1), -torch.inf, x), 0),
+        {"x": turned},
+        number=1,
+    )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal: bool) -> None:
+    batch, query, key, heads, feature = (Dim(*item) for item in (("b", 2), ("s", 6), ("t", 12), ("h", 4), ("k", 6)))
+
+    def definition(q: Any, k: Any, v: Any) -> Any:
+        scores = (q.unsqueeze(2) * k.unsqueeze(1)).sum(-1) * 0.3
+        if causal:
+            later = torch.tensor([[t > s for t in range(12)] for s in range(6)])
+            scores = scores.masked_fill(later.reshape(1, 6, 12, 1), -torch.inf)
+        powers = torch.exp(scores)
+        return ((powers / powers.sum(2, keepdim=True)).unsqueeze(-1) * v.unsqueeze(1)).sum(2)
+
+    operands = {
+        "q": (batch, query, heads, feature),
+        "k": (batch, key, heads, feature),
+        "v": (batch, key, heads, feature),
+    }
+    check(lambda q, k, v: attention(q, k, v, scale=0.3, causal=causal), definition, operands, number=4)
+
+
+def test_softmax_loss() -> None:
+    def definition(x: Any, labels: Any) -> Any:
+        own = [
+            torch.log(torch.exp(row).sum()) - row[label]
+            for row, label in zip(x.flatten(0, 1), labels.flatten(), strict=True)
+        ]
+        return torch.stack(own).mean()
+
+    check(
+        lambda x, labels: softmax_loss(x, labels, K), definition, {"x": (N, L, K)}, indices={"labels": ((N, L), K.size)}
+    )
+
+
+# -- windows
+
+
+def test_convolution_transposed() -> None:
+    b, c, o, h, w, y, z, r, s = (
+        Dim(*item)
+        for item in (("b", 6), ("c", 4), ("o", 6), ("h", 3), ("w", 2), ("y", 6), ("z", 4), ("r", 3), ("s", 2))
+    )
+
+    def definition(x: Any, filters: Any) -> Any:
+        found = torch.zeros(b.size, o.size, y.size, z.size, dtype=torch.float64)
+        for i, j, k, m in np.ndindex(h.size, w.size, r.size, s.size):
+            row, column = 2 * i + k - 1, j + 2 * m
+            if 0 <= row < y.size and column < z.size:
+                found[:, :, row, column] = found[:, :, row, column] + x[:, :, i, j] @ filters[:, :, k, m]
+        return found
+
+    check(
+        lambda x, filters: convolve_transposed(
+            x, filters, [[h, y, r], [w, z, s]], [b, o, y, z], strides=[2, 1], dilations=[1, 2], pads=[1, 0]
+        ),
+        definition,
+        {"x": (b, c, h, w), "filters": (c, o, r, s)},
+        fixed=(h, w, r, s),
+    )
+
+
+@pytest.mark.parametrize("function", ["max", "mean", "counted mean"])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_pool(function: str, dilation: int) -> None:
+    x, h, w, r, s = (Dim("c", 4), Dim("h", 6), Dim("w", 4), Dim("r", 3), Dim("s", 2))
+    height, width = 11, 8
+    fill = -torch.inf if function == "max" else 0.0
+
+    def definition(x: Any) -> Any:
+        found = []
+        for i, j in np.ndindex(h.size, w.size):
+            rows = [2 * i + dilation * k - 1 for k in range(3)]
+            columns = [2 * j + k for k in range(2)]
+            inside = [(a, b) for a in rows for b in columns if 0 <= a < height and 0 <= b < width]
+            points = torch.stack([x[:, :, a, b] for a, b in inside])
+            if function == "max":
+                found.append(points.amax(0))
+            else:
+                found.append(points.sum(0) / (6 if function == "counted mean" else len(inside)))
+        return torch.stack(found, -1).reshape(*x.shape[:2], h.size, w.size)
+
+    def layer(x: Tensor) -> Tensor:
+        windows = [window(h, r, of=height, stride=2, dilation=dilation, pad=1), window(w, s, of=width, stride=2)]
+        mesh = x.mesh.program.mesh(
+            "pool",
+            [("h", 2)]
+            if x.mesh.program.num_devices == 2
+            else [("h", 2), ("w", 2)]
+            if x.mesh.program.num_devices == 4
+            else [("h", 3), ("c", 2)],
+        )
+        seen = reshard(x, mesh, [N, x.dims[1], *windows], fill=fill)
+        how = "max" if function == "max" else "mean"
+        return pool(seen, windows, [N, x.dims[1], h, w], function=how, count_padding=function == "counted mean")
+
+    check(
+        layer,
+        definition,
+        {"x": (N, x, Dim("rows", height), Dim("columns", width))},
+        number=1,
+        fixed=(Dim("rows", height),),
+    )
+
+
+# -- moves
+
+
+def test_joined_pieces_and_padding() -> None:
+    first, second, whole = Dim("p", 4), Dim("q", 2), Dim("m", 6)
+
+    def layer(x: Tensor, y: Tensor) -> Tensor:
+        program = x.mesh.program
+        mesh = program.mesh("joined", [("m", program.num_devices if program.num_devices != 4 else 2)])
+        joined = concat([x, y], mesh, [N, whole], along=whole)
+        return padded(piece(joined, "m", 1, 4), mesh, [N, whole], before=[0, 2], shape=[N.size, 4])
+
+    def definition(x: Any, y: Any) -> Any:
+        joined = torch.cat([x, y], 1)[:, 1:5]
+        return torch.cat([torch.zeros(N.size, 2).double(), joined], 1)
+
+    check(layer, definition, {"x": (N, first), "y": (N, second)}, number=4)
+
+
+def test_whole_dims() -> None:
+    part, pair, rows = Dim("part", 6), (Dim("u", 4), Dim("v", 3)), Dim("rows", 4)
+    check(
+        lambda x: cut(x, K, part, start=1, step=2),
+        lambda x: x[:, 1::2],
+        {"x": (N, K)},
+        fixed=(K,),
+        inner=(part,),
+    )
+    check(
+        lambda x, y: end_to_end([x, y], [J, L], part),
+        lambda x, y: torch.cat([x, y], 1),
+        {"x": (N, J), "y": (N, L)},
+        fixed=(J, L),
+        inner=(part,),
+    )
+    check(lambda x: view(x, [K], list(pair)), lambda x: x.reshape(N.size, 4, 3), {"x": (N, K)}, fixed=(K,), inner=pair)
+    check(
+        lambda table, places: select_rows(table, places, K),
+        lambda table, places: torch.stack([table[i] for i in places.flatten().tolist()]).reshape(6, 4, 2),
+        {"table": (K, L)},
+        indices={"places": ((N, rows), K.size)},
+        fixed=(K,),
+    )
+
+
+# -- recurrent layers
+
+
+def lstm_of(x: Any, w: Any, u: Any, bias: Any) -> Any:
+    """By the paper's formulas, gates in the order input, forget, output, candidate."""
+    for layer in range(w.shape[0]):
+        hidden, cell, outputs = x[:, 0] * 0, x[:, 0] * 0, []
+        for step in range(x.shape[1]):
+            gates = [x[:, step] @ w[layer, :, g] + hidden @ u[layer, :, g] + bias[layer, g] for g in range(4)]
+            into, forget, out = (1 / (1 + torch.exp(-gate)) for gate in gates[:3])
+            cell = forget * cell + into * torch.tanh(gates[3])
+            hidden = out * torch.tanh(cell)
+            outputs.append(hidden)
+        x = torch.stack(outputs, 1)
+    return x
+
+
+def test_lstm() -> None:
+    b, s, d, e, n = (Dim(*item) for item in (("b", 4), ("s", 6), ("d", 12), ("e", 12), ("l", 2)))
+    check(
+        lambda x, w, u, bias: lstm(x, w, u, bias, [b, s, e]),
+        lstm_of,
+        {"x": (b, s, d), "w": (n, d, GATES, e), "u": (n, d, GATES, e), "bias": (n, GATES, e)},
+        fixed=(GATES,),
+        number=8,
+    )
+
+
+def cells_of(cell: str, gates: list[Any], old: list[Any], hidden: Any, kept: Any) -> tuple[Any, Any]:
+    """A step of a cell by PyTorch's documentation; gates, old: of the input, of the hidden state."""
+
+    def sigmoid(x: Any) -> Any:
+        return 1 / (1 + torch.exp(-x))
+
+    if cell == "lstm":
+        into, forget, candidate, out = (x + y for x, y in zip(gates, old, strict=True))
+        kept = sigmoid(forget) * kept + sigmoid(into) * torch.tanh(candidate)
+        return sigmoid(out) * torch.tanh(kept), kept
+    if cell == "gru":
+        reset, update = sigmoid(gates[0] + old[0]), sigmoid(gates[1] + old[1])
+        return (1 - update) * torch.tanh(gates[2] + reset * old[2]) + update * hidden, kept
+    total = gates[0] + old[0]
+    return (torch.tanh(total) if cell == "rnn_tanh" else total * (total > 0)), kept
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("cell", "layers", "directions", "num_biases", "has_first"),
+    [
+        ("lstm", 2, 2, 2, True),
+        ("lstm", 1, 1, 0, False),
+        ("gru", 2, 1, 2, True),
+        ("gru", 1, 2, 0, False),
+        ("rnn_tanh", 2, 1, 2, False),
+        ("rnn_relu", 1, 2, 1, True),
+    ],
+)
+def test_recurrent(cell: str, layers: int, directions: int, num_biases: int, has_first: bool, which: int) -> None:
+    if which == 2 and cell != "lstm":
+        return
+    b, s, d, e, r = (Dim(*item) for item in (("b", 4), ("s", 3), ("d", 5), ("e", 6), ("r", directions)))
+    gate = Dim("g", {"lstm": 4, "gru": 3}.get(cell, 1))
+    number = layers * directions
+    operands: dict[str, Sequence[Dim]] = {"x": (b, s, d)}
+    for i in range(number):
+        width = d if i < directions else Dim("wide", directions * e.size)
+        operands |= {f"w{i}": (gate, e, width), f"u{i}": (gate, e, Dim("old", e.size))}
+        operands |= {f"bias{i}_{k}": (gate, e) for k in range(num_biases)}
+    lead = (Dim("n", number),) if number > 1 else ()
+    states = ["hidden", *(["kept"] if cell == "lstm" else [])] if has_first else []
+    operands |= dict.fromkeys(states, (*lead, b, e))
+
+    def layer(x: Tensor, **own: Tensor) -> Tensor:
+        first = {name: own.pop(name) for name in states}
+        y = recurrent(x, list(own.values()), gate, [b, s, r, e], cell=cell, layers=layers, **first)
+        return last_state(y, which) if which else y
+
+    def definition(x: Any, **own: Any) -> Any:
+        zeros = torch.zeros(number, b.size, e.size, dtype=torch.float64)
+        hidden, kept = (own.get(name, zeros).reshape(zeros.shape) for name in ("hidden", "kept"))
+        after: list[list[Any]] = [[], []]
+        for n in range(layers):
+            both = []
+            for turn in range(directions):
+                i = n * directions + turn
+                w, u = own[f"w{i}"], own[f"u{i}"]
+                biases = [own[f"bias{i}_{k}"] for k in range(num_biases)] + [torch.zeros(gate.size, e.size)] * 2
+                state, cells, outputs = hidden[i], kept[i], [None] * s.size
+                for step in reversed(range(s.size)) if turn else range(s.size):
+                    gates = [x[:, step] @ w[g].T + biases[0][g] for g in range(gate.size)]
+                    old = [state @ u[g].T + biases[1][g] for g in range(gate.size)]
+                    state, cells = cells_of(cell, gates, old, state, cells)
+                    outputs[step] = state
+                both.append(torch.stack(outputs, 1))
+                after[0].append(state)
+                after[1].append(cells)
+            x = torch.cat(both, -1)
+        if which:
+            return torch.stack(after[which - 1]).reshape([dim.size for dim in (*lead, b, e)])
+        return x.reshape(b.size, s.size, directions, e.size)
+
+    fixed = [dim for dims in operands.values() for dim in dims if dim not in (b, e)]
+    check(layer, definition, operands, fixed=fixed, number=2)
