@@ -251,6 +251,7 @@ class Program:
         join_sums(self._graph, self._root, self)
         axes = lift_sums(self._graph, {name: self._arguments[source] for name, source in self.sources.items()})
         remove_still_moves(self._graph, self._root)
+        fuse_biases(self._graph)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
         module.graph.eliminate_dead_code()
         module.graph.lint()
@@ -474,3 +475,25 @@ def remove_still_moves(graph: fx.Graph, root: nn.Module) -> None:
                 with graph.inserting_before(node):
                     node.replace_all_uses_with(graph.call_method("reshape", (node.args[0], module.made)))
             graph.erase_node(node)
+
+
+def fuse_biases(graph: fx.Graph) -> None:
+    """Have products and convolutions add the bias that alone is added to them."""
+    for node in list(graph.nodes):
+        if "added" not in node.meta:
+            continue
+        (names, is_laid_out), (shown, bias) = node.meta["added"], node.args
+        if len(shown.users) != 1:
+            continue
+        is_reshaped = shown.op == "call_method" and shown.target == "reshape"
+        product = shown.args[0] if is_reshaped else shown
+        if len(product.users) != 1 or list(names) != product.meta.get("biased"):
+            continue
+        with graph.inserting_before(node):
+            bias = bias.args[0] if is_laid_out else bias
+            flat = bias if len(names) == 1 else graph.call_method("reshape", (bias, -1))
+            x, matrix, *rest = product.args
+            fused = graph.call_function(product.target, (x, matrix, flat, *rest[1:]), dict(product.kwargs))
+            found = graph.call_method("reshape", (fused, *shown.args[1:])) if is_reshaped else fused
+        node.replace_all_uses_with(found)
+        graph.erase_node(node)

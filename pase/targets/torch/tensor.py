@@ -147,8 +147,15 @@ class Tensor:
             return local(lambda x: x + other, [self], self.dims, is_index=self.is_index and float(other).is_integer())
         xs = (self, other)
         dims = joined_dims(xs)
-        is_index = self.is_index and other.is_index
-        return local(lambda x, y: in_order(x, self, dims) + in_order(y, other, dims), xs, dims, is_index=is_index)
+
+        def add(x: Any, y: Any) -> Any:
+            added = in_order(y, other, dims)
+            found = in_order(x, self, dims) + added
+            # What a bias is, where the first term is a product (`fuse_biases`); whether it was laid out for the sum.
+            found.node.meta["added"] = other.names, added is not y
+            return found
+
+        return local(add, xs, dims, is_index=self.is_index and other.is_index)
 
     __radd__ = __add__
 
@@ -242,6 +249,11 @@ def joined_dims(tensors: Sequence[Tensor]) -> tuple[Dim, ...]:
 def written(dims: Sequence[Dim]) -> str:
     """Return dims as messages have them."""
     return ", ".join(f"{dim.name}={dim.size}" for dim in dims)
+
+
+def shaped(x: Any, now: Sequence[int], shape: Sequence[int]) -> Any:
+    """Return a shard in a shape; now: that which it has."""
+    return x if tuple(now) == tuple(shape) else x.reshape(tuple(shape))
 
 
 def in_order(shard: Any, x: Tensor, dims: Sequence[Dim], *, keeps_rank: bool = False) -> Any:

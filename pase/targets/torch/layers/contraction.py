@@ -1,6 +1,7 @@
 """Sums of products: of tensors over the dims that the result lacks, and of a table with the indices of its rows."""
 
 from collections.abc import Sequence
+from math import prod
 from string import ascii_letters
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from pase.errors import ProgramError
 from pase.targets.torch.layers.points import arrange
-from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh
+from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, shaped
 
 
 def product(*operands: Any) -> Tensor:
@@ -49,27 +50,19 @@ def _linear(x: Tensor, weights: Tensor, out: Sequence[Dim], summed: set[str]) ->
         return None
     part = x.mesh.part
     shapes = [tuple(map(part, dims)) for dims in (batch, inner, outer)]
-    num_inner, num_outer = (_points(shape) for shape in shapes[1:])
+    num_inner, num_outer = map(prod, shapes[1:])
 
-    def compute(x: Any, weights: Any) -> Any:
-        if len(inner) > 1:
-            x = x.reshape((*shapes[0], num_inner))
+    def compute(x: Any, matrix: Any) -> Any:
+        x = shaped(x, (*shapes[0], *shapes[1]), (*shapes[0], num_inner))
         if is_turned:
-            weights = weights.reshape((num_inner, num_outer)).t()
-        elif len(weights_shape) > 2:
-            weights = weights.reshape((num_outer, num_inner))
-        y = functional.linear(x, weights)
-        return y.reshape((*shapes[0], *shapes[2])) if len(outer) > 1 else y
+            matrix = shaped(matrix, weights.shard, (num_inner, num_outer)).t()
+        else:
+            matrix = shaped(matrix, weights.shard, (num_outer, num_inner))
+        y = functional.linear(x, matrix)
+        y.node.meta["biased"] = [dim.name for dim in outer]
+        return shaped(y, (*shapes[0], num_outer), (*shapes[0], *shapes[2]))
 
-    weights_shape = weights.shard
     return local(compute, [x, weights], out, partial_over=summed)
-
-
-def _points(shape: Sequence[int]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def lookup(table: Tensor, indices: Tensor, rows: Dim, columns: Dim, *, frozen: int = -1) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from pase.errors import ProgramError
 from pase.sharding.traffic import Phase
 from pase.targets.torch.collectives import Adder
-from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, resolved, written
+from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, resolved, shaped, written
 
 
 def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
@@ -30,7 +30,8 @@ def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
     shape = (prod(labels.shard), classes.size)
 
     def compute(x: Any, places: Any) -> Any:
-        found = functional.cross_entropy(x.reshape(shape), places.reshape(-1).long(), reduction="sum")
+        points = shaped(places, labels.shard, shape[:1]).long()
+        found = functional.cross_entropy(shaped(x, logits.shard, shape), points, reduction="sum")
         return found / labels.size
 
     return local(compute, [logits, labels], (), partial_over=[dim.name for dim in labels.dims])

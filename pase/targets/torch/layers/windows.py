@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from pase.errors import ProgramError
 from pase.sharding.layouts import WindowDim
-from pase.targets.torch.tensor import Dim, Tensor, local
+from pase.targets.torch.tensor import Dim, Tensor, local, shaped
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
 _TRANSPOSED = (functional.conv_transpose1d, functional.conv_transpose2d, functional.conv_transpose3d)
@@ -54,12 +54,17 @@ def convolve(x: Tensor, filters: Tensor, windows: Sequence[WindowDim], out: Sequ
     strides, dilations = [window.stride for window in windows], [window.dilation for window in windows]
 
     def compute(a: Any, w: Any) -> Any:
-        a = turned(a, x.names, order).reshape((num_batch, num_groups * num_inputs, *points))
-        w = turned(w, filters.names, [*groups, *outputs, *inputs, *(k for k in kernels if k in filters.names)])
-        w = w.reshape((num_groups * num_outputs, num_inputs, *taps))
-        y = function(a, w, stride=strides, dilation=dilations, groups=num_groups)
-        y = y.reshape([*(sizes[n] for n in (*batch, *groups, *outputs)), *outs])
+        seen = (num_batch, num_groups * num_inputs, *points)
+        a = shaped(turned(a, x.names, order), [sizes[n] for n in order], seen)
+        w = turned(w, filters.names, own)
+        w = shaped(w, [sizes[n] for n in own], (num_groups * num_outputs, num_inputs, *taps))
+        y = function(a, w, None, strides, 0, dilations, num_groups)
+        y.node.meta["biased"] = [*groups, *outputs]
+        made = [sizes[n] for n in (*batch, *groups, *outputs)]
+        y = shaped(y, (num_batch, num_groups * num_outputs, *outs), (*made, *outs))
         return turned(y, [*batch, *groups, *outputs, *positions], names)
+
+    own = [*groups, *outputs, *inputs, *(k for k in kernels if k in filters.names)]
 
     reduced = {*filters.names} - {*names}
     return local(compute, [x, filters], out, partial_over=reduced)
@@ -173,19 +178,25 @@ def pool(
     rank = len(windows) - 1
 
     def compute(shard: Any) -> Any:
-        shard = turned(shard, x.names, [*absent, *order]).reshape((lead, 1, *points))
+        shard = shaped(turned(shard, x.names, [*absent, *order]), held, seen)
         if function == "max":
             found = _MAX[rank](shard, kernels, strides, 0, dilations)
-        elif set(dilations) == {1}:
+        elif not is_mean_of_dilated:
             found = _MEAN[rank](shard, kernels, strides)
         else:
-            filters = torch.full_like(shard[:1, :1].flatten()[: prod(kernels)], 1 / prod(kernels))
-            found = _CONVOLUTIONS[rank](shard, filters.reshape((1, 1, *kernels)), None, strides, 0, dilations)
+            found = _CONVOLUTIONS[rank](shard, share.to(shard), None, strides, 0, dilations)
         if weights is not None:
             found = found * weights.to(found)
-        found = found.reshape([*(sizes[n] if n in present else 1 for n in others), *outs])
+        found = shaped(found, (*seen[:2], *outs), [*(sizes[n] if n in present else 1 for n in others), *outs])
         return turned(found, [*others, *positions], names)
 
+    held = [*(1 for _ in absent), *(sizes[n] for n in present), *points]
+    # What has a batch and channels keeps its layout in memory.
+    is_mean_of_dilated = function != "max" and set(dilations) != {1}
+    is_plain = len(held) == 2 + len(points) and not is_mean_of_dilated
+    seen = (*held[:2], *points) if is_plain else (lead, 1, *points)
+    if is_mean_of_dilated:
+        share = mesh.program.held(torch.full((1, 1, *kernels), 1 / prod(kernels), dtype=torch.float64), "share")
     counted = None if function == "max" else _counted(windows, mesh, count_padding)
     weights = None
     if counted is not None:
