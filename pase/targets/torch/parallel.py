@@ -16,6 +16,7 @@ from pase.importers.ir import Use
 from pase.importers.torch.export import call_inputs
 from pase.importers.torch.live import LiveModel, Part, trace_live
 from pase.planning.plan import Plan
+from pase.sharding.boxes import whole
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
 from pase.targets.torch.collectives import Groups, Take, Traffic
@@ -25,6 +26,7 @@ from pase.targets.torch.parameters import (
     Leaves,
     Read,
     State,
+    distributed,
     full_state_dict,
     install,
     keep_part,
@@ -36,7 +38,7 @@ from pase.targets.torch.parameters import (
     viewed,
     wrapped_like,
 )
-from pase.targets.torch.placements import Storage, storage
+from pase.targets.torch.placements import Need, Storage, Stored, held_as, storage
 from pase.targets.torch.program import Program, Traced
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
@@ -129,13 +131,25 @@ class _LiveProgram(Program):
 
     def bind(self) -> None:
         """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer."""
-        read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
-        reads = {name: own for name, own in read.items() if own is not None}
+        stored = self.hold()
+        for name in self._reads():
+            self.bound(f"shard {name}", partial(self._part, stored, name))
+
+    def hold(self) -> Storage:
+        """Return how the parameters and buffers are held; all layers have been called."""
         if self.storage is None:
+            reads = self._reads()
             needs = needs_of(self.state, {name: self.weights[name] for name in reads}, reads)
             self.storage = storage(self.state.shapes, needs, self.num_devices)
-        for name in reads:
-            self.bound(f"shard {name}", partial(self._part, self.storage, name))
+        return self.storage
+
+    def placed(self, x: Tensor, shape: tuple[int, ...]) -> Stored | None:
+        """Return how ranks have a tensor between them, as DTensor says it; None where it cannot."""
+        return held_as(Need(weight="", box=whole(shape), layout=x.layout), shape, self.hold().sizes)
+
+    def _reads(self) -> dict[str, Read]:
+        read = {name: self._read(name, weight.is_trained) for name, weight in self.weights.items()}
+        return {name: own for name, own in read.items() if own is not None}
 
     def whole(self, x: Tensor, shape: Sequence[int]) -> Tensor:
         """Return a tensor of which every rank has the whole, in a shape."""
@@ -176,11 +190,16 @@ Get = Callable[[Mapping[str, Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class _Mode:
-    """The program of training, or of evaluation: what each of its arguments is had of, and which output is the loss."""
+    """The program of training, or of evaluation.
+
+    given: what each of its arguments is had of. loss: which output is that. placed: how the ranks have each output
+    between them, None for those that every rank has whole.
+    """
 
     traced: Traced
     given: tuple[Get, ...]
     loss: str
+    placed: Mapping[str, Stored | None]
 
 
 class Parallel(nn.Module):
@@ -202,8 +221,8 @@ class Parallel(nn.Module):
         self._storage: Storage | None = None
         self._mode(True)
         device = next((p.device for p in module.parameters() if not p.is_meta), join().device)
-        mesh = mesh_of(self._stored, device.type)
-        notes = install(self, self._state, self._stored, mesh, weights, device=device)
+        self._mesh = mesh_of(self._stored, device.type)
+        notes = install(self, self._state, self._stored, self._mesh, weights, device=device)
         self.notes = (*live.notes, *notes)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
@@ -265,12 +284,15 @@ class Parallel(nn.Module):
         exec(compile(self.program, "<program of a plan>", "exec"), names)
         made = names["build"](program)
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
-        traced = program.traced(loss, {name: program.whole(x, shape) for name, (x, shape) in outputs.items()})
-        self._storage = program.storage
+        self._storage = program.hold()
+        # Whoever computes a loss of what the model returns needs all of it.
+        placed = {name: None if loss is None else program.placed(x, shape) for name, (x, shape) in outputs.items()}
+        results = {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
+        traced = program.traced(loss, results)
         fed = {item.name: item.use for item in self._live.inputs.values()}
         given = tuple(self._source(argument, fed, traced) for argument in traced.arguments)
         at_loss = next((o.name for o in self._live.outputs if o.layer and not o.shape and o.name not in outputs), "")
-        self._modes[trains] = _Mode(traced=traced, given=given, loss=at_loss)
+        self._modes[trains] = _Mode(traced=traced, given=given, loss=at_loss, placed=placed)
         return self._modes[trains]
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced) -> Get:
@@ -348,10 +370,16 @@ class Parallel(nn.Module):
             if item.name == mode.loss:
                 tensors.append(loss.reshape(item.shape))
             elif item.layer:
-                tensors.append(found[item.name].reshape(item.shape) if item.name in found else None)
+                tensors.append(self._output(found[item.name], item.shape, mode.placed[item.name]))
             else:
                 tensors.append(values[item.name])
         return self._live.returned(tensors)
+
+    def _output(self, value: Any, shape: tuple[int, ...], placed: Stored | None) -> Any:
+        if placed is None:
+            return value.reshape(shape)
+        local = [sum(high - low for low, high in runs) for runs in placed.held[self._rank]]
+        return distributed(value.reshape(local), placed, self._mesh)
 
 
 @dataclass(slots=True)

@@ -143,6 +143,12 @@ def storage(
     )
 
 
+def held_as(need: Need, shape: tuple[int, ...], sizes: tuple[int, ...]) -> Stored | None:
+    """Return how a tensor that ranks have in a layout is held on a mesh; None where no placement says it."""
+    found, readings = _Found({need.weight: shape}, {need.weight: [need]}, prod(sizes), True).stored(need.weight, sizes)
+    return None if any(reading.steps or reading.view for reading in readings) else found
+
+
 def _check(name: str, shape: tuple[int, ...], need: Need, num_ranks: int) -> None:
     size = prod(high - low for low, high in need.box)
     inside = len(shape) == len(need.box) and all(
