@@ -157,28 +157,39 @@ def _of_tensor_parallel(model: Blocks, batch: dict[str, Any]) -> tuple[nn.Module
 # -- the race, on every rank
 
 
-def race(chosen: Mapping[str, Plan], rounds: int) -> dict[str, tuple[list[float], float]]:
-    """Return the seconds of each contender's steps, and its last loss; rounds: how many are timed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Of one contender on one rank: seconds that passed in each step, CPU seconds of all threads, the last loss."""
+
+    times_s: list[float]
+    cpu_s: list[float]
+    loss: float
+
+
+def race(chosen: Mapping[str, Plan], rounds: int) -> dict[str, Steps]:
+    """Return the steps of each contender; rounds: how many are timed."""
     model, batch = made()
     contenders = {name: (pase.parallelize((copy.deepcopy(model), batch), plan), batch) for name, plan in chosen.items()}
     contenders["DistributedDataParallel"] = _of_ddp(copy.deepcopy(model), batch)
     contenders["parallelize_module"] = _of_tensor_parallel(copy.deepcopy(model), batch)
     optimizers = {name: torch.optim.AdamW(module.parameters(), lr=1e-4) for name, (module, _) in contenders.items()}
-    times_s: dict[str, list[float]] = {name: [] for name in contenders}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     losses: dict[str, float] = {}
-    for number in range(WARM_UP + rounds):
+    for _ in range(WARM_UP + rounds):
         for name, (module, given) in contenders.items():
             dist.barrier()
-            start_s = time.perf_counter()
+            start_s, start_cpu_s = time.perf_counter(), time.process_time()
             loss = module(**given)
             loss.backward()
             optimizers[name].step()
             optimizers[name].zero_grad()
             dist.barrier()
-            if number >= WARM_UP:
-                times_s[name].append(time.perf_counter() - start_s)
+            found[name].append((time.perf_counter() - start_s, time.process_time() - start_cpu_s))
             losses[name] = _mean(loss, name)
-    return {name: (times_s[name], losses[name]) for name in contenders}
+    return {
+        name: Steps(times_s=[t for t, _ in steps[WARM_UP:]], cpu_s=[c for _, c in steps[WARM_UP:]], loss=losses[name])
+        for name, steps in found.items()
+    }
 
 
 def _mean(loss: Any, name: str) -> float:
@@ -192,21 +203,21 @@ def _mean(loss: Any, name: str) -> float:
 # -- Llama-2 7B
 
 
-def time_of_7b(plan: Plan) -> tuple[float, float]:
-    """Return the seconds of `parallelize` for Llama-2 7B on the meta device on one rank of 8, and the shards' bytes."""
+def time_of_7b(plan: Plan) -> tuple[float, float, float]:
+    """Return seconds, CPU seconds and bytes of `parallelize` for Llama-2 7B on the meta device, on one rank of 8."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     model = llama_7b()
-    start_s = time.perf_counter()
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
     parallel = pase.parallelize(model, plan)
-    time_s = time.perf_counter() - start_s
+    time_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     shards = (getattr(p, "_local_tensor", p) for p in parallel.parameters())
     held = sum(p.numel() * p.element_size() for p in shards)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return time_s, held
+    return time_s, cpu_s, float(held)
 
 
 def llama_7b() -> tuple[Any, dict[str, Any]]:
@@ -228,13 +239,14 @@ def llama_7b() -> tuple[Any, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """What of ours was held against which of PyTorch's; values: of each round."""
+    """What of ours was held against which of PyTorch's; values: of each round; cpu: of CPU seconds, of all ranks."""
 
     ours: str
     theirs: str
     ours_s: float
     theirs_s: float
     values: list[float]
+    cpu: float
 
     @property
     def ratio(self) -> float:
@@ -242,7 +254,7 @@ class Ratio:
         return self.ours_s / self.theirs_s
 
 
-def ratios(times_s: Mapping[str, list[float]]) -> list[Ratio]:
+def ratios(times_s: Mapping[str, list[float]], cpu_s: Mapping[str, list[float]]) -> list[Ratio]:
     """Return the three ratios of a race: of both rules, and of the searched plan to the better of PyTorch's ways."""
     peers = ("DistributedDataParallel", "parallelize_module")
     better = min(peers, key=lambda name: median(times_s[name]))
@@ -250,7 +262,8 @@ def ratios(times_s: Mapping[str, list[float]]) -> list[Ratio]:
     for ours, theirs in zip(BARS, (*peers, better), strict=True):
         values = sorted(a / b for a, b in zip(times_s[ours], times_s[theirs], strict=True))
         ours_s, theirs_s = median(times_s[ours]), median(times_s[theirs])
-        found.append(Ratio(ours=ours, theirs=theirs, ours_s=ours_s, theirs_s=theirs_s, values=values))
+        cpu = median(cpu_s[ours]) / median(cpu_s[theirs])
+        found.append(Ratio(ours=ours, theirs=theirs, ours_s=ours_s, theirs_s=theirs_s, values=values, cpu=cpu))
     return found
 
 
@@ -264,30 +277,44 @@ def main(*, write: bool, rounds: int, without_7b: bool) -> None:
     """Print the tables, or put them into docs/benchmarks.md."""
     rows = []
     for processes in PROCESSES:
-        times_s = measured(processes, rounds)
-        for each in ratios(times_s):
+        for each in ratios(*measured(processes, rounds)):
             low, high = (each.values[round(share * (len(each.values) - 1))] for share in (0.1, 0.9))
             rows.append(
                 [
                     *(str(processes), each.ours, each.theirs, f"{1e3 * each.ours_s:.1f}", f"{1e3 * each.theirs_s:.1f}"),
-                    *(f"{each.ratio:.2f}", f"{low:.2f} to {high:.2f}", f"{BARS[each.ours]:.2f}"),
+                    *(f"{each.ratio:.2f}", f"{low:.2f} to {high:.2f}", f"{each.cpu:.2f}", f"{BARS[each.ours]:.2f}"),
                 ]
             )
-    heads = ["processes", "plan", "beside", "ours, ms", "theirs, ms", "ratio", "of single rounds", "at most"]
+    heads = [
+        "processes",
+        "plan",
+        "beside",
+        "ours, ms",
+        "theirs, ms",
+        "ratio",
+        "of single rounds",
+        "of CPU seconds",
+        "at most",
+    ]
     tables = {"torch": markdown(heads, rows)}
     if not without_7b:
         tables["torch 7b"] = _table_of_7b()
     publish("benchmarks.md", tables, write=write)
 
 
-def measured(processes: int, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each contender's steps; SystemExit where they do not compute the same."""
+def measured(processes: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Return the seconds of each contender's steps, those that pass on the slowest rank and the CPU's on all of them.
+
+    SystemExit where they do not compute the same.
+    """
     answers = call(race, plans(processes), rounds, ranks=processes, threads=1, timeout_s=1200)
-    losses = [loss for _, loss in answers[0].values()]
-    if max(losses) - min(losses) > 1e-3 * max(losses):
-        raise SystemExit(f"the contenders do not compute the same losses: {dict(zip(answers[0], losses, strict=True))}")
-    # A step has taken as long as on its slowest rank.
-    return {name: [max(each) for each in zip(*(a[name][0] for a in answers), strict=True)] for name in answers[0]}
+    losses = {name: steps.loss for name, steps in answers[0].items()}
+    if max(losses.values()) - min(losses.values()) > 1e-3 * max(losses.values()):
+        raise SystemExit(f"the contenders do not compute the same losses: {losses}")
+    of_ranks = {name: [answer[name] for answer in answers] for name in losses}
+    times_s = {n: [max(each) for each in zip(*(s.times_s for s in all_), strict=True)] for n, all_ in of_ranks.items()}
+    cpu_s = {n: [sum(each) for each in zip(*(s.cpu_s for s in all_), strict=True)] for n, all_ in of_ranks.items()}
+    return times_s, cpu_s
 
 
 def _table_of_7b() -> str:
@@ -295,9 +322,9 @@ def _table_of_7b() -> str:
     plan = pase.search(llama_7b(), 8, machine="h100")
     search_s = time.perf_counter() - start_s
     try:
-        time_s, held = call(time_of_7b, plan, ranks=1, timeout_s=1200)[0]
-        row = [f"{search_s:.1f}", f"{time_s:.1f}", f"{held / 2**30:.1f}", f"{BAR_OF_7B_S:g}"]
+        time_s, cpu_s, held = call(time_of_7b, plan, ranks=1, timeout_s=1200)[0]
+        row = [f"{search_s:.1f}", f"{time_s:.1f}", f"{cpu_s:.1f}", f"{held / 2**30:.1f}", f"{BAR_OF_7B_S:g}"]
     except PaseError as error:
-        row = [f"{search_s:.1f}", str(error), "", f"{BAR_OF_7B_S:g}"]
-    heads = ["import and search, s", "`parallelize`, s", "shards of a rank, GiB", "at most, s"]
+        row = [f"{search_s:.1f}", str(error), "", "", f"{BAR_OF_7B_S:g}"]
+    heads = ["import and search, s", "`parallelize`, s", "CPU s", "shards of a rank, GiB", "at most, s"]
     return markdown(heads, [row])

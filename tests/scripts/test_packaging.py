@@ -21,7 +21,7 @@ from packaging.version import Version
 import pase
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = ("scripts/pase", "scripts/test", "scripts/bench", "scripts/docs", ".ci/run")
+PROGRAMS = ("scripts/pase", "scripts/test", "scripts/bench", "scripts/docs", "scripts/gpu-check", ".ci/run")
 SHELL = (*PROGRAMS, "scripts/_environment.sh")
 
 
