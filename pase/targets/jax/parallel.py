@@ -83,14 +83,14 @@ class Parallel:
     """
 
     def __init__(self, function: Callable[..., Any], plan: Plan, mesh: Any) -> None:
+        self._is_module = _is_module(function)
+        if not self._is_module:
+            functools.update_wrapper(self, function)
         self.plan = plan
         self.mesh = mesh
         self._function = function
         self._named = without_miscomputed(plan, named_mesh(plan))
         self._programs: dict[Hashable, _Program] = {}
-        self._is_module = _is_module(function)
-        if not self._is_module:
-            functools.update_wrapper(self, function)
 
     def __repr__(self) -> str:
         return f"<{short(self.plan.graph.name)} on {self.plan.num_devices} devices>"

@@ -35,8 +35,12 @@ OPTIMISER = optax.adamw(1e-2, eps=1e-3)
 def planned(graph: Graph, num_devices: int, kind: str) -> Plan:
     """Return the plan "searched", "random 3" (any devices), "mesh 3" (on axes of one mesh) or "alike 3".
 
-    The last has the turns of each loop split alike.
+    The last has the turns of each loop split alike. "held" is of the convolutional network: positions that are split
+    together with channels, and a grouped convolution on half of the devices, both of which XLA computes wrong.
     """
+    if kind == "held":
+        split = {"conv1": {"n": 2, "h": num_devices // 2}, "conv2": {"g": 2}, "conv3": {"w": 2, "c": 2}}
+        return make_plan(graph, num_devices, split | {"reduce_window_max": {"h": 2, "w": num_devices // 2}})
     if kind == "searched":
         return pase.search(graph, num_devices, machine=slow_machine())
     name, seed = kind.split()
@@ -112,8 +116,12 @@ def case(model: Model, graph: Graph, num_devices: int, kind: str, expected: Any)
     batch = [jax.device_put(x, lies) for x, lies in zip(model.batch, parallel.shardings[1:], strict=True)]
     found = trained(parallel, model, weights, batch)
     wrong = []
-    if not kind.startswith("random"):
+    if not kind.startswith(("random", "held")):
+        # What XLA would compute wrong is not split as planned.
+        unsaid = [name for note in parallel.notes if "held back" in note for name in note.partition(":")[0].split(", ")]
         for name, array in zip(model.layers, found[3] or (), strict=True):
+            if name in unsaid:
+                continue
             wrong += misplaced(plan, plan.graph[name], plan.graph[name].writes[0], array)
             operator = plan.graph[name]
             for access in operator.parameters:

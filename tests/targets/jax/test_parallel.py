@@ -75,6 +75,14 @@ def test_a_loop_whose_turns_are_split_alike_stays_one_and_is_written_out_otherwi
         assert result["split"] > 2
 
 
+def test_convolutions_that_xla_computes_wrong_are_held_back_and_named() -> None:
+    cases = ["4 held", "8 held"]
+    for case, result in zip(cases, run("cnn", *cases), strict=True):
+        check(case, result)
+        held = [note.partition(":")[0] for note in result["notes"] if "held back, because XLA" in note]
+        assert sorted(", ".join(held).split(", ")) == ["conv1", "conv2", "conv3"]
+
+
 @pytest.mark.full
 def test_a_scanned_model_computes_the_same_under_other_plans() -> None:
     cases = [f"{p} {kind}" for p in (2, 4, 8) for kind in ("searched", "alike 2", "random 2")]
