@@ -226,7 +226,7 @@ class Parallel(nn.Module):
         self.notes = (*live.notes, *notes)
         self._leaves = Leaves(receive=self._received)
         self._gradients: Gradients | None = None
-        self._summed: tuple[tuple[int, bool], ...] = ()
+        self._summed: tuple[object, ...] = ()
         known = [item.use for item in live.constants.values()]
         fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
         self._fixed, self._fixed_values = live.part(fixed), _Fixed()
@@ -338,7 +338,7 @@ class Parallel(nn.Module):
         for name in traced.sums:
             key = self._stored.readings[name].parameter
             parameters.setdefault(key, (name, self._tensor(key)))
-        now = tuple((id(parameter), parameter.requires_grad) for _, parameter in parameters.values())
+        now = tuple((id(p), p.requires_grad, p.dtype, p.device) for _, p in parameters.values())
         if now == self._summed and self._gradients is not None:
             return
         entries = [

@@ -24,8 +24,8 @@ the weight lacks leaves parts of sums, as `Program.weight` says; `sum_ranks` are
 parameter's gradient, where all of its layers agree.
 """
 
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -42,7 +42,7 @@ from pase.importers.ir import Piece, View
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import reshard_steps, sum_groups
-from pase.targets.torch.placements import Need, Reading, Split, Storage, Stored
+from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
 from pase.targets.torch.values import Source, cut
@@ -203,6 +203,27 @@ def distributed(local: torch.Tensor, stored: Stored, mesh: DeviceMesh) -> DTenso
         shape=torch.Size(stored.shape),
         stride=tuple(reversed(strides)),
     )
+
+
+def held_by(tensor: DTensor) -> Held:
+    """Return what this rank holds of a tensor."""
+    held: list[Runs] = [((0, extent),) for extent in tensor.shape]
+    sizes = tensor.device_mesh.shape
+    for placement, parts, number in zip(tensor.placements, sizes, coordinate_of(tensor), strict=True):
+        if isinstance(placement, Shard | _StridedShard):
+            chunks = int(placement.split_factor) if isinstance(placement, _StridedShard) else 1
+            part = chunk_part(held[placement.dim], chunks, parts, number)
+            if part is None:
+                raise ProgramError(f"a tensor of shape {list(tensor.shape)} is split unevenly by {placement}")
+            held[placement.dim] = part
+    return tuple(held)
+
+
+def coordinate_of(tensor: DTensor) -> list[int]:
+    """Return where this rank is in the mesh of a tensor."""
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "all ranks are in the mesh"
+    return list(coordinate)
 
 
 def install(
@@ -430,7 +451,8 @@ def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
 
 @dataclass(slots=True)
 class _Leaf:
-    parameter: "weakref.ref[torch.Tensor]"
+    # No weak reference: a module could not give a parameter another type then, as PyTorch does it.
+    parameter: torch.Tensor
     local: torch.Tensor
     leaf: torch.Tensor
 
@@ -450,20 +472,20 @@ class Leaves:
         local = local_of(parameter)
         is_trained: bool = parameter.requires_grad
         known = self._made.get(name)
-        if known is not None and known.parameter() is parameter:
+        if known is not None and known.parameter is parameter:
             is_same = known.local is local or _is_same(known.leaf, local)
             if is_same and known.leaf.requires_grad == is_trained:
                 return known.leaf
         leaf: torch.Tensor = local.detach()
-        made = _Leaf(parameter=weakref.ref(parameter), local=local, leaf=leaf)
         if is_trained:
             leaf.requires_grad_()
-            leaf.register_post_accumulate_grad_hook(_Handed(made, self))
-        self._made[name] = made
+            leaf.register_post_accumulate_grad_hook(_Handed(parameter, self.receive))
+        self._made[name] = _Leaf(parameter=parameter, local=local, leaf=leaf)
         return leaf
 
-    def __deepcopy__(self, _memo: object) -> "Leaves":
-        return Leaves(receive=self.receive)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Leaves":
+        # Of a copied module, whose own parameters have gradients of their own.
+        return Leaves(receive=deepcopy(self.receive, memo))
 
 
 def _is_same(leaf: torch.Tensor, local: torch.Tensor) -> bool:
@@ -474,11 +496,10 @@ def _is_same(leaf: torch.Tensor, local: torch.Tensor) -> bool:
 class _Handed:
     """Hands a leaf's gradient to its parameter."""
 
-    made: _Leaf
-    leaves: Leaves
+    parameter: torch.Tensor
+    receive: Callable[[torch.Tensor, torch.Tensor], None]
 
     def __call__(self, leaf: torch.Tensor) -> None:
         gradient, leaf.grad = leaf.grad, None
-        parameter = self.made.parameter()
-        if parameter is not None and gradient is not None:
-            self.leaves.receive(parameter, gradient)
+        if gradient is not None:
+            self.receive(self.parameter, gradient)

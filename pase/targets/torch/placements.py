@@ -271,7 +271,7 @@ class _Found:
     def _reading(self, stored: Stored, need: Need) -> Reading:
         parts = self._needed(need)
         cuts = tuple(
-            tuple(_place(runs, span) for runs, span in zip(held, need.box, strict=True)) for held in stored.held
+            tuple(place(runs, span) for runs, span in zip(held, need.box, strict=True)) for held in stored.held
         )
         if need.view is not None:
             return Reading(weight=need.weight, parameter=stored.name, box=need.box, view=need.view)
@@ -364,7 +364,7 @@ def _within(runs: Runs, span: Range) -> Runs:
     )
 
 
-def _place(runs: Runs, span: Range) -> Range:
+def place(runs: Runs, span: Range) -> Range:
     """Return where the points of a span are among those of runs."""
     before = sum(high - low for low, high in _within(runs, (0, span[0])))
     return before, before + sum(high - low for low, high in _within(runs, span))

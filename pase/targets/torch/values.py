@@ -14,7 +14,7 @@ import torch
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box
-from pase.targets.torch.placements import Held, Runs
+from pase.targets.torch.placements import Held, place
 from pase.targets.training.masks import WORD, layer_key, words
 
 _CHUNK = 1 << 20
@@ -153,16 +153,11 @@ def _from_safetensors(path: Path) -> Source:
             if made is None:
                 made = part if list(part.shape) == counts else part.new_empty(counts)
             if made is not part:
-                made[tuple(slice(*_place(runs, run)) for runs, run in zip(held, box, strict=True))] = part
+                made[tuple(slice(*place(runs, run)) for runs, run in zip(held, box, strict=True))] = part
         assert made is not None, "a rank holds something of every parameter"
         return made
 
     return values
-
-
-def _place(runs: Runs, run: tuple[int, int]) -> tuple[int, int]:
-    before = sum(high - low for low, high in runs if high <= run[0])
-    return before, before + run[1] - run[0]
 
 
 def _found(names: Sequence[str], given: Mapping[str, Any], where: str) -> str:

@@ -1,11 +1,12 @@
 """Parameters as DTensors, and what layers read of them, on ranks, against the whole model's tensors."""
 
+import copy
 from math import gcd, prod
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.distributed.tensor import DTensor
 
 from pase.importers.ir import Piece
@@ -15,10 +16,12 @@ from pase.targets.torch.parameters import (
     Read,
     full_state_dict,
     install,
+    keep_part,
     mesh_of,
     needs_of,
     part_of,
     state_of,
+    sum_ranks,
 )
 from pase.targets.torch.placements import Storage, storage
 from pase.targets.torch.program import Program, Weight
@@ -49,6 +52,7 @@ PLANS: dict[str, list[dict[str, int]]] = {
     "data": [{}, {}, {}, {}, {}, {}],
     "rows": [{"v": 4}, {"h": 4}, {"h": 4}, {"c": 4}, {"e": 4}, {"c": 4}],
     "mixed": [{"v": 2, "e": 2}, {"h": 2}, {"h": 2}, {"c": 2}, {"e": 2, "f": 2}, {"n": 2}],
+    "sixths": [{"v": 6}, {"h": 2}, {"h": 2}, {"c": 2}, {"e": 2}, {"n": 3, "c": 2}],
     "unlike": [{"e": 4}, {"h": 4}, {"e": 2}, {"c": 4}, {"f": 2}, {"n": 2, "c": 2}],
 }
 
@@ -186,3 +190,184 @@ def test_layers_read_their_parts_and_gradients_are_the_models(ranks: Pool, plan:
     notes = ranks.run(reading_and_gradients, plan, world=world)[0]
     # Pieces that are split in different dims, and nothing else, are no placement.
     assert bool(notes) == (plan == "unlike" and world > 1), notes
+
+
+# -- what training loops do with parameters
+
+
+def scales_of(reads: dict[str, Read], model: nn.Module, step: int = 0) -> dict[str, torch.Tensor]:
+    """Factors of a loss, of each weight as the model has it whole."""
+    draw = torch.Generator().manual_seed(step)
+    shapes = {name: whole(name, reads, model).shape for name in reads}
+    return {name: torch.randn(shape, generator=draw, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+def own_scales(scales: dict[str, torch.Tensor], weights: dict[str, Weight], rank: int) -> dict[str, torch.Tensor]:
+    return {name: own_part(scales[name], weight, rank) for name, weight in weights.items()}
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "foreach": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, foreach=True),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+
+
+def training(rank: int, world: int, plan: str, optimizer: str, set_to_none: bool) -> None:
+    model = model_of().double()
+    root, stored, weights = parallel(rank, world, plan, model)
+    _, reads = declared(rank, world, plan)
+    leaves = Leaves()
+    ours, theirs = (OPTIMIZERS[optimizer](module.parameters()) for module in (root, model))
+    for step in range(3):
+        scales = scales_of(reads, model, step)
+        # Gradients are set to nothing between the passes, as loops do.
+        values = parts(stored, weights, root, leaves)
+        ours.zero_grad(set_to_none=set_to_none)
+        theirs.zero_grad(set_to_none=set_to_none)
+        loss_of(values, own_scales(scales, weights, rank)).backward()
+        loss_of({name: whole(name, reads, model) for name in weights}, scales).backward()
+        norm = nn.utils.clip_grad_norm_(root.parameters(), 1.0)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(model.parameters(), 1.0), rtol=1e-12, atol=0)
+        ours.step()
+        theirs.step()
+    for name, value in full_state_dict(root, on_all=True).items():
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-11, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("plan", "optimizer", "set_to_none"),
+    [
+        ("rows", "foreach", True),
+        ("mixed", "fused", True),
+        ("mixed", "foreach", False),
+        ("unlike", "momentum", True),
+        ("unlike", "fused", False),
+    ],
+)
+def test_optimizers_step_and_clip(ranks: Pool, plan: str, optimizer: str, set_to_none: bool) -> None:
+    ranks.run(training, plan, optimizer, set_to_none)
+
+
+def loading(rank: int, world: int, plan: str) -> None:
+    model = model_of()
+    root, stored, weights = parallel(rank, world, plan, model)
+    _, reads = declared(rank, world, plan)
+    leaves = Leaves()
+    before = parts(stored, weights, root, leaves)
+    other = model_of(1)
+    # A plain state_dict of the model itself.
+    found = root.load_state_dict(other.state_dict())
+    assert not found.missing_keys
+    assert not found.unexpected_keys
+    for name, weight in weights.items():
+        own = own_part(whole(name, reads, other), weight, rank)
+        # What leaves shared with their parameters before, they share now.
+        assert stored.readings[name].steps or torch.equal(before[name], own)
+        assert torch.equal(parts(stored, weights, root, leaves)[name], own)
+    assert dict(root.named_parameters())["embed.weight"] is root.get_parameter("head.weight")
+    # Its own state_dict, back again; and one in place of its parameters.
+    root.load_state_dict(parallel(rank, world, plan, model)[0].state_dict())
+    root.load_state_dict(other.state_dict(), assign=True)
+    for name, weight in weights.items():
+        after = parts(stored, weights, root, leaves)[name]
+        assert torch.equal(after, own_part(whole(name, reads, other), weight, rank))
+    with pytest.raises(RuntimeError, match=r"size mismatch for attention\.qkv\.weight"):
+        root.load_state_dict({**other.state_dict(), "attention.qkv.weight": torch.zeros(24, 9)})
+    with pytest.raises(RuntimeError, match="Missing key"):
+        root.load_state_dict({})
+
+
+@pytest.mark.parametrize("plan", ["mixed", "unlike"])
+def test_state_dicts_of_the_model_load(ranks: Pool, plan: str) -> None:
+    ranks.run(loading, plan)
+
+
+def copied_and_converted(rank: int, world: int, plan: str) -> None:
+    model = model_of()
+    root, stored, weights = parallel(rank, world, plan, model)
+    _, reads = declared(rank, world, plan)
+    leaves = Leaves()
+    averaged = torch.optim.swa_utils.AveragedModel(
+        root, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5), use_buffers=False
+    )
+    averaged.update_parameters(root)
+    other = model_of(1)
+    root.load_state_dict(other.state_dict())
+    averaged.update_parameters(root)
+    for (name, value), first, second in zip(
+        full_state_dict(averaged.module, on_all=True).items(),
+        model.state_dict().values(),
+        other.state_dict().values(),
+        strict=True,
+    ):
+        if name in dict(model.named_parameters()):
+            torch.testing.assert_close(value, (first + second) / 2, msg=name)
+    twin = copy.deepcopy(root)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    for name, weight in weights.items():
+        now = parts(stored, weights, root, leaves)[name]
+        assert torch.equal(now, own_part(whole(name, reads, other), weight, rank)), name
+    # In another type, leaves are other ones; gradients have that type.
+    root.to(torch.float64)
+    values = parts(stored, weights, root, leaves)
+    assert {value.dtype for value in values.values()} == {torch.float64}
+    scales = scales_of(reads, model)
+    loss_of(values, own_scales(scales, weights, rank)).backward()
+    grad = root.get_parameter("embed.weight").grad
+    assert grad is not None
+    assert isinstance(grad, DTensor)
+    assert torch.equal(grad.full_tensor(), scales["embed/w"])
+    # Frozen later on, a parameter has no gradient.
+    root.zero_grad()
+    root.get_parameter("norm.weight").requires_grad_(False)
+    loss_of(parts(stored, weights, root, leaves), own_scales(scales, weights, rank)).backward()
+    assert root.get_parameter("norm.weight").grad is None
+    assert root.get_parameter("embed.weight").grad is not None
+
+
+@pytest.mark.parametrize("plan", ["mixed", "unlike"])
+def test_parameters_are_copied_averaged_and_converted(ranks: Pool, plan: str) -> None:
+    ranks.run(copied_and_converted, plan)
+
+
+def hooked(rank: int, world: int) -> None:
+    model = model_of()
+    root, stored, weights = parallel(rank, world, "mixed", model)
+    _, reads = declared(rank, world, "mixed")
+    seen = []
+    root.get_parameter("norm.weight").register_post_accumulate_grad_hook(lambda p: seen.append(p.grad is not None))
+    scales = own_scales(scales_of(reads, model), weights, rank)
+    leaves = Leaves()
+    values = parts(stored, weights, root, leaves)
+    loss_of(values, scales).backward()
+    assert seen == [True]
+    assert all(leaf.leaf.grad is None for leaf in leaves._made.values())
+    # A statistic is written where it was read.
+    value = torch.arange(8.0)
+    own = own_part(value, weights["norm/mean"], rank)
+    keep_part(stored, stored.readings["norm/mean"], local_of(root, "norm.running_mean"), own, rank)
+    assert torch.equal(full_state_dict(root, on_all=True)["norm.running_mean"], value)
+    assert (full_state_dict(root) == {}) == (rank > 0)
+    # Ranks that have parts of one gradient: those that split what the weight lacks.
+    assert sum_ranks(stored, weights, "embed.weight") == ()
+    assert sum_ranks(stored, weights, "unread") == ()
+
+
+def test_hooks_statistics_and_sums(ranks: Pool) -> None:
+    ranks.run(hooked)
+
+
+def test_leaves_pass_through_graphs() -> None:
+    weights, reads = declared(0, 1, "data")
+    state = state_of(model_of())
+    stored = storage(state.shapes, needs_of(state, weights, reads), 1)
+    graph = fx.Graph()
+    leaf = fx.Proxy(graph.placeholder("leaf"), fx.proxy.GraphAppendingTracer(graph))
+    graph.output(part_of(stored, stored.readings["k/w"], leaf, weights["k/w"].tensor).node)
+    module = fx.GraphModule(nn.Module(), graph)
+    qkv = torch.randn(24, 8)
+    assert torch.equal(module(qkv), qkv[8:16].reshape(4, 2, 8))

@@ -1,0 +1,357 @@
+"""Checkpoints of a parallel model and its optimizer, which any plan and any number of ranks load.
+
+`save_checkpoint` writes them with torch.distributed.checkpoint into a new folder, has it on disk, and gives it its name
+last: who looks finds whole checkpoints alone, whenever a rank ends. Parameters whose parts lie apart (`placements.py`)
+are written box by box; `checkpointable` does the same for whoever calls torch.distributed.checkpoint.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor
+
+from pase.errors import ProgramError
+from pase.sharding.boxes import Box
+from pase.targets.torch.parameters import held_by, wrapped_like
+from pase.targets.torch.placements import Held, place
+
+SCHEMA_VERSION = 1
+_RECORD = "training.json"
+_NAME = re.compile(r"step-(\d{10})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that was loaded. step: steps done. extra: what was saved with it."""
+
+    path: Path
+    step: int
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+# -- tensors whose parts lie apart
+
+
+class _Apart(torch.Tensor):
+    """A rank's shard of a tensor as torch.distributed.checkpoint asks for it: box by box. held: what it holds."""
+
+    held: Held
+
+    def __create_write_items__(self, name: str, whole: Any) -> list[WriteItem]:
+        """Return what is written: one item for each box."""
+        data = [
+            TensorWriteData(
+                chunk=chunk, properties=TensorProperties.create_from_tensor(whole.to_local()), size=whole.size()
+            )
+            for chunk in self.__create_chunk_list__()
+        ]
+        return [
+            WriteItem(index=MetadataIndex(name, own.chunk.offsets, number), type=WriteItemType.SHARD, tensor_data=own)
+            for number, own in enumerate(data)
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        """Return the boxes."""
+        return [
+            ChunkStorageMetadata(
+                offsets=torch.Size([low for low, _ in box]), sizes=torch.Size([high - low for low, high in box])
+            )
+            for box in self._boxes
+        ]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
+        """Return the part of the shard that is one box, to be read or written."""
+        box = next(own for own in self._boxes if tuple(low for low, _ in own) == tuple(index.offset or ()))
+        found = self.detach().as_subclass(torch.Tensor)
+        for dim, (runs, run) in enumerate(zip(self.held, box, strict=True)):
+            low, high = place(runs, run)
+            found = found.narrow(dim, low, high - low)
+        return found
+
+    @property
+    def _boxes(self) -> list[Box]:
+        return list(product(*self.held))
+
+
+def checkpointable(state: Any) -> Any:
+    """Return a state_dict, or any dict and list of such, that torch.distributed.checkpoint saves and loads into.
+
+    The tensors are those that are given. Without this, torch.distributed.checkpoint refuses to save parameters of
+    which ranks hold parts that lie apart, and what an optimizer has of them.
+    """
+    if isinstance(state, DTensor):
+        held = held_by(state)
+        if all(len(runs) == 1 for runs in held):
+            return state
+        local = state._local_tensor.detach().as_subclass(_Apart)
+        local.held = held
+        found = wrapped_like(state, local)
+        assert isinstance(found, DTensor)
+        found._local_tensor = local
+        return found
+    if isinstance(state, Mapping):
+        return {key: checkpointable(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [checkpointable(value) for value in state]
+    return state
+
+
+# -- saving
+
+
+def save_checkpoint(
+    folder: str | Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    step: int,
+    extra: Mapping[str, Any] | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write a checkpoint, whole or not at all, and return its path; all ranks call it.
+
+    Args:
+        folder: that all ranks see; the checkpoint becomes a folder in it.
+        module: the parallel model.
+        optimizer: of its parameters.
+        step: how many steps are done.
+        extra: what else is to be had again when it is loaded, as JSON has it.
+        keep: how many checkpoints are left, this one included; older ones are deleted.
+
+    Raises:
+        ProgramError: it cannot be written. Older ones are as they were.
+    """
+    folder = Path(folder)
+    path = folder / f"step-{step:010d}"
+    part = folder / f".{path.name}.part"
+    record = {
+        "schema_version": SCHEMA_VERSION,
+        "step": step,
+        "extra": dict(extra or {}),
+        "optimizer": None if optimizer is None else _options(module, optimizer),
+    }
+    text = json.dumps(record, indent=1)
+    _on_first(lambda: _begin(part), path)
+    dcp.save(
+        checkpointable(_state(module, optimizer)),
+        storage_writer=dcp.FileSystemWriter(part, sync_files=True),
+        no_dist=not dist.is_initialized(),
+    )
+    _on_first(lambda: _finish(part, path, text, keep), path)
+    return path
+
+
+def _begin(part: Path) -> None:
+    # What an earlier attempt left is no checkpoint.
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+
+
+def _finish(part: Path, path: Path, text: str, keep: int) -> None:
+    with (part / _RECORD).open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync_folder(part)
+    if path.exists():
+        _delete(path)
+    part.rename(path)
+    _sync_folder(path.parent)
+    for old in checkpoints(path.parent)[:-keep]:
+        if old != path:
+            _delete(old)
+
+
+def _delete(path: Path) -> None:
+    # Its name goes first: what is half deleted is no checkpoint.
+    hidden = path.with_name(f".{path.name}.old")
+    shutil.rmtree(hidden, ignore_errors=True)
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _on_first(action: Callable[[], None], path: Path) -> None:
+    """Have rank 0 do something; all ranks go on when it is done, or raise its error."""
+    problem = ""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            action()
+        except OSError as error:
+            problem = str(error)
+    if dist.is_initialized():
+        told = [problem]
+        dist.broadcast_object_list(told, src=0)
+        problem = told[0]
+    if problem:
+        raise ProgramError(f"cannot write checkpoint {path}: {problem}; older ones are as they were")
+
+
+# -- loading
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """Return the whole checkpoints in a folder, the oldest first."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / _RECORD).is_file())
+
+
+def load_checkpoint(
+    folder: str | Path, module: nn.Module, optimizer: torch.optim.Optimizer | None = None
+) -> Checkpoint | None:
+    """Load the newest checkpoint of a folder, or a checkpoint itself, into a parallel model and its optimizer.
+
+    It may have been saved under another plan and by another number of ranks; all ranks call it. Files of checkpoints
+    are read as torch.distributed.checkpoint reads them: load only those that you trust.
+
+    Returns:
+        Which one that is; None where the folder holds none, and nothing is changed.
+
+    Raises:
+        ProgramError: it is of another model, or of another optimizer.
+    """
+    folder = Path(folder)
+    found = [folder] if (folder / _RECORD).is_file() else checkpoints(folder)[-1:]
+    told: list[Any] = [found[0] if found else None]
+    if dist.is_initialized():
+        dist.broadcast_object_list(told, src=0)  # One that is being renamed may be seen by some ranks alone.
+    path: Path | None = told[0]
+    if path is None:
+        return None
+    record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+    if record.get("schema_version") != SCHEMA_VERSION:
+        raise ProgramError(
+            f"checkpoint {path} has schema_version {record.get('schema_version')!r}, expected {SCHEMA_VERSION}; "
+            "load it with the version of pase that wrote it"
+        )
+    reader = dcp.FileSystemReader(path)
+    saved = reader.read_metadata().state_dict_metadata
+    sizes = {name: tuple(own.size) for name, own in saved.items() if isinstance(own, TensorStorageMetadata)}
+    state: dict[str, Any] = {"model": module.state_dict()}
+    _check(path, {f"model.{name}": tuple(value.shape) for name, value in state["model"].items()}, sizes)
+    slots: dict[str, dict[str, torch.Tensor]] = {}
+    if optimizer is not None:
+        if record["optimizer"] is None:
+            raise ProgramError(f"checkpoint {path} holds no optimizer's state; load the model alone")
+        slots = state["optimizer"] = _empty_slots(module, saved)
+    dcp.load(checkpointable(state), storage_reader=reader, no_dist=not dist.is_initialized())
+    if optimizer is not None:
+        _set_optimizer(path, module, optimizer, slots, record["optimizer"])
+    return Checkpoint(path=path, step=record["step"], extra=record["extra"])
+
+
+def _check(path: Path, own: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in own.items():
+        if saved.get(name) != shape:
+            what = "none" if name not in saved else f"one of shape {list(saved[name])}"
+            raise ProgramError(
+                f"checkpoint {path} is of another model: {name.removeprefix('model.')!r} has shape {list(shape)} here, "
+                f"and there is {what} in it"
+            )
+    more = [name for name in saved if name.startswith("model.") and name not in own]
+    if more:
+        raise ProgramError(
+            f"checkpoint {path} is of another model: it holds {more[0].removeprefix('model.')!r}, "
+            "which there is not here"
+        )
+
+
+# -- optimizers
+
+
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    state: dict[str, Any] = {"model": module.state_dict()}
+    if optimizer is not None:
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        state["optimizer"] = {
+            names[parameter]: {slot: value for slot, value in slots.items() if isinstance(value, torch.Tensor)}
+            for parameter, slots in optimizer.state.items()
+        }
+    return state
+
+
+def _options(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Return the groups of an optimizer as JSON has them: the names of their parameters, their options."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    found = []
+    for group in optimizer.param_groups:
+        strange = [parameter for parameter in group["params"] if parameter not in names]
+        if strange:
+            raise ProgramError("the optimizer has a parameter that the module does not have; give the module it is of")
+        options = {key: value for key, value in group.items() if key != "params"}
+        plain = {key: value.item() if isinstance(value, torch.Tensor) else value for key, value in options.items()}
+        found.append({**plain, "params": [names[parameter] for parameter in group["params"]]})
+    return found
+
+
+def _empty_slots(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
+    """Return tensors to load what an optimizer had: as its parameter is laid out where they have its shape."""
+    found: dict[str, dict[str, torch.Tensor]] = {}
+    for name, parameter in module.named_parameters():
+        prefix = f"optimizer.{name}."
+        for key, own in saved.items():
+            slot = key.removeprefix(prefix)
+            if slot == key or not isinstance(own, TensorStorageMetadata) or "." in slot:
+                continue
+            dtype = own.properties.dtype
+            is_like = own.size == parameter.shape
+            made = torch.zeros_like(parameter, dtype=dtype) if is_like else torch.zeros(own.size, dtype=dtype)
+            found.setdefault(name, {})[slot] = made.detach()
+    return found
+
+
+def _set_optimizer(
+    path: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    slots: Mapping[str, Mapping[str, torch.Tensor]],
+    groups: list[dict[str, Any]],
+) -> None:
+    own = _options(module, optimizer)
+    if [group["params"] for group in own] != [group["params"] for group in groups]:
+        raise ProgramError(
+            f"checkpoint {path}: the optimizer's groups hold other parameters here than there; make them as they were"
+        )
+    numbers = {name: number for number, name in enumerate(name for group in own for name in group["params"])}
+    loaded = []
+    for group, now in zip(groups, optimizer.param_groups, strict=True):
+        options = {
+            # JSON has lists in place of tuples, and numbers in place of tensors of one.
+            key: tuple(value) if isinstance(now.get(key), tuple) else _like(value, now.get(key))
+            for key, value in group.items()
+            if key != "params"
+        }
+        loaded.append({**options, "params": [numbers[name] for name in group["params"]]})
+    state = {numbers[name]: dict(values) for name, values in slots.items() if name in numbers}
+    optimizer.load_state_dict({"state": state, "param_groups": loaded})
+
+
+def _like(value: Any, now: Any) -> Any:
+    return torch.full_like(now, value) if isinstance(now, torch.Tensor) else value

@@ -1,0 +1,180 @@
+"""Checkpoints of parallel models: across plans and numbers of ranks, with the optimizer, whole or not at all."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
+
+from pase.common.processes import dying_with_us, package_environment
+from pase.errors import ProgramError
+from pase.targets.torch.checkpoints import checkpointable, checkpoints, load_checkpoint, save_checkpoint
+from pase.targets.torch.parameters import Leaves, full_state_dict
+from tests.targets.torch.ranks import ROOT, Pool
+from tests.targets.torch.test_parameters import (
+    declared,
+    loss_of,
+    model_of,
+    own_scales,
+    parallel,
+    parts,
+    scales_of,
+)
+
+Whole = dict[str, torch.Tensor]
+
+
+def trained(rank: int, world: int, plan: str, steps: int, seed: int = 0) -> tuple[nn.Module, Any]:
+    """A parallel model and its optimizer after some steps, which depend on the plan as little as their gradients do."""
+    model = model_of(seed)
+    root, stored, weights = parallel(rank, world, plan, model)
+    _, reads = declared(rank, world, plan)
+    decayed = [p for p in root.parameters() if p.ndim > 1]
+    others = [p for p in root.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 0.01}], lr=0.1)
+    leaves = Leaves()
+    for step in range(steps):
+        scales = own_scales(scales_of(reads, model, step), weights, rank)
+        loss_of(parts(stored, weights, root, leaves), scales).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return root, optimizer
+
+
+def whole_state(root: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Whole, Whole]:
+    """All of a model's state, and of its optimizer's, by name."""
+    slots = {}
+    for name, parameter in root.named_parameters():
+        for slot, value in optimizer.state[parameter].items():
+            slots[f"{name} {slot}"] = value.full_tensor() if isinstance(value, DTensor) else value
+    return full_state_dict(root, on_all=True), slots
+
+
+def assert_same(found: tuple[Whole, Whole], wanted: tuple[Whole, Whole]) -> None:
+    for own, other in zip(found, wanted, strict=True):
+        assert own.keys() == other.keys()
+        for name, value in own.items():
+            assert value.dtype == other[name].dtype, name
+            assert torch.equal(value, other[name]), name
+
+
+def saving(rank: int, world: int, plan: str, folder: Path) -> None:
+    root, optimizer = trained(rank, world, plan, steps=3)
+    optimizer.param_groups[1]["lr"] = 0.003
+    path = save_checkpoint(folder, root, optimizer, step=3, extra={"epoch": 2})
+    assert path.name == "step-0000000003"
+    state = whole_state(root, optimizer)
+    if rank == 0:
+        torch.save(state, folder / "whole.pt")
+
+
+def loading(rank: int, world: int, plan: str, folder: Path) -> None:
+    root, optimizer = trained(rank, world, plan, steps=int(plan == "mixed"), seed=5)
+    pointers = [parameter.to_local().data_ptr() for parameter in root.parameters()]
+    found = load_checkpoint(folder, root, optimizer)
+    assert found is not None
+    assert (found.step, found.extra) == (3, {"epoch": 2})
+    assert_same(whole_state(root, optimizer), torch.load(folder / "whole.pt"))
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.003]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.01]
+    assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.999)] * 2
+    # Values came into the tensors that were there: leaves and averages go on with them.
+    assert [parameter.to_local().data_ptr() for parameter in root.parameters()] == pointers
+    alone = trained(rank, world, plan, steps=0, seed=6)[0]
+    load_checkpoint(found.path, alone)
+    assert_same((full_state_dict(alone, on_all=True), {}), (torch.load(folder / "whole.pt")[0], {}))
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [("rows", {2: "mixed", 6: "sixths", 1: "data"}), ("unlike", {4: "mixed"}), ("mixed", {2: "unlike"})],
+)
+def test_any_plan_and_number_of_ranks_loads(ranks: Pool, tmp_path: Path, saved: str, loaded: dict[int, str]) -> None:
+    ranks.run(saving, saved, tmp_path)
+    for world, plan in loaded.items():
+        ranks.run(loading, plan, tmp_path, world=world)
+
+
+def by_the_library(rank: int, world: int, folder: Path) -> None:
+    root, optimizer = trained(rank, world, "mixed", steps=2)
+    wanted = whole_state(root, optimizer)
+    # The product of three pieces lies apart on the ranks; as it is, it is refused, and nothing is written wrong.
+    model, slots = get_state_dict(root, optimizer)
+    with pytest.raises(dcp.CheckpointException, match="overlapping chunks"):
+        dcp.save({"model": model, "optimizer": slots}, checkpoint_id=folder / "refused")
+    dcp.save(checkpointable({"model": model, "optimizer": slots}), checkpoint_id=folder / "saved")
+    root, optimizer = trained(rank, world, "rows", steps=1, seed=4)
+    model, slots = get_state_dict(root, optimizer)
+    dcp.load(checkpointable({"model": model, "optimizer": slots}), checkpoint_id=folder / "saved")
+    # Parameters that no layer reads have no slots.
+    options = StateDictOptions(strict=False)
+    set_state_dict(root, optimizer, model_state_dict=model, optim_state_dict=slots, options=options)
+    assert_same(whole_state(root, optimizer), wanted)
+
+
+def test_torch_distributed_checkpoint_saves_and_loads(ranks: Pool, tmp_path: Path) -> None:
+    ranks.run(by_the_library, tmp_path)
+
+
+def several(rank: int, world: int, folder: Path) -> None:
+    root, optimizer = trained(rank, world, "rows", steps=1)
+    assert load_checkpoint(folder, root) is None
+    for step in (1, 2, 10, 10):
+        save_checkpoint(folder, root, step=step)
+    if rank == 0:
+        (folder / ".step-0000000011.part").mkdir()
+        (folder / "step-0000000012").mkdir()
+    torch.distributed.barrier()
+    assert [path.name for path in checkpoints(folder)] == ["step-0000000002", "step-0000000010"]
+    found = load_checkpoint(folder, root)
+    assert found is not None
+    assert found.step == 10
+    save_checkpoint(folder, root, step=11, keep=1)
+    assert [path.name for path in checkpoints(folder)] == ["step-0000000011"]
+    with pytest.raises(ProgramError, match=r"step-0000000011 holds no optimizer's state; load the model alone"):
+        load_checkpoint(folder, root, optimizer)
+    with pytest.raises(ProgramError, match=r"another model: 'weight' has shape \[3\] here, and there is none"):
+        load_checkpoint(folder, nn.PReLU(3))
+    save_checkpoint(folder, root, optimizer, step=12)
+    fewer = torch.optim.AdamW(list(root.parameters())[:2])
+    with pytest.raises(ProgramError, match="groups hold other parameters"):
+        load_checkpoint(folder, root, fewer)
+    strange = torch.optim.AdamW([nn.Parameter(torch.zeros(2))])
+    with pytest.raises(ProgramError, match="a parameter that the module does not have"):
+        save_checkpoint(folder, root, strange, step=13)
+    # Where it cannot be written, all ranks say so.
+    (folder / "file").touch() if rank == 0 else None
+    torch.distributed.barrier()
+    with pytest.raises(ProgramError, match=r"cannot write checkpoint .*older ones are as they were"):
+        save_checkpoint(folder / "file", root, step=1)
+
+
+def test_the_newest_whole_checkpoint_is_loaded(ranks: Pool, tmp_path: Path) -> None:
+    ranks.run(several, tmp_path, world=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.full)])
+def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(tmp_path: Path, kills: int) -> None:
+    script = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.targets.torch.killed import main; main()"
+    done = subprocess.run(
+        dying_with_us([sys.executable, "-c", script, str(tmp_path), str(kills), "1"]),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env=package_environment({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == kills
+    # What was there to be loaded was the last one that all ranks had finished, or one that was finished since.
+    assert all(kill["loaded"] >= kill["saved"] for kill in found), found
+    assert any(kill["in_part"] for kill in found), "no rank was killed while it wrote"
