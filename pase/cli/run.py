@@ -33,11 +33,12 @@ from pase.datasets.dataset import Part, fit_to
 from pase.datasets.registry import SOURCES, load_dataset
 from pase.errors import EmitError, ModelError
 from pase.importers import is_builtin
+from pase.importers.front_end import is_factory
 from pase.planning.plan import Plan
 from pase.sharding.boxes import whole
 from pase.sharding.traffic import HeldWeight, held_weights, parameters_per_device
 from pase.targets.emitter import TARGETS, emit, emit_forward, outputs_left_out, target_of
-from pase.targets.execute import RunResult, run_plan
+from pase.targets.execute import Factory, RunResult, run_factory, run_plan
 from pase.targets.mesh_tensorflow.runtime.launch import launch_tasks
 from pase.targets.training.data import data_inputs
 from pase.targets.training.options import CPU, device_choice, device_options, training_flags, training_options
@@ -75,7 +76,8 @@ def run_command(
     """Train with PLAN, a file, or with the best strategy for MODEL on --devices, and compare with one device.
 
     Emits the program, runs it on virtual CPUs or on GPUs, for PyTorch in a process for each device, and runs the
-    single-device program on the same weights and data: the losses are equal up to rounding (try --dtype float64).
+    single-device program on the same weights and data: the losses are equal up to rounding (try --dtype float64). A
+    PyTorch module that a factory makes, package.module:function, is trained as pase.parallelize has it, beside itself.
     """
     with progress() as on_progress, TemporaryDirectory(prefix="pase-data-") as folder:
         plan = chosen_plan(plan_or_model, others, on_progress)
@@ -83,14 +85,16 @@ def run_command(
             others[name] = _as_file(others[name], part, plan, Path(folder))
         options = training_options(others)
         choice = device_choice(others)
-        result = run_plan(
-            plan,
-            options,
-            target=target,
-            choice=choice,
-            measure=measure,
-            on_progress=lambda what, done, total: on_progress(what, done / total),
-        )
+        is_torch = target_of(plan, target).name == "torch"
+
+        def report(what: str, done: int, total: int) -> None:
+            on_progress(what, done / total)
+
+        if is_torch and is_factory(plan_or_model):
+            factory = Factory(name=plan_or_model, batch=others["batch"], arguments=others["arguments"])
+            result = run_factory(plan, factory, options, measure=measure, on_progress=report)
+        else:
+            result = run_plan(plan, options, target=target, choice=choice, measure=measure, on_progress=report)
     weights = held_weights(plan)
     memory_bytes = result.predicted_memory.total_bytes + result.optimiser_bytes
     if as_json:
@@ -119,7 +123,6 @@ def run_command(
         return
     _print_steps(result)
     say()
-    is_torch = target_of(plan, target).name == "torch"
     devices = "local processes" if is_torch and choice.kind == CPU else choice.text
     say(f"{plan.graph.name} on {plan.num_devices} {devices}, {options.dtype}")
     say(f"  largest difference      {result.max_relative_difference:.1e}   (relative)")

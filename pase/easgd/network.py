@@ -79,7 +79,7 @@ def load_build(
 
 def build_of_plan(plan: Plan) -> Loaded:
     """Return the network of a plan, emitted and compiled in memory."""
-    namespace = _executed(emit(plan), f"<{plan.graph.name}>")
+    namespace = _executed(emit(plan, target="mesh_tensorflow"), f"<{plan.graph.name}>")
     return Loaded(build=namespace["build"], num_devices=plan.num_devices)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pase.costs.memory import DeviceMemory, device_memory
 from pase.errors import ProgramError, missing_extra
+from pase.graph import Scalar
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows, held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.runtime.launch import check_packages
@@ -73,6 +74,15 @@ class Trained(Protocol):
         """On the test data."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factory:
+    """What makes a PyTorch module and its inputs: package.module:function, and what it is given."""
+
+    name: str
+    batch: int | None = None
+    arguments: Mapping[str, Scalar] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class _Run:
     """What a program reported. built, done: its events of these names."""
@@ -117,7 +127,7 @@ def run_plan(
     if is_torch:
         alone = emit(_unsplit(plan), target=name)
         reference = _run(alone, arguments, "training on one device", options.steps, report)
-        predicted = bytes_by_movement(flows(replace(plan, graph=replace(plan.graph, itemsize=itemsize))))
+        predicted = _predicted(plan, itemsize)
         ours.built["predicted_bytes"] = sum(predicted.values())
         if measure:
             ours.done |= tabulated(predicted, _measured(ours.done))
@@ -147,6 +157,62 @@ def run_plan(
         step_time_s=ours.done["step_time_s"],
         build_time_s=ours.built["build_time_s"],
     )
+
+
+def run_factory(
+    plan: Plan,
+    factory: Factory,
+    options: TrainingOptions,
+    *,
+    measure: bool = False,
+    on_progress: Progress | None = None,
+) -> RunResult:
+    """Return the losses of a factory's PyTorch module under a plan beside those of the unmodified module.
+
+    Each runs in processes of its own, with PyTorch's optimisers, from the weights that the seed draws.
+    Raises ProgramError where a process fails, and for data to test on or weights, which a module has itself.
+    """
+    for flag, path in (("--test-data", options.test_data_path), ("--weights", options.weights_path)):
+        if path is not None:
+            raise ProgramError(f"{flag} is of programs that are emitted; a factory makes a model with its own weights")
+    _check_torch()
+    from pase.targets.torch.factory import train_factory
+    from pase.targets.torch.launch import call
+
+    report = on_progress or _silent
+    given = (factory.name, factory.batch, dict(factory.arguments), plan, options)
+    report("training on local processes", 0, options.steps)
+    ours, *_ = call(train_factory, *given, True, measure, ranks=plan.num_devices)
+    report("training the unmodified module", 0, options.steps)
+    (alone,) = call(train_factory, *given, False, False, ranks=1)
+    itemsize = ITEMSIZES[options.dtype]
+    predicted = _predicted(plan, itemsize)
+    rows = tabulated(predicted, _measured(ours.measured)) if ours.measured else {"edges": [], "layers": []}
+    nothing = (None,) * options.steps
+    return RunResult(
+        losses=ours.losses,
+        reference_losses=alone.losses,
+        max_relative_difference=max_relative_difference(ours.losses, alone.losses),
+        accuracies=nothing,
+        reference_accuracies=nothing,
+        tests=(),
+        reference_tests=(),
+        predicted_bytes=sum(predicted.values()),
+        measured_bytes=ours.measured["measured_bytes"] if ours.measured else None,
+        host_bytes=None,
+        edges=_edge_rows(plan, rows["edges"]) if measure else (),
+        layers=_layer_rows(plan, rows["layers"]) if measure else (),
+        predicted_memory=device_memory(plan, itemsize=itemsize),
+        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * itemsize,
+        peak_memory_bytes=None,
+        step_time_s=ours.step_time_s,
+        build_time_s=ours.build_time_s,
+    )
+
+
+def _predicted(plan: Plan, itemsize: int) -> dict[Movement, int]:
+    """Return the bytes that a plan moves in a step, in numbers of a size, by whose they are."""
+    return bytes_by_movement(flows(replace(plan, graph=replace(plan.graph, itemsize=itemsize))))
 
 
 def _check_torch() -> None:

@@ -68,10 +68,10 @@ def test_an_architecture_trains_as_pytorch_does(name: str) -> None:
     graph = graph_of(made)
     if name in REFUSED:
         with pytest.raises(PaseError, match=REFUSED[name]):
-            emit(random_plan(graph, 4, 0))
+            emit(random_plan(graph, 4, 0), target="mesh_tensorflow")
         return
     if name in OF_INPUTS:
-        assert "def build(" in emit(random_plan(graph, 4, 0))
+        assert "def build(" in emit(random_plan(graph, 4, 0), target="mesh_tensorflow")
         return
     weights = double(made)
     optimiser = torch.optim.SGD(model.parameters(), lr=RATE)

@@ -343,7 +343,7 @@ def trained(
     step leaves out what nobody uses.
     """
     names: dict[str, Any] = {}
-    exec(compile(emit(plan), "program", "exec"), names)
+    exec(compile(emit(plan, target="mesh_tensorflow"), "program", "exec"), names)
     with ProgramGraph().as_default() as graph:
         program = Program(num_devices=plan.num_devices, dtype="float64")
         loss = names["build"](program)
@@ -406,7 +406,7 @@ def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
     np.savez(weights, **double(source))  # type: ignore[arg-type]
     np.savez(data, **arrays(source[1]))  # type: ignore[arg-type]
     options = TrainingOptions(steps=2, dtype="float64", weights_path=weights, data_path=data)
-    result = run_plan(random_plan(graph_of(source), 2, 1), options, measure=True)
+    result = run_plan(random_plan(graph_of(source), 2, 1), options, target="mesh_tensorflow", measure=True)
     assert result.max_relative_difference < SAME_AS_EACH_OTHER
     assert result.losses[0] == pytest.approx(by_pytorch(*source)[0][0], rel=SAME_AS_PYTORCH)
     assert result.measured_bytes is not None
@@ -453,7 +453,7 @@ def test_recurrent_layers_that_cannot_be_written_are_named(
 ) -> None:
     graph = graph_of(of(lambda: Recurrent(learned, **options), x=numbers(2, 3, 4)))
     with pytest.raises(EmitError, match=rf"cannot be written as a program: .*{problem}"):
-        emit(random_plan(graph, 1, 0))
+        emit(random_plan(graph, 1, 0), target="mesh_tensorflow")
 
 
 class Normed(nn.Module):  # type: ignore[misc]
@@ -473,7 +473,7 @@ class Normed(nn.Module):  # type: ignore[misc]
 def test_filters_and_rows_that_are_computed_of_weights_are_named(has_filters: bool) -> None:
     graph = graph_of(of(lambda: Normed(has_filters=has_filters), x=numbers(2, 3, 8), ids=whole(9, 2, 3)))
     with pytest.raises(EmitError, match=r"cannot be written as a program: .* reads '.*', which is computed of weights"):
-        emit(random_plan(graph, 1, 0))
+        emit(random_plan(graph, 1, 0), target="mesh_tensorflow")
 
 
 @pytest.mark.parametrize("by_name", [False, True])
@@ -795,7 +795,7 @@ def by_keras(model: Any, images: Array, labels: Array) -> list[float]:
 
 def test_weights_that_are_not_given_are_drawn() -> None:
     plan = random_plan(graph_of(MODELS["regression"]()), 2, 0)
-    result = run_plan(plan, TrainingOptions(steps=2, dtype="float64"))
+    result = run_plan(plan, TrainingOptions(steps=2, dtype="float64"), target="mesh_tensorflow")
     assert result.max_relative_difference < SAME_AS_EACH_OTHER
     assert result.losses[1] < result.losses[0]
 
@@ -832,7 +832,8 @@ def test_points_are_dropped_as_in_built_in_networks() -> None:
     graph, weights, batch = graph_of(source), double(source), arrays(source[1])
     plan = random_plan(graph, 1, 0)
     expected, held = trained(plan, weights, batch)
-    assert emit(plan).count("= dropout(") + emit(plan).count("(dropout(") == 3
+    program = emit(plan, target="mesh_tensorflow")
+    assert program.count("= dropout(") + program.count("(dropout(") == 3
     assert "dropout" not in emit_forward(plan)
     for seed in range(3):
         losses, found = trained(random_plan(graph, 4, seed), weights, batch)
@@ -860,4 +861,4 @@ def test_batch_normalisation_keeps_its_statistics() -> None:
 def test_constants_of_a_model_are_asked_for() -> None:
     plan = random_plan(graph_of(of(Masked, x=numbers(4, 4))), 1, 0)
     with pytest.raises(ProgramError, match=r"constants of its model, such as .*; write them with: pase weights MODEL"):
-        run_plan(plan, TrainingOptions(steps=1))
+        run_plan(plan, TrainingOptions(steps=1), target="mesh_tensorflow")

@@ -36,7 +36,7 @@ _WORDS = ("Outputs", "Program", "build", "main", "mesh", "outputs", "program", *
 
 def default_target(plan: Plan) -> str:
     """Return the target of a plan where none is named: the framework that the model came from, if it is one."""
-    return MESH_TENSORFLOW.name
+    return plan.graph.framework if plan.graph.framework in TARGETS else MESH_TENSORFLOW.name
 
 
 def emit(plan: Plan, *, target: str | None = None) -> str:

@@ -259,6 +259,11 @@ class Parallel(nn.Module):
         """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
         return full_state_dict(self, on_all=on_all)
 
+    @property
+    def traffic(self) -> Traffic:
+        """What this rank sends, where it is counted."""
+        return self._traffic
+
     # -- programs
 
     @property

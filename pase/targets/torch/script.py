@@ -287,7 +287,7 @@ def train(
             batches=batches,
             test=held_out_batches(inputs, options.test_data_path) if options.test_data_path else None,
             num_examples=inputs[0].shape[0] if inputs else 1,
-            measured=_measured if measure else None,
+            measured=measured_bytes if measure else None,
             metrics=metrics,
             progress=progress and is_first,
         )
@@ -304,7 +304,7 @@ def _joined(num_devices: int, device: str | None) -> Ranks:
     return ranks
 
 
-def _measured(sent: Mapping[tuple[str, str, Any], int]) -> dict[str, Any]:
+def measured_bytes(sent: Mapping[tuple[str, str, Any], int]) -> dict[str, Any]:
     """Return what all ranks sent in a step, by edge and layer."""
     of_ranks: list[Any] = [None] * dist.get_world_size()
     with naming_lost_ranks():

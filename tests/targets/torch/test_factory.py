@@ -1,0 +1,90 @@
+"""PyTorch modules of factories, run under a plan beside themselves, and `pase run` and `pase emit` of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import pase
+from pase.cli.main import run
+from pase.errors import PaseError, ProgramError
+from pase.targets.emitter import emit, target_of
+from pase.targets.execute import Factory, run_factory
+from pase.targets.training.optimisers import make_rule
+from tests.runtime.plans import random_plan
+from tests.runtime.training import options
+from tests.targets.torch import factories
+
+TAGGER, IMAGES = (f"{factories.__name__}:{name}" for name in ("tagger", "images"))
+
+
+@pytest.mark.parametrize(("name", "rule"), [(TAGGER, "adamw"), (IMAGES, "momentum")])
+def test_a_module_trains_under_a_plan_as_it_does_by_itself(name: str, rule: str) -> None:
+    plan = random_plan(pase.load(name), 2, 4)
+    given = options(3, rate=0.01, rule=make_rule(rule, {}))
+    result = run_factory(plan, Factory(name=name), given, measure=True)
+    assert result.max_relative_difference < 1e-12
+    assert len(result.losses) == len(result.reference_losses) == 3
+    assert result.losses[2] < result.losses[0]
+    assert result.predicted_bytes > 0
+    assert (result.measured_bytes or 0) > 0
+
+
+def test_the_losses_are_those_of_a_loop_of_ones_own(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0)
+    x, y = numbers.standard_normal((24, 3, 8, 8)), numbers.integers(10, size=24)
+    np.savez(tmp_path / "data.npz", input=x, targets=y)
+    given = options(3, rate=0.1, seed=5, data_path=tmp_path / "data.npz")
+    result = run_factory(random_plan(pase.load(IMAGES), 2, 1), Factory(name=IMAGES), given)
+    torch.manual_seed(5)
+    module, _, loss = factories.images()
+    module.double()
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    expected = []
+    for step in range(3):
+        rows = slice(8 * step, 8 * step + 8)
+        value = loss(module(torch.from_numpy(x[rows])), torch.from_numpy(y[rows]))
+        value.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        expected.append(value.item())
+    assert result.losses == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_factory_is_run_from_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--devices", "2", "--arg", "width=32", "--steps", "2", "--dtype", "float64", "--json"]
+    assert run(["run", TAGGER, *arguments]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["max_relative_difference"] < 1e-12
+    assert len(found["losses"]) == 2
+    assert found["accuracies"] == [None, None]
+
+
+def test_what_a_factory_has_no_use_for_is_refused() -> None:
+    plan = random_plan(pase.load(TAGGER), 2, 1)
+    with pytest.raises(ProgramError, match="--weights is of programs that are emitted; a factory makes a model with"):
+        run_factory(plan, Factory(name=TAGGER), options(1, weights_path=Path("weights.npz")))
+    with pytest.raises(PaseError, match="a PyTorch module is not trained with adafactor here; use sgd, momentum, adam"):
+        run_factory(plan, Factory(name=TAGGER), options(1, rule=make_rule("adafactor", {})))
+
+
+def test_a_model_without_a_loss_is_refused() -> None:
+    name = f"{factories.__name__}:without_loss"
+    with pytest.raises(PaseError, match="0 of the 1 tensors that the model returns are single numbers; expected one"):
+        run_factory(random_plan(pase.load(name), 2, 1), Factory(name=name), options(1))
+
+
+def test_the_target_is_the_framework_that_a_model_came_from(tmp_path: Path) -> None:
+    plan = random_plan(pase.load(TAGGER), 2, 1)
+    assert target_of(plan, None).name == "torch"
+    assert target_of(plan, "mesh_tensorflow").name == "mesh_tensorflow"
+    assert target_of(random_plan(pase.load("mlp"), 2, 1), None).name == "mesh_tensorflow"
+    assert emit(plan) == emit(plan, target="torch")
+    path = tmp_path / "train.py"
+    assert run(["emit", TAGGER, "--devices", "2", "-o", str(path)]) == 0
+    assert "from pase.targets.torch.script import Outputs, main" in path.read_text(encoding="utf-8")
+    assert run(["emit", TAGGER, "--devices", "2", "--target", "mesh_tensorflow", "-o", str(path)]) == 0
+    assert "from pase.targets.mesh_tensorflow.runtime.script import main" in path.read_text(encoding="utf-8")
+    assert run(["emit", TAGGER, "--devices", "2", "--target", "torch", "--forward"]) == 1
