@@ -273,7 +273,8 @@ def trained(
 
     with fabric(num_ranks) as between:
         columns = list(zip(*between.run(of_rank), strict=True))
-    assert all(losses == columns[0][0] for losses in columns[0])
+    # Groups of ranks that sum the same parts each sum them for themselves: in an order of their own.
+    assert all(losses == pytest.approx(columns[0][0], rel=1e-14) for losses in columns[0])
     return Trained(
         losses=columns[0][0],
         gradients=put_together(columns[1]),
