@@ -130,6 +130,9 @@ def fabric(num_ranks: int) -> Iterator[Fabric]:
 Build = Callable[[Program], Mapping[str, Tensor]]
 """Declares the layers of a program and returns its outputs; that named "loss" is one number."""
 
+Placed = Mapping[str, tuple[tuple[int, ...], Any, Any]]
+"""Parts of tensors by name, each with the shape of the whole and its box."""
+
 Sent = Mapping[tuple[str, str, Phase], int]
 """Bytes by producer, consumer and phase."""
 

@@ -13,7 +13,7 @@ from pase.sharding.traffic import bytes_by_movement, flows
 from pase.targets.training.data import Batches
 from pase.targets.training.initial import initial_value
 from scripts.benchmarks.strategies import NETWORKS
-from tests.targets.torch.lockstep import Build, Sent, Trained, declared, trained
+from tests.targets.torch.lockstep import Build, Placed, Rank, Sent, Trained, declared, trained
 
 STEPS = 3
 
@@ -53,18 +53,36 @@ def build_of(plan: Plan) -> Build:
 Optimizer = Callable[[Sequence[Any]], Any]
 
 
-def trained_by(plan: Plan, optimizer: Optimizer, steps: int = STEPS) -> Trained:
-    """Return what training under a plan finds, from weights and batches that are the same for every plan."""
-    build = build_of(plan)
-    alone = declared(build, plan.num_devices)
+def given_to(plan: Plan, steps: int = STEPS) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return weights and batches, whole, which are the same for every plan."""
+    alone = declared(build_of(plan), plan.num_devices)
     values = {}
     for name, weight in alone.weights.items():
         shape = tuple(dim.size for dim in weight.tensor.dims)
         values[name] = torch.from_numpy(initial_value(name, shape, weight.deviation, 0, weight.mean)).double()
     source = Batches(alone.inputs.values(), seed=0)
     batches = [{name: torch.from_numpy(x) for name, x in source.batch(step).items()} for step in range(steps)]
-    batches = [{name: x.double() if x.is_floating_point() else x for name, x in b.items()} for b in batches]
-    return trained(build, plan.num_devices, values, batches, optimizer)
+    return values, [{n: x.double() if x.is_floating_point() else x for n, x in b.items()} for b in batches]
+
+
+def trained_by(plan: Plan, optimizer: Optimizer, steps: int = STEPS) -> Trained:
+    """Return what training under a plan finds."""
+    return trained(build_of(plan), plan.num_devices, *given_to(plan, steps), optimizer)
+
+
+def of_process(
+    rank: int, world: int, plan: Plan, values: Mapping[str, Any], batches: Sequence[Mapping[str, Any]], rate: float
+) -> tuple[list[float], Placed, Sent]:
+    """Return the losses of training by plain gradients, the weights after it and bytes, of a rank of its own."""
+    own = Rank(build_of(plan), rank, world, values, trains=True)
+    rule = torch.optim.SGD([leaf for leaf in own.leaves.values() if leaf.requires_grad], lr=rate)
+    losses = []
+    for batch in batches:
+        rule.zero_grad()
+        own.program.traffic.is_counted = not losses
+        losses.append(own.run(batch, None, {})[0]["loss"].item())
+        rule.step()
+    return losses, own.placed(own.leaves), dict(own.program.traffic.sent)
 
 
 def predicted(plan: Plan) -> Sent:

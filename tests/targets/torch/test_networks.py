@@ -1,5 +1,6 @@
 """Built-in networks on ranks, under any strategy: they train as on one device, and move what their plan predicts."""
 
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 
 from scripts.benchmarks.strategies import NETWORKS
 from scripts.benchmarks.trials import SMALL_RATES, random_strategy
-from tests.targets.torch.lockstep import Trained
-from tests.targets.torch.networks import differences, graph_of, predicted, searched, trained_by
+from tests.targets.torch.lockstep import Trained, added, put_together
+from tests.targets.torch.networks import differences, given_to, graph_of, of_process, predicted, searched, trained_by
+from tests.targets.torch.ranks import Pool
 
 RELATIVE = 1e-12
 RATE = 1e-3
@@ -63,6 +65,23 @@ CASES = {
 )
 def test_training_is_that_of_one_rank(name: str, num_devices: int, seed: int | None) -> None:
     check(name, num_devices, seed)
+
+
+def test_processes_with_gloo_find_the_same(ranks: Pool) -> None:
+    """What stands for collectives in the other tests is held against the library: layers and steps of an LSTM split."""
+    plan = searched("rnnlm", 4)
+    layers = [
+        replace(x, splits={**dict.fromkeys(x.splits, 1), "l": 2, "s": 2}) if x.kind == "lstm" else x
+        for x in plan.layers
+    ]
+    plan = replace(random_strategy(plan, 1), layers=tuple(layers))
+    values, batches = given_to(plan)
+    found = ranks.run(of_process, plan, values, batches, 0.05)
+    expected = trained_by(plan, partial(torch.optim.SGD, lr=0.05))
+    assert all(losses == pytest.approx(expected.losses, rel=RELATIVE) for losses, _, _ in found)
+    weights = differences(put_together([own for _, own, _ in found]), expected.weights)
+    assert max(weights.values()) <= RELATIVE, weights
+    assert added([sent for _, _, sent in found]) == expected.sent
 
 
 @pytest.mark.full
