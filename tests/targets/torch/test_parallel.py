@@ -1,0 +1,243 @@
+"""`parallelize`: modules of PyTorch under random plans, on ranks, against the unmodified module in one process."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+import pase
+from pase.errors import ModelError, ProgramError
+from pase.planning.plan import Plan
+from pase.targets.torch.parallel import parallelize
+from tests.runtime.plans import random_plan
+from tests.targets.torch.ranks import Pool
+
+Batch = dict[str, Any]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Any) -> Any:
+        batch, steps, width = x.shape
+        q, k, v = (
+            part.view(batch, steps, self.heads, -1).transpose(1, 2)
+            for part in self.attention(self.before(x)).split(width, dim=2)
+        )
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(y.transpose(1, 2).reshape(x.shape))
+        return x + self.down(functional.gelu(self.up(self.after(x))))
+
+
+class Language(nn.Module):
+    """Two blocks, one table for the tokens and for the projection to them; the loss inside, beside the logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(32, 16), nn.Embedding(8, 16)
+        self.blocks = nn.ModuleList([Block(16, 4) for _ in range(2)])
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 32, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, words: Any, targets: Any) -> dict[str, Any]:
+        x = self.tokens(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return {"logits": logits, "loss": functional.cross_entropy(logits.flatten(0, 1), targets.flatten())}
+
+
+class Picture(nn.Module):
+    """Normalisation by batches and by groups, a convolution and a transposed one; no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.groups = nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.GroupNorm(4, 16)
+        self.up, self.head = nn.ConvTranspose2d(16, 8, 2, stride=2), nn.Linear(8 * 4 * 4, 10)
+
+    def forward(self, x: Any) -> Any:
+        x = functional.max_pool2d(functional.relu(self.norm(self.first(x))), 2)
+        x = functional.silu(self.groups(self.second(x)))
+        return self.head(functional.avg_pool2d(self.up(x), 2).flatten(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """make: the module. batch: of a seed. loss: of what the module returns."""
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int], Batch]
+    loss: Callable[[Any], Any]
+
+
+def _words(seed: int) -> Batch:
+    numbers = torch.Generator().manual_seed(seed)
+    return {name: torch.randint(0, 32, (4, 8), generator=numbers) for name in ("words", "targets")}
+
+
+def _pictures(seed: int) -> Batch:
+    return {"x": torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)}
+
+
+CASES = {
+    "language": Case(Language, _words, lambda found: found["loss"]),
+    "picture": Case(Picture, _pictures, lambda found: functional.cross_entropy(found, torch.arange(8))),
+}
+
+
+def _made(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return CASES[name].make().double()
+
+
+def _full(x: Any) -> Any:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _trained(module: nn.Module, case: Case) -> tuple[list[float], dict[str, Any], dict[str, Any], list[float]]:
+    """Return losses, the first gradients, the state after three steps and the norms of the gradients."""
+    # Gradients that are zero but for rounding (of keys' biases) are not blown up by this ε.
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-6, foreach=True)
+    losses, norms, first = [], [], dict[str, Any]()
+    for seed in range(3):
+        loss = case.loss(module(**case.batch(seed)))
+        loss.backward()
+        first = first or {name: _full(p.grad).clone() for name, p in module.named_parameters()}
+        norms.append(float(_full(nn.utils.clip_grad_norm_(module.parameters(), 0.5))))
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, first, {name: _full(x).clone() for name, x in module.state_dict().items()}, norms
+
+
+def _on_rank(_rank: int, _world: int, name: str, plan: Plan) -> Any:
+    case = CASES[name]
+    return _trained(parallelize((_made(name), case.batch(0)), plan), case)
+
+
+def _assert_close(found: Any, expected: Any, what: str) -> None:
+    error = (found - expected).norm() / max(expected.norm(), 1e-300)
+    assert error < 1e-12, (what, float(error))
+
+
+@pytest.mark.parametrize(
+    ("name", "world", "seed"),
+    [("language", 2, 0), ("language", 4, 1), ("picture", 2, 2), ("picture", 4, 3)]
+    + [
+        pytest.param(name, world, seed, marks=pytest.mark.full)
+        for name in CASES
+        for world in (2, 4)
+        for seed in range(4, 24)
+    ],
+)
+def test_a_module_trains_under_a_random_plan(ranks: Pool, name: str, world: int, seed: int) -> None:
+    case = CASES[name]
+    plan = random_plan(pase.load((_made(name), case.batch(0))), world, seed)
+    losses, gradients, state, norms = _trained(_made(name), case)
+    for found_losses, found_gradients, found_state, found_norms in ranks.run(_on_rank, name, plan, world=world):
+        assert found_losses == pytest.approx(losses, rel=1e-12)
+        assert found_norms == pytest.approx(norms, rel=1e-12)
+        assert list(found_state) == list(state)
+        for key, expected in gradients.items():
+            if expected.norm() > 1e-12 * norms[0]:
+                _assert_close(found_gradients[key], expected, f"gradient of {key}")
+        for key, expected in state.items():
+            _assert_close(found_state[key].double(), expected.double(), key)
+
+
+def _evaluated(_rank: int, _world: int, plan: Plan) -> Any:
+    case, module = CASES["picture"], _made("picture")
+    parallel = parallelize((copy.deepcopy(module), case.batch(0)), plan)
+    for each in (module, parallel):
+        each(**case.batch(1))
+        each.eval()
+    with torch.no_grad():
+        return module(**case.batch(2)), parallel(**case.batch(2))
+
+
+def test_evaluation_is_by_the_statistics_that_training_kept(ranks: Pool) -> None:
+    plan = random_plan(pase.load((_made("picture"), _pictures(0))), 2, 5)
+    for expected, found in ranks.run(_evaluated, plan, world=2):
+        _assert_close(found, expected, "outputs")
+
+
+def _accumulated(_rank: int, _world: int, plan: Plan) -> Any:
+    case, module = CASES["language"], _made("language")
+    parallel = parallelize((copy.deepcopy(module), case.batch(0)), plan)
+    for seed in range(3):
+        case.loss(module(**case.batch(seed))).backward()
+    with parallel.no_sync():
+        case.loss(parallel(**case.batch(0))).backward()
+    case.loss(parallel(**case.batch(1))).backward()
+    # Without no_sync gradients are summed each time, and added to what is there.
+    case.loss(parallel(**case.batch(2))).backward()
+    pairs = zip(module.parameters(), parallel.parameters(), strict=True)
+    return [(own.grad, _full(other.grad)) for own, other in pairs]
+
+
+def test_gradients_accumulate(ranks: Pool) -> None:
+    plan = random_plan(pase.load((_made("language"), _words(0))), 2, 6)
+    for pairs in ranks.run(_accumulated, plan, world=2):
+        for expected, found in pairs:
+            if expected.norm() > 1e-12:
+                _assert_close(found, expected, "gradient")
+
+
+# -- alone in this process: one rank
+
+
+def _alone(name: str) -> tuple[nn.Module, Any]:
+    case, module = CASES[name], _made(name)
+    return module, pase.search((module, case.batch(0)), devices=1)
+
+
+def test_a_plan_tells_what_its_module_is_called_with() -> None:
+    module, plan = _alone("language")
+    parallel = parallelize(module, plan)
+    expected, found = module(**_words(3)), parallel(**_words(3))
+    assert type(found) is dict
+    _assert_close(found["loss"], expected["loss"], "loss")
+    _assert_close(_full(found["logits"]), expected["logits"], "logits")
+    assert "def build(program: Program)" in parallel.program
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    module, plan = _alone("language")
+    module.blocks[0].up = nn.Linear(16, 48).double()
+    module.blocks[0].down = nn.Linear(48, 16).double()
+    with pytest.raises(ProgramError, match=r"the plan is of another model: layer 'blocks\.0\.up'.*search a plan"):
+        parallelize(module, plan)
+    two = pase.search((_made("language"), _words(0)), devices=2)
+    with pytest.raises(ProgramError, match=r"the plan is for 2 devices, and there are 1 processes; .*nproc-per-node 2"):
+        parallelize(_made("language"), two)
+    parallel = parallelize(_made("language"), plan)
+    with pytest.raises(ModelError, match=r"input 'words' is of shape \[3, 8\]; the plan is for a tensor of shape \[4"):
+        parallel(words=_words(0)["words"][:3], targets=_words(0)["targets"][:3])
+
+
+@pytest.mark.slow
+def test_a_parallel_module_compiles() -> None:
+    module, plan = _alone("language")
+    compiled = torch.compile(parallelize(module, plan), backend="aot_eager")
+    loss = compiled(**_words(3))["loss"]
+    loss.backward()
+    _assert_close(loss, module(**_words(3))["loss"], "loss")
+
+
+def test_autocast_is_that_of_the_module() -> None:
+    module, plan = _alone("picture")
+    parallel = parallelize(module, plan)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert parallel(**_pictures(0)).dtype == module(**_pictures(0)).dtype
