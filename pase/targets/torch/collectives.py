@@ -17,6 +17,7 @@ from torch import nn
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Phase
+from pase.targets.torch.launch import naming_lost_ranks
 
 
 @dataclass(slots=True)
@@ -72,7 +73,8 @@ def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
     """Return the sum, or another reduction, of a tensor over the ranks of a group."""
     # A copy: what is summed in place may be somebody else's.
     total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, op=dist.ReduceOp.SUM if op is None else op, group=group.handle)
+    with naming_lost_ranks():
+        dist.all_reduce(total, op=dist.ReduceOp.SUM if op is None else op, group=group.handle)
     return total
 
 
@@ -160,6 +162,7 @@ class _Collective(nn.Module):
 class Sum(_Collective):
     """The sums of which the ranks' values are parts; everybody's gradient is that of the sums."""
 
+    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the sums."""
         return _Sum.apply(x, self.adder)
@@ -168,6 +171,7 @@ class Sum(_Collective):
 class GradientSum(_Collective):
     """Leaves a tensor as it is, and adds the parts of its gradient."""
 
+    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the tensor."""
         return _GradientSum.apply(x, self.adder)
@@ -176,6 +180,7 @@ class GradientSum(_Collective):
 class Greatest(_Collective):
     """The greatest of the ranks' values, of which no gradient flows back."""
 
+    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the maximum over the ranks of the group."""
         return self.adder.greatest(x.detach(), Phase.FORWARD)
@@ -297,7 +302,8 @@ def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int
             gathered = [x[cut].reshape(-1) for cuts in step.sends for cut in cuts]
             buffer = torch.cat(gathered) if gathered else x.new_empty(0)
             arrived = x.new_empty(sum(received))
-            dist.all_to_all_single(arrived, buffer, received, sent, group=step.group.handle)
+            with naming_lost_ranks():
+                dist.all_to_all_single(arrived, buffer, received, sent, group=step.group.handle)
             if count is not None:
                 count(buffer.numel() * buffer.element_size())
             at = 0
@@ -358,6 +364,7 @@ class Move(nn.Module):
         """Whether every rank keeps what it has, there and back, as far as this one knows."""
         return all(step.is_whole for step in (*self.there, *self.back))
 
+    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the shard of the layout that is moved to."""
         return _Move.apply(x, self)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pase.targets.torch.collectives import Group, Groups, Traffic, ring_bytes
+from pase.targets.torch.launch import naming_lost_ranks
 from pase.targets.torch.program import WeightSum
 
 BUCKET_BYTES = 25 * 2**20
@@ -142,7 +143,8 @@ class Gradients:
                 at += shape.numel()
         torch._foreach_copy_(views, [bucket.arrived[place] for place in places])
         bucket.total = total
-        bucket.work = dist.all_reduce(total, group=bucket.group.handle, async_op=True)
+        with naming_lost_ranks():
+            bucket.work = dist.all_reduce(total, group=bucket.group.handle, async_op=True)
         if self._traffic.is_counted:
             number = bucket.group.ranks.index(self._rank)
             for place in places:
@@ -159,7 +161,8 @@ class Gradients:
         for bucket in self._buckets:
             if bucket.work is None:
                 continue
-            bucket.work.wait()
+            with naming_lost_ranks():
+                bucket.work.wait()
             places = sorted(bucket.arrived)
             if bucket.total is bucket.buffer:
                 for entry, gradient in zip(bucket.entries, bucket.grads, strict=True):

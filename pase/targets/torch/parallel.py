@@ -21,7 +21,7 @@ from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
-from pase.targets.torch.launch import join, naming_lost_ranks
+from pase.targets.torch.launch import join
 from pase.targets.torch.parameters import (
     Leaves,
     Read,
@@ -236,12 +236,23 @@ class Parallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
+        mode, values, arguments = self._begun(args, kwargs)
+        return self._ended(mode, values, *mode.traced.module(*arguments))
+
+    @torch._disable_dynamo
+    def _begun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
+        """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
         inputs = self._live.call.bound(args, kwargs)
         mode = self._mode(self.training)
         self._follow()
         values = self._values(inputs)
-        with naming_lost_ranks():
-            loss, outputs, keeps = mode.traced.module(*[get(values) for get in mode.given])
+        return mode, values, [get(values) for get in mode.given]
+
+    @torch._disable_dynamo
+    def _ended(
+        self, mode: _Mode, values: Mapping[str, Any], loss: Any, outputs: Sequence[Any], keeps: Sequence[Any]
+    ) -> Any:
+        """Keep what the step leaves; return what the model returns."""
         if self.training:
             self._keep(mode.traced, keeps)
             self._step += 1
