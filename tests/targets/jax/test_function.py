@@ -86,6 +86,27 @@ def test_another_function_and_other_devices_are_refused(plan: Plan) -> None:
         pase.parallelize("alexnet", plan)
 
 
+def test_a_plan_is_of_a_function_in_float32_and_float64() -> None:
+    """Numbers in the program's text are rounded to that type, too."""
+
+    def by(factor: float) -> Callable[..., Any]:
+        def scaled(weights: Any, x: Any) -> Any:
+            return jnp.tanh(x @ weights["w"] * factor + 0.1).sum()
+
+        return scaled
+
+    scaled = by(0.3)
+    plan = pase.search((scaled, WEIGHTS, X), devices=1)
+    parallel = pase.parallelize(scaled, plan)
+    assert parallel(WEIGHTS, X).dtype == jnp.float32
+    with jax.enable_x64(True):
+        double = [jax.tree.map(np.float64, tree) for tree in (WEIGHTS, X)]
+        assert parallel(*double).dtype == jnp.float64
+        np.testing.assert_allclose(parallel(*double), scaled(*double), rtol=1e-14)
+    with pytest.raises(PaseError, match=r"of another function.* computes 'multiply'"):
+        pase.parallelize((by(0.31), WEIGHTS, X), plan)
+
+
 # -- modules and models
 
 
