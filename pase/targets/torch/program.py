@@ -8,6 +8,7 @@ does for several, and take away moves that move nothing. Steps run the graph; no
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from operator import add
 from typing import Any
 
 from torch import fx, nn
@@ -436,13 +437,19 @@ def lift_sums(graph: fx.Graph, weights: Mapping[str, fx.Node]) -> dict[str, froz
     found = dict.fromkeys(weights, frozenset[str]())
     for name, node in weights.items():
         after = _only_user(node)
-        while after is not None and after.op == "call_method" and after.target in _VIEWS:
+        while after is not None and _passes_gradients(after):
             after = _only_user(after)
         if after is not None and "axes" in after.meta:
             found[name] = after.meta["axes"]
             after.replace_all_uses_with(after.args[0])
             graph.erase_node(after)
     return found
+
+
+def _passes_gradients(node: fx.Node) -> bool:
+    """Return whether a gradient goes back through a function as it is: a view, or a number added."""
+    is_shifted = node.op == "call_function" and node.target is add and not isinstance(node.args[1], fx.Node)
+    return is_shifted or (node.op == "call_method" and node.target in _VIEWS)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
