@@ -369,10 +369,7 @@ class Parallel(nn.Module):
             for (name, momentum), value in zip(traced.keeps, keeps, strict=True):
                 reading = self._stored.readings[name]
                 shard = local_of(self._tensor(reading.parameter))
-                before = part_of(self._stored, reading, shard, traced.weights[name].tensor)
-                keep_part(
-                    self._stored, reading, shard, torch.lerp(before, value.to(before.dtype), momentum), self._rank
-                )
+                keep_part(self._stored, reading, shard, value, self._groups, momentum)
             for owner in dict.fromkeys(self._live.statistics.values()):
                 counted = self.get_submodule(owner)._buffers.get("num_batches_tracked")
                 if counted is not None:

@@ -42,6 +42,7 @@ from pase.importers.ir import Piece, View
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import reshard_steps, sum_groups
+from pase.targets.torch.collectives import Groups, carried, exchange
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
@@ -357,16 +358,28 @@ def part_of(stored: Storage, reading: Reading, shard: Any, weight: Tensor) -> An
     return part if extents(box) == weight.shard else part.reshape(weight.shard)
 
 
-def keep_part(stored: Storage, reading: Reading, shard: torch.Tensor, value: torch.Tensor, rank: int) -> None:
-    """Write a rank's part of a weight back to where it was read: a statistic's new value."""
-    if reading.steps or reading.view is not None:
-        raise ProgramError(
-            f"{reading.parameter!r} is changed by layers that hold other parts of it than the ranks do; "
-            "give the layers that read it one placement"
-        )
-    sizes = [sum(high - low for low, high in runs) for runs in stored.stored[reading.parameter].held[rank]]
-    place = _narrowed(shard, sizes, reading.cuts[rank])
-    place.copy_(value.reshape(place.shape))
+def keep_part(
+    stored: Storage, reading: Reading, shard: torch.Tensor, value: torch.Tensor, groups: Groups, momentum: float = 1.0
+) -> None:
+    """Bring a statistic, where it was read, nearer to its new value.
+
+    Args:
+        stored: how buffers are held.
+        reading: how the layer reads the statistic.
+        shard: what this rank holds of it.
+        value: the layer's part of the new value.
+        groups: of ranks, between which parts go where ranks hold others than the layer has; all ranks call it then.
+        momentum: the share of the difference.
+    """
+    if reading.view is not None:
+        raise ProgramError(f"statistic {reading.parameter!r} is read as a view of it; read the buffer as it is")
+    place = shard
+    if reading.steps:
+        value = carried(value, [exchange(step.adjoint, groups) for step in reversed(reading.steps)], 0.0, None)
+    else:
+        sizes = [sum(high - low for low, high in runs) for runs in stored.stored[reading.parameter].held[groups.rank]]
+        place = _narrowed(shard, sizes, reading.cuts[groups.rank])
+    place.lerp_(value.reshape(place.shape).to(place.dtype), momentum)
 
 
 def _narrowed(x: Any, shape: Sequence[int], box: Box) -> Any:
