@@ -4,12 +4,14 @@ Tensors have named dims, so that a step says nothing of their order in memory: w
 its points.
 """
 
+import json
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pase.common.names import short
 from pase.errors import GraphError, unknown_name
@@ -63,7 +65,7 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
     | {"attention": (3, 3), "batch_norm": (5, 5), "normalise": (3, 5)}
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
-    | {"recurrent": (3, 1 << 20), "cast": (1, 1)}
+    | {"recurrent": (3, 1 << 20), "cast": (1, 1), "grouped": (3, 3), "source": (0, 64), "whole": (1, 1)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
 )
 """All functions of steps, and how few and how many operands they take."""
@@ -74,6 +76,7 @@ _NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "causal": (2, 2),
         "cut": (2, 2),
         "convolve_transposed": (3, 9),
+        "grouped": (4, 4),
         "pick": (1, 1),
         "rows": (1, 1),
         "softmax_loss": (1, 64),
@@ -100,6 +103,8 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "view": {"replaced": int},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
         "recurrent": {"cell": CELLS, "layers": int, "hidden": bool, "kept": bool},
+        "source": {"operator": str, "arguments": str, "layouts": str, "number": int},
+        "whole": {"replaced": int},
     }
 )
 """What the steps of a function may have besides operands and dims: a type, or the values."""
@@ -131,6 +136,13 @@ class Step:
     batch, the steps, the directions, the gates and the units. What its operator writes besides are the same states
     after the last step.
 
+    Of a source's own framework, which alone computes them: "source" is the `number`-th result of its own `operator`
+    with literal `arguments`; `layouts` has the dims of each operand in the operator's order, and those of the result
+    (see `SourceCall`). "grouped": rows, each times the matrix of its own group; its `dims` the groups, the rows of a
+    group if all had as many, the columns and the features; the third operand says before which row, counted over all,
+    each group ends. "whole": the first `replaced` of `dims` as the others, of which every device holds all; of none, a
+    tensor that the operator reads, with these dims from where it is.
+
     "cast": a tensor in another type of numbers, where the source computes in it; a target of one type leaves it out.
 
     Of dims that are whole on every device (inner ones, and iteration dims that are not split): "cut": each `step`-th
@@ -156,10 +168,26 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
-    """A tensor that is not trained: kept statistics, positions, a mask. dims: of the body, [rank]."""
+    """A tensor that is not trained: kept statistics, positions, a mask.
+
+    dims: of the body, [rank]. is_given: it is computed of inputs of the model, so that it is another one in every step.
+    """
 
     name: str
     dims: tuple[str, ...]
+    is_given: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Borrowed:
+    """Whole numbers that another layer computes, of which every device takes all: the experts that tokens go to.
+
+    layer, output: that write them. Its dims are the inner ones that name it.
+    """
+
+    name: str
+    layer: str
+    output: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +225,12 @@ class ModelOutput:
 class Body:
     """What an operator computes.
 
-    steps: in order, each tensor computed once; the last one is what the operator writes. constants: that they read
-    besides what the operator reads. inputs, outputs: of the model, that the operator reads and computes. inner: dims
-    that steps name besides the iteration space's. problem: why it cannot be told as steps, "" if it can. untrained: why
-    the steps are not those of a network that is trained, "" if they are.
+    steps: in order, each tensor computed once; the last one is what the operator writes. others: results that it writes
+    besides, in the order of its writes, "" for one that is not told. constants, borrowed: that they read besides what
+    the operator reads. inputs, outputs: of the model, that the operator reads and computes. inner: dims that steps name
+    besides the iteration space's. problem: why it cannot be told as steps, "" if it can. untrained: why the steps are
+    not those of a network that is trained, "" if they are. own: what the source's own framework computes, where that
+    cannot be told to others, or not all of it.
     """
 
     steps: tuple[Step, ...] = ()
@@ -210,6 +240,13 @@ class Body:
     inner: tuple[InnerDim, ...] = ()
     problem: str = ""
     untrained: str = ""
+    others: tuple[str, ...] = ()
+    borrowed: tuple[Borrowed, ...] = ()
+    own: "Body | None" = None
+
+
+OWN = frozenset({"cast", "grouped", "source", "whole"})
+"""Functions of a source's own framework: targets of it have them among their kernels."""
 
 
 def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Body:
@@ -219,8 +256,11 @@ def elementary(body: Body, *, trains: bool, kernels: Collection[str] = ()) -> Bo
         body: of any operator.
         trains: whether normalisations are by the moments of the batch, not by those that were kept, and points are
             dropped.
-        kernels: functions that are left as they are.
+        kernels: functions that are left as they are; with those of the source's own framework among them, what that
+            alone computes comes in place of what others do.
     """
+    if "source" in kernels and body.own is not None:
+        body = body.own
     written = _Elementary(taken={step.result for step in body.steps}, trains=trains, kernels=kernels)
     for step in body.steps:
         written.write(step)
@@ -237,7 +277,7 @@ def without_casts(body: Body) -> Body:
             behind[step.result] = operands[0]
         else:
             steps.append(replace(step, operands=operands))
-    return replace(body, steps=tuple(steps))
+    return replace(body, steps=tuple(steps), own=body.own and without_casts(body.own))
 
 
 @dataclass(slots=True)
@@ -374,11 +414,16 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
         dims: the names of its iteration dims.
     """
     where = f"layer {short(layer)!r}"
+    if body.own is not None:
+        if body.own.own is not None:
+            raise GraphError(f"{where}: its own framework's body has another one in it; expected one")
+        verify_body(body.own, layer=layer, reads=reads, dims=dims)
     inner = [dim.name for dim in body.inner]
-    if len({*inner, *dims}) != len(inner) + len(dims) or any(dim.tensor not in ("", *reads) for dim in body.inner):
+    held = {"", *reads, *(item.name for item in body.borrowed)}
+    if len({*inner, *dims}) != len(inner) + len(dims) or any(dim.tensor not in held for dim in body.inner):
         raise GraphError(f"{where}: inner dims of its body have names or tensors that it cannot have: {inner}")
     dims = (*dims, *inner)
-    known = {*reads, *(constant.name for constant in body.constants)}
+    known = {*reads, *(constant.name for constant in body.constants), *(item.name for item in body.borrowed)}
     named = {dim for constant in body.constants for dim in constant.dims}
     named |= {dim for output in body.outputs for dim in output.dims}
     for step in body.steps:
@@ -390,6 +435,11 @@ def verify_body(body: Body, *, layer: str, reads: Sequence[str], dims: Sequence[
             raise GraphError(f"{where}: two steps of its body make {short(step.result)!r}; expected a name for each")
         known.add(step.result)
         named.update(step.dims)
+        if step.function == "source":
+            named |= {dim for layout in source_call(step, where).layouts for axis in layout for dim in axis}
+    made = {step.result for step in body.steps}
+    if not made.issuperset(filter(None, body.others)):
+        raise GraphError(f"{where}: its body writes {[short(name) for name in body.others]}, which no step makes")
     unknown = sorted(named - set(dims))
     if unknown or any(not 0 <= item.read < len(reads) for item in body.inputs):
         raise GraphError(f"{where}: its body names dims or inputs that it has not: {[short(dim) for dim in unknown]}")
@@ -427,3 +477,84 @@ def _verify_step(step: Step, dims: Sequence[str], where: str) -> None:
             f"{where}, {step.function!r}, has {len(step.dims)} dims and {len(step.options)} options; expected three "
             f"dims, and one number of each of {', '.join(lists)}, for each spatial dim"
         )
+
+
+# -- calls of a source's own operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCall:
+    """What a step "source" calls.
+
+    operator: by its qualified name, "aten.topk.default". arguments: (positional, keywords); in them {"operand": i}
+    stands for an operand, {"dtype": name} for a type, {"number": "inf"} for what JSON does not have, {"device": ""} for
+    where the operands are. layouts: of each operand, then of the result, the dims of the body that make up each of its
+    dims, row-major, in the operator's order. number: which of several results it is.
+    """
+
+    operator: str
+    arguments: tuple[list[Any], dict[str, Any]]
+    layouts: tuple[tuple[tuple[str, ...], ...], ...]
+    number: int
+
+
+_OPERATOR = re.compile(r"aten(\.[a-zA-Z0-9_]*[a-zA-Z0-9]){2}")
+"""Names of operators that a step may call: none whose name says that it writes into what it reads."""
+
+_LONGEST_ARGUMENTS = 1 << 16
+
+
+def source_call(step: Step, where: str) -> SourceCall:
+    """Return what a step "source" calls; GraphError where it is none that a program may make."""
+    told = dict(step.options)
+    operator = str(told.get("operator", ""))
+    if not _OPERATOR.fullmatch(operator):
+        raise GraphError(
+            f"{where} calls {short(operator)!r}; expected an operator of PyTorch's 'aten', with its overload, that "
+            "writes into nothing"
+        )
+    try:
+        texts = [str(told[name]) for name in ("arguments", "layouts")]
+        if max(map(len, texts)) > _LONGEST_ARGUMENTS:
+            raise ValueError("they are too long")
+        arguments, layouts = map(json.loads, texts)
+        positional, keywords = arguments
+        if not isinstance(positional, list) or not isinstance(keywords, dict):
+            raise ValueError("expected an array and an object")
+        if any(not isinstance(dim, str) for layout in layouts for axis in layout for dim in axis):
+            raise ValueError("dims are names")
+        _check_arguments([*positional, *keywords.values()], len(step.operands))
+        found = tuple(tuple(tuple(axis) for axis in layout) for layout in layouts)
+        if len(found) != len(step.operands) + 1 or any(not isinstance(operand, str) for operand in step.operands):
+            raise ValueError("expected dims of each operand, a tensor, and of the result")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise GraphError(
+            f"{where} calls {operator!r} with arguments that cannot be read: {short(str(error))}"
+        ) from None
+    return SourceCall(
+        operator=operator,
+        arguments=(positional, keywords),
+        layouts=found,
+        number=int(step.option("number", 0)),
+    )
+
+
+def _check_arguments(items: Sequence[Any], num_operands: int) -> None:
+    for item in items:
+        match item:
+            case list():
+                _check_arguments(item, num_operands)
+            case {"operand": int(place)} if len(item) == 1 and 0 <= place < num_operands:
+                pass
+            case {"dtype": str(name)} if len(item) == 1 and name in ARGUMENT_TYPES:
+                pass
+            case {"number": "inf" | "-inf" | "nan"} | {"device": ""} if len(item) == 1:
+                pass
+            case None | bool() | int() | float() | str():
+                pass
+            case _:
+                raise ValueError(f"{item!r} is no argument")
+
+
+ARGUMENT_TYPES = (*TYPES, "bool", "uint8", "int8", "int16", "int32", "int64", "complex64", "complex128")
+"""Types that an argument may name."""

@@ -29,7 +29,7 @@ from pase.common.codecs import (
 from pase.common.documents import Field
 from pase.errors import GraphError
 from pase.graph.access import Access, Dim, Role, SliceOf, Window
-from pase.graph.body import Body, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
+from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout
 from pase.graph.verify import verify
@@ -140,16 +140,19 @@ _INNER_DIM = record(
     tensor=TEXT.optional(""),
     axis=WHOLE.optional(0, beside="tensor"),
 )
-_BODY = record(
-    Body,
-    steps=array(_STEP),
-    constants=array(record(Constant, name=TEXT, dims=array(TEXT))).optional(()),
-    inputs=array(record(ModelInput, read=WHOLE, name=TEXT, shape=_SHAPE)).optional(()),
-    outputs=array(record(ModelOutput, name=TEXT, dims=array(TEXT), shape=_SHAPE)).optional(()),
-    inner=array(_INNER_DIM).optional(()),
-    problem=TEXT.optional(""),
-    untrained=TEXT.optional(""),
-)
+_CONSTANT = record(Constant, name=TEXT, dims=array(TEXT), is_given=FLAG.optional(False))
+_OF_BODY: dict[str, Codec[Any]] = {
+    "steps": array(_STEP),
+    "constants": array(_CONSTANT).optional(()),
+    "inputs": array(record(ModelInput, read=WHOLE, name=TEXT, shape=_SHAPE)).optional(()),
+    "outputs": array(record(ModelOutput, name=TEXT, dims=array(TEXT), shape=_SHAPE)).optional(()),
+    "inner": array(_INNER_DIM).optional(()),
+    "problem": TEXT.optional(""),
+    "untrained": TEXT.optional(""),
+    "others": array(TEXT).optional(()),
+    "borrowed": array(record(Borrowed, name=TEXT, layer=TEXT, output=WHOLE)).optional(()),
+}
+_BODY = record(Body, **_OF_BODY, own=record(Body, **_OF_BODY).optional(None))
 
 # -- graphs
 

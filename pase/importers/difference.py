@@ -71,6 +71,8 @@ def _of_operators(expected: Operator, found: Operator) -> Iterator[str]:
         yield "is split otherwise than the plan's, or counts other work"
     if expected.body is not None and found.body is not None:
         yield from _of_bodies(expected.body, found.body)
+        if expected.body.own is not None and found.body.own is not None:
+            yield from _of_bodies(expected.body.own, found.body.own)
 
 
 def _compared(operator: Operator) -> tuple[object, ...]:

@@ -95,12 +95,14 @@ class Contract:
     operands: letters of each of two inputs; output: of the result; letters that it lacks are summed over.
     has_bias: a third input is added, of the shape of the output's last dims. share: of the products that are computed
     at all: 1/8 where each token goes to one of eight experts, "tk,ekn->tn". Inputs after these are whole numbers.
+    has_ends: the third one says where the rows of each group end, "gmk,gkn->gmn", where not all are of one size.
     """
 
     operands: tuple[str, str]
     output: str
     has_bias: bool = False
     share: float = 1.0
+    has_ends: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

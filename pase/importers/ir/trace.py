@@ -60,7 +60,8 @@ class Use:
 
     seen_as: the shape in which it is read where that does not lie over its own in any known way (rows of a table that
     were looked up by constants): then it counts as needed whole. of: where a weight is read in place of a value that is
-    computed of weights alone, that value; the shape is its own then.
+    computed of weights alone, or whole numbers in place of one that is computed of these, that value; the shape is its
+    own then.
     """
 
     value: str
@@ -83,6 +84,23 @@ class Origin:
     scope: str = ""
     line: str = ""
     turn: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOperator:
+    """The source's own call that a node is, for those of its framework.
+
+    operator, arguments: as `graph.body.SourceCall` has them, operands being the node's inputs by position. results: the
+    names of all that it gives. passes: groups of dims along which each point depends on those of that point alone:
+    (of each input, of each result), -1 where it has none. is_exact: whether the node computes just this; else what it
+    costs alone.
+    """
+
+    operator: str
+    arguments: str
+    results: tuple[str, ...]
+    passes: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +129,7 @@ class Node:
     computes: the nodes of the source that it stands for, in order; none where that is itself. What each of them reads
     is made by one of them, held by another node, or a leaf. The last one makes what the first output holds, which that
     may hold in another shape; an `Identity` among them is how a value lies in what another node holds.
+    source: the source's own call, where it is one.
     """
 
     name: str
@@ -124,6 +143,7 @@ class Node:
     beside: int = 0
     rate: float = 0.0
     computes: "tuple[Node, ...]" = ()
+    source: SourceOperator | None = None
 
     @property
     def elementary(self) -> "tuple[Node, ...]":
@@ -169,9 +189,10 @@ class Returned:
 class Trace:
     """Nodes in topological order. outputs: names of the values that the model returns.
 
-    of_weights: nodes that compute values of weights alone, which are read in place of these. returned: what the model
-    returns, in terms of what nodes compute. notes: what was assumed. num_source_operators: as the source counts its
-    own, one of which may be several nodes. call: how the model was called, as its front end writes it.
+    of_weights: nodes that compute values of weights, or of whole numbers, alone, which are read in place of these.
+    returned: what the model returns, in terms of what nodes compute. has_calls: whether the source's own calls can be
+    run by a target. notes: what was assumed. num_source_operators: as the source counts its own, one of which may be
+    several nodes. call: how the model was called, as its front end writes it.
     """
 
     name: str
@@ -180,6 +201,7 @@ class Trace:
     outputs: tuple[str, ...]
     of_weights: tuple[Node, ...] = ()
     returned: tuple[Returned, ...] = ()
+    has_calls: bool = False
     notes: tuple[str, ...] = field(default=())
     num_source_operators: int = 0
     call: str = ""

@@ -1,15 +1,18 @@
 """Bodies: for each vertex, what the nodes of the source that it stands for compute, as steps."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from pase.graph import Operator, Role, SliceOf, Window
-from pase.graph.body import Body, ModelInput, ModelOutput, Option, is_before_layout
-from pase.importers.ir import Node, Piece, Trace, Use, View, ops
+from pase.graph import Access, Operator, Role, SliceOf, Window
+from pase.graph.body import TYPES, Body, ModelInput, ModelOutput, Operand, Option, is_before_layout
+from pase.importers.ir import Node, Piece, SourceOperator, Trace, Use, View, ops
+from pase.importers.ir.trace import piece_shape
 from pase.importers.lower.builder import (
     Atom,
     Axes,
+    Axis,
     BodyBuilder,
     NoBodyError,
     TensorRef,
@@ -49,28 +52,61 @@ class Read:
     is_given: bool = False
 
 
-def with_body(
-    trace: Trace, operator: Operator, node: Node | None, reads: Sequence[Read]
-) -> tuple[Operator, Mapping[str, Use]]:
-    """Return a vertex with what it computes, or why that cannot be told, and what its constants are of the source.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering:
+    """What a body is made of beside its vertex.
 
-    Args:
-        trace: that is lowered.
-        operator: the vertex.
-        node: that it is; None for a vertex that moves what others read.
-        reads: of the vertex.
+    trace: that is lowered. node: that the vertex is. reads: of the vertex. written: the values that it writes, in the
+    order of its writes. made: which layer writes a value, or a piece of it, and as which of its writes.
     """
-    if node is None:
-        assert operator.body is not None
-        return replace(operator, body=replace(operator.body, inputs=tuple(_model_inputs(trace, operator, reads)))), {}
+
+    trace: Trace
+    node: Node
+    reads: Sequence[Read]
+    written: Sequence[str]
+    made: Mapping[tuple[str, Piece | None], tuple[str, int]]
+
+
+Sources = Mapping[str, Use]
+"""What constants are of the source, by their names."""
+
+
+def with_moved(trace: Trace, operator: Operator, reads: Sequence[Read]) -> Operator:
+    """Return a vertex that moves what others read, with the inputs of the model that it reads."""
+    assert operator.body is not None
+    return replace(operator, body=replace(operator.body, inputs=tuple(_model_inputs(trace, operator, reads))))
+
+
+def with_body(operator: Operator, of: Lowering) -> tuple[Operator, Sources, Sources]:
+    """Return a vertex with what it computes, or why that cannot be told.
+
+    Returns:
+        The vertex; what the constants of its body are of the source, and those of the body that the source's own
+        framework computes.
+    """
+    body, sources, is_bound = _body(operator, of, is_own=of.trace.has_calls)
+    own, own_sources = body, sources
+    if of.trace.has_calls and (is_bound or body.problem or any(c.is_given for c in body.constants)):
+        body, sources, _ = _body(operator, of, is_own=False)
+        if not own.problem and own != body:
+            body = replace(body, own=own)
+        else:
+            own_sources = sources
+    return replace(operator, body=body), sources, own_sources
+
+
+def _body(operator: Operator, of: Lowering, *, is_own: bool) -> tuple[Body, Sources, bool]:
+    """Return what a vertex computes, its constants, and whether its source's framework alone can; is_own: it may."""
+    trace, node = of.trace, of.node
     sheet = BodyBuilder(
         taken={access.tensor for access in operator.reads} | set(operator.extents),
         fixed={name: operator.extents[name] for name in operator.unsplittable},
+        is_own=is_own,
     )
     held = node.elementary[-1].outputs[0].name
     returned = [found for found in trace.returned if found.use.value == held]
     try:
-        value = _Vertex(trace, operator, node, reads, sheet).computed()
+        value = _Vertex(operator, of, sheet).computed()
         outputs = tuple(
             ModelOutput(name=found.name, dims=_order(sheet, value, found.use), shape=found.shape) for found in returned
         )
@@ -80,22 +116,30 @@ def with_body(
             outputs=outputs,
             inner=tuple(sheet.inner.values()),
             untrained=sheet.untrained,
+            others=sheet.others,
+            borrowed=tuple(sheet.borrowed.values()),
         )
     except NoBodyError as error:
         where = f" ({node.origin.line})" if node.origin.line else ""
         outputs = tuple(ModelOutput(name=found.name, dims=(), shape=found.shape) for found in returned)
         body = Body(problem=f"{node.origin.operator}{where}: {error}", outputs=outputs)
-    body = replace(body, inputs=tuple(_model_inputs(trace, operator, reads)))
-    return replace(operator, body=body), sheet.sources
+    body = replace(body, inputs=tuple(_model_inputs(trace, operator, of.reads)))
+    return body, sheet.sources, bool(sheet.bound)
 
 
 def _model_inputs(trace: Trace, operator: Operator, reads: Sequence[Read]) -> Iterator[ModelInput]:
     """Yield the inputs of the model that an operator reads."""
     for i, (access, read) in enumerate(zip(operator.reads, reads, strict=True)):
         leaf = trace.leaf.get(read.use.value)
-        if access.role is not Role.PARAMETER and read.is_given and leaf is not None and read.use.piece is None:
-            name, shape = leaf.computed_of or (leaf.value.name, leaf.value.shape)
+        if access.role is Role.PARAMETER or not read.is_given or leaf is None:
+            continue
+        name, shape = leaf.computed_of or (leaf.value.name, leaf.value.shape)
+        if read.use.piece is None:
             yield ModelInput(read=i, name=name, shape=shape)
+        elif trace.has_calls:
+            piece = read.use.piece
+            name = f"{leaf.value.name}[{piece.dim}:{piece.start}:{piece.start + piece.size}]"
+            yield ModelInput(read=i, name=name, shape=piece_shape(leaf.value.shape, piece))
 
 
 def _order(sheet: BodyBuilder, value: TensorRef, use: Use) -> tuple[str, ...]:
@@ -111,21 +155,148 @@ def _order(sheet: BodyBuilder, value: TensorRef, use: Use) -> tuple[str, ...]:
 class _Vertex:
     """One vertex while its body is written."""
 
-    def __init__(self, trace: Trace, operator: Operator, node: Node, reads: Sequence[Read], sheet: BodyBuilder) -> None:
-        self._trace = trace
+    def __init__(self, operator: Operator, of: Lowering, sheet: BodyBuilder) -> None:
+        self._written, self._made = of.written, of.made
+        self._trace = trace = of.trace
         self._operator = operator
-        self._node = node
-        self._reads = reads
+        self._node = of.node
+        self._reads = of.reads
         self._sheet = sheet
         self._known: dict[str, TensorRef] = {}
-        self._inside = _on_held(trace, node)
+        self._inside = _on_held(trace, of.node)
+        self._values = dict(trace.values) | {value.name: value for own in self._inside for value in own.outputs}
+        # Values that steps need of calls that give several.
+        self._asked = {use.value for own in self._inside for use in own.inputs} | set(of.written)
+
+    def _shape(self, use: Use) -> tuple[int, ...]:
+        """Return the shape in which a use reads a value."""
+        if use.seen_as is not None:
+            return use.seen_as
+        return use.view.shape if use.view is not None else piece_shape(self._values[use.value].shape, use.piece)
 
     def computed(self) -> TensorRef:
         """Write the steps; return what the vertex writes."""
         for node in self._inside:
             name = node.outputs[0].name
-            self._known[name] = self._dropped(node.rate, self._step(node))
-        return self._laid_as_written(self._known[self._inside[-1].outputs[0].name])
+            self._known[name] = self._dropped(node.rate, self._computed(node))
+        sheet = self._sheet
+        if any(step.function == "source" for step in sheet.steps) and len(self._written) > 1:
+            # What else the source's own call gives stands before the first, which is the last of the steps.
+            others = [self._other(name, i) for i, name in enumerate(self._written[1:], start=1)]
+            sheet.others = tuple(others) if any(others) else ()
+        made = self._laid_as_written(self._known[self._inside[-1].outputs[0].name])
+        if sheet.others and sheet.steps[-1].result != made.operand:
+            made = replace(made, operand=sheet.step("identity", [made.operand]))
+        return made
+
+    def _other(self, name: str, place: int) -> str:
+        """Return a result besides the first as it is written, "" where it is not told."""
+        if name not in self._known or place >= len(self._operator.writes):
+            return ""
+        try:
+            return str(self._laid_as_written(self._known[name], place).operand)
+        except NoBodyError:
+            return ""
+
+    def _computed(self, node: Node, *, is_aside: bool = False) -> TensorRef:
+        """Return the first output of a node, by steps of any framework or else by its source's own call.
+
+        is_aside: of weights or of whole numbers, not of what the vertex reads.
+        """
+        sheet, source = self._sheet, node.source
+        before, known = sheet.mark(), dict(self._known)
+        try:
+            if source is not None and not source.is_exact:
+                raise NoBodyError("it is none of the functions that are known")
+            return self._within(node) if is_aside else self._step(node)
+        except NoBodyError as error:
+            if not sheet.is_own:
+                raise
+            sheet.reset(before)
+            self._known = known
+            if source is None:
+                return self._whole(node, error)
+            sheet.bound = sheet.bound or str(error)
+            return self._called(node, source)
+
+    def _whole(self, node: Node, error: NoBodyError) -> TensorRef:
+        """Return what a node computes of tensors that every device has all of."""
+        kind: type[ops.Op] = type(node.op)
+        if kind not in COMPUTE and not isinstance(node.op, _MOVES | ops.Lookup):
+            raise error
+        if isinstance(node.op, ops.Contract) and node.op.has_ends:
+            raise error
+        found = []
+        for i in range(len(node.inputs)):
+            known = self._input(node, i)
+            if known.axes is not None and not isinstance(known.operand, float):
+                known = self._sheet.named(known)
+                assert known.axes is not None
+                known, _ = self._sheet.unsplit(known, flat(known.axes))
+            found.append(known)
+        self._sheet.bound = self._sheet.bound or str(error)
+        return COMPUTE[kind](self._sheet, node, found) if kind in COMPUTE else moved_within(self._sheet, node, found)
+
+    def _called(self, node: Node, source: SourceOperator) -> TensorRef:
+        """Return the first output of the source's own call, and note the others that somebody reads."""
+        sheet = self._sheet
+        layouts: list[Axes] = []
+        operands: list[Operand] = []
+        kept: list[Axis | None] = [None] * len(source.passes)
+        for i in range(len(node.inputs)):
+            known = self._plain_input(node, i)
+            assert known.axes is not None
+            axes = list(known.axes)
+            for place, axis in enumerate(known.axes):
+                group = next((g for g, (own, _) in enumerate(source.passes) if own[i] == place), None)
+                if group is not None and kept[group] is None and all(atom.name for atom in axis):
+                    kept[group] = axis
+                if group is not None and kept[group] is not None:
+                    target = kept[group]
+                    assert target is not None
+                    if axis != target:
+                        known = sheet.laid(known, (*axes[:place], target, *axes[place + 1 :]))
+                        assert known.axes is not None
+                        axes[place] = target
+                        known = replace(known, axes=tuple(axes))
+                    continue
+                known, axes[place] = sheet.unsplit(known, axis)
+                known = replace(known, axes=tuple(axes))
+            layouts.append(tuple(axes))
+            operands.append(known.operand)
+        first = node.outputs[0]
+        wanted = [value for value in node.outputs if value.name in self._asked] or [first]
+        for value in reversed(wanted):
+            number = source.results.index(value.name)
+            result: list[Axis] = [()] * len(value.shape)
+            for (_, after), own in zip(source.passes, kept, strict=True):
+                if own is not None and after[number] >= 0:
+                    result[after[number]] = own
+            result = [
+                axis or ((sheet.dim(extent),) if extent > 1 else ())
+                for axis, extent in zip(result, value.shape, strict=True)
+            ]
+            told = json.dumps([[names(axis) for axis in axes] for axes in (*layouts, result)])
+            dims = names(flat(tuple(result)))
+            options: dict[str, Option] = {"operator": source.operator, "arguments": source.arguments, "layouts": told}
+            name = sheet.step("source", operands, dims, **options, number=number)
+            self._known[value.name] = TensorRef(operand=name, shape=value.shape, axes=tuple(result))
+        return self._known[wanted[0].name]
+
+    def _plain_input(self, node: Node, position: int) -> TensorRef:
+        """Return an input as a tensor all of whose points have a dim."""
+        use, sheet = node.inputs[position], self._sheet
+        known = self._input(node, position, is_plain=True)
+        shape = self._shape(use)
+        if known.axes is None:
+            axes: Axes = tuple((sheet.dim(extent),) if extent > 1 else () for extent in shape)
+            known = sheet.constant(replace(known, shape=shape), axes)
+        assert known.axes is not None
+        if isinstance(known.operand, float):
+            raise NoBodyError("a number takes the place of a tensor")
+        if len(known.axes) != len(shape) or known.shape != shape:
+            known = sheet.grouped(known, shape)
+        return sheet.named(known)
 
     def _dropped(self, rate: float, known: TensorRef) -> TensorRef:
         """Return a tensor of which points are dropped while the network is trained, where the source does so."""
@@ -143,18 +314,48 @@ class _Vertex:
             return replace(known, operand=sheet.step("dropout", [known.operand], names(atoms), rate=rate))
         return known
 
-    def _laid_as_written(self, known: TensorRef) -> TensorRef:
+    def _laid_as_written(self, known: TensorRef, place: int = 0) -> TensorRef:
         """Return what is written with the dims of the iteration space in place of inner ones."""
-        if known.axes is None or not any(self._sheet.is_inner((atom,)) for atom in flat(known.axes)):
+        if known.axes is None:
             return known
-        atoms = atoms_of(self._operator, self._operator.writes[0])
+        write = self._operator.writes[place]
+        atoms = atoms_of(self._operator, write)
+        if atoms is None and self._sheet.bound and prod(known.shape) == prod(write.shape):
+            return self._laid_in_part(self._seen_as(known, write.shape), write)
+        is_inner = any(self._sheet.is_inner((atom,)) for atom in flat(known.axes))
+        is_other = self._sheet.is_own and atoms is not None and not {*names(flat(known.axes))} <= {*names(atoms)}
+        if not is_inner and not is_other:
+            return known
         target = None if atoms is None else grouped(atoms, known.shape)
         if target is None:
             raise NoBodyError("what it writes is not told by its iteration space")
         return self._sheet.laid(known, target)
 
+    def _laid_in_part(self, known: TensorRef, write: Access) -> TensorRef:
+        """Return what is written where every device has all points of some dims that no iteration dim indexes."""
+        sheet = self._sheet
+        target: list[Axis] = []
+        assert known.axes is not None
+        for i, (axis, extent) in enumerate(zip(write.index_map, write.shape, strict=True)):
+            match axis:
+                case str() if extent == self._operator.extents[axis]:
+                    target.append((Atom(axis, extent),) if extent > 1 else ())
+                case tuple():
+                    target.append(tuple(Atom(n, e) for n in axis if (e := self._operator.extents[n]) > 1))
+                case _:
+                    known, own = sheet.unsplit(known, known.axes[i])
+                    assert known.axes is not None
+                    target.append(own)
+        known = sheet.laid(known, tuple(target))
+        # In the order of what is written: not all of these dims are the operator's.
+        name = sheet.step("repeat", [known.operand], names(flat(tuple(target))))
+        return replace(known, operand=name, axes=tuple(target))
+
     def _step(self, node: Node) -> TensorRef:
         op = node.op
+        if isinstance(op, ops.Slice) and self._sheet.is_own and not self._is_box():
+            self._sheet.bound = self._sheet.bound or "it takes a box of a tensor"
+            return self._within(node)
         if isinstance(op, _MOVES) and self._operator.kind in _MOVING and not self._known:
             return self._joined(node, op) if isinstance(op, ops.Concat) else self._own(node)
         if isinstance(op, ops.Recurrent):
@@ -163,17 +364,53 @@ class _Vertex:
             return self._own(node)
         return self._within(node)
 
+    def _is_box(self) -> bool:
+        """Whether a vertex that cuts a tensor cuts one of its dims alone, which all are iteration dims."""
+        parts = [axis for axis in self._operator.writes[0].index_map if isinstance(axis, SliceOf)]
+        is_plain = all(isinstance(axis, str) for axis in self._operator.reads[0].index_map)
+        return self._operator.kind not in _MOVING or (len(parts) == 1 and is_plain)
+
     def _within(self, node: Node) -> TensorRef:
         """The steps of an operator on tensors of any dims."""
-        inputs = [self._input(node, i) for i in range(len(node.inputs))]
+        inputs = self._cast(node, [self._input(node, i) for i in range(len(node.inputs))])
         kind: type[ops.Op] = type(node.op)
         if kind is ops.Identity:
-            return inputs[0]
+            return self._converted(node, inputs[0])
         if kind in COMPUTE:
             return COMPUTE[kind](self._sheet, node, inputs)
         if isinstance(node.op, _MOVES | ops.Lookup):
             return moved_within(self._sheet, node, inputs)
         raise NoBodyError(f"it is the result of {node.origin.operator}")
+
+    def _converted(self, node: Node, known: TensorRef) -> TensorRef:
+        """Return a tensor as numbers of another kind, where whole ones become others."""
+        use, to = node.inputs[0], node.outputs[0].dtype
+        before = self._values[use.of or use.value].dtype
+        if not self._sheet.is_own or before == to or (before in TYPES and to in TYPES):
+            return known
+        if to not in TYPES or known.axes is None or isinstance(known.operand, float):
+            raise NoBodyError(f"{before} becomes {to}")
+        return replace(known, operand=self._sheet.cast(known.operand, to))
+
+    def _cast(self, node: Node, inputs: list[TensorRef]) -> list[TensorRef]:
+        """Return inputs in the type of numbers in which their source computes with them: that of the result."""
+        to = node.outputs[0].dtype
+        types = [self._values[use.value].dtype if not use.of else self._values[use.of].dtype for use in node.inputs]
+        sizes = [TYPES.index(dtype) if dtype in TYPES else -1 for dtype in types]
+        if to not in TYPES or all(dtype == to or size < 0 for dtype, size in zip(types, sizes, strict=True)):
+            return inputs
+        # What one of several tensors is of, others are brought to by every framework.
+        is_brought = isinstance(node.op, ops.Pointwise) and to in types
+        found = []
+        for known, dtype, size in zip(inputs, types, sizes, strict=True):
+            is_same = dtype == to or size < 0 or isinstance(known.operand, float)
+            if is_same or (is_brought and size < TYPES.index(to)):
+                found.append(known)
+            elif known.source is not None:
+                found.append(replace(known, dtype=to))
+            else:
+                found.append(replace(known, operand=self._sheet.cast(str(known.operand), to)))
+        return found
 
     def _own(self, node: Node) -> TensorRef:
         """The steps of the vertex's own kind, on its reads as they are laid out."""
@@ -188,10 +425,12 @@ class _Vertex:
         first, *others = node.inputs[:2] if isinstance(node.op, ops.Convolve) else node.inputs or (Use(value=""),)
         if any(use.value in self._known for use in others):
             raise NoBodyError("functions are applied to what it reads")
-        for use in (first, *others):
-            if use.of:
-                raise NoBodyError(f"it reads {use.of!r}, which is computed of weights")
         results = {"x": self._before_layout(node)} if first.value in self._known else {}
+        for i, use in enumerate((first, *others)):
+            if use.of and not (self._sheet.is_own and i and isinstance(node.op, ops.Lookup | ops.Gather)):
+                raise NoBodyError(f"it reads {use.of!r}, which is computed of weights")
+            if use.of:
+                results |= self._places(node, i)
         for step in own.steps[:1] if isinstance(node.op, ops.Convolve) else own.steps:
             operands = [results.get(o, o) if isinstance(o, str) else o for o in step.operands]
             results[step.result] = self._sheet.step(step.function, operands, step.dims, **dict(step.options))
@@ -202,6 +441,20 @@ class _Vertex:
             bias = self._sheet.laid(bias, (made.axes[node.op.channels],))
             made = replace(made, operand=self._sheet.step("add", [made.operand, bias.operand]))
         return made
+
+    def _places(self, node: Node, position: int) -> dict[str, str]:
+        """Return whole numbers that are computed of those that the vertex reads, laid out for what it looks up."""
+        places = self._plain_input(node, position)
+        assert places.axes is not None
+        write = self._operator.writes[0]
+        atoms = atoms_of(self._operator, write)
+        axes = None if atoms is None else grouped(atoms, node.outputs[0].shape)
+        if axes is None:
+            raise NoBodyError("what it writes is not told by its iteration space")
+        read = next(access.tensor for access in self._operator.reads if access.role is Role.INDEX)
+        # The dims of the numbers are the first of what is looked up.
+        places = self._sheet.laid(places, axes[: len(places.axes)])
+        return {read: str(places.operand)}
 
     def _before_layout(self, node: Node) -> str:
         """Return what is computed of what the vertex reads, where that can be done before it is laid out."""
@@ -310,23 +563,33 @@ class _Vertex:
             raise NoBodyError("what it writes is not told by its iteration space")
         return TensorRef(operand=name, shape=shape, axes=axes)
 
-    def _input(self, node: Node, position: int) -> TensorRef:
+    def _input(self, node: Node, position: int, *, is_plain: bool = False) -> TensorRef:
+        """Return an input of a node; is_plain: as a tensor without windows, and with all of its points."""
         use = node.inputs[position]
         if use.value in self._known:
             return seen(self._sheet, self._known[use.value], use)
-        if self._is_read(use):
-            return self._as_read(use, self._read_at(node, position))
         leaf = self._trace.leaf.get(use.value)
+        is_aside = self._sheet.is_own and bool(use.of) and (leaf is None or leaf.role != "parameter")
+        if is_aside:
+            return self._seen_as(self._of_weights(use.of), self._shape(use))
+        if self._is_read(use):
+            return self._as_read(use, self._read_at(node, position), is_plain=is_plain)
         if leaf is None:
             return seen(self._sheet, self._of_weights(use.value), use)
         if leaf.role == "parameter":
             return self._weight(use)
+        is_given = leaf.role == "input" or leaf.computed_of is not None
+        shape, is_truth = self._shape(use), leaf.value.dtype == "bool"
+        if self._sheet.is_own and (is_given or is_plain):
+            return TensorRef(operand="", shape=shape, source=use, is_truth=is_truth, is_given=is_given)
         if leaf.number is not None:
             return TensorRef(operand=leaf.number, shape=(1,), axes=((),))
-        if leaf.role == "input" or leaf.computed_of is not None:
+        if is_given:
             raise NoBodyError("it is computed with what depends on an input of the model that no layer reads")
-        shape = self._trace.shape(use)
-        return TensorRef(operand="", shape=shape, source=use, is_truth=leaf.value.dtype == "bool")
+        return TensorRef(operand="", shape=shape, source=use, is_truth=is_truth)
+
+    def _seen_as(self, known: TensorRef, shape: tuple[int, ...]) -> TensorRef:
+        return known if known.shape == shape else self._sheet.grouped(known, shape)
 
     def _is_read(self, use: Use) -> bool:
         """Whether the vertex reads a tensor that another one makes, or an input of the model."""
@@ -340,7 +603,7 @@ class _Vertex:
         uses = [(n.name, i) for n in self._inside for i, use in enumerate(n.inputs) if use.value == value]
         return reads[uses.index((node.name, position))] if len(reads) == len(uses) > 1 else None
 
-    def _as_read(self, use: Use, read: int | None = None) -> TensorRef:
+    def _as_read(self, use: Use, read: int | None = None, *, is_plain: bool = False) -> TensorRef:
         """Return a tensor that another vertex makes, or a weight; read: where it is told."""
         if read is None or self._reads[read].use.piece != use.piece:
             found = [i for i, r in enumerate(self._reads) if (r.use.value, r.use.piece) == (use.value, use.piece)]
@@ -354,7 +617,13 @@ class _Vertex:
         access, view = self._operator.reads[read], self._reads[read].use.view
         if is_parameter(self._trace, use) and prod(access.shape) > 1 and not any(access.index_map):
             return seen(self._sheet, self._sheet.whole(access.tensor, access.shape), use)
-        atoms = atoms_of(self._operator, access)
+        is_windowed = any(isinstance(axis, Window) for axis in access.index_map)
+        atoms = None if is_plain and is_windowed else atoms_of(self._operator, access)
+        if atoms is None and self._sheet.is_own:
+            held = self._held(access)
+            if use.view is None or use.view.is_reshape:
+                return self._sheet.grouped(held, self._shape(use))
+            return self._sheet.seen(held, use.view)
         if atoms is not None and view is not None and self._reads[read].is_laid_out:
             axes = grouped(atoms, view.shape)
             if use.view == view and axes is not None:
@@ -364,28 +633,59 @@ class _Vertex:
             raise NoBodyError("a tensor is read whole, in a way that is not told")
         known = TensorRef(operand=access.tensor, shape=(prod(access.shape),), axes=(atoms,))
         if use.view is None or use.view.is_reshape:
-            return self._sheet.grouped(known, self._trace.shape(use))
+            return self._sheet.grouped(known, self._shape(use))
         return self._sheet.seen(known, use.view)
+
+    def _held(self, access: Access) -> TensorRef:
+        """Return a tensor that is read with dims that no iteration dim indexes throughout."""
+        sheet = self._sheet
+        if not any(isinstance(axis, Window | SliceOf) for axis in access.index_map):
+            extents = self._operator.extents
+            dims = [
+                ()
+                if axis is None
+                else tuple(Atom(name, extents[name]) for name in (axis if isinstance(axis, tuple) else (axis,)))
+                for axis in access.index_map
+                if not isinstance(axis, Window | SliceOf)
+            ]
+            return sheet.read(access.tensor, dims, access.shape)
+        axes: list[Axis | None] = []
+        for axis, extent in zip(access.index_map, access.shape, strict=True):
+            match axis:
+                case str() if extent == self._operator.extents[axis]:
+                    axes.append((Atom(axis, extent),) if extent > 1 else ())
+                case tuple():
+                    axes.append(tuple(Atom(n, e) for n in axis if (e := self._operator.extents[n]) > 1))
+                case _:
+                    axes.append(None)
+        return sheet.from_where_it_is(access.tensor, axes, access.shape)
 
     def _weight(self, use: Use) -> TensorRef:
         """Return a weight that the vertex reads, or what is computed of weights alone."""
-        sheet, shape = self._sheet, self._trace.shape(use)
+        sheet, shape = self._sheet, self._shape(use)
         try:
             return sheet.grouped(self._of_weights(use.of), shape) if use.of else self._as_read(use)
         except NoBodyError as error:
             sheet.untrained = sheet.untrained or f"{use.of or use.value!r} is computed of weights: {error}"
             if use.of:
-                whole = self._trace.values[use.of].shape
+                whole = self._values[use.of].shape
                 use = Use(value=use.of, view=None if whole == shape else View.plain(whole).reshaped(shape))
             return TensorRef(operand="", shape=shape, source=use)
 
     def _of_weights(self, value: str) -> TensorRef:
-        """Return what is computed of weights alone, of which every device holds all."""
+        """Return what is computed of weights, or of whole numbers, alone, of which every device holds all."""
         if value not in self._known:
-            makers = [node for node in self._trace.of_weights if node.outputs[0].name == value]
-            if not makers:
+            makers = [node for node in self._trace.of_weights if any(made.name == value for made in node.outputs)]
+            if not makers and (value, None) in self._made and not self._values[value].is_float:
+                layer, output = self._made[value, None]
+                return self._sheet.borrow(value, layer, output, self._values[value].shape)
+            if not makers or (makers[0].outputs[0].name != value and not self._sheet.is_own):
                 raise NoBodyError("one of several results")
-            self._known[value] = self._within(makers[0])
+            self._asked.add(value)
+            made = self._computed(makers[0], is_aside=True)
+            self._known.setdefault(makers[0].outputs[0].name, made)
+            if value not in self._known:
+                raise NoBodyError("one of several results")
         return self._known[value]
 
 

@@ -14,7 +14,7 @@ from pase.graph.body import Body, Step
 from pase.graph.operator import SCANNED
 from pase.importers.ir import Leaf, Node, Piece, Trace, Use, Value, View, ops
 from pase.importers.ir.trace import Names, piece_shape
-from pase.importers.lower.bodies import Read, with_body
+from pase.importers.lower.bodies import Lowering, Read, with_body, with_moved
 from pase.importers.lower.draft import LoweredOperator, fitted, suggested_names, with_epilogue
 from pase.importers.lower.points import (
     draft_of_view,
@@ -82,7 +82,7 @@ class Weights:
         if use.seen_as is not None or (use.piece is not None and not is_part):
             over = access.partial_over
             # Parts that differ by dims of the parts it was told to be read in leave sums, too.
-            over = None if over is None else tuple(dict.fromkeys((*over, *access_dims(access))))
+            over = None if over is None else tuple(dict.fromkeys((*over, *sorted(access_dims(access)))))
             whole = leaf.value.shape
             access = replace(access, shape=whole, index_map=(None,) * len(whole), partial_over=over)
         key = self._key(leaf, use)
@@ -165,7 +165,8 @@ class Lowered:
     """graph: of the model. weights: where their values are from. approximations: (layer, what is not charged as it is).
 
     scopes: of each layer, the module or layer of the source. nodes: of each layer that is a node of the trace that was
-    lowered, its name. constants: (layer, constant of its body), what it is of the source. fed: (layer, read), of what
+    lowered, its name. constants: (layer, constant of its body), what it is of the source; own_constants: those of the
+    bodies that the source's own framework computes. fed: (layer, read), of what
     no layer makes and is no weight, what of the source it reads; the elements, row-major, are those of the read.
     reads: of each layer, what it reads of that trace. written: (layer, output), what it is of that trace.
     """
@@ -176,6 +177,7 @@ class Lowered:
     scopes: Mapping[str, str]
     nodes: Mapping[str, str]
     constants: Mapping[tuple[str, str], Use]
+    own_constants: Mapping[tuple[str, str], Use]
     fed: Mapping[tuple[str, int], Use]
     reads: Mapping[str, tuple[Use, ...]]
     written: Mapping[tuple[str, int], Use]
@@ -211,6 +213,7 @@ def lower(
         scopes=builder.scopes,
         nodes=builder.nodes,
         constants=builder.constants,
+        own_constants=builder.own_constants,
         fed=builder.fed,
         reads=builder.reads,
         written={made: Use(value=value, piece=piece) for (value, piece), made in builder.made.items()},
@@ -251,6 +254,7 @@ class _Builder:
         self.scopes: dict[str, str] = {}
         self.nodes: dict[str, str] = {}
         self.constants: dict[tuple[str, str], Use] = {}
+        self.own_constants: dict[tuple[str, str], Use] = {}
         self.fed: dict[tuple[str, int], Use] = {}
         self._names = Names()
         self._suggested_names = suggested_names(trace)
@@ -303,8 +307,16 @@ class _Builder:
                 self.fed[name, i] = Use(value=use.value, piece=use.piece if use.seen_as is None else None)
         if operator.body and operator.dims != draft.operator.dims and any(step.dims for step in operator.body.steps):
             operator = replace(operator, body=Body(problem="what it reads is seen in other dims than its own"))
-        operator, constants = with_body(self.trace, replace(operator, writes=tuple(writes)), node, reads)
-        self.constants |= {(name, constant): use for constant, use in constants.items()}
+        operator = replace(operator, writes=tuple(writes))
+        if node is None:
+            operator = with_moved(self.trace, operator, reads)
+        else:
+            of = Lowering(
+                trace=self.trace, node=node, reads=reads, written=[value.name for value in values], made=self.made
+            )
+            operator, constants, of_own = with_body(operator, of)
+            self.constants |= {(name, constant): source for constant, source in constants.items()}
+            self.own_constants |= {(name, constant): source for constant, source in of_own.items()}
         self.operators.append(operator)
 
     def _fitted(self, draft: LoweredOperator, scope: str) -> tuple[Operator, list[Use]]:

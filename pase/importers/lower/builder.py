@@ -1,12 +1,12 @@
 """`BodyBuilder`: the steps of a body while they are written, and the iteration dims that make up each tensor's dims."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from math import gcd, prod
 from typing import Any
 
 from pase.graph import Access, Operator, SliceOf, Window
-from pase.graph.body import Constant, InnerDim, Operand, Option, Step
+from pase.graph.body import Borrowed, Constant, InnerDim, Operand, Option, Step
 from pase.importers.ir import Use, View
 
 
@@ -119,8 +119,9 @@ class NoBodyError(Exception):
 class TensorRef:
     """A tensor, or a number: by what operand it is read, and the atoms of each of its dims.
 
-    source: of a constant, what it is of the source; its dims are not known before it meets a tensor. is_truth: it holds
-    truth values (a mask that says what is kept), not numbers.
+    source: of a constant, what it is of the source; its dims are not known before it meets a tensor. is_given:
+    as a body's constant has it. dtype: of a constant, the type in which it is computed with, "" for its own.
+    is_truth: it holds truth values (a mask that says what is kept), not numbers.
     """
 
     operand: Operand
@@ -128,6 +129,8 @@ class TensorRef:
     axes: Axes | None = None
     source: Use | None = None
     is_truth: bool = False
+    is_given: bool = False
+    dtype: str = ""
 
 
 @dataclass(slots=True)
@@ -136,7 +139,9 @@ class BodyBuilder:
 
     untrained: why they are not those of a network that is trained, "" if they are.
 
-    fixed: iteration dims that are not split, and their extents: data may be moved along these and inner dims.
+    fixed: iteration dims that are not split, and their extents: data may be moved along these and inner dims. is_own:
+    whether steps may be those of the source's own framework, which can bring data together along any dims. bound: why
+    they are, "" if they are not. borrowed, others: as a body has them.
     """
 
     taken: set[str]
@@ -146,6 +151,10 @@ class BodyBuilder:
     sources: dict[str, Use] = field(default_factory=dict)
     inner: dict[str, InnerDim] = field(default_factory=dict)
     untrained: str = ""
+    is_own: bool = False
+    bound: str = ""
+    borrowed: dict[str, Borrowed] = field(default_factory=dict)
+    others: tuple[str, ...] = ()
     # Of what a cut of a dim gave, that dim.
     _whole: dict[str, Atom] = field(default_factory=dict)
 
@@ -165,9 +174,80 @@ class BodyBuilder:
         if any(not atom.name for atom in flat(aligned)):
             raise NoBodyError("a constant meets a tensor whose dims are not told")
         name = self._new("c")
-        self.constants.append(Constant(name=name, dims=names(flat(aligned))))
+        dims = names(flat(aligned))
+        self.constants.append(Constant(name=name, dims=dims, is_given=known.is_given))
         self.sources[name] = known.source
+        if known.dtype:
+            name = self.cast(name, known.dtype)
         return replace(known, operand=name, axes=aligned, source=None)
+
+    def cast(self, operand: str, dtype: str) -> str:
+        """Return a tensor in another type of numbers, once; its name leaves those of other results as they are."""
+        for step in self.steps:
+            if step.function == "cast" and step.operands == (operand,) and step.option("to", "") == dtype:
+                return step.result
+        name = self._new("d")
+        self.steps.append(Step(result=name, function="cast", operands=(operand,), options=(("to", dtype),)))
+        return name
+
+    def borrow(self, value: str, layer: str, output: int, shape: Sequence[int]) -> TensorRef:
+        """Return whole numbers that another layer computes, of which every device takes all."""
+        name = next((name for name, told in self.borrowed.items() if (told.layer, told.output) == (layer, output)), "")
+        if not name:
+            name = self._new("n")
+            self.borrowed[name] = Borrowed(name=name, layer=layer, output=output)
+            self.bound = self.bound or f"it reads {value!r}, which another layer computes"
+        return self.whole(name, shape)
+
+    def read(self, tensor: str, dims: Sequence[Axis], shape: Sequence[int]) -> TensorRef:
+        """Return what the operator reads; dims that no iteration dim indexes are whole on every device."""
+        axes = tuple(
+            tuple(atom for atom in axis if atom.extent > 1)
+            or (() if extent == 1 else (self._dim_of(tensor, i, extent),))
+            for i, (axis, extent) in enumerate(zip(dims, shape, strict=True))
+        )
+        return TensorRef(operand=tensor, shape=tuple(shape), axes=axes)
+
+    def from_where_it_is(self, tensor: str, axes: Sequence[Axis | None], shape: Sequence[int]) -> TensorRef:
+        """Return what the operator reads with other dims than it has there: None stands for all points of a dim."""
+        found = tuple(
+            (self.dim(extent),) if axis is None and extent > 1 else axis or ()
+            for axis, extent in zip(axes, shape, strict=True)
+        )
+        self.bound = self.bound or f"{tensor!r} is read whole"
+        name = self.step("whole", [tensor], names(flat(found)), replaced=0)
+        return TensorRef(operand=name, shape=tuple(shape), axes=found)
+
+    def unsplit(self, known: TensorRef, axis: Axis) -> tuple[TensorRef, Axis]:
+        """Return a tensor of which every device has all points along some dims, and what has become of these."""
+        assert known.axes is not None
+        told = {atom.name: self.dim(atom.extent) for atom in axis if not self.is_whole((atom,)) and atom.name}
+        if not told:
+            return known, axis
+        if not self.is_own or any(name.endswith("~") for name in told):
+            raise NoBodyError(f"data are moved along {', '.join(names(axis)) or 'a dim'}, which may be split")
+        self.bound = self.bound or f"data are moved along {', '.join(told)}, which may be split"
+        dims = (*told, *(atom.name for atom in told.values()))
+        name = self.step("whole", [known.operand], dims, replaced=len(told))
+        axes = tuple(tuple(told.get(atom.name, atom) for atom in own) for own in known.axes)
+        return replace(known, operand=name, axes=axes), tuple(told.get(atom.name, atom) for atom in axis)
+
+    def named(self, known: TensorRef) -> TensorRef:
+        """Return a tensor whose points that are all alike are those of inner dims, which it is repeated for."""
+        assert known.axes is not None
+        if all(atom.name for atom in flat(known.axes)):
+            return known
+        axes = tuple(tuple(atom if atom.name else self.dim(atom.extent) for atom in axis) for axis in known.axes)
+        return replace(known, operand=self.step("repeat", [known.operand], names(flat(axes))), axes=axes)
+
+    def _named_dim(self, known: TensorRef, axis: Axis) -> tuple[TensorRef, Axis]:
+        """Return a tensor, and one of its dims, whose points that are all alike are those of inner dims."""
+        assert known.axes is not None
+        if all(atom.name for atom in axis):
+            return known, axis
+        own = tuple(atom if atom.name else self.dim(atom.extent) for atom in axis)
+        dims = dict.fromkeys((*names(flat(known.axes)), *names(own)))
+        return replace(known, operand=self.step("repeat", [known.operand], tuple(dims))), own
 
     def dim(self, extent: int, tensor: str = "", axis: int = 0) -> Atom:
         """Return a new inner dim; of a weight that every device holds whole, where one is named."""
@@ -218,7 +298,9 @@ class BodyBuilder:
         for atom in flat(known.axes):
             parts = _parts(atom.extent, rest)
             if parts is None:
-                raise NoBodyError("a view lies across dims")
+                if not self.is_own:
+                    raise NoBodyError("a view lies across dims")
+                return self._across(known, shape)
             if len(parts) == 1 or not atom.name:
                 atoms += [atom] if len(parts) == 1 else [Atom("", part) for part in parts]
                 continue
@@ -230,8 +312,19 @@ class BodyBuilder:
             raise NoBodyError(f"a tensor of {prod(atom.extent for atom in atoms)} elements is read as {list(shape)}")
         return replace(known, shape=tuple(shape), axes=axes)
 
+    def _across(self, known: TensorRef, shape: Sequence[int]) -> TensorRef:
+        """Return a tensor in another shape whose dims lie across its own, along which all of it is brought together."""
+        known = self.named(known)
+        assert known.axes is not None
+        known, old = self.unsplit(known, flat(known.axes))
+        axes = tuple((self.dim(extent),) if extent > 1 else () for extent in shape)
+        name = self.step("view", [known.operand], (*names(old), *names(flat(axes))), replaced=len(old))
+        return replace(known, operand=name, shape=tuple(shape), axes=axes)
+
     def _viewed(self, known: TensorRef, old: Axis, new: Axis) -> str:
         """Write points along dims that are whole as points along others."""
+        if self.is_own and all(atom.name for atom in new):
+            known, old = self.unsplit(*self._named_dim(known, old))
         if any(not atom.name for atom in (*old, *new)) or not self.is_whole(old):
             raise NoBodyError(f"data are moved along {', '.join(names(old)) or 'a dim'}, which may be split")
         return self.step("view", [known.operand], (*names(old), *names(new)), replaced=len(old))
@@ -267,6 +360,9 @@ class BodyBuilder:
             return first
         if self.is_whole(first):
             return second
+        if self.is_own:
+            # All points of the second are brought together when it is laid out as the first.
+            return first if all(atom.name for atom in first) else second
         raise NoBodyError("points of different dims meet")
 
     def single(self, known: TensorRef, place: int) -> TensorRef:
@@ -310,6 +406,24 @@ class BodyBuilder:
         name = self.step("join", operands, (*(atom.name for atom in own), joined.name))
         found = (*axes[:place], (joined,), *axes[place:])
         return TensorRef(operand=name, shape=tuple(size(axis) for axis in found), axes=found)
+
+    def mark(self) -> "BodyBuilder":
+        """Return what there is so far, to which `reset` goes back."""
+        return replace(
+            self,
+            taken=set(self.taken),
+            steps=[*self.steps],
+            constants=[*self.constants],
+            sources=dict(self.sources),
+            inner=dict(self.inner),
+            borrowed=dict(self.borrowed),
+            _whole=dict(self._whole),
+        )
+
+    def reset(self, mark: "BodyBuilder") -> None:
+        """Forget what was written since a mark."""
+        for own in fields(self):
+            setattr(self, own.name, getattr(mark, own.name))
 
     def _new(self, letter: str) -> str:
         number = 1

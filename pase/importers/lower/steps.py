@@ -188,6 +188,8 @@ def contract(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Ten
     """A product, and the bias that is added to it."""
     op = node.op
     assert isinstance(op, ops.Contract)
+    if op.has_ends:
+        return _grouped_product(sheet, node, inputs)
     x, y = _tensor(inputs[0]), _tensor(inputs[1])
     made = _product(sheet, (x, y), op.operands, op.output)
     if op.has_bias:
@@ -195,6 +197,32 @@ def contract(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Ten
         bias = sheet.laid(inputs[2], made.axes)
         made = TensorRef(operand=sheet.step("add", [made.operand, bias.operand]), shape=made.shape, axes=made.axes)
     return made
+
+
+def _grouped_product(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> TensorRef:
+    """Rows, each times the matrix of its own group, of which it is told where they end."""
+    op = node.op
+    assert isinstance(op, ops.Contract)
+    ends = _tensor(inputs[2])
+    found: dict[str, Axis] = {}
+    knowns = [_tensor(known) for known in inputs[:2]]
+    for known, own in zip(knowns, op.operands, strict=True):
+        assert known.axes is not None
+        for letter, axis in zip(own, known.axes, strict=True):
+            found[letter] = sheet.together(found.get(letter, axis), axis)
+    letters = tuple(dict.fromkeys(op.operands[0] + op.operands[1]))
+    if len(op.output) != 3 or len(letters) != 4 or any(len(found[letter]) > 1 for letter in letters):
+        raise NoBodyError("rows of groups are of several dims")
+    told = {letter: found[letter] or (sheet.dim(1),) for letter in letters}
+    order = (*op.output, *(letter for letter in letters if letter not in op.output))
+    x, w = (
+        sheet.laid(known, tuple(found[letter] for letter in own))
+        for known, own in zip(knowns, op.operands, strict=True)
+    )
+    sheet.bound = sheet.bound or "groups are of as many rows as are routed to them"
+    name = sheet.step("grouped", [x.operand, w.operand, ends.operand], [told[letter][0].name for letter in order])
+    axes = tuple(found[letter] for letter in op.output)
+    return TensorRef(operand=name, shape=node.outputs[0].shape, axes=axes)
 
 
 def _product(sheet: BodyBuilder, operands: Sequence[TensorRef], letters: Sequence[str], output: str) -> TensorRef:

@@ -48,7 +48,7 @@ def drop_constants(trace: Trace) -> Trace:
         for value in node.outputs:
             if depends[value.name] in (Depends.PARAMETER, Depends.CHOICE):
                 computed[value.name] = _sources(trace, node, value, computed, depends)
-        if any(depends[value.name] is Depends.PARAMETER for value in node.outputs):
+        if any(depends[value.name] in (Depends.PARAMETER, Depends.CHOICE) for value in node.outputs):
             of_weights.append(node)
     made = {value.name for node in (*nodes, *of_weights) for value in node.outputs}
     leaves = {leaf.value.name: leaf for leaf in trace.leaves}
@@ -147,7 +147,7 @@ def _sources(
 ) -> tuple[Use, ...]:
     """Return the weights, or whole numbers, that a value is computed of, as they are read in its place."""
     reads: dict[str, Use] = {}
-    of = value.name if depends[value.name] is Depends.PARAMETER else ""
+    of = value.name
     for use in node.inputs:
         if depends[use.value] in (Depends.PARAMETER, Depends.CHOICE):
             reads |= {read.value: read for read in computed.get(use.value, (use,))}

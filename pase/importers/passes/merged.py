@@ -140,7 +140,8 @@ class _State:
         old = node.outputs[0]
         new = Value(name=old.name, shape=shape, dtype=old.dtype)
         self.shapes[old.name] = shape
-        self.nodes[node.name] = replace(node, outputs=(new, *node.outputs[1:]))
+        # It is not the source's own call any more.
+        self.nodes[node.name] = replace(node, outputs=(new, *node.outputs[1:]), source=None)
         for reader in readers:
             self.nodes[reader.name] = reader
 

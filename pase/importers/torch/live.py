@@ -191,7 +191,7 @@ def trace_live(source: Any, *, batch: int | None = None) -> LiveModel:
         weights[found.layer, found.tensor] = LiveWeight(
             parameter=name, row=row, use=use, shape=trace.values[found.source].shape
         )
-    constants = {key: own.constant(use) for key, use in model.lowered.constants.items()}
+    constants = {key: own.constant(use) for key, use in model.lowered.own_constants.items()}
     read = {weight.parameter for weight in weights.values()}
     return LiveModel(
         model=model,
@@ -241,8 +241,10 @@ def _output(model: ImportedModel, own: "_Program", name: str) -> LiveOutput:
     for operator in model.graph.operators:
         for output in operator.body.outputs if operator.body else ():
             if output.name == behind:
-                problem = operator.body.problem if operator.body else ""
-                return LiveOutput(name=name, shape=shape, layer=operator.name, output=output, problem=problem)
+                body = operator.body and (operator.body.own or operator.body)
+                assert body is not None
+                found = next(item for item in body.outputs if item.name == behind)
+                return LiveOutput(name=name, shape=shape, layer=operator.name, output=found, problem=body.problem)
     is_given = any(value.name == name for value in own.given.values())
     if is_given or own.depends[name] in (Depends.CONSTANT, Depends.INDEX):
         return LiveOutput(name=name, shape=shape, inputs=own.inputs_of([name]))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Literal
 
-from pase.importers.ir import Attention, Convolve, Generic, Pad, Recurrent, Value
+from pase.importers.ir import Attention, Contract, Convolve, Generic, Pad, Recurrent, Value
 from pase.importers.ir.call import Call, Shape, each, letters, table
 from pase.importers.ir.shared import adaptive_pool, repeat_each, tensordot, window_pads
 from pase.importers.ir.shared import pool as pool_windows
@@ -65,7 +65,8 @@ def einsum(call: Call) -> None:
 def grouped_mm(call: Call) -> None:
     """Write rows, each multiplied by the matrix of its own group: inputs [m, k], [groups, k, n], ends of the groups.
 
-    Every group is taken to have as many rows, which are made more where they cannot be shared out evenly.
+    Every group is taken to cost as much, as if it had as many rows; these are made more where they cannot be shared out
+    evenly.
     """
     x, w = call.tensors[:2]
     if len(x.shape) != 2 or len(w.shape) != 3:
@@ -74,7 +75,10 @@ def grouped_mm(call: Call) -> None:
     size = -(-rows // groups)
     if size * groups != rows:
         x = call.add(Pad(before=(0, 0)), x, shape=(size * groups, width))
-    made = call.contract(call.reshape(x, (groups, size, width)), w, ("gmk", "gkn"), "gmn")
+    ends = call.maybe("offs")
+    by_group = call.reshape(x, (groups, size, width))
+    op = Contract(operands=("gmk", "gkn"), output="gmn", has_ends=bool(ends))
+    made = call.add(op, by_group, w, *ends, shape=(groups, size, columns))
     if size * groups == rows:
         call.reshape(made, out=call.result)
     else:

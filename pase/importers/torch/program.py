@@ -10,6 +10,7 @@ from pase.errors import ModelError
 from pase.importers.ir import Leaf, Node, Origin, Slice, Trace, Use, Value
 from pase.importers.ir.call import Call, Translation, values_of
 from pase.importers.torch import moves, points, products
+from pase.importers.torch.sources import source_of
 
 TRANSLATIONS: dict[str, Translation] = points.TRANSLATIONS | moves.TRANSLATIONS | products.TRANSLATIONS
 """By the operator's name, without its overload and the mark of one that writes into its input."""
@@ -48,6 +49,7 @@ def trace_of(reader: "Reader", module: Any, name: str, notes: tuple[str, ...] = 
         outputs=tuple(dict.fromkeys(reader.outputs)),
         notes=(*notes, *_notes(module, reader.unused)),
         num_source_operators=reader.count,
+        has_calls=True,
     )
 
 
@@ -280,7 +282,10 @@ class Reader:
         origin = Origin(operator=str(node.target), scope=_scope(node), line=line)
         for i, step in enumerate(call.steps):
             name = node.name if i == len(call.steps) - 1 else f"{node.name}:{i}"
-            self.nodes.append(Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin))
+            source = source_of(self._torch, node, call, step, self.made) if len(call.steps) == 1 else None
+            self.nodes.append(
+                Node(name=name, op=step.op, inputs=step.inputs, outputs=step.outputs, origin=origin, source=source)
+            )
 
     def _numbers(self, node: Any) -> dict[str, Any]:
         """Return the whole numbers that a node reads and that depend on no input, by their values' names."""

@@ -1,0 +1,234 @@
+"""PyTorch's own calls, for what cannot be told as steps: text that names no tensor, and the dims that pass through."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isfinite, prod
+from typing import Any
+
+from pase.graph.body import ARGUMENT_TYPES
+from pase.importers.ir import SourceOperator, Step, Value, ops
+from pase.importers.ir.call import Call, as_list
+
+_DROPPING = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "scaled_dot_product_attention"})
+
+Group = tuple[tuple[int, ...], tuple[int, ...]]
+"""Dims along which points stay apart: of each operand, of each result; -1 where it has none."""
+
+
+def source_of(torch: Any, node: Any, call: Call, step: Step, made: Mapping[str, Any]) -> SourceOperator | None:
+    """Return the call of an exported program's node, which a single step of its translation stands for; None for none.
+
+    Args:
+        torch: PyTorch.
+        node: of the program.
+        call: how it was translated.
+        step: of the translation.
+        made: by the names of the program's nodes, what they are in the trace.
+    """
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
+        return None
+    # Recurrent layers and attention drop points in training alone, outside which they are traced.
+    is_traced = call.name in _DROPPING and not call.get("dropout_p", 0.0)
+    if torch.Tag.nondeterministic_seeded in target.tags and not is_traced:
+        return None
+    inputs = [use.value for use in step.inputs]
+    values = {value.name: value for value in call.tensors}
+    if not set(values) <= set(inputs) or {v.name for v in step.outputs} != {v.name for v in call.results}:
+        return None
+    try:
+        arguments = json.dumps(_told([*node.args], made, inputs)), json.dumps(_told(dict(node.kwargs), made, inputs))
+    except ValueError:
+        return None
+    if not set(inputs) <= set(values):
+        return None
+    operands = [values[name] for name in inputs]
+    results = [value if isinstance(value, Value) else None for value in call.outputs]
+    return SourceOperator(
+        operator=str(target),
+        arguments="[{}, {}]".format(*arguments),
+        results=tuple(value.name if value is not None else "" for value in results),
+        passes=tuple(_passes(call, step, operands, results)),
+        is_exact=_is_exact(call),
+    )
+
+
+def _told(argument: Any, made: Mapping[str, Any], inputs: Sequence[str]) -> Any:
+    """Return an argument as text can have it; ValueError for one that cannot be told."""
+    if hasattr(argument, "op") and hasattr(argument, "name"):
+        value = made.get(argument.name)
+        if not isinstance(value, Value) or value.name not in inputs:
+            raise ValueError("it is none of the operands")
+        return {"operand": inputs.index(value.name)}
+    if isinstance(argument, list | tuple):
+        return [_told(item, made, inputs) for item in argument]
+    if isinstance(argument, dict):
+        kept = {key: item for key, item in argument.items() if key not in ("layout", "memory_format", "pin_memory")}
+        return {key: _told(item, made, inputs) for key, item in sorted(kept.items())}
+    if isinstance(argument, float) and not isfinite(argument):
+        return {"number": str(argument)}
+    if argument is None or isinstance(argument, bool | int | float | str):
+        return argument
+    name = str(argument).removeprefix("torch.")
+    if type(argument).__name__ == "dtype" and name in ARGUMENT_TYPES:
+        return {"dtype": name}
+    if type(argument).__name__ == "device":
+        return {"device": ""}
+    if type(argument).__name__ in ("layout", "memory_format"):
+        return None
+    raise ValueError(f"{argument!r} cannot be told as text")
+
+
+# -- what a translation does not compute as its operator does
+
+
+def _is_exact(call: Call) -> bool:
+    name = call.name
+    if "pad" in name and name not in ("pad", "constant_pad_nd"):
+        return False
+    if name in ("pad", "constant_pad_nd"):
+        return call.get("mode", "constant") == "constant" and not call.get("value", 0)
+    if name.startswith(("_adaptive", "adaptive")):
+        pairs = list(zip(call.x.shape, call.result.shape, strict=True))
+        return all(after and before % after == 0 for before, after in pairs)
+    if name.startswith("avg_pool"):
+        return call.get("divisor_override") is None and not call.get("ceil_mode", False)
+    return not (name == "div" and call.get("rounding_mode") == "trunc")
+
+
+# -- dims that pass through
+
+
+def _passes(call: Call, step: Step, operands: Sequence[Value], results: Sequence[Value | None]) -> Iterator[Group]:
+    """Yield the dims along which each point of the results depends on those of the operands at that point alone."""
+    if not operands:
+        return
+    name, rank = call.name, len(operands[0].shape)
+    match step.op:
+        case ops.Pointwise(mixes=()) if name not in _BY_PLACE:
+            yield from _of_points(operands, results)
+        case ops.Reduce(over=over, keeps_dims=keeps):
+            for i in range(rank):
+                if i not in over:
+                    after = i if keeps else i - sum(dim < i for dim in over)
+                    yield (i, *(-1 for _ in operands[1:])), tuple(-1 if r is None else after for r in results)
+        case ops.Convolve() | ops.Attention() if rank == len(_first(results).shape):
+            yield from _beside(range(1, rank), operands, results)
+        case ops.Recurrent(is_batch_first=is_batch_first):
+            batch = 0 if is_batch_first else 1
+            states = {v.name for v in _states(call)}
+            yield (
+                (batch, *(1 if value.name in states else -1 for value in operands[1:])),
+                (batch, *(-1 if value is None else 1 for value in results[1:])),
+            )
+        case ops.Generic(passes=passes) if name in ("index", "_unsafe_index"):
+            for i, after in passes:
+                yield (i, *(-1 for _ in operands[1:])), (after,)
+        case _:
+            if name in _OVER:
+                along = [dim % max(1, rank) for dim in _OVER[name](call, rank)]
+                yield from _beside(along, operands, results)
+
+
+def _first(results: Sequence[Value | None]) -> Value:
+    return next(value for value in results if value is not None)
+
+
+def _states(call: Call) -> list[Value]:
+    return [value for value in as_list(call.get("hx", [])) if isinstance(value, Value)]
+
+
+def _of_points(operands: Sequence[Value], results: Sequence[Value | None]) -> Iterator[Group]:
+    out = _first(results)
+    for back in range(1, len(out.shape) + 1):
+        extent = out.shape[-back]
+        if extent == 1 or any(value is None or value.shape != out.shape for value in results):
+            continue
+        yield (
+            tuple(len(v.shape) - back if len(v.shape) >= back and v.shape[-back] == extent else -1 for v in operands),
+            tuple(len(out.shape) - back for _ in results),
+        )
+
+
+def _beside(over: Sequence[int], operands: Sequence[Value], results: Sequence[Value | None]) -> Iterator[Group]:
+    """Yield the dims of the first operand but some, where operands of its rank and all results have the same."""
+    first = operands[0]
+    for i, extent in enumerate(first.shape):
+        if i in over or extent == 1:
+            continue
+        own = [_along(value, first, i) for value in operands]
+        after = [-1 if value is None else i for value in results]
+        fits = all(value is None or value.shape[i : i + 1] == (extent,) for value in results)
+        if fits and None not in own:
+            yield tuple(dim for dim in own if dim is not None), tuple(after)
+
+
+def _along(value: Value, first: Value, dim: int) -> int | None:
+    """Return the dim of an operand that goes along with one of the first, -1 for none; None where it is not told."""
+    if len(value.shape) == len(first.shape):
+        extent = value.shape[dim]
+        return dim if extent == first.shape[dim] else -1 if extent == 1 else None
+    # Numbers, indices along the dim that the operator works along, and weights of such.
+    return -1 if prod(value.shape) == 1 or len(value.shape) <= 1 else None
+
+
+Over = Callable[[Call, int], Sequence[int]]
+"""From a call and the rank of its first operand to the dims that it works along."""
+
+
+def _one(call: Call, _: int) -> Sequence[int]:
+    return as_list(call.get("dim", -1))
+
+
+def _padded(call: Call, rank: int) -> Sequence[int]:
+    pads = list(call.get("pad", call.get("padding", [])))
+    return [rank - 1 - i // 2 for i, number in enumerate(pads) if number]
+
+
+def _moved(call: Call, rank: int) -> Sequence[int]:
+    return as_list(call.get("dims", call.get("dim", []))) or range(rank)
+
+
+def _spatial(call: Call, rank: int) -> Sequence[int]:
+    return range(rank - int(next(c for c in call.name if c.isdigit())), rank)
+
+
+def _normalised(call: Call, rank: int) -> Sequence[int]:
+    return range(rank - len(call.get("normalized_shape", [])), rank)
+
+
+_BY_PLACE = frozenset({"tril", "triu"})
+"""Functions of points that go by where in the last two dims these are."""
+
+_OVER: Mapping[str, Over] = {
+    name: over
+    for over, names in (
+        (
+            _one,
+            """
+            cumsum cumprod cummax cummin logcumsumexp sort argsort topk msort kthvalue mode scatter scatter_add
+            scatter_reduce index_add index_copy index_fill diff gather take_along_dim index_select softmax log_softmax
+            _softmax _log_softmax glu
+            """,
+        ),
+        (_moved, "roll flip"),
+        (_padded, "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"),
+        (_padded, "replication_pad2d replication_pad3d _pad_circular"),
+        (
+            _spatial,
+            """
+            max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+            adaptive_avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+            adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d
+            upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+            _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+            max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+            """,
+        ),
+        (_normalised, "layer_norm native_layer_norm rms_norm _fused_rms_norm"),
+        (lambda _, rank: range(1, rank), "im2col col2im group_norm native_group_norm grid_sampler grid_sampler_2d"),
+        (lambda _, __: (-2, -1), "tril triu"),
+    )
+    for name in names.split()
+}
+"""The dims that operators work along; of those that are not told no dim passes."""
