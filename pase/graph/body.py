@@ -103,7 +103,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "view": {"replaced": int},
         "pool": {"reduction": ("max", "mean"), "count_padding": bool},
         "recurrent": {"cell": CELLS, "layers": int, "hidden": bool, "kept": bool},
-        "source": {"operator": str, "arguments": str, "layouts": str, "number": int},
+        "source": {"operator": str, "arguments": str, "layouts": str, "number": int, "is_index": bool},
         "whole": {"replaced": int},
     }
 )

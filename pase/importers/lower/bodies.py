@@ -279,7 +279,7 @@ class _Vertex:
             told = json.dumps([[names(axis) for axis in axes] for axes in (*layouts, result)])
             dims = names(flat(tuple(result)))
             options: dict[str, Option] = {"operator": source.operator, "arguments": source.arguments, "layouts": told}
-            name = sheet.step("source", operands, dims, **options, number=number)
+            name = sheet.step("source", operands, dims, **options, number=number, is_index=not value.is_float)
             self._known[value.name] = TensorRef(operand=name, shape=value.shape, axes=tuple(result))
         return self._known[wanted[0].name]
 

@@ -57,7 +57,8 @@ class Block:
 
     body: with elementary steps and kernels alone. variables: of all dims. sources: variable of each input's tensor.
     result: of what it computes, "" where that is returned at once. reserved: variables and words that are others'.
-    is_loss: whether it computes the loss, one number. trains: whether the program does.
+    is_loss: whether it computes the loss, one number. trains: whether the program does. others: variables of what it
+    writes besides, by the number of the write. borrowed: those of what other layers write and it takes whole, by name.
     """
 
     plan: Plan
@@ -69,6 +70,8 @@ class Block:
     reserved: frozenset[str]
     is_loss: bool
     trains: bool
+    others: Mapping[int, Text]
+    borrowed: Mapping[str, Text]
 
     @property
     def operator(self) -> Operator:
@@ -78,6 +81,7 @@ class Block:
     def lines(self) -> Iterator[Text]:
         """Yield the lines of the block."""
         before, body = _taken_apart(self.body)
+        body, there = _from_where_it_is(body)
         local = Identifiers(self.reserved)
         used = {name for step in body.steps for name in step.operands}
         reads = [(i, access) for i, access in enumerate(self.operator.reads) if access.tensor in used]
@@ -95,6 +99,16 @@ class Block:
                 if before and access.tensor == "x":
                     source = nested(before, {"x": Expression(source)})
                 yield from self._read(i, names[access.tensor].text, source, windows)
+        names |= {
+            name: Expression(self.sources[i])
+            for i, access in enumerate(self.operator.reads)
+            if (name := there.get(access.tensor)) is not None
+        }
+        for item in body.borrowed:
+            names[item.name] = Expression(local.new(item.name, fallback="numbers"), self._whole_dims(item.name))
+            dims = [self._variable(dim) for dim in self._whole_dims(item.name)]
+            arguments = [self.borrowed[item.name], code("mesh"), code("[{}]", dims)]
+            yield from call(code("{} = reshard", names[item.name].text), arguments)
         weights, lines = self._weights([access for i, access in reads if access.role is Role.PARAMETER], used, local)
         yield from lines
         written = Written(
@@ -104,6 +118,11 @@ class Block:
             windows=tuple(windows.values()),
             head=code("{} =", self.result) if self.result else code("return"),
             result_names=() if self.is_loss else named_dims(self.operator.writes[0]),
+            others={
+                result: (self.others[i], named_dims(self.operator.writes[i]))
+                for i, result in enumerate(body.others, start=1)
+                if result
+            },
             new=local.new,
         )
         steps = written_steps(body, written)
@@ -138,6 +157,11 @@ class Block:
         inner = iter([PlainDim(dim.name, dim.extent) for dim in own])
         found = tensor_dims(self.operator, access)
         return tuple(next(inner, dim) if isinstance(dim, PlainDim) and dim.name == WHOLE else dim for dim in found)
+
+    def _whole_dims(self, tensor: str) -> tuple[str, ...]:
+        """Return the dims of a tensor that every device has all of."""
+        own = sorted((dim for dim in self.body.inner if dim.tensor == tensor), key=lambda dim: dim.axis)
+        return tuple(dim.name for dim in own)
 
     def _variable(self, dim: str) -> Text:
         if dim == WHOLE and any(step.function == "lstm" for step in self.body.steps):
@@ -292,6 +316,22 @@ def _declared_mesh(plan: Plan, layer: LayerPlan) -> list[Text]:
         return lines
     inner = [code("{}{}{},", INDENT, INDENT, argument) for argument in arguments]
     return [code("{}{}(", INDENT, head), *inner, *wrapped, code("{})  # fmt: skip", INDENT)]
+
+
+def _from_where_it_is(body: Body) -> tuple[Body, dict[str, str]]:
+    """Return a body in which what steps read from where it is has other names, and these names by the tensors."""
+    names = {
+        str(step.operands[0]): f"{step.operands[0]} where it is"
+        for step in body.steps
+        if step.function == "whole" and not step.option("replaced", 0)
+    }
+    steps = (
+        replace(step, operands=(names[str(step.operands[0])],))
+        if step.function == "whole" and not step.option("replaced", 0)
+        else step
+        for step in body.steps
+    )
+    return (replace(body, steps=tuple(steps)) if names else body), names
 
 
 def _taken_apart(body: Body) -> tuple[tuple[Step, ...], Body]:

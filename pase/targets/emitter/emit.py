@@ -8,7 +8,7 @@ from types import MappingProxyType
 from pase.common.names import short
 from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
-from pase.graph.body import Body, elementary
+from pase.graph.body import Body, Borrowed, elementary
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
@@ -274,19 +274,28 @@ def _body(
     yield from lines
     results: dict[str, Text] = {}
     returned: list[tuple[str, Text, tuple[int, ...]]] = []
+    # What layers write besides the first: (layer, number of the write).
+    written: dict[tuple[str, int], Text] = {}
     for layer in plan.layers:
         if layer.name not in wanted:
             continue
         is_loss = layer.name == loss
         results[layer.name] = code("") if is_loss and not outputs else identifiers.new(layer.name)
         taken = {*variables.values(), *fed.values(), *results.values(), *(name for _, name, _ in returned)}
+        taken |= {*written.values()}
         sources = {
             i: fed[layer.name, i]
             if (layer.name, i) in fed
-            else _made(plan, bodies, graph.incoming[layer.name, i], results)
+            else _made(plan, bodies, graph.incoming[layer.name, i], results, written)
             for i, access in enumerate(graph[layer.name].reads)
             if access.role is not Role.PARAMETER and ((layer.name, i) in fed or (layer.name, i) in graph.incoming)
         }
+        others = {
+            i: identifiers.new(f"{layer.name}_{i}", fallback="other")
+            for i, result in enumerate(bodies[layer.name].others, start=1)
+            if result
+        }
+        written |= {(layer.name, i): name for i, name in others.items()}
         block = Block(
             plan=plan,
             layer=layer,
@@ -297,6 +306,8 @@ def _body(
             reserved=frozenset({*taken, *words}),
             is_loss=is_loss,
             trains=trains,
+            others=others,
+            borrowed={item.name: _borrowed(item, layer.name, results, written) for item in bodies[layer.name].borrowed},
         )
         yield code("")
         yield from block.lines()
@@ -339,13 +350,32 @@ def _inputs(plan: Plan, wanted: set[str], identifiers: Identifiers) -> tuple[dic
     return fed, lines
 
 
-def _made(plan: Plan, bodies: Mapping[str, Body], edge: Edge, results: Mapping[str, Text]) -> Text:
+def _borrowed(item: Borrowed, layer: str, results: Mapping[str, Text], written: Mapping[tuple[str, int], Text]) -> Text:
+    """Return the variable of what another layer writes."""
+    if item.output == 0 and item.layer in results and item.layer != layer:
+        return results[item.layer]
+    if (item.layer, item.output) not in written:
+        raise EmitError(
+            f"layer {layer!r} takes output {item.output} of layer {item.layer!r}, which does not stand before it"
+        )
+    return written[item.layer, item.output]
+
+
+def _made(
+    plan: Plan,
+    bodies: Mapping[str, Body],
+    edge: Edge,
+    results: Mapping[str, Text],
+    written: Mapping[tuple[str, int], Text],
+) -> Text:
     """Return what a producer wrote: the first of it, what recurrent layers hold in the end, or a piece of these."""
     producer = plan.graph[edge.producer]
     name = results[edge.producer]
     write, number = producer.writes[edge.output], producer.wholes.get(edge.output, edge.output)
     parts = [axis for axis in write.index_map if isinstance(axis, SliceOf)]
     whole = producer.writes[number]
+    if number == edge.output and (edge.producer, number) in written:
+        return written[edge.producer, number]
     is_state = number > 0 and bodies[edge.producer].steps[-1].function == "recurrent"
     is_piece = len(parts) == 1 and parts[0].dim in whole.index_map
     if (number and not is_state) or (number != edge.output and not is_piece):

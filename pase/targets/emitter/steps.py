@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from pase.errors import EmitError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
-from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, Body, Step
+from pase.graph.body import CELLS, LOSSES, MOVES, POINTWISE, TYPES, Body, Step, source_call
 from pase.targets.emitter.text import INDENT, WIDTH, Text, call, code, joined, word
 
 _INLINED = 56
@@ -46,7 +46,8 @@ class Written:
     """The names that a block uses.
 
     dims: variable of each iteration dim. names: of the tensors that are read. windows: of the sliding windows.
-    head: what stands before the result, a name and = or return. result_names: the iteration dims that it has. new:
+    head: what stands before the result, a name and = or return. others: variable and dims of further results that are
+    written, by the steps that make them. result_names: the iteration dims that it has. new:
     makes another name.
     """
 
@@ -56,6 +57,7 @@ class Written:
     windows: tuple[Text, ...]
     head: Text
     result_names: tuple[str, ...]
+    others: Mapping[str, tuple[Text, tuple[str, ...]]]
     new: Callable[[str], Text]
 
     def listed(self, names: Sequence[str]) -> Text:
@@ -98,6 +100,13 @@ def written_steps(body: Body, block: Written) -> list[Text]:
         found = _expression(step, _operands(step, known), block)
         if i == len(body.steps) - 1:
             return [*lines, *assigned(block.head, _last(step, found, block))]
+        if step.result in block.others:
+            name, order = block.others[step.result]
+            is_placed = found.dims == order or not {*(found.dims or ())} <= {*order}
+            found = found if is_placed else called(code("arrange"), (found.text, block.listed(order)), order)
+            known[step.result] = Expression(name, found.dims)
+            lines += assigned(code("{} =", name), found)
+            continue
         if uses[step.result] == 1 and _length(found.text) <= _INLINED:
             known[step.result] = found
             continue
@@ -139,6 +148,8 @@ def assigned(head: Text, found: Expression) -> list[Text]:
 
 def _last(step: Step, found: Expression, block: Written) -> Expression:
     is_placed = step.function in MOVES or step.function in LOSSES or found.dims == block.result_names
+    # What is written is in parts of none of the layer's dims.
+    is_placed |= step.function == "repeat" and not {*step.dims} <= {*block.result_names}
     return found if is_placed else called(code("arrange"), (found.text, block.result_dims))
 
 
@@ -412,6 +423,36 @@ def _softmax_loss(step: Step, operands: tuple[Expression, ...], block: Written) 
     return called(code("softmax_loss"), (*tensors, block.dims[classes]), ())
 
 
+def _cast(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    to = code('"{}"', word(step.option("to", ""), TYPES, "type"))
+    return called(code("cast"), (operands[0].text, to), operands[0].dims)
+
+
+def _grouped(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    arguments = (*(x.text for x in operands), block.listed(step.dims))
+    return called(code("grouped"), arguments, step.dims[:3])
+
+
+def _source(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    call = source_call(step, f"layer {block.operator.name!r}")
+    layouts = code("[{}]", [code("[{}]", [block.listed(axis) for axis in layout]) for layout in call.layouts])
+    told = [code("number={}", call.number)] if call.number else []
+    told += [code("is_index=True")] if step.option("is_index", False) else []
+    tensors = code("[{}]", [x.text for x in operands])
+    arguments = (code("{}", call.operator), tensors, code("{}", step.option("arguments", "")), layouts, *told)
+    return called(code("source"), arguments, step.dims)
+
+
+def _whole(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    number, (x,) = step.option("replaced", 0), operands
+    if not number:
+        return _brought(x, step.dims, block)
+    if x.dims is None:
+        raise _unwritten(block, "brings all points of a tensor together whose dims are not told")
+    told = dict(zip(step.dims[:number], step.dims[number:], strict=True))
+    return _brought(x, [told.get(dim, dim) for dim in x.dims], block)
+
+
 _OVER: Mapping[str, tuple[Text, bool]] = MappingProxyType(
     {
         "log_softmax": (code("log_softmax"), True),
@@ -428,6 +469,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
     {
         "attention": _attention,
         "batch_norm": _batch_norm,
+        "cast": _cast,
         "causal": _causal,
         "concat": _concat,
         "convolve": _convolve,
@@ -438,6 +480,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "einsum": _product,
         "embedding": _embedding,
         "fan_out": _fan_out,
+        "grouped": _grouped,
         "join": _join,
         "lstm": _lstm,
         "normalise": _normalise,
@@ -449,7 +492,9 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "repeat": _repeat,
         "rows": _rows,
         "softmax_loss": _softmax_loss,
+        "source": _source,
         "view": _view,
+        "whole": _whole,
     }
 )
 """How the other functions that are none of points are written."""

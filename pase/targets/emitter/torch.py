@@ -1,5 +1,6 @@
 """What programs for PyTorch begin with."""
 
+from pase.graph.body import OWN
 from pase.targets.emitter.target import KERNELS, LAYERS, Form, Target
 from pase.targets.emitter.text import Text, code
 
@@ -33,8 +34,8 @@ def _alone(num_devices: int) -> tuple[Text, ...]:
 TORCH = Target(
     name="torch",
     module=code("pase.targets.torch.layers"),
-    layers=tuple(sorted((*LAYERS, "batch_norm"))),
-    kernels=KERNELS | {"batch_norm"},
+    layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "source"))),
+    kernels=KERNELS | OWN | {"batch_norm"},
     words=("Tensor",),
     loss=Form(
         title="a training program for PyTorch",

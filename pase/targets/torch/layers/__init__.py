@@ -16,6 +16,7 @@ from pase.targets.torch.layers.reductions import (
     total,
     without_later_keys,
 )
+from pase.targets.torch.layers.source import cast, grouped, source
 from pase.targets.torch.layers.whole import cut, end_to_end, select_rows, view
 from pase.targets.torch.layers.windows import convolve, convolve_transposed, pool
 from pase.targets.torch.reshard import fan_out, reshard
@@ -25,6 +26,7 @@ __all__ = [
     "arrange",
     "attention",
     "batch_norm",
+    "cast",
     "concat",
     "convolve",
     "convolve_transposed",
@@ -35,6 +37,7 @@ __all__ = [
     "fan_out",
     "fn",
     "greatest",
+    "grouped",
     "last_state",
     "least",
     "log_softmax",
@@ -52,6 +55,7 @@ __all__ = [
     "select_rows",
     "softmax",
     "softmax_loss",
+    "source",
     "total",
     "view",
     "window",

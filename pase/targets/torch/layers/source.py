@@ -1,0 +1,163 @@
+"""PyTorch's own calls on shards, rows that go to the matrices of their groups, and other types of numbers."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from pase.errors import ProgramError
+from pase.targets.torch.layers.points import arrange
+from pase.targets.torch.layers.whole import view
+from pase.targets.torch.reshard import reshard
+from pase.targets.torch.tensor import Dim, Tensor, local, resolved
+
+_DROPPING = frozenset({"aten.lstm.input", "aten.gru.input", "aten.rnn_tanh.input", "aten.rnn_relu.input"})
+"""Operators that drop points where they are told so, which programs do not."""
+
+
+def cast(x: Tensor, to: str) -> Tensor:
+    """Return x in another type of numbers."""
+    dtype = getattr(torch, to)
+    return local(lambda shard: shard.to(dtype), [x], x.dims)
+
+
+def source(
+    operator: str,
+    xs: Sequence[Tensor],
+    arguments: str,
+    layouts: Sequence[Sequence[Sequence[Dim]]],
+    *,
+    number: int = 0,
+    is_index: bool = False,
+) -> Tensor:
+    """Return what an operator of PyTorch's `aten` gives of tensors.
+
+    Args:
+        operator: By its qualified name.
+        xs: Its operands.
+        arguments: Positional ones and keywords, as JSON; {"operand": i} stands for an operand.
+        layouts: Of each operand, then of the result, the dims that make up each of its dims. Those that the operator
+            does not pass through are whole on every rank.
+        number: Which of several results it is.
+        is_index: Whether it holds whole numbers.
+
+    Raises:
+        ProgramError: The operator writes into what it reads, or its result depends on more than its arguments.
+    """
+    function = _pure(operator)
+    *own, out = [[list(axis) for axis in layout] for layout in layouts]
+    xs = [arrange(x, [dim for axis in layout for dim in axis]) for x, layout in zip(xs, own, strict=True)]
+    mesh = xs[0].mesh
+    shapes = [[_points(mesh.part, axis) for axis in layout] for layout in own]
+    dims = [dim for axis in out for dim in axis]
+    positional, keywords = json.loads(arguments)
+    has_several = len(function._schema.returns) > 1
+
+    def compute(*shards: Any) -> Any:
+        operands = [shard.reshape(shape) for shard, shape in zip(shards, shapes, strict=True)]
+        given = [_told(item, operands) for item in positional]
+        found = function(*given, **{key: _told(item, operands) for key, item in keywords.items()})
+        return (found[number] if has_several else found).reshape([mesh.part(dim) for dim in dims])
+
+    return local(compute, xs, dims, is_index=is_index)
+
+
+def _points(part: Callable[[Dim], int], axis: Sequence[Dim]) -> int:
+    found = 1
+    for dim in axis:
+        found *= part(dim)
+    return found
+
+
+def _pure(name: str) -> Any:
+    """Return an operator of PyTorch; ProgramError for one that is no pure function."""
+    namespace, _, rest = name.partition(".")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(torch.ops.aten, packet, None), overload, None) if namespace == "aten" else None
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ProgramError(f"PyTorch {torch.__version__} has no operator {name!r}, which a layer calls; search again")
+    schema = found._schema
+    is_random = torch.Tag.nondeterministic_seeded in found.tags and name not in _DROPPING
+    kinds = {str(value.type) for value in schema.returns}
+    is_pure = not schema.is_mutable and not is_random and kinds <= {"Tensor", "Tensor[]"} and bool(kinds)
+    if not is_pure or any(str(argument.type) in _OUTSIDE for argument in schema.arguments):
+        raise ProgramError(
+            f"a layer calls PyTorch's {name!r}, which is no function of its operands alone; programs call no others"
+        )
+    return found
+
+
+_OUTSIDE = frozenset({"Storage", "Generator", "Stream", "QScheme"})
+"""Types of arguments of operators that reach beyond their operands."""
+
+
+def _told(item: Any, operands: Sequence[Any]) -> Any:
+    """Return an argument as PyTorch takes it."""
+    match item:
+        case list():
+            return [_told(one, operands) for one in item]
+        case {"operand": place}:
+            return operands[place]
+        case {"dtype": name}:
+            return getattr(torch, name)
+        case {"number": text}:
+            return float(text)
+        case {"device": _}:
+            return operands[0].device
+        case _:
+            return item
+
+
+def grouped(x: Tensor, weights: Tensor, ends: Tensor, dims: Sequence[Dim]) -> Tensor:
+    """Return rows, each times the matrix of the group that it lies in.
+
+    Where groups are split, every rank has all rows, and computes those of its own groups: where these lie is not known
+    before. The others are zero there, and the parts are added.
+
+    Args:
+        x: The rows, as many for each group as if all had the same.
+        weights: A matrix for each group.
+        ends: Before which row, counted over all, each group ends.
+        dims: The groups, the rows of a group, the columns and the features.
+    """
+    group, row, column, feature = dims
+    mesh = x.mesh
+    is_split = mesh.devices.size(group.name) > 1
+    every = Dim(f"{group.name}_rows", group.size) if is_split else group
+    x = resolved(x)
+    x = reshard(x, mesh, [every if dim == group else dim for dim in x.dims]) if is_split else x
+    x, weights = arrange(x, [every, row, feature]), arrange(weights, [group, column, feature])
+    where = (row.size, mesh.begin(row), mesh.begin(group))
+
+    def compute(rows: Any, weights: Any, ends: Any) -> Any:
+        # It goes by values, which are not there while a program is traced.
+        return rows.tracer.create_proxy("call_function", rows_of_groups, (rows, weights, ends, *where), {})
+
+    over = [feature.name, group.name] if is_split else [feature.name]
+    found = local(compute, [x, weights, ends], [every, row, column], partial_over=over)
+    return view(resolved(found), [every], [group]) if is_split else found
+
+
+def rows_of_groups(x: Any, weights: Any, ends: Any, size: int, first_row: int, first_group: int) -> Any:
+    """Return [g, m, n] of rows x [g, m, k], those of some groups times their weights [e, n, k], zeros for the others.
+
+    Args:
+        x: Rows of all groups, `size` of which a group has if all have as many; of these the ones from `first_row` on.
+        weights: Of the groups from `first_group` on.
+        ends: Before which row, counted over all, each group ends.
+        size: Rows of a group.
+        first_row: The first of x among them.
+        first_group: The first of weights.
+    """
+    groups, count, _ = x.shape
+    numbers = torch.arange(groups, device=x.device)[:, None] * size + first_row
+    numbers = (numbers + torch.arange(count, device=x.device)).flatten()
+    bounds = [0, *torch.searchsorted(numbers, ends.flatten().to(numbers.dtype)).tolist()]
+    own = bounds[first_group : first_group + weights.shape[0] + 1]
+    rows = x.reshape(groups * count, -1)
+    parts = [rows[begin:end] @ matrix.t() for begin, end, matrix in zip(own, own[1:], weights, strict=False)]
+    made = torch.cat(
+        [rows.new_zeros(own[0], weights.shape[1]), *parts, rows.new_zeros(len(rows) - own[-1], weights.shape[1])]
+    )
+    return made.reshape(groups, count, -1)
