@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from pase.graph import Access, Operator, Role, SliceOf, Window
+from pase.graph.access import access_dims, axis_dims
 from pase.graph.body import TYPES, Body, ModelInput, ModelOutput, Operand, Option, is_before_layout
 from pase.importers.ir import Node, Piece, SourceOperator, Trace, Use, View, ops
 from pase.importers.ir.trace import piece_shape
@@ -356,6 +357,9 @@ class _Vertex:
         if isinstance(op, ops.Slice) and self._sheet.is_own and not self._is_box():
             self._sheet.bound = self._sheet.bound or "it takes a box of a tensor"
             return self._within(node)
+        if isinstance(op, ops.Concat) and self._sheet.is_own and not self._is_joined():
+            self._sheet.bound = self._sheet.bound or "it joins tensors that are repeated for that"
+            return self._within(node)
         if isinstance(op, _MOVES) and self._operator.kind in _MOVING and not self._known:
             return self._joined(node, op) if isinstance(op, ops.Concat) else self._own(node)
         if isinstance(op, ops.Recurrent):
@@ -369,6 +373,12 @@ class _Vertex:
         parts = [axis for axis in self._operator.writes[0].index_map if isinstance(axis, SliceOf)]
         is_plain = all(isinstance(axis, str) for axis in self._operator.reads[0].index_map)
         return self._operator.kind not in _MOVING or (len(parts) == 1 and is_plain)
+
+    def _is_joined(self) -> bool:
+        """Whether all that a vertex joins has the dims of what it writes."""
+        written = {name for axis in self._operator.writes[0].index_map for name in axis_dims(axis)}
+        reads = [access for access in self._operator.reads if access.role is not Role.PARAMETER]
+        return self._operator.kind != "concat" or all(access_dims(access) == written for access in reads)
 
     def _within(self, node: Node) -> TensorRef:
         """The steps of an operator on tensors of any dims."""
@@ -421,6 +431,13 @@ class _Vertex:
             raise NoBodyError((own and own.problem) or "nothing is known of what it computes")
         if isinstance(node.op, _MOVES) and any(access.role is Role.PARAMETER for access in self._operator.reads):
             raise NoBodyError("a weight is moved by a layer of its own")
+        is_table = all(isinstance(axis, str) for access in self._operator.reads[1:2] for axis in access.index_map)
+        if (
+            self._sheet.is_own
+            and isinstance(node.op, ops.Lookup)
+            and not (is_table and len(self._operator.reads[1].index_map) == 2)
+        ):
+            raise NoBodyError("a table of other rank than two is looked up")
         # A bias is added by a step of its own.
         first, *others = node.inputs[:2] if isinstance(node.op, ops.Convolve) else node.inputs or (Use(value=""),)
         if any(use.value in self._known for use in others):

@@ -512,7 +512,9 @@ def formula(operator: Operator, body: Body) -> str:
     known |= {item.name: _indexed(item.name, item.dims) for item in body.constants}
     sums = set[str]()
     for step in body.steps:
-        texts = [known[operand] if isinstance(operand, str) else f"{operand:g}" for operand in step.operands]
+        texts = [
+            known.get(operand, operand) if isinstance(operand, str) else f"{operand:g}" for operand in step.operands
+        ]
         if step.function in ("multiply", "divide", "normalise", "batch_norm"):
             texts = [f"({text})" if name in sums else text for name, text in zip(step.operands, texts, strict=True)]
         if step.function in ("add", "subtract"):
