@@ -78,7 +78,7 @@ def lookup(table: Tensor, indices: Tensor, rows: Dim, columns: Dim, *, frozen: i
     def looked_up(table: Any, indices: Any) -> Any:
         if num_rows == rows.size:
             return functional.embedding(indices.long(), table, padding_idx=frozen if frozen >= 0 else None)
-        places = indices - begin
+        places = indices.long() - begin
         is_inside = (places >= 0) & (places < num_rows)
         is_own = 0 <= frozen - begin < num_rows
         found = functional.embedding(
