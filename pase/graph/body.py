@@ -65,7 +65,7 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
     | {"attention": (3, 3), "batch_norm": (5, 5), "normalise": (3, 5)}
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
-    | {"recurrent": (3, 1 << 20), "cast": (1, 1), "grouped": (3, 3), "source": (0, 64), "whole": (1, 1)}
+    | {"recurrent": (3, 1 << 20), "cast": (1, 1), "grouped": (3, 3), "source": (1, 64), "whole": (1, 1)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
 )
 """All functions of steps, and how few and how many operands they take."""

@@ -152,7 +152,7 @@ _OF_BODY: dict[str, Codec[Any]] = {
     "others": array(TEXT).optional(()),
     "borrowed": array(record(Borrowed, name=TEXT, layer=TEXT, output=WHOLE)).optional(()),
 }
-_BODY = record(Body, **_OF_BODY, own=record(Body, **_OF_BODY).optional(None))
+_BODY = record(Body, **_OF_BODY, own=defined("own_body", "Own body", record(Body, **_OF_BODY)).optional(None))
 
 # -- graphs
 

@@ -80,7 +80,11 @@ def _pure(name: str) -> Any:
     schema = found._schema
     is_random = torch.Tag.nondeterministic_seeded in found.tags and name not in _DROPPING
     kinds = {str(value.type) for value in schema.returns}
-    is_pure = not schema.is_mutable and not is_random and kinds <= {"Tensor", "Tensor[]"} and bool(kinds)
+    # What has no operand makes its result of a file, or of chance, or is a constant.
+    is_of_operands = any("Tensor" in str(argument.type) for argument in schema.arguments)
+    is_pure = (
+        not schema.is_mutable and not is_random and is_of_operands and {"Tensor", "List[Tensor]"} >= kinds != set()
+    )
     if not is_pure or any(str(argument.type) in _OUTSIDE for argument in schema.arguments):
         raise ProgramError(
             f"a layer calls PyTorch's {name!r}, which is no function of its operands alone; programs call no others"
