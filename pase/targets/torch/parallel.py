@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -265,6 +266,17 @@ class Parallel(nn.Module):
         assert self._gradients is not None
         with self._gradients.held():
             yield
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Parallel":
+        # An average of the weights has parameters of its own. What is known of the model, and the groups, are shared.
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(self.__dict__)
+        twin._modes, twin._gradients, twin._summed, twin._fixed_values = {}, None, (), _Fixed()
+        twin._leaves = Leaves(receive=twin._received)
+        for name in ("_parameters", "_buffers", "_modules"):
+            twin.__dict__[name] = deepcopy(self.__dict__[name], memo)
+        return twin
 
     def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
         """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""

@@ -264,9 +264,10 @@ def install(
         else:
             holder.register_buffer(last, value, persistent=declared.is_persistent)
     root.register_load_state_dict_pre_hook(_Taken(stored=stored, rank=rank, first=first))
+    # Of parameters these are their gradients, of statistics their new values.
     sizes = {name: declared.dtype.itemsize for name, declared in state.declared.items()}
     return tuple(
-        f"{own.note}: {own.moved * sizes[name]} bytes of gradients go between ranks in every step for that"
+        f"{own.note}: {own.moved * sizes[name]} bytes of it go between ranks in every step for that"
         for name, own in stored.stored.items()
         if own.note
     )

@@ -1,5 +1,6 @@
 """Checkpoints of parallel models: across plans and numbers of ranks, with the optimizer, whole or not at all."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -13,10 +14,12 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
+import pase
 from pase.common.processes import dying_with_us, package_environment
 from pase.errors import ProgramError
 from pase.targets.torch.checkpoints import checkpointable, checkpoints, load_checkpoint, save_checkpoint
 from pase.targets.torch.parameters import Leaves, full_state_dict
+from tests.runtime.plans import random_plan
 from tests.targets.torch.ranks import ROOT, Pool
 from tests.targets.torch.test_parameters import (
     declared,
@@ -178,3 +181,46 @@ def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(tmp_path: Path, 
     # What was there to be loaded was the last one that all ranks had finished, or one that was finished since.
     assert all(kill["loaded"] >= kill["saved"] for kill in found), found
     assert any(kill["in_part"] for kill in found), "no rank was killed while it wrote"
+
+
+class Gated(nn.Module):
+    """Statistics, and a product that is read in pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.BatchNorm1d(8), nn.Linear(8, 24), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.first(self.norm(x)).chunk(3, -1)
+        return nn.functional.cross_entropy(self.last(torch.tanh(q) * k + v), y)
+
+
+def parallel_model(rank: int, world: int, folder: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(8, 8, generator=draw), torch.randint(0, 4, (8,), generator=draw)
+    graph = pase.load((Gated(), (x, y)))
+    first = pase.parallelize((Gated(), (x, y)), random_plan(graph, world, 3))
+    optimizer = torch.optim.AdamW(first.parameters())
+    for _ in range(2):
+        first(x, y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    save_checkpoint(folder, first, optimizer, step=2)
+    wanted = whole_state(first, optimizer)
+    # A copy has parameters and gradients of its own, and computes the same.
+    twin = copy.deepcopy(first)
+    loss = twin(x, y)
+    loss.backward()
+    assert twin.get_parameter("last.weight").grad is not None
+    assert first.get_parameter("last.weight").grad is None
+    assert torch.equal(first(x, y), loss)
+    second = pase.parallelize((Gated(), (x, y)), random_plan(graph, world, 4))
+    other = torch.optim.AdamW(second.parameters())
+    load_checkpoint(folder, second, other)
+    assert_same(whole_state(second, other), wanted)
+    torch.testing.assert_close(second(x, y), loss, rtol=1e-5, atol=0)
+
+
+@pytest.mark.slow
+def test_a_parallel_model_goes_on_under_another_plan(ranks: Pool, tmp_path: Path) -> None:
+    ranks.run(parallel_model, tmp_path, world=2)
