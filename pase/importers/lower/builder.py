@@ -397,7 +397,12 @@ class BodyBuilder:
         for known in knowns:
             assert known.axes is not None
             own.append(known.axes[place][0])
-            laid = self.laid(known, (*axes[:place], known.axes[place], *axes[place:]))
+            target = (*axes[:place], known.axes[place], *axes[place:])
+            laid = self.laid(known, target)
+            told = names(flat(target))
+            if self.is_own and {*names(flat(laid.axes or ()))} != {*told}:
+                # What is repeated for the others is laid out like them.
+                laid = replace(laid, operand=self.step("repeat", [laid.operand], told))
             operands.append(str(laid.operand))
         extent = sum(atom.extent for atom in own)
         wholes = {self._whole.get(atom.name) for atom in own}
