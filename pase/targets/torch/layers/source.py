@@ -140,7 +140,7 @@ def grouped(x: Tensor, weights: Tensor, ends: Tensor, dims: Sequence[Dim]) -> Te
 
     over = [feature.name, group.name] if is_split else [feature.name]
     found = local(compute, [x, weights, ends], [every, row, column], partial_over=over)
-    return view(resolved(found), [every], [group]) if is_split else found
+    return arrange(view(resolved(found), [every], [group]), [group, row, column]) if is_split else found
 
 
 def rows_of_groups(x: Any, weights: Any, ends: Any, size: int, first_row: int, first_group: int) -> Any:
