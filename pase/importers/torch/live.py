@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from pase.errors import ModelError
@@ -472,11 +473,16 @@ class LiveCall:
     _leaves: tuple[Any, ...]
     _flatten: Callable[[Any], tuple[list[Any], Any]]
 
-    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def bound(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        parts: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> dict[str, Any]:
         """Return the module's inputs by name; ModelError where the call is another one than was traced.
 
         Each may be given by position or by its name; what was left out when the module was traced has to be now, or is
-        given as its default.
+        given as its default. parts: shapes that inputs, by name, may have instead.
         """
         given = self._arranged(args, kwargs)
         leaves, spec = self._flatten(given)
@@ -489,11 +495,12 @@ class LiveCall:
         for leaf, (name, expected) in zip(leaves, self._leaves, strict=True):
             if isinstance(expected, tuple):
                 shape = tuple(getattr(leaf, "shape", ())) if hasattr(leaf, "shape") else None
-                if shape != expected:
+                if shape not in (expected, part := parts.get(name, expected)):
+                    also = "" if part == expected else f", or of {list(part)}, what this rank reads of it"
                     said = f"of shape {list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
                     raise ModelError(
-                        f"input {name!r} is {said}; the plan is for a tensor of shape {list(expected)}: pad the last "
-                        "batch or leave it out (drop_last=True), or search for this shape"
+                        f"input {name!r} is {said}; the plan is for a tensor of shape {list(expected)}{also}: pad the "
+                        "last batch or leave it out (drop_last=True), or search for this shape"
                     )
                 found[name] = leaf
             elif leaf != expected[0]:

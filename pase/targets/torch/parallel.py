@@ -1,6 +1,6 @@
 """`parallelize`: a PyTorch module that computes, on every rank of a process group, its part of a model under a plan."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -17,9 +17,10 @@ from pase.importers.ir import Use
 from pase.importers.torch.export import call_inputs
 from pase.importers.torch.live import LiveModel, Part, trace_live
 from pase.planning.plan import Plan
-from pase.sharding.boxes import whole
+from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
+from pase.targets.torch.batches import RankSampler, in_place, rows_read
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import join
@@ -233,6 +234,7 @@ class Parallel(nn.Module):
         self._fixed, self._fixed_values = live.part(fixed), _Fixed()
         own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer])
+        self._boxes = self.inputs()
         super().train(module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -243,7 +245,11 @@ class Parallel(nn.Module):
     @torch._disable_dynamo
     def _begun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
         """Return the program, what is computed before any layer, and the arguments of the rank's graph."""
-        inputs = self._live.call.bound(args, kwargs)
+        boxes, call = self._boxes, self._live.call
+        given = call.bound(args, kwargs, {name: extents(box) for name, box in boxes.items()})
+        inputs = {
+            name: in_place(given[name], shape, boxes[name]) for name, shape in zip(call.names, call.shapes, strict=True)
+        }
         mode = self._mode(self.training)
         self._follow()
         values = self._values(inputs)
@@ -277,6 +283,45 @@ class Parallel(nn.Module):
         for name in ("_parameters", "_buffers", "_modules"):
             twin.__dict__[name] = deepcopy(self.__dict__[name], memo)
         return twin
+
+    def inputs(self, rank: int | None = None) -> dict[str, Box]:
+        """Return what a rank, by default this one, reads of each input, by name, as a box of it.
+
+        A call may give every rank the whole batch, or every rank its own part. A model that computes something of its
+        inputs before its first layer (labels that it moves, masks) needs all of them on every rank.
+        """
+        rank, call = self._rank if rank is None else rank, self._live.call
+        shapes = dict(zip(call.names, call.shapes, strict=True))
+        rows = self._rows(rank)
+        count = next((shape[0] for shape in shapes.values() if shape), 1)
+        return {
+            name: (rows, *whole(shape)[1:]) if shape[:1] == (count,) else whole(shape) for name, shape in shapes.items()
+        }
+
+    def sampler(
+        self, examples: Sized | int, *, rank: int | None = None, shuffle: bool = True, seed: int = 0
+    ) -> RankSampler:
+        """Return a `batch_sampler` for a `DataLoader` that yields what a rank, by default this one, reads.
+
+        examples: the data set, or how many examples there are. seed: the same on all ranks.
+        """
+        batch = next(shape[0] for shape in self._live.call.shapes if shape)
+        rows = self._rows(self._rank if rank is None else rank)
+        return RankSampler(examples, batch=batch, rows=rows, shuffle=shuffle, seed=seed)
+
+    def _rows(self, rank: int) -> Range:
+        """Return the examples of a batch that a rank reads, of whatever input."""
+        live, taken = self._live, self._mode(True).traced.taken
+        batch = next((shape[0] for shape in live.call.shapes if shape), 1)
+        own = list(live.inputs.values())
+        computed = [c for c in live.constants.values() if c.inputs] + [i for i in own if i.inputs and not i.is_given]
+        if computed or any(output.inputs for output in live.outputs):
+            return (0, batch)
+        shapes = {item.name: self._mode(True).traced.inputs[item.name].shape for item in own if item.name in taken}
+        found = [rows_read(shape, taken[name], rank) for name, shape in shapes.items() if shape[:1] == (batch,)]
+        if len(found) < len(shapes) or not found:
+            return (0, batch)
+        return min(low for low, _ in found), max(high for _, high in found)
 
     def full_state_dict(self, *, on_all: bool = False) -> dict[str, Any]:
         """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""

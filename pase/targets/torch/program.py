@@ -72,7 +72,7 @@ class Traced:
 
     module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). inputs,
     weights: by name. keeps: statistics with their momentum, in the order of their values. results: the outputs by name.
-    sums: of the gradient of each weight, by name, in the order of the layers.
+    sums: of the gradient of each weight, by name, in the order of the layers. taken: how layers read each input.
     """
 
     module: fx.GraphModule
@@ -82,6 +82,7 @@ class Traced:
     keeps: tuple[tuple[str, float], ...]
     results: Mapping[str, Tensor]
     sums: Mapping[str, WeightSum]
+    taken: Mapping[str, tuple[Layout, ...]]
 
     def weight_of(self, argument: str) -> str:
         """Return the weight that an argument is, "" for one that is none."""
@@ -107,6 +108,7 @@ class Program:
         self.weights: dict[str, Weight] = {}
         self.sources: dict[str, str] = {}
         self._shared: set[str] = set()
+        self._taken: dict[str, list[Layout]] = {}
         self._arguments: dict[str, fx.Node] = {}
         self._numbers = count()
         self._keeps: dict[str, tuple[Tensor, float]] = {}
@@ -233,6 +235,8 @@ class Program:
     def take(self, x: Tensor, target: Layout, dims: tuple[Dim, ...], mesh: LayerMesh, fill: float) -> Any:
         """Return this rank's part of an input of the model."""
         box: Box = target.by_device[self.rank]
+        name = next(name for name, node in self._arguments.items() if node is x.value.node)
+        self._taken.setdefault(name, []).append(target)
         module = Take(shape=target.shape, box=box, made=tuple(map(mesh.part, dims)), fill=fill)
         return self.run(module, x.value, "take")
 
@@ -266,6 +270,7 @@ class Program:
             keeps=tuple((name, momentum) for name, (_, momentum) in self._keeps.items()),
             results=results,
             sums={name: self._weight_sum(name, over) for name, over in axes.items()},
+            taken={name: tuple(layouts) for name, layouts in self._taken.items()},
         )
 
     def _weight_sum(self, name: str, over: frozenset[str]) -> WeightSum:

@@ -15,7 +15,7 @@ import pase
 from pase.errors import ModelError, ProgramError
 from pase.planning.plan import Plan
 from pase.targets.torch.parallel import parallelize
-from tests.runtime.plans import random_plan
+from tests.runtime.plans import make_plan, random_plan
 from tests.targets.torch.ranks import Pool
 
 Batch = dict[str, Any]
@@ -193,6 +193,30 @@ def test_gradients_accumulate(ranks: Pool) -> None:
         for expected, found in pairs:
             if expected.norm() > 1e-12:
                 _assert_close(found, expected, "gradient")
+
+
+def _by_parts(rank: int, world: int, name: str, plan: Plan) -> Any:
+    case, parallel = CASES[name], parallelize((_made(name), CASES[name].batch(0)), plan)
+    boxes = parallel.inputs()
+    assert [parallel.inputs(other) for other in range(world)][rank] == boxes
+    batch = {key: value[tuple(slice(*one) for one in boxes[key])] for key, value in case.batch(0).items()}
+    sampler = parallel.sampler(19, seed=3)
+    return case.loss(parallel(**batch)).item(), boxes, list(sampler)
+
+
+def test_every_rank_may_be_given_its_own_part(ranks: Pool) -> None:
+    # Examples are split throughout: half of them is all that a rank reads.
+    graph = pase.load((_made("picture"), _pictures(0)))
+    plan = make_plan(graph, 2, {o.name: {"b": 2} for o in graph.operators if "b" in o.extents})
+    expected = CASES["picture"].loss(_made("picture")(**_pictures(0))).item()
+    found = ranks.run(_by_parts, "picture", plan, world=2)
+    assert [boxes["x"][0] for _, boxes, _ in found] == [(0, 4), (4, 8)]
+    assert [loss for loss, _, _ in found] == pytest.approx([expected] * 2, rel=1e-12)
+    samples = [batches for _, _, batches in found]
+    assert [len(batches) for batches in samples] == [2, 2]
+    for first, second in zip(*samples, strict=True):
+        assert len(first) == len(second) == 4
+    assert len({number for batches in samples for batch in batches for number in batch}) == 16
 
 
 # -- alone in this process: one rank
