@@ -46,6 +46,8 @@ FILES: Mapping[tuple[str, str], str] = {
         "docs/export-jax-torch.md",
         "with_torch.py",
     ): "needs eight processes; tests/exports runs such in four",
+    ("docs/how-to/parallelize-jax.md", "train_jax.py"): "tests/docs/test_how_to.py runs it on eight virtual devices",
+    ("docs/how-to/parallelize-torch.md", "train_torch.py"): "tests/docs/test_how_to.py runs it on two ranks",
 }
 """Programs that a page neither runs nor imports."""
 
@@ -58,6 +60,14 @@ SHOWN: Mapping[tuple[str, str], str] = {
         "docs/machines.md",
         "torchrun --nproc-per-node 2 -m pase.calibration.ranks -o machine.toml",
     ): "tests/calibration/test_links.py starts such processes itself",
+    (
+        "docs/training.md",
+        "torchrun --nproc-per-node 4 train.py --steps 200 --optimizer adam --learning-rate 0.001",
+    ): "tests/targets/torch/test_script.py runs such programs",
+    (
+        "docs/how-to/parallelize-torch.md",
+        "torchrun --nproc-per-node 4 train_torch.py",
+    ): "tests/docs/test_how_to.py runs it on two ranks",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
     (
         "docs/how-to/own-operator.md",

@@ -115,7 +115,8 @@ def test_runner_ups_and_flips_of_a_network_are_those_of_all_its_strategies(model
                 assert expected in rows[at <= at.min() * (1 + 1e-9)][:, vertex]
                 if expected == new:
                     assert at[rows[:, vertex] == own[vertex]].min() > at.min()
-    assert flips > 0
+    # Where sums go in a ring, no speed of the links changes a layer of this one.
+    assert flips > 0 or model == "ring"
     assert explanation.searched == (1 / FARTHEST, FARTHEST)
 
 
@@ -162,7 +163,7 @@ def test_sentences_say_what_the_tables_say(name: str, model: str) -> None:
             rises = {p.name: p.cost - mine.get(p.name, 0.0) for p in other}
             assert max(rises, key=lambda key: rises[key]) == part.name
             num_checked += 1
-    assert num_checked > 0 or (name, model) == ("transformer", "paper")
+    assert num_checked > 0 or (name, model) in (("transformer", "paper"), ("transformer", "ring"), ("rnnlm", "ring"))
 
 
 def test_the_published_reason_for_dense_layers() -> None:

@@ -58,7 +58,7 @@ def measured_training(
     """Steps of a plan's program: what was planned for each, what was counted in the last one, the losses."""
     with ProgramGraph().as_default() as graph:
         program = Program(num_devices=plan.num_devices, dtype=dtype)
-        loss = builder_of(emit(plan))(program)
+        loss = builder_of(emit(plan, target="mesh_tensorflow"))(program)
         training = Training.start(program, loss, learning_rate=rate, seed=0, keep_alive=keep_alive)
         batches = Batches(program.inputs, seed=0)
         found = [training.step(batches.batch(i), with_record=i == steps - 1) for i in range(steps)]

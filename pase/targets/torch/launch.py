@@ -146,8 +146,7 @@ def answer_call(folder: str) -> None:
     function, arguments = pickle.loads(inner)
     result = function(*arguments)
     (Path(folder) / f"result-{ranks.rank}").write_bytes(pickle.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 def rank_environment(rank: int, ranks: int, port: int, threads: int) -> dict[str, str]:
@@ -315,6 +314,13 @@ def join(*, device: str | None = None, timeout_s: float = 600.0) -> Ranks:
     rank: int = dist.get_rank()
     world_size: int = dist.get_world_size()
     return Ranks(rank=rank, world_size=world_size, device=_device(device, _number("LOCAL_RANK", 0)))
+
+
+def leave() -> None:
+    """Leave the process group once all ranks are done with it."""
+    # A rank that goes before the others are ready breaks their connections.
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Movement
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
-from pase.targets.torch.launch import Ranks, join, naming_lost_ranks, run_program, tell_failure
+from pase.targets.torch.launch import Ranks, join, leave, naming_lost_ranks, run_program, tell_failure
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.tensor import Tensor
 from pase.targets.training.data import (
@@ -369,7 +369,7 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
         sys.stderr.write("\nstopped\n")
         raise SystemExit(130) from None
     if is_rank:
-        dist.destroy_process_group()
+        leave()
 
 
 def _run_rank(build: Build, num_devices: int, values: Mapping[str, Any], options: TrainingOptions) -> None:
