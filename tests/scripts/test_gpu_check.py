@@ -65,7 +65,13 @@ def test_the_page_has_its_place() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["GPT, random 0, 4 ranks, float64", "CNN, searched, 1 ranks, bf16"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        pytest.param("GPT, random 0, 4 ranks, float64", marks=pytest.mark.full),
+        "CNN, searched, 1 ranks, bf16",
+    ],
+)
 def test_a_check_passes_on_cpus(what: str) -> None:
     before = gpu_check.PAGE.read_bytes()
     command = [ROOT / "scripts" / "gpu-check", "--cpu", "--only", what]

@@ -43,7 +43,7 @@ def test_the_model_is_the_same_wherever_it_is_made() -> None:
     assert model(**batch).item() == other(**again).item()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_all_contenders_compute_the_same() -> None:
     names = ("searched", "data parallelism", "Megatron", "DistributedDataParallel", "parallelize_module")
     for found in measured(2, 1):

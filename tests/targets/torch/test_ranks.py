@@ -82,7 +82,7 @@ def test_a_failure_comes_back_with_its_rank_and_traceback(ranks: Pool) -> None:
 
 def test_a_worker_that_dies_or_hangs_is_replaced(ranks: Pool) -> None:
     before = ranks.run(process)
-    with pytest.raises(RanksFailedError, match=r"rank 1 of 4: was ended by signal 9 \(SIGKILL\).*\nlast words"):
+    with pytest.raises(RanksFailedError, match=r"(?s)rank 1 of 4: was ended by signal 9 \(SIGKILL\).*\nlast words"):
         ranks.run(killed, 1)
     after = ranks.run(process)
     assert before[1] not in after
