@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -316,11 +316,14 @@ def join(*, device: str | None = None, timeout_s: float = 600.0) -> Ranks:
     return Ranks(rank=rank, world_size=world_size, device=_device(device, _number("LOCAL_RANK", 0)))
 
 
-def leave() -> None:
-    """Leave the process group once all ranks are done with it."""
+def leave() -> NoReturn:
+    """End this process, well, once all ranks are done with the process group."""
     # A rank that goes before the others are ready breaks their connections.
     dist.barrier()
-    dist.destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread of gloo that lets go of a tensor while Python is taken down would abort the process.
+    os._exit(0)
 
 
 @contextmanager
