@@ -6,13 +6,13 @@ ranks make all groups, in the same order.
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
@@ -27,6 +27,7 @@ class Traffic:
     is_counted: bool = False
     sent: dict[tuple[str, str, Phase], int] = field(default_factory=dict)
 
+    @torch._disable_dynamo
     def add(self, label: "Label", phase: Phase, num_bytes: int) -> None:
         """Count what this rank sends."""
         key = (label.producer, label.consumer, phase)
@@ -62,7 +63,7 @@ class Groups:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Ranks, in order, that exchange something; handle: the process group; rank: ours."""
+    """Ranks, in order, that exchange something; handle: the process group, None for all ranks; rank: ours."""
 
     ranks: tuple[int, ...]
     handle: Any
@@ -71,11 +72,23 @@ class Group:
 
 def all_reduced(x: Any, group: Group, op: Any = None) -> Any:
     """Return the sum, or another reduction, of a tensor over the ranks of a group."""
+    if torch.compiler.is_compiling():
+        return functional.all_reduce(x.contiguous(), "sum" if op is None else "max", group.handle or dist.group.WORLD)
     # A copy: what is summed in place may be somebody else's.
     total = x.clone(memory_format=torch.contiguous_format)
     with naming_lost_ranks():
         dist.all_reduce(total, op=dist.ReduceOp.SUM if op is None else op, group=group.handle)
     return total
+
+
+def exchanged(buffer: Any, received: list[int], sent: list[int], group: Group) -> Any:
+    """Return what a rank is sent when each of a group sends the others pieces of its buffer."""
+    if torch.compiler.is_compiling():
+        return functional.all_to_all_single(buffer, received, sent, group.handle or dist.group.WORLD)
+    arrived = buffer.new_empty(sum(received))
+    with naming_lost_ranks():
+        dist.all_to_all_single(arrived, buffer, received, sent, group=group.handle)
+    return arrived
 
 
 def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
@@ -162,7 +175,6 @@ class _Collective(nn.Module):
 class Sum(_Collective):
     """The sums of which the ranks' values are parts; everybody's gradient is that of the sums."""
 
-    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the sums."""
         return _Sum.apply(x, self.adder)
@@ -171,7 +183,6 @@ class Sum(_Collective):
 class GradientSum(_Collective):
     """Leaves a tensor as it is, and adds the parts of its gradient."""
 
-    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the tensor."""
         return _GradientSum.apply(x, self.adder)
@@ -180,7 +191,6 @@ class GradientSum(_Collective):
 class Greatest(_Collective):
     """The greatest of the ranks' values, of which no gradient flows back."""
 
-    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the maximum over the ranks of the group."""
         return self.adder.greatest(x.detach(), Phase.FORWARD)
@@ -192,17 +202,19 @@ class Greatest(_Collective):
 Cut = tuple[slice, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
     """One step of a move as a rank carries it out.
 
-    held: shape of what it has. sends, receives: [ranks of the group] cuts of what it has, and (cut, shape) of what it
-    makes. kept: (cut of what it has, cut of what it makes). made: shape of what it makes, None where it has no part.
-    is_added: whether pieces overlap. is_filled: whether some points come from nowhere.
+    held: shape of what it has. counts: [ranks of the group] the points that are sent to and received from each. sends,
+    receives: [ranks of the group] cuts of what it has, and (cut, shape) of what it makes. kept: (cut of what it has,
+    cut of what it makes). made: shape of what it makes, None where it has no part. is_added: whether pieces overlap.
+    is_filled: whether some points come from nowhere.
     """
 
     group: Group
     held: tuple[int, ...]
+    counts: tuple[list[int], list[int]]
     sends: tuple[tuple[Cut, ...], ...]
     receives: tuple[tuple[tuple[Cut, tuple[int, ...]], ...], ...]
     kept: tuple[tuple[Cut, Cut], ...]
@@ -215,12 +227,6 @@ class Exchange:
         """Whether the rank keeps what it has, and nobody sends anything."""
         nothing = not any(self.sends) and not any(self.receives)
         return nothing and self.made == self.held and len(self.kept) == 1 and not self.is_filled
-
-    @cached_property
-    def counts(self) -> tuple[list[int], list[int]]:
-        """[ranks of the group] the points that are sent to and received from each of them."""
-        sent = [sum(prod(part.stop - part.start for part in cut) for cut in cuts) for cuts in self.sends]
-        return sent, [sum(prod(shape) for _, shape in cuts) for cuts in self.receives]
 
 
 def exchange(step: ReshardStep, groups: Groups) -> Exchange:
@@ -253,6 +259,10 @@ def exchange(step: ReshardStep, groups: Groups) -> Exchange:
     return Exchange(
         group=group,
         held=held,
+        counts=(
+            [sum(prod(part.stop - part.start for part in cut) for cut in cuts) for cuts in sends],
+            [sum(prod(shape) for _, shape in cuts) for cuts in receives],
+        ),
         sends=tuple(map(tuple, sends)),
         receives=tuple(map(tuple, receives)),
         kept=tuple(kept),
@@ -301,9 +311,7 @@ def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int
         if any(sent) or any(received):
             gathered = [x[cut].reshape(-1) for cuts in step.sends for cut in cuts]
             buffer = torch.cat(gathered) if gathered else x.new_empty(0)
-            arrived = x.new_empty(sum(received))
-            with naming_lost_ranks():
-                dist.all_to_all_single(arrived, buffer, received, sent, group=step.group.handle)
+            arrived = exchanged(buffer, received, sent, step.group)
             if count is not None:
                 count(buffer.numel() * buffer.element_size())
             at = 0
@@ -364,7 +372,6 @@ class Move(nn.Module):
         """Whether every rank keeps what it has, there and back, as far as this one knows."""
         return all(step.is_whole for step in (*self.there, *self.back))
 
-    @torch._disable_dynamo
     def forward(self, x: Any) -> Any:
         """Return the shard of the layout that is moved to."""
         return _Move.apply(x, self)

@@ -1,6 +1,7 @@
 """`parallelize`: modules of PyTorch under random plans, on ranks, against the unmodified module in one process."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -106,13 +107,18 @@ def _full(x: Any) -> Any:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
-def _trained(module: nn.Module, case: Case) -> tuple[list[float], dict[str, Any], dict[str, Any], list[float]]:
-    """Return losses, the first gradients, the state after three steps and the norms of the gradients."""
+def _trained(
+    module: nn.Module, case: Case, step: Any = None
+) -> tuple[list[float], dict[str, Any], dict[str, Any], list[float]]:
+    """Return losses, the first gradients, the state after three steps and the norms of the gradients.
+
+    step: what computes the module, where that is not itself.
+    """
     # Gradients that are zero but for rounding (of keys' biases) are not blown up by this ε.
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-6, foreach=True)
     losses, norms, first = [], [], dict[str, Any]()
     for seed in range(3):
-        loss = case.loss(module(**case.batch(seed)))
+        loss = case.loss((module if step is None else step)(**case.batch(seed)))
         loss.backward()
         first = first or {name: _full(p.grad).clone() for name, p in module.named_parameters()}
         norms.append(float(_full(nn.utils.clip_grad_norm_(module.parameters(), 0.5))))
@@ -219,6 +225,39 @@ def test_every_rank_may_be_given_its_own_part(ranks: Pool) -> None:
     assert len({number for batches in samples for batch in batches for number in batch}) == 16
 
 
+def _compiled(_rank: int, _world: int, name: str, plan: Plan) -> Any:
+    from torch._dynamo.backends.debugging import aot_eager
+
+    case, graphs = CASES[name], list[torch.fx.GraphModule]()
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    parallel = parallelize((_made(name), case.batch(0)), plan)
+    with warnings.catch_warnings():
+        # PyTorch's compiler itself looks for gradients of what is no leaf, and makes objects of functions.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor|.*should not be instantiated")
+        trained = _trained(parallel, case, step=torch.compile(parallel, backend=backend))
+    parts = [str(part.graph) for part in graphs[-1].modules() if isinstance(part, torch.fx.GraphModule)]
+    return trained, len({str(graph.graph) for graph in graphs}), "".join(parts)
+
+
+@pytest.mark.slow
+def test_a_compiled_module_is_one_graph_with_its_collectives(ranks: Pool) -> None:
+    name = "picture"
+    plan = random_plan(pase.load((_made(name), CASES[name].batch(0))), 2, 2)
+    losses, gradients, _, _ = _trained(_made(name), CASES[name])
+    for (found_losses, found_gradients, _, _), graphs, text in ranks.run(_compiled, name, plan, world=2):
+        assert graphs == 1
+        assert "all_to_all_single" in text
+        assert "all_reduce" in text
+        assert found_losses == pytest.approx(losses, rel=1e-12)
+        for key, expected in gradients.items():
+            if expected.norm() > 1e-12:
+                _assert_close(found_gradients[key], expected, f"gradient of {key}")
+
+
 # -- alone in this process: one rank
 
 
@@ -249,17 +288,6 @@ def test_what_does_not_fit_is_refused() -> None:
     parallel = parallelize(_made("language"), plan)
     with pytest.raises(ModelError, match=r"input 'words' is of shape \[3, 8\]; the plan is for a tensor of shape \[4"):
         parallel(words=_words(0)["words"][:3], targets=_words(0)["targets"][:3])
-
-
-# PyTorch's compiler itself looks for gradients of what is no leaf, where a graph of it begins.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
-@pytest.mark.slow
-def test_a_parallel_module_compiles() -> None:
-    module, plan = _alone("language")
-    compiled = torch.compile(parallelize(module, plan), backend="aot_eager")
-    loss = compiled(**_words(3))["loss"]
-    loss.backward()
-    _assert_close(loss, module(**_words(3))["loss"], "loss")
 
 
 def test_autocast_is_that_of_the_module() -> None:
