@@ -22,7 +22,7 @@ class Kind(StrEnum):
     OTHER = auto()
 
 
-_PROGRAM = re.compile(r"(\./)?(scripts/)?(pase|bench|test|docs|fuzz|gpu-check)(\s|$)|(\S*/)?(python|pip)\s")
+_PROGRAM = re.compile(r"(\./)?(scripts/)?(pase|bench|test|docs|fuzz|gpu-check)(\s|$)|(\S*/)?(python|pip|torchrun)\s")
 _FILE = re.compile(r"# ([\w.-]+\.\w+)")
 
 

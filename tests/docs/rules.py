@@ -25,12 +25,17 @@ def _rules(*rows: tuple[str, str]) -> tuple[Rule, ...]:
 
 
 PARSED = _rules(
-    (r"pase run ", "trains in processes of its own; tests/cli/test_run_emit.py runs it"),
+    (r"pase run (?!example:)", "trains in processes of its own; tests/cli/test_run_emit.py runs it"),
     (
         r"pase launch ",
         "trains in several processes and on several hosts; tests/runtime/test_launch.py runs it",
     ),
     (r"\.venv/bin/python train\.py", "AlexNet takes a minute on virtual devices; docs/training.md runs such programs"),
+    (
+        r"torchrun .*(--steps|-m) ",
+        "tests/targets/torch/test_script.py and tests/calibration/test_links.py run such programs",
+    ),
+    (r"torchrun --nproc-per-node 8 ", "needs eight GPUs"),
     (r"pase calibrate ", "takes a minute, or a GPU; tests/cli/test_calibrate.py runs it"),
     (r"pase train .*(--hosts|--processes)", "trains in several processes; tests/cli/test_processes.py runs it"),
     (r"pase \w+ (package\.module:factory|model\.keras)", "a model of the reader's own"),
@@ -47,7 +52,6 @@ FILES: Mapping[tuple[str, str], str] = {
         "with_torch.py",
     ): "needs eight processes; tests/exports runs such in four",
     ("docs/how-to/parallelize-jax.md", "train_jax.py"): "tests/docs/test_how_to.py runs it on eight virtual devices",
-    ("docs/how-to/parallelize-torch.md", "train_torch.py"): "tests/docs/test_how_to.py runs it on two ranks",
 }
 """Programs that a page neither runs nor imports."""
 
@@ -56,18 +60,6 @@ READERS = {"dot": "Graphviz"}
 
 SHOWN: Mapping[tuple[str, str], str] = {
     ("docs/method.md", "F(G, φ) = Σ_v t_l(v, φ, r) + Σ_(u,v) r · t_x(u, v, φ)"): "Eq. 1 of the paper",
-    (
-        "docs/machines.md",
-        "torchrun --nproc-per-node 2 -m pase.calibration.ranks -o machine.toml",
-    ): "tests/calibration/test_links.py starts such processes itself",
-    (
-        "docs/training.md",
-        "torchrun --nproc-per-node 4 train.py --steps 200 --optimizer adam --learning-rate 0.001",
-    ): "tests/targets/torch/test_script.py runs such programs",
-    (
-        "docs/how-to/parallelize-torch.md",
-        "torchrun --nproc-per-node 4 train_torch.py",
-    ): "tests/docs/test_how_to.py runs it on two ranks",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
     (
         "docs/how-to/own-operator.md",

@@ -4,9 +4,9 @@ import json
 import os
 import re
 import shlex
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,23 @@ import click
 
 from pase.cli.main import cli
 from tests.cli.conftest import Command, Finished
+from tests.docs.files import patched
 from tests.docs.kinds import Kind, commands, file_name, kind_of
 from tests.docs.markdown import ROOT, Code
 from tests.docs.output import difference
 from tests.docs.rules import READERS, SHOWN, rule_of
 from tests.docs.scaled import scaled
 from tests.docs.snippets import run_snippet
+from tests.targets.torch.ranks import Pool
 
 
 class PageRun:
     """The folder, the names and the commands of a page, one block after the other."""
 
-    def __init__(self, folder: Path, pase: Command, namespace: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, pase: Command, ranks: Pool, namespace: dict[str, Any]) -> None:
         self._folder = folder
         self._pase = pase
+        self._ranks = ranks
         self.namespace = {"__name__": "snippet", **namespace}
 
     def block(self, block: Code) -> None:
@@ -37,8 +40,10 @@ class PageRun:
     def _file(self, block: Code) -> None:
         name = file_name(block)
         assert name is not None
-        _CHECKS.get(Path(name).suffix, lambda _: None)(block.text)
-        (self._folder / name).write_text(block.text, encoding="utf-8")
+        path = self._folder / name
+        text = patched(path.read_text(encoding="utf-8"), block.text) if block.language == "diff" else block.text
+        _CHECKS.get(path.suffix, lambda _: None)(text)
+        path.write_text(text, encoding="utf-8")
 
     def _python(self, block: Code) -> None:
         run_snippet(block.text, self.namespace, block.where)
@@ -72,7 +77,10 @@ class PageRun:
         parse_pase(arguments)
 
     def _run_pase(self, arguments: list[str]) -> Finished:
-        return self._pase(*arguments)
+        from tests.docs.on_ranks import calls_on
+
+        with calls_on(self._ranks, self._folder) if arguments[0] == "run" else nullcontext():
+            return self._pase(*arguments)
 
     def _parse_python(self, arguments: list[str]) -> None:
         """Check the options of an emitted program; that of the forward pass has its own."""
@@ -85,6 +93,11 @@ class PageRun:
 
         first, *others = arguments
         return run_module(*others) if first == "-m" else run_program(self._folder / first, others)
+
+    def _run_torchrun(self, arguments: list[str]) -> Finished:
+        from tests.docs.on_ranks import torchrun
+
+        return torchrun(self._ranks, self._folder, arguments)
 
     def _parse_script(self, arguments: list[str]) -> None:
         from tests.docs.programs import parse_bench
@@ -148,6 +161,7 @@ _Run = Callable[[PageRun, list[str]], Finished]
 _PROGRAMS: Mapping[str, tuple[_Parse, _Run]] = {
     "pase": (PageRun._parse_pase, PageRun._run_pase),
     "python": (PageRun._parse_python, PageRun._run_python),
+    "torchrun": (PageRun._parse_nothing, PageRun._run_torchrun),
     "bench": (PageRun._parse_script, PageRun._run_nothing),
     "fuzz": (PageRun._parse_fuzz, PageRun._run_nothing),
     "gpu-check": (PageRun._parse_gpu_check, PageRun._run_nothing),
@@ -193,14 +207,6 @@ def _check(shown: str, finished: Finished, where: str) -> None:
 
 def _stripped(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-def forget_modules(folder: Path) -> None:
-    """Unload what was imported from a page's folder."""
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if file and Path(file).is_relative_to(folder):
-            del sys.modules[name]
 
 
 def program_exists(name: str) -> bool:

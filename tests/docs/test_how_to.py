@@ -151,25 +151,3 @@ def test_the_function_of_the_page_trains_under_its_plan(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-2000:]
     first, second, third = ast.literal_eval(ran.stdout)
     assert first > second > third > 0
-
-
-def test_the_module_of_the_page_trains_under_its_plan(tmp_path: Path) -> None:
-    (block,) = (block for block in blocks("docs/how-to/parallelize-torch.md") if file_name(block) == "train_torch.py")
-    (tmp_path / "train_torch.py").write_text(block.text)
-    started = "from pase.targets.torch.launch import run_program; run_program(['train_torch.py'], ranks={})"
-    losses = []
-    for ranks in (1, 2):
-        ran = subprocess.run(
-            [sys.executable, "-W", "error", "-c", started.format(ranks)],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert ran.returncode == 0, ran.stderr[-2000:]
-        losses.append(float(ran.stdout))
-    # Of words that are drawn by chance, 64 of them: log 64 = 4.16.
-    assert 3.5 < losses[0] < 4.3
-    assert losses[1] == pytest.approx(losses[0], abs=2e-4)

@@ -10,11 +10,13 @@ from pase.cli.main import COMMANDS, cli
 from pase.importers import OPERATORS
 from pase.targets.mesh_tensorflow.runtime.cluster import cluster_of
 from tests.cli.conftest import Command, pase
+from tests.docs.files import forget_modules
 from tests.docs.kinds import Kind, commands, file_name, kind_of
 from tests.docs.markdown import Code, blocks, pages, spans
 from tests.docs.prepared import PREPARED, prepare
 from tests.docs.rules import FILES, PARSED, SHOWN, rule_of
-from tests.docs.runner import PageRun, forget_modules, program_exists
+from tests.docs.runner import PageRun, program_exists
+from tests.targets.torch.ranks import Pool
 
 __all__ = ["pase"]
 
@@ -22,10 +24,12 @@ PAGES = pages()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
-def test_what_a_page_shows_runs(page: str, pase: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_page_shows_runs(
+    page: str, pase: Command, ranks: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = PageRun(tmp_path, pase, prepare(page, tmp_path))
+    run = PageRun(tmp_path, pase, ranks, prepare(page, tmp_path))
     try:
         for block in blocks(page):
             run.block(block)
@@ -68,7 +72,9 @@ def test_every_program_of_a_page_is_used_by_it() -> None:
 
 def _is_used(program: Code, module: str) -> bool:
     """Whether a block of the same page imports a module, runs it or names it on a command line."""
-    use = re.compile(rf"\b(from|import) {module}\b|\bpython {module}\.py\b|\bpase \w+ {module}:")
+    use = re.compile(
+        rf"\b(from|import) {module}\b|\bpython {module}\.py\b|\btorchrun .*\b{module}\.py\b|\bpase \w+ {module}:"
+    )
     return any(use.search(block.text) for block in blocks(program.page) if block is not program)
 
 
@@ -119,9 +125,9 @@ def _block(text: str, page: str = "page.md") -> Code:
 
 
 @pytest.fixture
-def run(pase: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PageRun:
+def run(pase: Command, ranks: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PageRun:
     monkeypatch.chdir(tmp_path)
-    return PageRun(tmp_path, pase, {})
+    return PageRun(tmp_path, pase, ranks, {})
 
 
 @pytest.mark.parametrize(

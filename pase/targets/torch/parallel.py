@@ -222,7 +222,9 @@ class Parallel(nn.Module):
         self._state = state_of(module)
         self._storage: Storage | None = None
         self._mode(True)
-        device = next((p.device for p in module.parameters() if not p.is_meta), join().device)
+        device = join().device
+        if device.type == "cpu":
+            device = next((p.device for p in module.parameters() if not p.is_meta), device)
         self._mesh = mesh_of(self._stored, device.type)
         notes = install(self, self._state, self._stored, self._mesh, weights, device=device)
         self.notes = (*live.notes, *notes)
@@ -231,9 +233,9 @@ class Parallel(nn.Module):
         self._summed: tuple[object, ...] = ()
         known = [item.use for item in live.constants.values()]
         fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
-        self._fixed, self._fixed_values = live.part(fixed), _Fixed()
+        self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
         own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
-        self._part = live.part(own + [o.name for o in live.outputs if not o.layer])
+        self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
         self._boxes = self.inputs()
         super().train(module.training)
 

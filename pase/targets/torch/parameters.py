@@ -176,7 +176,12 @@ def mesh_of(stored: Storage, device_type: str) -> DeviceMesh:
     """Return the mesh of all parameters; every rank calls it."""
     names = tuple(f"m{number}" for number in range(len(stored.sizes)))
     ranks = torch.arange(prod(stored.sizes)).reshape(stored.sizes)
-    return DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    split = {tuple(axis for axis, done in enumerate(own.splits) if done) for own in stored.stored.values()}
+    for axes in sorted(axes for axes in split if len(axes) > 1):
+        # Norms of such parameters are then one sum and not one for each axis, which PyTorch would warn of.
+        (mesh if len(axes) == len(names) else mesh[tuple(names[axis] for axis in axes)])._flatten()
+    return mesh
 
 
 def placements_of(splits: Iterable[Split | None]) -> tuple[Placement, ...]:

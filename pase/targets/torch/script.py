@@ -52,6 +52,7 @@ from pase.targets.training.script import (
     StepResult,
     Steps,
     chosen_batches,
+    given_values,
     reporting,
     script_flags,
 )
@@ -111,6 +112,9 @@ class RankTraining:
         self.groups, self.traffic = Groups(ranks.rank, ranks.world_size), Traffic()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.program = self._traced(trains=True)
+        if values is None:
+            kept = self.program.weights.items()
+            values = given_values(None, [name for name, w in kept if not (w.is_trained or w.is_statistic)])
         self._evaluated: Traced | None = None
         self.shards = {name: self._shard(weight, values) for name, weight in self.program.weights.items()}
         self._state: dict[str, dict[str, Any]] = {}

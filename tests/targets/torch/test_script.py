@@ -149,6 +149,16 @@ def test_a_loss_that_is_not_finite_ends_all_ranks(ranks: Pool) -> None:
         ranks.run(events, source, options(50, rate=1e300), world=2)
 
 
+def test_constants_of_a_model_are_asked_for(ranks: Pool) -> None:
+    step = Step(result="y", function="add", operands=("t1", "m"), dims=("b", "n"))
+    body = Body(steps=(DENSE.steps[0], step), constants=(Constant(name="m", dims=("n",)),), inputs=DENSE.inputs)
+    source = emit(make_plan(network(first=body, last=SUM), 2, {"fc": {"b": 2}}), target="torch")
+    with pytest.raises(
+        RanksFailedError, match=r"constants of its model, such as 'fc/m'; write them with: pase weights"
+    ):
+        ranks.run(outputs, source, options(1), {"pixels": np.zeros((4, 8))}, world=2)
+
+
 # -- the command line
 
 
