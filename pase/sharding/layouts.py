@@ -178,15 +178,20 @@ class Layout:
         )
 
 
-def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
-    """Return how a tensor of these dims lies on a mesh; ProgramError where a split does not divide its dim."""
-    used = [axis for dim in dims for axis in dim.axes]
-    for name, extent in used:
+def check_split(layer: str, mesh: DeviceMesh, axes: Iterable[tuple[str, int]]) -> None:
+    """Raise ProgramError where a mesh does not divide dims, given by name and extent, in even parts."""
+    for name, extent in axes:
         if extent % mesh.size(name):
             raise ProgramError(
                 f"layer {layer!r} splits {name} = {extent} in {mesh.size(name)} parts, which do not divide it; "
                 "choose a divisor"
             )
+
+
+def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
+    """Return how a tensor of these dims lies on a mesh; ProgramError where a split does not divide its dim."""
+    used = [axis for dim in dims for axis in dim.axes]
+    check_split(layer, mesh, used)
     numbers: dict[tuple[int, ...], int] = {}
     parts = []
     for point in mesh.coordinates:

@@ -33,6 +33,17 @@ class ReshardStep:
         """The movement that takes gradients back."""
         return ReshardStep(self.target, self.source)
 
+    def clipped(self, dim: int) -> "ReshardStep":
+        """Return the movement to what the source covers of the target's boxes along a dim, possibly nothing of some."""
+        low = min(box[dim][0] for box in self.source.boxes)
+        high = max(box[dim][1] for box in self.source.boxes)
+
+        def cut(box: Box) -> Box:
+            first, last = max(box[dim][0], low), min(box[dim][1], high)
+            return (*box[:dim], (first, max(first, last)), *box[dim + 1 :])
+
+        return ReshardStep(self.source, replace(self.target, boxes=tuple(map(cut, self.target.boxes))))
+
 
 def reshard_steps(source: Layout, target: Layout) -> tuple[ReshardStep, ...]:
     """Return the movements, one or at most three, that take a tensor from one layout to another.

@@ -15,7 +15,8 @@ from torch import fx, nn
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box
-from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh
+from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, check_split, device_mesh
+from pase.sharding.named_dims import check_shared
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
 from pase.sharding.traffic import Phase
 from pase.targets.torch.collectives import (
@@ -363,18 +364,9 @@ class Program:
         if name in self.weights:
             first = self.weights[name].tensor
             self._shared.add(name)
-            if first.size != Tensor(value=None, mesh=mesh, dims=tuple(dims)).size:
-                raise ProgramError(
-                    f"layers {first.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "
-                    f"{[dim.size for dim in first.dims]} and {[dim.size for dim in dims]}; give them one shape"
-                )
+            check_shared(name, first.mesh.layer, first.dims, mesh.layer, dims)
             return reshard(first, mesh, dims)
-        for dim in dims:
-            if dim.size % mesh.devices.size(dim.name):
-                raise ProgramError(
-                    f"layer {mesh.layer!r} splits {dim.name} = {dim.size} in {mesh.devices.size(dim.name)} parts, "
-                    "which do not divide it; choose a divisor"
-                )
+        check_split(mesh.layer, mesh.devices, ((dim.name, dim.size) for dim in dims))
         lacking = frozenset(mesh.devices.split_axes) - {dim.name for dim in dims} if is_trained else None
         tensor = Tensor(value=None, mesh=mesh, dims=tuple(dims), over=lacking)
         tensor = replace(tensor, value=self.declared(name, tensor, is_trained=is_trained, is_statistic=is_statistic))

@@ -246,11 +246,6 @@ def joined_dims(tensors: Sequence[Tensor]) -> tuple[Dim, ...]:
     return tuple(found.values())
 
 
-def written(dims: Sequence[Dim]) -> str:
-    """Return dims as messages have them."""
-    return ", ".join(f"{dim.name}={dim.size}" for dim in dims)
-
-
 def shaped(x: Any, now: Sequence[int], shape: Sequence[int]) -> Any:
     """Return a shard in a shape; now: that which it has."""
     return x if tuple(now) == tuple(shape) else x.reshape(tuple(shape))

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Any
 
 from pase.errors import ProgramError
-from pase.sharding.layouts import HOST, DeviceMesh, device_mesh
+from pase.sharding.layouts import HOST, DeviceMesh, check_split, device_mesh
+from pase.sharding.named_dims import check_shared
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import Assign, LayerMesh
 from pase.targets.mesh_tensorflow.runtime.devices import Devices, virtual_cpus
@@ -204,18 +204,9 @@ class Program:
         shape = tuple(dim.size for dim in dims)
         if name in self.weights:
             first = self.weights[name]
-            if prod(first.shape) != prod(shape):
-                raise ProgramError(
-                    f"layers {first.tensor.mesh.layer!r} and {mesh.layer!r} share weight {name!r} with shapes "
-                    f"{list(first.shape)} and {list(shape)}; give them one shape"
-                )
+            check_shared(name, first.tensor.mesh.layer, first.tensor.shape.dims, mesh.layer, dims)
             return reshard(first.handed, mesh, dims)
-        for dim in dims:
-            if dim.size % mesh.devices.size(dim.name):
-                raise ProgramError(
-                    f"layer {mesh.layer!r} splits {dim.name} = {dim.size} in {mesh.devices.size(dim.name)} parts, "
-                    "which do not divide it; choose a divisor"
-                )
+        check_split(mesh.layer, mesh.devices, ((dim.name, dim.size) for dim in dims))
         tensor = self._trained(mesh, self._tf_name(name), mtf.Shape(list(dims)))
         handed = FanOut(tensor).new_output() if is_trained else tensor
         self.weights[name] = Weight(

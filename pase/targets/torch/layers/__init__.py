@@ -1,9 +1,10 @@
 """Layers of programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
+from pase.sharding.named_dims import window
 from pase.targets.torch.layers.attention import attention
 from pase.targets.torch.layers.contraction import lookup, pick, product
 from pase.targets.torch.layers.loss import softmax_loss
-from pase.targets.torch.layers.movement import concat, dims, padded, piece, window
+from pase.targets.torch.layers.movement import concat, dims, padded, piece
 from pase.targets.torch.layers.normalisation import batch_norm, normalise
 from pase.targets.torch.layers.points import arrange, dropout, fn
 from pase.targets.torch.layers.recurrent import GATES, last_state, lstm, recurrent

@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn import functional
 
 from pase.errors import ProgramError
+from pase.sharding.named_dims import named
 from pase.sharding.traffic import Phase
 from pase.targets.torch.collectives import Adder
-from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, resolved, shaped, written
+from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, resolved, shaped
 
 
 def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
@@ -18,8 +19,8 @@ def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
     mesh = one_mesh([logits, labels])
     if logits.dims != (*labels.dims, classes):
         raise ProgramError(
-            f"layer {mesh.layer!r}: the logits have dims {written(logits.dims)}; expected "
-            f"{written((*labels.dims, classes))}, those of the labels and then the classes"
+            f"layer {mesh.layer!r}: the logits have dims {named(logits.dims)}; expected "
+            f"{named((*labels.dims, classes))}, those of the labels and then the classes"
         )
     if mesh.split((classes.name,)):
         module = SplitSoftmaxLoss(

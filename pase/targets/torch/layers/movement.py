@@ -1,14 +1,13 @@
 """What is said of dims, and data that are moved alone: tensors end to end, a piece of one, zeros around it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 
 import torch
 
-from pase.errors import ProgramError
-from pase.sharding.boxes import Box, extents
-from pase.sharding.layouts import Layout, PlainDim, WindowDim, layout_of, shifted
+from pase.sharding.boxes import extents
+from pase.sharding.layouts import Layout, PlainDim, layout_of, shifted
+from pase.sharding.named_dims import not_joined, place_of_piece
 from pase.sharding.reshard import ReshardStep
 from pase.targets.torch.layers.points import arrange
 from pase.targets.torch.reshard import reshard
@@ -18,23 +17,6 @@ from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 def dims(*named: tuple[str, int], **sizes: int) -> tuple[Dim, ...]:
     """Return dims: ``b, n = dims(b=64, n=10)``, or ``dims(("b", 64))`` where a name is no identifier."""
     return tuple(Dim(name, size) for name, size in (*named, *sizes.items()))
-
-
-def window(out: Dim, kernel: Dim, *, of: int, stride: int = 1, dilation: int = 1, pad: int = 0) -> WindowDim:
-    """Return a tensor dim of extent `of` that output dim `out` reads through a window of dim `kernel`.
-
-    Output o reads points ``o·stride + k·dilation - pad``, k = 0 … kernel - 1.
-    """
-    return WindowDim(
-        out=out.name,
-        out_extent=out.size,
-        kernel=kernel.name,
-        kernel_extent=kernel.size,
-        extent=of,
-        stride=stride,
-        dilation=dilation,
-        pad=pad,
-    )
 
 
 def concat(
@@ -54,10 +36,7 @@ def concat(
     num_others = along.size and prod(dim.size for dim in dims) // along.size
     lengths = [x.size // num_others for x in xs]
     if sum(lengths) != along.size or any(x.size % num_others for x in xs):
-        raise ProgramError(
-            f"layer {mesh.layer!r} joins {' + '.join(map(str, lengths))} points along {along.name} = {along.size}; "
-            "correct the dims so that they add up"
-        )
+        raise not_joined(mesh.layer, lengths, along)
     target = _layout(mesh, dims)
     parts, offset = [], 0
     for i, (x, length) in enumerate(zip(xs, lengths, strict=True)):
@@ -73,9 +52,9 @@ def concat(
         is_here = [dim.size for dim in x.dims] == sizes and not x.mesh.is_host
         x = resolved(x if is_here else reshard(x, mesh, own))
         source = shifted(x.layout, target.shape, position, offset)
-        clipped = _clipped(ReshardStep(source, target), position)
-        made = extents(clipped.by_device[mesh.program.rank])
-        value = mesh.program.move(x, mesh, [ReshardStep(source, clipped)], made=made)
+        step = ReshardStep(source, target).clipped(position)
+        made = extents(step.target.by_device[mesh.program.rank])
+        value = mesh.program.move(x, mesh, [step], made=made)
         # Who gets nothing of it may have something to send, and gets its gradient back.
         parts.append(value)
         offset += length
@@ -87,26 +66,10 @@ def _layout(mesh: LayerMesh, dims: Sequence[Dim]) -> Layout:
     return layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in dims], layer=mesh.layer)
 
 
-def _clipped(hop: ReshardStep, position: int) -> Layout:
-    """Return the target with its boxes cut down to what one input covers, possibly to nothing."""
-    low = min(box[position][0] for box in hop.source.boxes)
-    high = max(box[position][1] for box in hop.source.boxes)
-
-    def cut(box: Box) -> Box:
-        first, last = max(box[position][0], low), min(box[position][1], high)
-        return (*box[:position], (first, max(first, last)), *box[position + 1 :])
-
-    return replace(hop.target, boxes=tuple(cut(box) for box in hop.target.boxes))
-
-
 def piece(x: Tensor, along: str, start: int, size: int) -> Tensor:
     """Return ``[start, start + size)`` of a dim of x on x's mesh; the dim of the result is not split."""
-    if along not in x.names or not 0 <= start < start + size <= x.dims[x.names.index(along)].size:
-        raise ProgramError(
-            f"layer {x.mesh.layer!r}: {list(x.names)} has no [{start}, {start + size}) of {along}; correct the piece"
-        )
+    position = place_of_piece(x.mesh.layer, x.dims, along, start, size)
     x = resolved(x)
-    position = x.names.index(along)
     own = list(x.dims)
     own[position] = Dim(f"{along}[{start}:{start + size}]", size)
     target = shifted(_layout(x.mesh, own), x.layout.shape, position, start)

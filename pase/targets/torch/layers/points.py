@@ -12,7 +12,8 @@ import torch
 from torch.nn import functional
 
 from pase.errors import ProgramError
-from pase.targets.torch.tensor import Dim, Tensor, in_order, joined_dims, local, written
+from pase.sharding.named_dims import named
+from pase.targets.torch.tensor import Dim, Tensor, in_order, joined_dims, local
 from pase.targets.training.masks import ROUND, WORD, layer_key, threshold
 
 _CONSTANT = frozenset({"ceil", "floor", "floor_divide", "round", "sign"})
@@ -139,7 +140,7 @@ def arrange(x: Tensor, dims: Sequence[Dim]) -> Tensor:
     if x.dims == dims:
         return x
     if any(dim.size > 1 for dim in x.dims if dim not in dims):
-        raise ProgramError(f"layer {x.mesh.layer!r}: {written(x.dims)} cannot be laid out as {written(dims)}")
+        raise ProgramError(f"layer {x.mesh.layer!r}: {named(x.dims)} cannot be laid out as {named(dims)}")
     shape = tuple(map(x.mesh.part, dims))
     is_longer = any(dim not in x.dims and dim.size > 1 for dim in dims)
 

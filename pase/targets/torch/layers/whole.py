@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from pase.errors import ProgramError
+from pase.sharding.named_dims import check_cut, not_joined, place_along
 from pase.targets.torch.layers.points import arrange
 from pase.targets.torch.tensor import Dim, Tensor, local
 
@@ -19,10 +19,7 @@ def cut(x: Tensor, along: Dim, part: Dim, *, start: int = 0, step: int = 1) -> T
     """Return each `step`-th point of x along a dim, from `start`, as another dim."""
     place = _place(x, along)
     last = start + (part.size - 1) * step + 1
-    if start < 0 or step < 1 or last > along.size:
-        raise ProgramError(
-            f"layer {x.mesh.layer!r} cuts [{start}, {last}) from {along.name} = {along.size}; correct the cut"
-        )
+    check_cut(x.mesh.layer, along, start, step, last)
     begin, size = x.mesh.begin(part), x.mesh.part(part)
     first = start + begin * step
     index = (slice(None),) * place + (slice(first, first + (size - 1) * step + 1, step),)
@@ -33,10 +30,7 @@ def cut(x: Tensor, along: Dim, part: Dim, *, start: int = 0, step: int = 1) -> T
 def end_to_end(xs: Sequence[Tensor], dims: Sequence[Dim], along: Dim) -> Tensor:
     """Return tensors end to end as the dim `along`; dims: of each, the one that is its part."""
     if sum(dim.size for dim in dims) != along.size or len(xs) != len(dims):
-        raise ProgramError(
-            f"layer {xs[0].mesh.layer!r} joins {' + '.join(str(dim.size) for dim in dims)} points along "
-            f"{along.name} = {along.size}; correct the dims so that they add up"
-        )
+        raise not_joined(xs[0].mesh.layer, (dim.size for dim in dims), along)
     place = _place(xs[0], dims[0])
     rest = [dim for dim in xs[0].dims if dim != dims[0]]
     xs = [arrange(x, [*rest[:place], dim, *rest[place:]]) for x, dim in zip(xs, dims, strict=True)]
@@ -88,9 +82,4 @@ def select_rows(table: Tensor, places: Tensor, along: Dim) -> Tensor:
 
 def _place(x: Tensor, dim: Dim) -> int:
     """Return which dim of x one is, which must be whole."""
-    if dim not in x.dims or x.mesh.devices.size(dim.name) > 1:
-        raise ProgramError(
-            f"layer {x.mesh.layer!r}: {dim.name} of {list(x.names)} is moved along, which needs all of it on every "
-            "rank; do not split it"
-        )
-    return x.dims.index(dim)
+    return place_along(x.mesh.layer, x.dims, x.mesh.devices, dim)

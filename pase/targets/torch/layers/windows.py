@@ -1,15 +1,14 @@
 """Convolutions and pooling of shards: sliding windows over one to three dims, whatever the order of a tensor's dims."""
 
 from collections.abc import Sequence
-from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from pase.errors import ProgramError
 from pase.sharding.layouts import WindowDim
+from pase.sharding.named_dims import check_filters, check_pooled, check_transposed, filter_dims, mean_weights
 from pase.targets.torch.tensor import Dim, Tensor, local, shaped
 
 _CONVOLUTIONS = (functional.conv1d, functional.conv2d, functional.conv3d)
@@ -25,58 +24,36 @@ def convolve(x: Tensor, filters: Tensor, windows: Sequence[WindowDim], out: Sequ
     in the filters and in out. A split of a channel of x or of a kernel leaves partial sums.
     """
     mesh = x.mesh
-    # A channel of one point may be left out of any of the three.
-    given = {*x.names, *filters.names, *(window.out for window in windows)}
-    lost = [dim for dim in out if dim.name not in given and dim.size > 1]
-    wrong = lost or [dim for dim in out for other in filters.dims if other.name == dim.name and other != dim]
-    if wrong:
-        raise ProgramError(
-            f"conv{len(windows)}d of layer {mesh.layer!r}: filters {list(filters.names)} do not produce "
-            f"{', '.join(dim.name for dim in wrong)}; give the same dims to both"
-        )
+    check_filters(mesh.layer, x.names, filters.dims, windows, out)
     kernels, positions = [window.kernel for window in windows], [window.out for window in windows]
     sizes = {dim.name: mesh.part(dim) for dim in (*x.dims, *filters.dims, *out)}
     names = [dim.name for dim in out]
-    spatial = {*kernels, *positions}
-    groups, inputs, outputs = _channels(x.names, filters.names, names, spatial)
-    batch = [name for name in names if name not in filters.names and name not in spatial]
+    own = filter_dims(x.names, filters.names, names, {*kernels, *positions})
     split_kernels = [name for name in kernels if name in x.names]
     points = [window.reach(mesh.devices) for window in windows]
     taps = [window.kernel_extent // mesh.devices.size(window.kernel) for window in windows]
     outs = [window.out_extent // mesh.devices.size(window.out) for window in windows]
-    num_batch, num_groups, num_inputs, num_outputs = (
-        prod(sizes[name] for name in part if name in sizes) for part in (batch, groups, inputs, outputs)
-    )
+    num_groups, num_inputs, num_outputs, num_batch = own.extents(sizes)
     # A kernel that is split stands as a dim of one point.
-    order = [name for name in (*batch, *split_kernels, *groups, *inputs, *positions) if name in x.names]
+    order = [name for name in (*own.batch, *split_kernels, *own.groups, *own.inputs, *positions) if name in x.names]
     order += [name for name in x.names if name not in order]
+    held = [*own.groups, *own.outputs, *own.inputs, *(k for k in kernels if k in filters.names)]
     function = _CONVOLUTIONS[len(windows) - 1]
     strides, dilations = [window.stride for window in windows], [window.dilation for window in windows]
 
     def compute(a: Any, w: Any) -> Any:
         seen = (num_batch, num_groups * num_inputs, *points)
         a = shaped(turned(a, x.names, order), [sizes[n] for n in order], seen)
-        w = turned(w, filters.names, own)
-        w = shaped(w, [sizes[n] for n in own], (num_groups * num_outputs, num_inputs, *taps))
+        w = turned(w, filters.names, held)
+        w = shaped(w, [sizes[n] for n in held], (num_groups * num_outputs, num_inputs, *taps))
         y = function(a, w, None, strides, 0, dilations, num_groups)
-        y.node.meta["biased"] = [*groups, *outputs]
-        made = [sizes[n] for n in (*batch, *groups, *outputs)]
+        y.node.meta["biased"] = [*own.groups, *own.outputs]
+        made = [sizes[n] for n in (*own.batch, *own.groups, *own.outputs)]
         y = shaped(y, (num_batch, num_groups * num_outputs, *outs), (*made, *outs))
-        return turned(y, [*batch, *groups, *outputs, *positions], names)
-
-    own = [*groups, *outputs, *inputs, *(k for k in kernels if k in filters.names)]
+        return turned(y, [*own.batch, *own.groups, *own.outputs, *positions], names)
 
     reduced = {*filters.names} - {*names}
     return local(compute, [x, filters], out, partial_over=reduced)
-
-
-def _channels(
-    x: Sequence[str], filters: Sequence[str], out: Sequence[str], spatial: set[str]
-) -> tuple[list[str], list[str], list[str]]:
-    """Return the dims of filters that are groups, input channels and output channels."""
-    own = [name for name in filters if name not in spatial]
-    groups = [name for name in own if name in x and name in out]
-    return groups, [n for n in own if n not in out], [n for n in own if n in out and n not in x]
 
 
 def convolve_transposed(
@@ -109,21 +86,13 @@ def convolve_transposed(
         ProgramError: positions or windows are split.
     """
     mesh = x.mesh
-    split = [dim.name for one in windows for dim in one if mesh.devices.size(dim.name) != 1]
-    if split:
-        raise ProgramError(
-            f"layer {mesh.layer!r} is a transposed convolution, of which {', '.join(split)} cannot be split; "
-            "split its batch or its channels"
-        )
+    check_transposed(mesh.layer, mesh.devices, windows)
     positions, written, kernels = ([one[i].name for one in windows] for i in range(3))
     every = (*x.dims, *filters.dims, *out, *(dim for one in windows for dim in one))
     sizes = {dim.name: mesh.part(dim) for dim in every}
     names = [dim.name for dim in out]
-    groups, inputs, outputs = _channels(x.names, filters.names, names, {*kernels})
-    batch = [name for name in names if name not in filters.names and name not in written]
-    num_groups, num_inputs, num_outputs, num_batch = (
-        prod(sizes[name] for name in part) for part in (groups, inputs, outputs, batch)
-    )
+    own = filter_dims(x.names, filters.names, names, {*kernels, *written})
+    num_groups, num_inputs, num_outputs, num_batch = own.extents(sizes)
     points, outs, taps = ([sizes[name] for name in part] for part in (positions, written, kernels))
     reached = [
         (n - 1) * stride + (k - 1) * dilation + 1
@@ -134,18 +103,18 @@ def convolve_transposed(
     ends = [pad + out - extent for pad, out, extent in zip(pads, outs, reached, strict=True)]
 
     def compute(a: Any, w: Any) -> Any:
-        a = turned(a, x.names, [*batch, *groups, *inputs, *positions])
+        a = turned(a, x.names, [*own.batch, *own.groups, *own.inputs, *positions])
         a = a.reshape((num_batch, num_groups * num_inputs, *points))
-        w = turned(w, filters.names, [*groups, *inputs, *outputs, *kernels])
+        w = turned(w, filters.names, [*own.groups, *own.inputs, *own.outputs, *kernels])
         w = w.reshape((num_groups * num_inputs, num_outputs, *taps))
         w = torch.flip(w, list(range(2, 2 + len(taps)))) if backwards else w
         y = _TRANSPOSED[len(taps) - 1](a, w, stride=list(strides), dilation=list(dilations), groups=num_groups)
         around = [n for pad, end in zip(reversed(pads), reversed(ends), strict=True) for n in (-pad, end)]
         y = functional.pad(y, around) if any(around) else y
-        y = y.reshape([*(sizes[n] for n in (*batch, *groups, *outputs)), *outs])
-        return turned(y, [*batch, *groups, *outputs, *written], names)
+        y = y.reshape([*(sizes[n] for n in (*own.batch, *own.groups, *own.outputs)), *outs])
+        return turned(y, [*own.batch, *own.groups, *own.outputs, *written], names)
 
-    return local(compute, [x, filters], out, partial_over=inputs)
+    return local(compute, [x, filters], out, partial_over=own.inputs)
 
 
 def pool(
@@ -157,12 +126,7 @@ def pool(
         ProgramError: a window's own dim is split.
     """
     mesh = x.mesh
-    for one in windows:
-        if mesh.devices.size(one.kernel) != 1:
-            raise ProgramError(
-                f"layer {mesh.layer!r} pools windows of {one.kernel}, which cannot be split; "
-                f"take {one.kernel} out of the mesh's axes"
-            )
+    check_pooled(mesh.layer, mesh.devices, windows)
     names = [dim.name for dim in out]
     sizes = {dim.name: mesh.part(dim) for dim in out}
     positions = [one.out for one in windows]
@@ -197,27 +161,11 @@ def pool(
     seen = (*held[:2], *points) if is_plain else (lead, 1, *points)
     if is_mean_of_dilated:
         share = mesh.program.held(torch.full((1, 1, *kernels), 1 / prod(kernels), dtype=torch.float64), "share")
-    counted = None if function == "max" else _counted(windows, mesh, count_padding)
     weights = None
-    if counted is not None:
-        weights = mesh.program.held(torch.tensor(counted, dtype=torch.float64).reshape(outs), "counted")
+    if function != "max":
+        counted = mean_weights(windows, mesh.devices, mesh.point, count_padding=count_padding)
+        weights = None if (counted == 1).all() else mesh.program.held(torch.from_numpy(counted), "counted")
     return local(compute, [x], out)
-
-
-def _counted(windows: Sequence[WindowDim], mesh: Any, count_padding: bool) -> list[float] | None:
-    """Return for each output of the part what a mean over all points of its window is to be multiplied by."""
-    along = []
-    for one in windows:
-        num_outs = one.out_extent // mesh.devices.size(one.out)
-        found = []
-        for o in range(num_outs):
-            first = (o + mesh.point.get(one.out, 0) * num_outs) * one.stride - one.pad
-            inside = sum(0 <= first + k * one.dilation < one.extent for k in range(one.kernel_extent))
-            found.append(one.kernel_extent if count_padding else max(inside, 1))
-        along.append(found)
-    num_points = prod(one.kernel_extent for one in windows)
-    weights = [num_points / prod(counts) for counts in product(*along)]
-    return None if set(weights) == {1.0} else weights
 
 
 def turned(x: Any, own: Sequence[str], order: Sequence[str]) -> Any:

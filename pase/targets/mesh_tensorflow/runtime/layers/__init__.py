@@ -1,9 +1,10 @@
 """Layers of emitted programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
+from pase.sharding.named_dims import window
 from pase.targets.mesh_tensorflow.runtime.layers.attention import attention
 from pase.targets.mesh_tensorflow.runtime.layers.contraction import lookup, pick, product
 from pase.targets.mesh_tensorflow.runtime.layers.loss import softmax_loss
-from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, padded, piece, window
+from pase.targets.mesh_tensorflow.runtime.layers.movement import concat, dims, padded, piece
 from pase.targets.mesh_tensorflow.runtime.layers.normalisation import normalise
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange, dropout, fn
 from pase.targets.mesh_tensorflow.runtime.layers.recurrent import GATES, last_state, lstm, recurrent

@@ -1,12 +1,11 @@
 """What is said of dims, and data that are moved alone: tensors end to end, a piece of one, zeros around it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from pase.errors import ProgramError
-from pase.sharding.boxes import Box, extents
-from pase.sharding.layouts import Layout, PlainDim, WindowDim, layout_of, shifted
+from pase.sharding.boxes import extents
+from pase.sharding.layouts import PlainDim, layout_of, shifted
+from pase.sharding.named_dims import not_joined, place_of_piece
 from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
@@ -19,23 +18,6 @@ from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor, resha
 def dims(*named: tuple[str, int], **extents: int) -> tuple[Any, ...]:
     """Return dimensions: ``b, n = dims(b=64, n=10)``, or ``dims(("b", 64))`` where a name is no identifier."""
     return tuple(mtf.Dimension(name, extent) for name, extent in (*named, *extents.items()))
-
-
-def window(out: Any, kernel: Any, *, of: int, stride: int = 1, dilation: int = 1, pad: int = 0) -> WindowDim:
-    """Return a tensor dim of extent `of` that output dim `out` reads through a window of dim `kernel`.
-
-    Output o reads points ``o·stride + k·dilation - pad``, k = 0 … kernel - 1.
-    """
-    return WindowDim(
-        out=out.name,
-        out_extent=out.size,
-        kernel=kernel.name,
-        kernel_extent=kernel.size,
-        extent=of,
-        stride=stride,
-        dilation=dilation,
-        pad=pad,
-    )
 
 
 def concat(
@@ -56,10 +38,7 @@ def concat(
     num_others = along.size and _size(dims) // along.size
     lengths = [x.shape.size // num_others for x in xs]
     if sum(lengths) != along.size or any(x.shape.size % num_others for x in xs):
-        raise ProgramError(
-            f"layer {mesh.layer!r} joins {' + '.join(map(str, lengths))} points along {along.name} = {along.size}; "
-            "correct the dims so that they add up"
-        )
+        raise not_joined(mesh.layer, lengths, along)
     inputs = []
     for i, (x, length) in enumerate(zip(xs, lengths, strict=True)):
         own = [*dims[:position], mtf.Dimension(f"{along.name}_{i}", length), *dims[position + 1 :]]
@@ -104,16 +83,16 @@ class _Concat(mtf.Operation):
         implementation = lowering.mesh_impl(self)
         shares: list[list[Any]] = [[] for _ in self.mesh.device_names]
         for x, hop in zip(self.inputs, self._hops, strict=True):
-            clipped = _clipped(hop, self._position)
+            clipped = hop.clipped(self._position)
             results = run_step(
                 lowering.tensors[x].to_laid_out_tensor().tensor_list,
-                ReshardStep(hop.source, clipped),
+                clipped,
                 source_names=x.mesh.device_names,
                 target_names=self.mesh.device_names,
                 fill=0.0,
                 traffic=implementation.traffic.coming_from(x.mesh.layer),
             )
-            for share, box, result in zip(shares, clipped.boxes, results, strict=True):
+            for share, box, result in zip(shares, clipped.target.boxes, results, strict=True):
                 if 0 not in extents(box):
                     share.append(result)
         joined = []
@@ -123,27 +102,9 @@ class _Concat(mtf.Operation):
         lowering.set_tensor_lowering(self.outputs[0], implementation.LaidOutTensor(joined))
 
 
-def _clipped(hop: ReshardStep, position: int) -> Layout:
-    """Return the target with its boxes cut down to what one input covers, possibly to nothing."""
-    low = min(box[position][0] for box in hop.source.boxes)
-    high = max(box[position][1] for box in hop.source.boxes)
-
-    def cut(box: Box) -> Box:
-        first, last = max(box[position][0], low), min(box[position][1], high)
-        return (*box[:position], (first, max(first, last)), *box[position + 1 :])
-
-    return replace(hop.target, boxes=tuple(cut(box) for box in hop.target.boxes))
-
-
 def piece(x: Any, along: str, start: int, size: int) -> Any:
     """Return ``[start, start + size)`` of a dim of x on x's mesh; the dim of the result is not split."""
-    names = x.shape.dimension_names
-    if along not in names or not 0 <= start < start + size <= x.shape.dims[names.index(along)].size:
-        raise ProgramError(
-            f"layer {x.mesh.layer!r}: {x.shape.to_string} has no [{start}, {start + size}) of {along}; "
-            "correct the piece"
-        )
-    position = names.index(along)
+    position = place_of_piece(x.mesh.layer, x.shape.dims, along, start, size)
     own = list(x.shape.dims)
     own[position] = mtf.Dimension(f"{along}[{start}:{start + size}]", size)
     source = layout_of_tensor(x)

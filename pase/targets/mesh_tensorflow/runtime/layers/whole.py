@@ -7,7 +7,7 @@ as a part of a sum.
 from collections.abc import Sequence
 from typing import Any
 
-from pase.errors import ProgramError
+from pase.sharding.named_dims import check_cut, not_joined, place_along
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, begins
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
@@ -17,10 +17,7 @@ def cut(x: Any, along: Any, part: Any, *, start: int = 0, step: int = 1) -> Any:
     """Return each `step`-th point of x along a dim, from `start`, as another dim."""
     place = _place(x, along)
     last = start + (part.size - 1) * step + 1
-    if start < 0 or step < 1 or last > along.size:
-        raise ProgramError(
-            f"layer {x.mesh.layer!r} cuts [{start}, {last}) from {along.name} = {along.size}; correct the cut"
-        )
+    check_cut(x.mesh.layer, along, start, step, last)
     index = (slice(None),) * place + (slice(start, last, step),)
     return _held(x, lambda local: local[index], [part if dim == along else dim for dim in x.shape.dims], [part], "cut")
 
@@ -28,10 +25,7 @@ def cut(x: Any, along: Any, part: Any, *, start: int = 0, step: int = 1) -> Any:
 def end_to_end(xs: Sequence[Any], dims: Sequence[Any], along: Any) -> Any:
     """Return tensors end to end as the dim `along`; dims: of each, the one that is its part."""
     if sum(dim.size for dim in dims) != along.size or len(xs) != len(dims):
-        raise ProgramError(
-            f"layer {xs[0].mesh.layer!r} joins {' + '.join(str(dim.size) for dim in dims)} points along "
-            f"{along.name} = {along.size}; correct the dims so that they add up"
-        )
+        raise not_joined(xs[0].mesh.layer, (dim.size for dim in dims), along)
     place = _place(xs[0], dims[0])
     rest = [dim for dim in xs[0].shape.dims if dim != dims[0]]
     xs = [arrange(x, [*rest[:place], dim, *rest[place:]]) for x, dim in zip(xs, dims, strict=True)]
@@ -103,9 +97,4 @@ def _part(x: Any, dim: Any) -> tuple[list[int], int]:
 
 def _place(x: Any, dim: Any) -> int:
     """Return which dim of x one is, which must be whole."""
-    if dim not in x.shape.dims or x.mesh.devices.size(dim.name) > 1:
-        raise ProgramError(
-            f"layer {x.mesh.layer!r}: {dim.name} of {x.shape.to_string} is moved along, which needs all of it on "
-            "every device; do not split it"
-        )
-    return list(x.shape.dims).index(dim)
+    return place_along(x.mesh.layer, x.shape.dims, x.mesh.devices, dim)

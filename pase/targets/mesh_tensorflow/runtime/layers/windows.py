@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from pase.errors import ProgramError
 from pase.sharding.layouts import WindowDim
+from pase.sharding.named_dims import check_filters, check_pooled, check_transposed, filter_dims, mean_weights
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
 
@@ -21,15 +21,7 @@ def convolve(x: Any, filters: Any, windows: Sequence[WindowDim], out: Sequence[A
     in the filters and in out. A split of a channel of x or of a kernel leaves partial sums.
     """
     name = f"conv{len(windows)}d"
-    # A channel of one point may be left out of any of the three.
-    given = names_of(x) | names_of(filters) | {window.out for window in windows}
-    lost = [dim for dim in out if dim.name not in given and dim.size > 1]
-    wrong = lost or [dim for dim in out for other in filters.shape.dims if other.name == dim.name and other != dim]
-    if wrong:
-        raise ProgramError(
-            f"{name} of layer {x.mesh.layer!r}: filters {filters.shape.to_string} do not produce "
-            f"{', '.join(dim.name for dim in wrong)}; give the same dims to both"
-        )
+    check_filters(x.mesh.layer, names_of(x), filters.shape.dims, windows, out)
     local = _Convolution(x, filters, windows, out)
     reduced = names_of(filters) - {dim.name for dim in out}
     return Shardwise(
@@ -48,34 +40,26 @@ class _Convolution:
         spatial = {*kernels, *positions}
         self._windows = windows
         self._x, self._w, self._y = ([d.name for d in dims] for dims in (x.shape.dims, filters.shape.dims, out))
-        self._groups = [n for n in self._w if n in self._x and n in self._y and n not in spatial]
-        self._inputs = [n for n in self._w if n not in self._y and n not in spatial]
-        self._outputs = [n for n in self._w if n in self._y and n not in self._x and n not in spatial]
-        self._batch = [n for n in self._y if n not in self._w and n not in spatial]
+        self._dims = filter_dims(self._x, self._w, self._y, spatial)
         self._kernels, self._positions = kernels, positions
         self._points = [window.reach(devices) for window in windows]
         self._extents = [window.kernel_extent // devices.size(window.kernel) for window in windows]
         self._outs = [window.out_extent // devices.size(window.out) for window in windows]
 
     def compute(self, x: Any, filters: Any) -> Any:
-        split_kernels = [n for n in self._kernels if n in self._x]
+        dims, split_kernels = self._dims, [n for n in self._kernels if n in self._x]
         # A kernel that is split stands as a dim of one point.
-        order = [*self._batch, *split_kernels, *self._positions, *self._groups, *self._inputs]
+        order = [*dims.batch, *split_kernels, *self._positions, *dims.groups, *dims.inputs]
         order = [n for n in order if n in self._x]
         order += [n for n in self._x if n not in order]
-        groups, inputs, outputs = (self._count(names) for names in (self._groups, self._inputs, self._outputs))
-        batch = self._count(self._batch)
+        groups, inputs, outputs, batch = dims.extents(self._sizes)
         x = _shaped(_turned(x, self._x, order), [batch, *self._points, groups * inputs])
-        order = [*self._kernels, *self._groups, *self._inputs, *self._outputs]
-        filters = _turned(filters, self._w, order)
+        filters = _turned(filters, self._w, [*self._kernels, *dims.groups, *dims.inputs, *dims.outputs])
         filters = _shaped(filters, [*self._extents, *([groups] if groups > 1 else []), inputs, outputs])
         y = convolved(x, filters, self._windows, groups)
-        shape = [self._count([n]) for n in self._batch] + self._outs
-        y = _shaped(y, shape + [self._count([n]) for n in (*self._groups, *self._outputs)])
-        return _turned(y, [*self._batch, *self._positions, *self._groups, *self._outputs], self._y)
-
-    def _count(self, names: Sequence[str]) -> int:
-        return prod(self._sizes[n] for n in names)
+        shape = [self._sizes[n] for n in dims.batch] + self._outs
+        y = _shaped(y, shape + [self._sizes[n] for n in (*dims.groups, *dims.outputs)])
+        return _turned(y, [*dims.batch, *self._positions, *dims.groups, *dims.outputs], self._y)
 
 
 def convolved(x: Any, filters: Any, windows: Sequence[WindowDim], groups: int = 1) -> Any:
@@ -132,38 +116,30 @@ def convolve_transposed(
         ProgramError: positions or windows are split.
     """
     devices = x.mesh.devices
-    split = [dim.name for window in windows for dim in window if devices.size(dim.name) != 1]
-    if split:
-        raise ProgramError(
-            f"layer {x.mesh.layer!r} is a transposed convolution, of which {', '.join(split)} cannot be split; "
-            "split its batch or its channels"
-        )
+    check_transposed(x.mesh.layer, devices, windows)
     positions, written, kernels = ([window[i].name for window in windows] for i in range(3))
     every = (*x.shape.dims, *filters.shape.dims, *out, *(dim for window in windows for dim in window))
     sizes = {d.name: d.size // devices.size(d.name) for d in every}
     own, names, result = ([d.name for d in dims] for dims in (x.shape.dims, filters.shape.dims, out))
-    groups = [n for n in names if n in own and n in result]
-    inputs = [n for n in names if n not in result and n not in kernels]
-    outputs = [n for n in names if n in result and n not in own]
-    batch = [n for n in result if n not in names and n not in written]
-    num_groups, num_inputs, num_outputs, num_batch = (
-        prod(sizes[n] for n in part) for part in (groups, inputs, outputs, batch)
-    )
+    dims = filter_dims(own, names, result, {*kernels, *written})
+    num_groups, num_inputs, num_outputs, num_batch = dims.extents(sizes)
     points, outs, extents = ([sizes[n] for n in part] for part in (positions, written, kernels))
 
     def compute(x: Any, filters: Any) -> Any:
-        x = _turned(x, own, [*groups, *batch, *positions, *inputs])
+        x = _turned(x, own, [*dims.groups, *dims.batch, *positions, *dims.inputs])
         x = _shaped(x, [num_groups, num_batch, *points, num_inputs])
-        filters = _turned(filters, names, [*groups, *kernels, *outputs, *inputs])
+        filters = _turned(filters, names, [*dims.groups, *kernels, *dims.outputs, *dims.inputs])
         filters = _shaped(filters, [num_groups, *extents, num_outputs, num_inputs])
         filters = tf.reverse(filters, range(1, 1 + len(extents))) if backwards else filters
         parts = zip(tf.unstack(x), tf.unstack(filters), strict=True)
         y = tf.stack([_spread_over(a, w, outs, strides, dilations, pads) for a, w in parts])
-        y = _shaped(y, [sizes[n] for n in (*groups, *batch, *written, *outputs)])
-        return _turned(y, [*groups, *batch, *written, *outputs], result)
+        y = _shaped(y, [sizes[n] for n in (*dims.groups, *dims.batch, *written, *dims.outputs)])
+        return _turned(y, [*dims.groups, *dims.batch, *written, *dims.outputs], result)
 
     name = f"conv{len(windows)}d_transposed"
-    return Shardwise(compute, [x, filters], shape=list(out), name=name, partial_over=inputs, recompute=True).outputs[0]
+    return Shardwise(
+        compute, [x, filters], shape=list(out), name=name, partial_over=dims.inputs, recompute=True
+    ).outputs[0]
 
 
 def _spread_over(
@@ -209,12 +185,7 @@ def pool(
         ProgramError: a window's own dim is split.
     """
     devices = x.mesh.devices
-    for window in windows:
-        if devices.size(window.kernel) != 1:
-            raise ProgramError(
-                f"layer {x.mesh.layer!r} pools windows of {window.kernel}, which cannot be split; "
-                f"take {window.kernel} out of the mesh's axes"
-            )
+    check_pooled(x.mesh.layer, devices, windows)
     names, written = [d.name for d in x.shape.dims], [d.name for d in out]
     sizes = [d.size // devices.size(d.name) for d in x.shape.dims]
     positions = [window.out for window in windows]
@@ -238,8 +209,7 @@ def pool(
     def weights() -> list[_NumPy | None]:
         if function == "max":
             return [None] * len(devices.coordinates)
-        num_points = prod(window.kernel_extent for window in windows)
-        return [num_points / _num_counted(windows, devices, at, count_padding) for at in devices.coordinates]
+        return [mean_weights(windows, devices, at, count_padding=count_padding) for at in devices.coordinates]
 
     name = f"{function}_pool{len(windows)}d"
     return Shardwise(compute, [x], shape=list(out), name=name, per_position=weights, recompute=True).outputs[0]
@@ -273,19 +243,6 @@ def _gathered(x: Any, axis: int, window: WindowDim, num_outs: int) -> Any:
     """Return the points of each window along a dim end to end: TensorFlow pools no points that lie apart."""
     starts = np.arange(num_outs)[:, np.newaxis] * window.stride
     return tf.gather(x, (starts + np.arange(window.kernel_extent) * window.dilation).reshape(-1), axis=axis)
-
-
-def _num_counted(windows: Sequence[WindowDim], devices: Any, point: Any, count_padding: bool) -> _NumPy:
-    """Return [outputs of the part…] how many points of each window count."""
-    found: _NumPy = np.ones(())
-    for dim in windows:
-        num_outs = dim.out_extent // devices.size(dim.out)
-        first = (np.arange(num_outs) + point.get(dim.out, 0) * num_outs) * dim.stride - dim.pad
-        points = first[:, np.newaxis] + np.arange(dim.kernel_extent) * dim.dilation
-        inside = (points >= 0) & (points < dim.extent)
-        count = np.full(num_outs, dim.kernel_extent) if count_padding else np.maximum(inside.sum(axis=1), 1)
-        found = np.multiply.outer(found, count)
-    return found
 
 
 def _turned(x: Any, own: Sequence[str], order: Sequence[str]) -> Any:
