@@ -2,12 +2,12 @@
 
 import inspect
 import json
+import os
 import pickle
 import pydoc
 import re
 import subprocess
 import sys
-from time import perf_counter
 
 import pytest
 
@@ -39,14 +39,20 @@ def loaded(name: str) -> set[str]:
 
 @pytest.mark.parametrize("name", BARS_S)
 def test_a_start_is_quick(name: str) -> None:
-    """The best of several tries counts: what else the machine does is no matter."""
+    """Seconds of the processor, the best of several tries: what else the machine does is no matter."""
     code, *arguments = STARTS[name]
     times_s = []
     for _ in range(TRIES):
-        start_s = perf_counter()
+        start_s = children_s()
         subprocess.run([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, check=True)
-        times_s.append(perf_counter() - start_s)
+        times_s.append(children_s() - start_s)
     assert min(times_s) < BARS_S[name]
+
+
+def children_s() -> float:
+    """Return the seconds of the processor that processes have had that we started and that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 @pytest.mark.parametrize("name", WITHOUT_NUMPY)
