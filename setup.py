@@ -39,6 +39,7 @@ EXTRAS = {
     "bench": ["highspy>=1.10", "matplotlib>=3.10", "ortools>=9.12", "pulp[cbc]>=3.3", "pytoulbar2>=1.4"],
     "dev": [
         # Models to import, and programs to compare imported ones with.
+        "accelerate>=1.15",
         "diffusers>=0.42",
         "equinox>=0.13",
         "flax>=0.12",

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import pase
 from pase.planning.plan_file import write_plan
 from tests.docs.kinds import file_name
@@ -75,10 +77,18 @@ def _images(folder: Path) -> dict[str, Any]:
     return {"images": np.zeros((6, 1, 28, 28)), "labels": np.arange(6)}
 
 
+def _transformers(folder: Path) -> dict[str, Any]:
+    """What the page's programs import."""
+    pytest.importorskip("accelerate")
+    pytest.importorskip("transformers")
+    return {}
+
+
 PREPARED: Mapping[str, Callable[[Path], dict[str, Any]]] = {
     "README.md": _module,
     "docs/export.md": _plan,
     "docs/forward.md": _model,
+    "docs/how-to/transformers.md": _transformers,
     "docs/importing.md": _model,
     "docs/machines.md": _machines,
     "docs/training.md": _images,

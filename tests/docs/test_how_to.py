@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -151,3 +152,60 @@ def test_the_function_of_the_page_trains_under_its_plan(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-2000:]
     first, second, third = ast.literal_eval(ran.stdout)
     assert first > second > third > 0
+
+
+TRANSFORMERS = "docs/how-to/transformers.md"
+
+
+def _shown(command: str) -> list[float]:
+    """The numbers that a program of the page on transformers prints."""
+    (text,) = (block.text for block in blocks(TRANSFORMERS) if f"{command}\n" in block.text)
+    return [float(number) for number in re.findall(r"\d+\.\d+", text)]
+
+
+@pytest.mark.parametrize(("program", "examples", "accumulated"), [("train_llama", 24, 1), ("with_accelerate", 32, 2)])
+def test_losses_of_the_page_are_those_of_the_unmodified_model(program: str, examples: int, accumulated: int) -> None:
+    torch, page = pytest.importorskip("torch"), names_of(TRANSFORMERS, "llama.py")
+    torch.manual_seed(0)
+    model, _ = page["llama"]()  # type: ignore[operator]
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(1)).tolist()
+    data = page["examples"](examples)  # type: ignore[operator]
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    for begin in range(0, examples, 8):
+        tokens = torch.stack([data[number]["input_ids"] for number in order[begin : begin + 8]])
+        loss = model(input_ids=tokens, labels=tokens).loss
+        (loss / accumulated).backward()
+        if (begin // 8 + 1) % accumulated == 0:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses == pytest.approx(_shown(f"{program}.py"), abs=1e-4)
+
+
+def test_losses_of_the_trainer_of_the_page_are_those_of_transformers_own(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    import torch
+    from torch.utils.data import DataLoader
+    from transformers import Trainer, TrainingArguments
+
+    class Ordered(Trainer):  # type: ignore[misc]
+        """Trains on the page's batches; in order, to evaluate."""
+
+        def _get_dataloader(self, dataset, description, batch_size, is_training=False, **_):  # type: ignore[no-untyped-def]
+            order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(42)).tolist()
+            rows = [dataset[number] for number in (order if is_training else sorted(order))]
+            return DataLoader(rows, batch_size=8, collate_fn=self.data_collator)
+
+    page = names_of(TRANSFORMERS, "llama.py")
+    torch.manual_seed(0)
+    model, _ = page["llama"]()  # type: ignore[operator]
+    arguments = TrainingArguments(
+        str(tmp_path), learning_rate=3e-3, num_train_epochs=1, gradient_accumulation_steps=2, logging_steps=1,
+        per_device_train_batch_size=8, save_strategy="no", disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    train, test = (page["examples"](count) for count in (64, 16))  # type: ignore[operator]
+    trainer = Ordered(model, args=arguments, train_dataset=train, eval_dataset=test)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert [*losses, trainer.evaluate()["eval_loss"]] == pytest.approx(_shown("with_trainer.py"), abs=1e-4)
