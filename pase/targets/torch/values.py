@@ -5,20 +5,16 @@ A `Source` is asked for what one rank holds of a parameter and makes no more of 
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box
 from pase.targets.torch.placements import Held, place
-from pase.targets.training.masks import WORD, layer_key, words
-
-_CHUNK = 1 << 20
-"""Random numbers that are made at once."""
+from pase.targets.training.masks import layer_key
+from pase.targets.training.normal import normal_part
 
 
 class Source(Protocol):
@@ -90,7 +86,7 @@ def random_values(moments: Mapping[str, tuple[float, float]], seed: int = 0) -> 
     """Return a source of normal random numbers: a function of the seed, the parameter's name and an element's number.
 
     The strategy and the number of ranks change nothing of them, and no rank makes more than its part. They are float32,
-    from two words of 32 bits each by the transformation of Box and Muller (1958).
+    made by as many threads as PyTorch has (`training/normal.py`).
 
     Args:
         moments: the mean and the standard deviation of each parameter by its first name; else all are zeros.
@@ -99,31 +95,11 @@ def random_values(moments: Mapping[str, tuple[float, float]], seed: int = 0) -> 
 
     def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
         mean, deviation = moments.get(names[0], (0.0, 0.0))
-        counts = [sum(high - low for low, high in runs) for runs in held]
-        made = torch.full((prod(counts),), mean, dtype=torch.float32)
-        if deviation:
-            keys = [layer_key(f"weight {seed} {number} {names[0]}") for number in (0, 1)]
-            flat = made.numpy()
-            for begin in range(0, len(flat), _CHUNK):
-                numbers = _numbers(shape, held, begin, min(begin + _CHUNK, len(flat)))
-                first, second = (words(numbers, key) for key in keys)
-                radius = np.sqrt(-2 * np.log((first + 0.5) / WORD))
-                flat[begin : begin + len(numbers)] += deviation * radius * np.cos(2 * np.pi / WORD * second)
-        return made.reshape(counts)
+        key = layer_key(f"weight {seed} {names[0]}")
+        threads = torch.get_num_threads()
+        return torch.from_numpy(normal_part(shape, held, key, mean=mean, deviation=deviation, threads=threads))
 
     return values
-
-
-def _numbers(shape: Sequence[int], held: Held, begin: int, end: int) -> "np.ndarray[Any, np.dtype[np.uint64]]":
-    """Return the numbers, row-major in the whole tensor, of some of the elements that are held."""
-    left = np.arange(begin, end, dtype=np.int64)
-    found, stride = np.zeros(end - begin, np.int64), 1
-    for runs, extent in zip(reversed(held), reversed(shape), strict=True):
-        points = np.concatenate([np.arange(low, high) for low, high in runs])
-        found += points[left % len(points)] * stride
-        left //= len(points)
-        stride *= extent
-    return found.astype(np.uint64)
 
 
 def _from_safetensors(path: Path) -> Source:

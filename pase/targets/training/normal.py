@@ -1,0 +1,220 @@
+"""Normal random numbers by a counter: that of an element is a function of a key and of its number in the whole tensor.
+
+Whoever holds a part of a tensor makes that part alone, in blocks that a core's cache holds, on several threads; nobody
+makes more. A word of 32 bits, hashed of the number (`masks.py`), is the place in the distribution, whose inverse is
+Wichura's PPND7 (1988, AS 241), exact to the last places of float32. Sums, products, quotients and roots of float32 are
+all that is computed, and every machine rounds these alike: replicas on unlike machines are the same, bit for bit.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice, product
+from math import log, prod, sqrt
+from typing import Any
+
+import numpy as np
+
+from pase.sharding.boxes import Range
+from pase.targets.training.masks import ROUND, WORD, Key, words
+
+Array = np.ndarray[Any, Any]
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+Words = np.ndarray[Any, np.dtype[np.uint32]]
+
+BLOCK = 1 << 16
+"""How many are made at once."""
+
+
+def normal_part(
+    shape: Sequence[int], held: Sequence[Sequence[Range]], key: Key, *, mean: float, deviation: float, threads: int = 1
+) -> Floats:
+    """Return a part of a tensor of normal random numbers, float32.
+
+    Args:
+        shape: of the whole tensor.
+        held: of each dim the runs that are the part, in order.
+        key: two words; others give other numbers.
+        mean: of the distribution.
+        deviation: its standard deviation; all numbers are the mean where it is 0.
+        threads: how many there may be to make it; they change nothing of it.
+    """
+    part = np.empty([sum(high - low for low, high in runs) for runs in held], np.float32)
+    if deviation == 0:
+        part[...] = mean
+        return part
+    threads = max(1, min(threads, part.size // BLOCK))
+
+    def fill(first: int) -> None:
+        maker = _Maker(key)
+        for start, stride, block in islice(_blocks(part, shape, held), first, None, threads):
+            drawn = maker.normal(start, stride, block.shape)
+            np.multiply(drawn, np.float32(deviation), out=block)
+            if mean:
+                block += np.float32(mean)
+
+    if threads == 1:
+        fill(0)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(fill, range(threads)))
+    return part
+
+
+def _blocks(part: Floats, shape: Sequence[int], held: Sequence[Sequence[Range]]) -> Iterator[tuple[int, int, Floats]]:
+    """Yield the blocks of a part: the number of the first element, from row to row how many more, and their place."""
+    extents, runs = _merged(shape, held)
+    part = part.reshape([sum(high - low for low, high in own) for own in runs])
+    strides = [prod(extents[dim + 1 :]) for dim in range(len(extents))]
+    row = strides[-2]
+    places = [_placed(own) for own in runs]
+    for *outer, (low, begin, num_rows), (first, column, length) in product(*places):
+        width = min(length, BLOCK)
+        height = max(1, BLOCK // width)
+        for point in product(*(range(count) for _, _, count in outer)):
+            numbers = [own + at for (own, _, _), at in zip(outer, point, strict=True)]
+            base = sum(number * stride for number, stride in zip(numbers, strides[:-2], strict=True))
+            there = part[tuple(own + at for (_, own, _), at in zip(outer, point, strict=True))]
+            for i in range(0, num_rows, height):
+                rows = there[begin + i : begin + min(i + height, num_rows)]
+                for j in range(0, length, width):
+                    start = base + (low + i) * row + first + j
+                    yield start, row, rows[:, column + j : column + min(j + width, length)]
+
+
+def _merged(shape: Sequence[int], held: Sequence[Sequence[Range]]) -> tuple[list[int], list[Sequence[Range]]]:
+    """Return the extents and runs of two dims or more that are the same elements in the same order: as few as can be.
+
+    A dim of which all is held is one with that before it.
+    """
+    extents: list[int] = [1, 1]
+    merged: list[Sequence[Range]] = [((0, 1),)] * 2
+    for extent, runs in zip(shape, held, strict=True):
+        if tuple(runs) == ((0, extent),):
+            extents[-1] *= extent
+            merged[-1] = [(low * extent, high * extent) for low, high in merged[-1]]
+        else:
+            extents.append(extent)
+            merged.append(runs)
+    unneeded = 0
+    while len(extents) - unneeded > 2 and extents[unneeded] == 1:
+        unneeded += 1
+    return extents[unneeded:], merged[unneeded:]
+
+
+def _placed(runs: Sequence[Range]) -> list[tuple[int, int, int]]:
+    """Return of each run where it begins, where it begins in the part, and its length."""
+    found, begin = [], 0
+    for low, high in runs:
+        if low < high:
+            found.append((low, begin, high - low))
+        begin += high - low
+    return found
+
+
+# -- numbers of one block
+
+_HALF = np.float32(2.0**-32)
+# Wichura's PPND7, a and b for the middle and c and d for the tails.
+_A = (3.3871327179, 50.434271938, 159.29113202, 59.109374720)
+_B = (1.0, 17.895169469, 78.757757664, 67.187563600)
+_C = (1.4234372777, 2.7568153900, 1.3067284816, 0.17023821103)
+_D = (1.0, 0.73700164250, 0.12021132975)
+
+
+@dataclass(slots=True)
+class _Maker:
+    """Makes blocks of numbers of a key. words, others, floats: what it works in."""
+
+    key: Key
+    words: Words = field(default_factory=lambda: np.empty(BLOCK, np.uint32))
+    others: Words = field(default_factory=lambda: np.empty(BLOCK, np.uint32))
+    floats: Floats = field(default_factory=lambda: np.empty((3, BLOCK), np.float32))
+    columns: Words = field(default_factory=lambda: np.arange(BLOCK, dtype=np.uint32))
+
+    def normal(self, start: int, stride: int, shape: Sequence[int]) -> Floats:
+        """Return numbers of rows of elements; they are overwritten by the next ones.
+
+        start: the number of the first element. stride: that of the next row's first one, less this one.
+        """
+        height, width = shape
+        self._hash(start, stride, height, width)
+        found: Floats = self._inverse(height * width).reshape(height, width)
+        return found
+
+    def _hash(self, start: int, stride: int, height: int, width: int) -> None:
+        count = height * width
+        found, other = self.words[:count], self.others[:count]
+        last = start + (height - 1) * stride + width - 1
+        if start // WORD != last // WORD:
+            beginnings = np.uint64(start) + np.uint64(stride) * np.arange(height, dtype=np.uint64)
+            numbers: Any = beginnings[:, None] + np.arange(width, dtype=np.uint64)
+            found[...] = words(numbers.reshape(-1), self.key)
+            return
+        first, second = self.key.astype(np.uint32)
+        high = np.full(1, start // WORD, np.uint32)
+        _mix(high, np.empty_like(high))
+        # Words of 32 bits wrap around by themselves here.
+        rows = np.uint32(start % WORD) + np.uint32(stride % WORD) * np.arange(height, dtype=np.uint32)
+        np.add(rows[:, None], self.columns[:width], out=found.reshape(height, width))
+        found ^= first
+        _mix(found, other)
+        found ^= second ^ high
+        _mix(found, other)
+
+    def _inverse(self, count: int) -> Floats:
+        """Return the normal distribution's inverse of the words: of (word + 1/2) / 2**32, in the order of integers."""
+        places = self.words[:count].view(np.int32)
+        q, r, below = self.floats[:, :count]
+        above = self.others[:count].view(np.float32)
+        q[...] = places
+        q *= _HALF
+        q += _HALF / 2
+        np.multiply(q, q, out=r)
+        np.subtract(np.float32(0.180625), r, out=r)
+        _polynomial(_A, r, above)
+        above /= _polynomial(_B, r, below)
+        q *= above
+        tails = np.flatnonzero(r < 0)
+        own = places[tails]
+        # The share that is beyond, of both tails alike, from whole numbers.
+        share = ((2**31 - 1) - (own ^ (own >> 31))).astype(np.float32)
+        share += np.float32(0.5)
+        share *= _HALF
+        depth = np.sqrt(_minus_log(share))
+        depth -= np.float32(1.6)
+        value = _polynomial(_C, depth, np.empty_like(depth)) / _polynomial(_D, depth, np.empty_like(depth))
+        q[tails] = np.where(own < 0, -value, value)
+        found: Floats = q
+        return found
+
+
+def _mix(values: Words, other: Words) -> None:
+    """Mix words in place, as `masks` does it; other: of as many, to work in."""
+    for shift, factor in ROUND:
+        np.right_shift(values, np.uint32(shift), out=other)
+        values ^= other
+        if factor != 1:
+            values *= np.uint32(factor)
+
+
+def _polynomial(factors: Sequence[float], x: Floats, out: Floats) -> Floats:
+    *others, last = factors
+    np.multiply(x, np.float32(last), out=out)
+    for factor in reversed(others[1:]):
+        out += np.float32(factor)
+        out *= x
+    out += np.float32(others[0])
+    return out
+
+
+def _minus_log(x: Floats) -> Floats:
+    """Return -log(x) of normal numbers, by the series of artanh around the root of 2; a library's own may differ."""
+    bits = x.view(np.int32)
+    exponent = ((bits >> 23) - 127).astype(np.float32)
+    mantissa = ((bits & 0x7FFFFF) | 0x3F800000).view(np.float32)
+    root = np.float32(sqrt(2))
+    s = (mantissa - root) / (mantissa + root)
+    series = _polynomial([1, 1 / 3, 1 / 5, 1 / 7, 1 / 9], s * s, np.empty_like(s))
+    found: Floats = -(exponent + np.float32(0.5)) * np.float32(log(2)) - np.float32(2) * s * series
+    return found
