@@ -44,8 +44,9 @@ from pase.easgd.job import (
 )
 from pase.errors import TrainingError
 from pase.studies.easgd_costs.paper import PARTS
-from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpointing
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
+from pase.targets.training.checkpointing import NEWEST
 from pase.targets.training.options import ITEMSIZES, device_choice, device_options, options_of_all
 
 _SAVE_EVERY = 100

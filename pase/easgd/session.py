@@ -26,9 +26,10 @@ from pase.easgd.processes import run_task
 from pase.easgd.ranks import Outcome, Report, train_in_threads
 from pase.errors import PaseError, TrainingError
 from pase.planning.planner import Progress
-from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing, check_data, check_weights
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, kept_text
 from pase.targets.mesh_tensorflow.runtime.devices import local_devices
+from pase.targets.training.checkpointing import check_data, check_weights
 from pase.targets.training.data import DataInput
 from pase.targets.training.metrics import MetricsFile
 
@@ -404,7 +405,7 @@ def check_fits(
             f"{head} number of workers: {num_workers}, not {job.num_workers}; give --workers {num_workers}"
         )
     packing = origin.packing
-    check_weights(f"{head} model", checkpoint, dict(zip(packing.names, packing.shapes, strict=True)))
+    check_weights(f"{head} model", checkpoint.shapes, dict(zip(packing.names, packing.shapes, strict=True)))
     if checkpoint.dtype != _dtype(packing):
         raise TrainingError(f"{head} type: {checkpoint.dtype}, not {_dtype(packing)}; give --dtype {checkpoint.dtype}")
     if seed not in (None, checkpoint.seed):

@@ -25,11 +25,11 @@ from pase.targets.mesh_tensorflow.runtime.checkpoint import (
     checkpoint_path,
     list_checkpoints,
     newest_checkpoint,
-    prune,
     read_checkpoint,
     write_checkpoint,
 )
 from pase.targets.mesh_tensorflow.runtime.script import main, train
+from pase.targets.training.checkpointing import prune
 from pase.targets.training.optimisers import make_rule
 from pase.targets.training.options import Schedule, TrainingOptions
 from tests.runtime.networks import small
@@ -163,7 +163,7 @@ def test_the_last_ones_are_kept_and_later_ones_set_aside(tmp_path: Path) -> None
         write_checkpoint(tmp_path, made_up(step))
     (tmp_path / ".step-0000000009.ckpt.part").write_bytes(b"cut off")
     (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
-    prune(tmp_path, step=8, keep=2)
+    prune(tmp_path, step=8, keep=2, suffix=".ckpt")
     assert [step for step, _ in list_checkpoints(tmp_path)] == [8, 6]
     names = {"step-0000000006.ckpt", "step-0000000008.ckpt", "step-0000000099.ckpt.superseded", "notes.txt"}
     assert set(contents(tmp_path)) == names

@@ -7,13 +7,13 @@ are written box by box; `checkpointable` does the same for whoever calls torch.d
 
 import json
 import os
-import re
+import pickle
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,14 +28,15 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
-from pase.errors import ProgramError
+from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box
-from pase.targets.torch.parameters import held_by, wrapped_like
+from pase.targets.torch.parameters import held_by
 from pase.targets.torch.placements import Held, place
+from pase.targets.training.checkpointing import checkpoint_path, list_checkpoints, prune, remove, sync_folder
 
 SCHEMA_VERSION = 1
 _RECORD = "training.json"
-_NAME = re.compile(r"step-(\d{10})")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +51,31 @@ class Checkpoint:
 # -- tensors whose parts lie apart
 
 
-class _Apart(torch.Tensor):
-    """A rank's shard of a tensor as torch.distributed.checkpoint asks for it: box by box. held: what it holds."""
+class Part(torch.Tensor):
+    """A rank's part of a tensor as torch.distributed.checkpoint asks for it: box by box.
+
+    held: what it holds. whole: the shape of the tensor.
+    """
 
     held: Held
+    whole: torch.Size
 
-    def __create_write_items__(self, name: str, whole: Any) -> list[WriteItem]:
+    @classmethod
+    def of(cls, local: torch.Tensor, held: Held, shape: Sequence[int]) -> "Part":
+        """Return a part; its storage is that of the tensor that is given."""
+        found: Part = local.detach().as_subclass(cls)
+        found.held, found.whole = held, torch.Size(shape)
+        return found
+
+    def size(self, *_: Any) -> Any:
+        """Return the shape of the whole tensor, which is compared with that of the one that was saved."""
+        return self.whole
+
+    def __create_write_items__(self, name: str, _: Any) -> list[WriteItem]:
         """Return what is written: one item for each box."""
+        properties = TensorProperties.create_from_tensor(self.as_subclass(torch.Tensor))
         data = [
-            TensorWriteData(
-                chunk=chunk, properties=TensorProperties.create_from_tensor(whole.to_local()), size=whole.size()
-            )
+            TensorWriteData(chunk=chunk, properties=properties, size=self.whole)
             for chunk in self.__create_chunk_list__()
         ]
         return [
@@ -101,12 +116,7 @@ def checkpointable(state: Any) -> Any:
         held = held_by(state)
         if all(len(runs) == 1 for runs in held):
             return state
-        local = state._local_tensor.detach().as_subclass(_Apart)
-        local.held = held
-        found = wrapped_like(state, local)
-        assert isinstance(found, DTensor)
-        found._local_tensor = local
-        return found
+        return Part.of(state._local_tensor, held, state.shape)
     if isinstance(state, Mapping):
         return {key: checkpointable(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -139,23 +149,37 @@ def save_checkpoint(
     Raises:
         ProgramError: it cannot be written. Older ones are as they were.
     """
+    groups = None if optimizer is None else _options(module, optimizer)
+    return save_state(folder, _state(module, optimizer), step=step, extra=extra or {}, groups=groups, keep=keep)
+
+
+def save_state(
+    folder: str | Path,
+    state: Mapping[str, Any],
+    *,
+    step: int,
+    extra: Mapping[str, Any],
+    groups: list[dict[str, Any]] | None = None,
+    keep: int,
+) -> Path:
+    """Write tensors as a checkpoint, whole or not at all, and return its path; all ranks call it.
+
+    state: DTensors, whole tensors or `Part`s, in mappings. groups: of an optimizer. Others as `save_checkpoint` has
+    them, whose errors it raises.
+    """
     folder = Path(folder)
-    path = folder / f"step-{step:010d}"
+    path = checkpoint_path(folder, step)
     part = folder / f".{path.name}.part"
-    record = {
-        "schema_version": SCHEMA_VERSION,
-        "step": step,
-        "extra": dict(extra or {}),
-        "optimizer": None if optimizer is None else _options(module, optimizer),
-    }
+    record = {"schema_version": SCHEMA_VERSION, "step": step, "extra": dict(extra), "optimizer": groups}
     text = json.dumps(record, indent=1)
     _on_first(lambda: _begin(part), path)
     dcp.save(
-        checkpointable(_state(module, optimizer)),
+        checkpointable(state),
         storage_writer=dcp.FileSystemWriter(part, sync_files=True),
         no_dist=not dist.is_initialized(),
     )
-    _on_first(lambda: _finish(part, path, text, keep), path)
+    _on_first(lambda: _finish(part, path, text), path)
+    _on_first(lambda: prune(folder, step=step, keep=keep), path)
     return path
 
 
@@ -165,51 +189,39 @@ def _begin(part: Path) -> None:
     part.mkdir(parents=True)
 
 
-def _finish(part: Path, path: Path, text: str, keep: int) -> None:
+def _finish(part: Path, path: Path, text: str) -> None:
     with (part / _RECORD).open("w", encoding="utf-8") as stream:
         stream.write(text)
         stream.flush()
         os.fsync(stream.fileno())
-    _sync_folder(part)
+    sync_folder(part)
     if path.exists():
-        _delete(path)
+        remove(path)
     part.rename(path)
-    _sync_folder(path.parent)
-    for old in checkpoints(path.parent)[:-keep]:
-        if old != path:
-            _delete(old)
-
-
-def _delete(path: Path) -> None:
-    # Its name goes first: what is half deleted is no checkpoint.
-    hidden = path.with_name(f".{path.name}.old")
-    shutil.rmtree(hidden, ignore_errors=True)
-    path.rename(hidden)
-    shutil.rmtree(hidden)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path.parent)
 
 
 def _on_first(action: Callable[[], None], path: Path) -> None:
-    """Have rank 0 do something; all ranks go on when it is done, or raise its error."""
-    problem = ""
+    try:
+        from_first(action)
+    except OSError as error:
+        raise ProgramError(f"cannot write checkpoint {path}: {error}; older ones are as they were") from None
+
+
+def from_first(action: Callable[[], T]) -> T:
+    """Have rank 0 do something, and return on all ranks what it returns, or raise its PaseError or OSError."""
+    told: list[Any] = [None, None]
     if not dist.is_initialized() or dist.get_rank() == 0:
         try:
-            action()
-        except OSError as error:
-            problem = str(error)
+            told[0] = action()
+        except (OSError, PaseError) as error:
+            told[1] = error
     if dist.is_initialized():
-        told = [problem]
         dist.broadcast_object_list(told, src=0)
-        problem = told[0]
-    if problem:
-        raise ProgramError(f"cannot write checkpoint {path}: {problem}; older ones are as they were")
+    if told[1] is not None:
+        raise told[1]
+    found: T = told[0]
+    return found
 
 
 # -- loading
@@ -217,10 +229,7 @@ def _on_first(action: Callable[[], None], path: Path) -> None:
 
 def checkpoints(folder: str | Path) -> list[Path]:
     """Return the whole checkpoints in a folder, the oldest first."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name) and (path / _RECORD).is_file())
+    return [path for _, path in reversed(list_checkpoints(Path(folder))) if (path / _RECORD).is_file()]
 
 
 def load_checkpoint(
@@ -237,34 +246,71 @@ def load_checkpoint(
     Raises:
         ProgramError: it is of another model, or of another optimizer.
     """
-    folder = Path(folder)
-    found = [folder] if (folder / _RECORD).is_file() else checkpoints(folder)[-1:]
-    told: list[Any] = [found[0] if found else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(told, src=0)  # One that is being renamed may be seen by some ranks alone.
-    path: Path | None = told[0]
+    # One that is being renamed may be seen by some ranks alone.
+    path = from_first(lambda: newest(Path(folder)))
     if path is None:
         return None
-    record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-    if record.get("schema_version") != SCHEMA_VERSION:
-        raise ProgramError(
-            f"checkpoint {path} has schema_version {record.get('schema_version')!r}, expected {SCHEMA_VERSION}; "
-            "load it with the version of pase that wrote it"
-        )
-    reader = dcp.FileSystemReader(path)
-    saved = reader.read_metadata().state_dict_metadata
-    sizes = {name: tuple(own.size) for name, own in saved.items() if isinstance(own, TensorStorageMetadata)}
+    opened = Opened.of(path)
     state: dict[str, Any] = {"model": module.state_dict()}
-    _check(path, {f"model.{name}": tuple(value.shape) for name, value in state["model"].items()}, sizes)
+    _check(path, {f"model.{name}": tuple(value.shape) for name, value in state["model"].items()}, opened.sizes)
     slots: dict[str, dict[str, torch.Tensor]] = {}
     if optimizer is not None:
-        if record["optimizer"] is None:
+        if opened.groups is None:
             raise ProgramError(f"checkpoint {path} holds no optimizer's state; load the model alone")
-        slots = state["optimizer"] = _empty_slots(module, saved)
-    dcp.load(checkpointable(state), storage_reader=reader, no_dist=not dist.is_initialized())
-    if optimizer is not None:
-        _set_optimizer(path, module, optimizer, slots, record["optimizer"])
-    return Checkpoint(path=path, step=record["step"], extra=record["extra"])
+        slots = state["optimizer"] = _empty_slots(module, opened.saved)
+    opened.load(state)
+    if optimizer is not None and opened.groups is not None:
+        _set_optimizer(path, module, optimizer, slots, opened.groups)
+    return Checkpoint(path=path, step=opened.step, extra=opened.extra)
+
+
+def newest(folder: Path) -> Path | None:
+    """Return a checkpoint itself, or the newest one of a folder, None where there is none."""
+    return folder if (folder / _RECORD).is_file() else next(reversed(checkpoints(folder)), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A checkpoint that can be read. saved: what there is of tensors, by name. groups: of an optimizer, if any."""
+
+    path: Path
+    step: int
+    extra: Mapping[str, Any]
+    groups: list[dict[str, Any]] | None
+    saved: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, path: Path) -> "Opened":
+        """Return a checkpoint; ProgramError where it is damaged, or of another version."""
+        try:
+            record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
+            found = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+            version = record.get("schema_version")
+        except (OSError, ValueError, AttributeError, EOFError, pickle.UnpicklingError) as error:
+            raise ProgramError(f"checkpoint {path} is damaged: {error}") from None
+        if version != SCHEMA_VERSION:
+            raise ProgramError(
+                f"checkpoint {path} has schema_version {version!r}, expected {SCHEMA_VERSION}; "
+                "load it with the version of pase that wrote it"
+            )
+        return cls(path=path, step=record["step"], extra=record["extra"], groups=record["optimizer"], saved=found)
+
+    @property
+    def sizes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of tensors, by name."""
+        return {name: tuple(own.size) for name, own in self.saved.items() if isinstance(own, TensorStorageMetadata)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Read tensors into those of a state, as `save_state` has it; all ranks call it."""
+        try:
+            dcp.load(
+                checkpointable(state),
+                storage_reader=dcp.FileSystemReader(self.path),
+                no_dist=not dist.is_initialized(),
+            )
+        except dcp.CheckpointException as error:
+            first = next(iter(error.failures.values()))[0]
+            raise ProgramError(f"checkpoint {self.path} is damaged: {first}") from None
 
 
 def _check(path: Path, own: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> None:

@@ -13,7 +13,7 @@ import click
 from pase.errors import PaseError, ProgramError
 from pase.targets.mesh_tensorflow.primitives.compat import tf
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph
-from pase.targets.mesh_tensorflow.runtime.checkpoint import NEWEST, Checkpoint, Checkpointing, check_fits
+from pase.targets.mesh_tensorflow.runtime.checkpoint import Checkpoint, Checkpointing
 from pase.targets.mesh_tensorflow.runtime.cluster import Cluster, cluster_of, kept_text
 from pase.targets.mesh_tensorflow.runtime.cluster_server import (
     Watch,
@@ -26,11 +26,11 @@ from pase.targets.mesh_tensorflow.runtime.devices import Devices, local_devices,
 from pase.targets.mesh_tensorflow.runtime.measure import crossed, peak_bytes
 from pase.targets.mesh_tensorflow.runtime.program import Program
 from pase.targets.mesh_tensorflow.runtime.training import Training, TrainingState
+from pase.targets.training.checkpointing import check_fits, checkpoint_flags, stopped_text
 from pase.targets.training.data import held_out_batches
 from pase.targets.training.metrics import MetricsFile
 from pase.targets.training.moved import tabulated
 from pase.targets.training.options import (
-    PATH,
     ProgramCommand,
     TrainingOptions,
     device_choice,
@@ -83,8 +83,14 @@ def train(
         batches = chosen_batches(program.inputs, used_seed, options.data_path, generator, first)
         test = held_out_batches(program.inputs, options.test_data_path) if options.test_data_path else None
         if found and checkpointing:
-            data = batches.description
-            check_fits(found, checkpointing, program, options, data=data)
+            check_fits(
+                found,
+                checkpointing.path_of(found),
+                options,
+                weights=found.shapes,
+                expected={name: weight.shape for name, weight in program.weights.items()},
+                data=batches.description,
+            )
         resume = checkpointing is not None and checkpointing.resume is not None
         metrics = (
             opened.enter_context(MetricsFile(metrics_path, num_steps=first, resume=resume)) if metrics_path else None
@@ -108,9 +114,7 @@ def train(
         def save(step: int) -> Path | None:
             if checkpointing is None or not checkpointing.is_due(step, options.steps):
                 return None
-            return checkpointing.save(
-                training.state(), dtype=dtype, seed=used_seed, rule=options.rule, data=batches.description
-            )
+            return checkpointing.save(training.state(), options, seed=used_seed, data=batches.description)
 
         def measured(record: Any) -> dict[str, Any]:
             moved = crossed(record, tf.get_default_graph(), training.traffic)
@@ -206,8 +210,7 @@ def _train(
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        hint = f"; go on with --checkpoint {options['checkpoint']} --resume" if options["checkpoint"] else ""
-        sys.stderr.write(f"\nstopped{hint}\n")
+        sys.stderr.write(stopped_text(options["checkpoint"]))
         raise SystemExit(130) from None
 
 
@@ -215,16 +218,6 @@ def _train(
 @script_flags
 @option("--keep-alive", is_flag=True, help="Move all that was planned, also replicas that nobody uses.")
 @device_options
-@option("--checkpoint", "Checkpoints", type=PATH, metavar="DIR", help="The folder to keep checkpoints in.")
-@option("--save-every", "Checkpoints", type=int, metavar="N", help="Steps [100]; the last one is saved too.")
-@option("--keep", "Checkpoints", type=int, default=3, metavar="K", help="Keep the last K.")
-@option(
-    "--resume",
-    "Checkpoints",
-    is_flag=False,
-    flag_value=NEWEST,
-    metavar="[FILE]",
-    help="Go on from the newest checkpoint in DIR, or from a file; begin with step 1 where there is none.",
-)
+@checkpoint_flags
 def command_of_program(**values: Any) -> None:
     """Declare the command line of an emitted program, which `main` reads."""
