@@ -28,11 +28,21 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.tensor import DTensor
 
+from pase.common.documents import Field
 from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box
 from pase.targets.torch.parameters import held_by
 from pase.targets.torch.placements import Held, place
-from pase.targets.training.checkpointing import checkpoint_path, list_checkpoints, prune, remove, sync_folder
+from pase.targets.training.checkpointing import (
+    NEWEST,
+    CheckpointFolder,
+    Kept,
+    checkpoint_path,
+    list_checkpoints,
+    prune,
+    remove,
+    sync_folder,
+)
 
 SCHEMA_VERSION = 1
 _RECORD = "training.json"
@@ -327,6 +337,48 @@ def _check(path: Path, own: Mapping[str, tuple[int, ...]], saved: Mapping[str, t
             f"checkpoint {path} is of another model: it holds {more[0].removeprefix('model.')!r}, "
             "which there is not here"
         )
+
+
+# -- of programs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCheckpoint(Kept):
+    """A checkpoint of a program that was found to go on from."""
+
+    opened: Opened
+
+    @property
+    def path(self) -> Path:
+        """The folder that it is."""
+        return self.opened.path
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Those of the weights, by name."""
+        sizes = self.opened.sizes.items()
+        return {name.removeprefix("model."): size for name, size in sizes if name.startswith("model.")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankCheckpoints(CheckpointFolder):
+    """Where and when ranks write checkpoints together; each one is a folder of its own."""
+
+    def found(self) -> RankCheckpoint | None:
+        """Return the checkpoint to go on from, None to begin with the first step; all ranks call it.
+
+        Raises ProgramError where it is damaged, where the folder holds another training's, where it cannot be made.
+        """
+        path = from_first(self._chosen)
+        if path is None:
+            return None
+        opened = Opened.of(path)
+        said = {"step": opened.step, **opened.extra}
+        return RankCheckpoint.read(Field(said, "", ProgramError, f"checkpoint {path}"), opened=opened)
+
+    def _chosen(self) -> Path | None:
+        self.begin()
+        return None if self.resume is None else newest(self.folder if self.resume == NEWEST else Path(self.resume))
 
 
 # -- optimizers

@@ -7,7 +7,8 @@ does for several, and take away moves that move nothing. Steps run the graph; no
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count as counted
+from math import prod
 from operator import add
 from typing import Any
 
@@ -67,6 +68,15 @@ class WeightSum:
     phase: Phase
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correct:
+    """How many labels are right. num_points: of all ranks. num_holders: how many ranks have the same ones."""
+
+    count: Any
+    num_points: int
+    num_holders: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Traced:
     """A program of one rank.
@@ -74,6 +84,7 @@ class Traced:
     module: takes values of `arguments`, in order, returns (loss or None, outputs, values of statistics). inputs,
     weights: by name. keeps: statistics with their momentum, in the order of their values. results: the outputs by name.
     sums: of the gradient of each weight, by name, in the order of the layers. taken: how layers read each input.
+    correct: what this rank counts, its count the last of the outputs; None where it is not asked for or there is none.
     """
 
     module: fx.GraphModule
@@ -84,6 +95,7 @@ class Traced:
     results: Mapping[str, Tensor]
     sums: Mapping[str, WeightSum]
     taken: Mapping[str, tuple[Layout, ...]]
+    correct: Correct | None = None
 
     def weight_of(self, argument: str) -> str:
         """Return the weight that an argument is, "" for one that is none."""
@@ -95,23 +107,32 @@ class Program:
     """Collects the layers of a network for one rank.
 
     rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
-    ranks, which several programs of one process share. traffic: counts what moves. sources: by the name of a trained
-    tensor, the argument of the graph that it is had of.
+    ranks, which several programs of one process share. traffic: counts what moves. counts: whether to count labels that
+    are right. sources: by the name of a trained tensor, the argument of the graph that it is had of.
     """
 
     def __init__(
-        self, *, rank: int, num_devices: int, trains: bool = True, groups: Groups | None = None, traffic: Any = None
+        self,
+        *,
+        rank: int,
+        num_devices: int,
+        trains: bool = True,
+        groups: Groups | None = None,
+        traffic: Any = None,
+        counts: bool = False,
     ) -> None:
         self.rank, self.num_devices, self.trains = rank, num_devices, trains
         self.groups = groups or Groups(rank, num_devices)
         self.traffic = Traffic() if traffic is None else traffic
+        self.counts = counts
+        self._correct: dict[fx.Node, Correct] = {}
         self.inputs: dict[str, DataInput] = {}
         self.weights: dict[str, Weight] = {}
         self.sources: dict[str, str] = {}
         self._shared: set[str] = set()
         self._taken: dict[str, list[Layout]] = {}
         self._arguments: dict[str, fx.Node] = {}
-        self._numbers = count()
+        self._numbers = counted()
         self._keeps: dict[str, tuple[Tensor, float]] = {}
         self._root = nn.Module()
         self._graph = fx.Graph()
@@ -241,15 +262,24 @@ class Program:
         module = Take(shape=target.shape, box=box, made=tuple(map(mesh.part, dims)), fill=fill)
         return self.run(module, x.value, "take")
 
+    def count_correct(self, loss: Tensor, labels: Tensor, count: Callable[[], Any]) -> None:
+        """Have a loss known to be one of labels. count: how many of this rank's are right."""
+        if self.counts:
+            parts = prod(dim.size // part for dim, part in zip(labels.dims, labels.shard, strict=True))
+            self._correct[loss.value.node] = Correct(
+                count=count(), num_points=labels.size, num_holders=self.num_devices // parts
+            )
+
     # -- the graph
 
     def traced(self, loss: Tensor | None, outputs: Mapping[str, Tensor] | None = None) -> Traced:
         """Return the rank's program, whose layers have all been called."""
         results = {name: resolved(x) for name, x in (outputs or {}).items()}
+        correct = None if loss is None else self._correct.get(loss.value.node)
         loss = None if loss is None else resolved(loss)
         found = (
             None if loss is None else loss.value.node,
-            tuple(x.value.node for x in results.values()),
+            (*(x.value.node for x in results.values()), *([correct.count.node] if correct else [])),
             tuple(x.value.node for x, _ in self._keeps.values()),
         )
         self._graph.output(found)
@@ -272,6 +302,7 @@ class Program:
             results=results,
             sums={name: self._weight_sum(name, over) for name, over in axes.items()},
             taken={name: tuple(layouts) for name, layouts in self._taken.items()},
+            correct=correct,
         )
 
     def _weight_sum(self, name: str, over: frozenset[str]) -> WeightSum:

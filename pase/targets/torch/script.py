@@ -3,9 +3,10 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,22 @@ import torch
 import torch.distributed as dist
 
 from pase.errors import PaseError, ProgramError
-from pase.sharding.boxes import Box
+from pase.sharding.boxes import Box, extents
 from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Movement
+from pase.targets.torch.checkpoints import Opened, Part, RankCheckpoints, save_state
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, join, leave, naming_lost_ranks, run_program, tell_failure
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.tensor import Tensor
+from pase.targets.training.checkpointing import (
+    Kept,
+    called,
+    check_fits,
+    checkpoint_flags,
+    stopped_text,
+)
 from pase.targets.training.data import (
     Array,
     Evaluation,
@@ -48,6 +57,7 @@ from pase.targets.training.options import (
     training_options,
 )
 from pase.targets.training.script import (
+    Keeping,
     Report,
     StepResult,
     Steps,
@@ -72,7 +82,7 @@ class _ShardMaths:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(dim.size for dim in self.weight.tensor.dims)
+        return _shape(self.weight)
 
     def sqrt(self, x: Any) -> Any:
         return x.sqrt()
@@ -95,16 +105,10 @@ class _ShardMaths:
 class RankTraining:
     """A program on this rank, that trains it one batch a step.
 
-    values: of weights and constants, to begin with; without them weights are drawn.
+    is_restored: whether a checkpoint is to give it its weights; else they are those of the options' file, or drawn.
     """
 
-    def __init__(
-        self,
-        build: Build,
-        ranks: Ranks,
-        options: TrainingOptions,
-        values: Mapping[str, Array] | None = None,
-    ) -> None:
+    def __init__(self, build: Build, ranks: Ranks, options: TrainingOptions, *, is_restored: bool = False) -> None:
         self.num_steps = 0
         self._build, self._ranks, self._rule = build, ranks, options.rule
         self._seed = options.seed or 0
@@ -112,11 +116,12 @@ class RankTraining:
         self.groups, self.traffic = Groups(ranks.rank, ranks.world_size), Traffic()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.program = self._traced(trains=True)
-        if values is None:
-            kept = self.program.weights.items()
-            values = given_values(None, [name for name, w in kept if not (w.is_trained or w.is_statistic)])
         self._evaluated: Traced | None = None
-        self.shards = {name: self._shard(weight, values) for name, weight in self.program.weights.items()}
+        kept = self.program.weights.values()
+        constants = [weight.name for weight in kept if not weight.is_trained and not weight.is_statistic]
+        values = None if is_restored else given_values(options.weights_path, constants)
+        first = self._empty if is_restored else partial(self._first, values)
+        self.shards = {weight.name: first(weight).requires_grad_(weight.is_trained) for weight in kept}
         self._state: dict[str, dict[str, Any]] = {}
         shards = ((self.shards[name], own) for name, own in self.program.sums.items())
         entries = [Entry(parameter=shard, local=shard, sum=own) for shard, own in shards]
@@ -134,12 +139,12 @@ class RankTraining:
         """
         assert learning_rate is not None
         self.traffic.is_counted = with_record
-        loss, _, statistics = self._run(self.program, batch, step_key(self._seed, self.num_steps))
+        loss, outputs, statistics = self._run(self.program, batch, step_key(self._seed, self.num_steps))
         with naming_lost_ranks():
             loss.backward()
         self.traffic.is_counted = False
         trained = {n: x for n, x in self.shards.items() if x.grad is not None}
-        self._check(loss, [x.grad for x in trained.values()])
+        accuracy = self._check(loss, [x.grad for x in trained.values()], self._correct(self.program, outputs))
         with torch.no_grad(), naming_lost_ranks():
             scalars = self._rule.scalars(self.num_steps + 1, learning_rate)
             for name, shard in trained.items():
@@ -147,27 +152,34 @@ class RankTraining:
             for (name, momentum), value in zip(self.program.keeps, statistics, strict=True):
                 self.shards[name].lerp_(value, momentum)
         self.num_steps += 1
-        return StepResult(loss=loss.item(), record=dict(self.traffic.sent) if with_record else None)
+        record = dict(self.traffic.sent) if with_record else None
+        return StepResult(loss=loss.item(), accuracy=accuracy, record=record)
 
     def _taken(self, shard: Any) -> None:
         gradient, shard.grad = shard.grad, None
         self._gradients.arrived(shard, gradient)
 
     def evaluate(self, batch: Mapping[str, Array]) -> Evaluation:
-        """Return the loss of a batch; the forward pass alone runs, drops nothing, changes nothing."""
-        loss, _, _ = self._computed(batch)
-        return Evaluation(loss=loss.item(), accuracy=None)
+        """Return the loss and the accuracy of a batch; the forward pass alone runs, drops nothing, changes nothing."""
+        traced, (loss, outputs, _) = self._computed(batch)
+        counts = self._over_ranks(self._correct(traced, outputs))
+        return Evaluation(loss=loss.item(), accuracy=_accuracy(traced, counts[0]))
 
     def outputs(self, batch: Mapping[str, Array]) -> dict[str, Array]:
         """Return what the model computes of a batch, whole and in its own shapes, by name; it drops nothing."""
-        _, shards, _ = self._computed(batch)
-        found = zip(self.program.results.items(), shards, strict=True)
+        traced, (_, shards, _) = self._computed(batch)
+        found = zip(traced.results.items(), shards[: len(traced.results)], strict=True)
         return {name: _whole(tensor, shard).reshape(self.shapes[name]) for (name, tensor), shard in found}
 
     def _traced(self, *, trains: bool) -> Traced:
         ranks = self._ranks
         program = Program(
-            rank=ranks.rank, num_devices=ranks.world_size, trains=trains, groups=self.groups, traffic=self.traffic
+            rank=ranks.rank,
+            num_devices=ranks.world_size,
+            trains=trains,
+            groups=self.groups,
+            traffic=self.traffic,
+            counts=True,
         )
         built = self._build(program)
         if isinstance(built, Tensor):
@@ -176,11 +188,11 @@ class RankTraining:
         self.shapes = {name: shape for name, (_, shape) in outputs.items()}
         return program.traced(loss, {name: tensor for name, (tensor, _) in outputs.items()})
 
-    def _computed(self, batch: Mapping[str, Array]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+    def _computed(self, batch: Mapping[str, Array]) -> tuple[Traced, tuple[Any, Sequence[Any], Sequence[Any]]]:
         if self._evaluated is None:
             self._evaluated = self._traced(trains=False)
         with torch.no_grad():
-            return self._run(self._evaluated, batch, NOTHING_DROPPED)
+            return self._evaluated, self._run(self._evaluated, batch, NOTHING_DROPPED)
 
     def _run(self, program: Traced, batch: Mapping[str, Array], key: Key) -> tuple[Any, Sequence[Any], Sequence[Any]]:
         """Return the loss, the outputs and the values of statistics, as this rank has them."""
@@ -196,46 +208,121 @@ class RankTraining:
             found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
         return found
 
-    def _shard(self, weight: Weight, values: Mapping[str, Array] | None) -> Any:
-        """Return this rank's part of a weight, drawn, or of the values that are given."""
-        tensor = weight.tensor
-        shape = tuple(dim.size for dim in tensor.dims)
+    def _first(self, values: Mapping[str, Array] | None, weight: Weight) -> Any:
+        """Return this rank's part of a weight's first values, drawn, or of those that are given."""
+        shape = _shape(weight)
         if values is None or (weight.is_statistic and weight.name not in values):
             whole = initial_value(weight.name, shape, weight.deviation, self._seed, weight.mean)
         else:
             whole = given_value(weight.name, shape, values)
-        part = whole[_cut(tensor.layout.by_device[self._ranks.rank])]
-        shard = torch.tensor(part, dtype=self._dtype, device=self._ranks.device)
-        return shard.requires_grad_(weight.is_trained)
+        part = whole[_cut(self._box(weight))]
+        return torch.tensor(part, dtype=self._dtype, device=self._ranks.device)
 
-    def _check(self, loss: Any, gradients: Sequence[Any]) -> None:
-        """Raise ProgramError on all ranks where the loss or a gradient is not finite on one."""
+    def _empty(self, weight: Weight) -> Any:
+        return torch.zeros(extents(self._box(weight)), dtype=self._dtype, device=self._ranks.device)
+
+    def _box(self, weight: Weight) -> Box:
+        return weight.tensor.layout.by_device[self._ranks.rank]
+
+    # -- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Return this rank's parts of the weights and of what the optimizer keeps, as checkpoints have them."""
+        weights, slots = self.program.weights, self._rule.slots
+        return {
+            "model": {name: self._part(shard, weights[name]) for name, shard in self.shards.items()},
+            "optimizer": {
+                name: {
+                    slot: self._part(own[slot], weights[name], kept)
+                    for slot, kept in slots(_shape(weights[name])).items()
+                }
+                for name, own in self._state.items()
+            },
+        }
+
+    def check_finite(self) -> None:
+        """Raise ProgramError on all ranks where a number that is kept is not finite on one."""
+        slots = [(name, slot, own[slot]) for name, own in self._state.items() for slot in own]
+        every = [*((name, "", shard) for name, shard in self.shards.items()), *slots]
+        wrong = [called(name, slot) for name, slot, x in every if not x.isfinite().all()]
+        of_ranks: list[Any] = [None] * self._ranks.world_size
+        with naming_lost_ranks():
+            dist.all_gather_object(of_ranks, wrong[:1])
+        for found in of_ranks:
+            if found:
+                raise ProgramError(f"step {self.num_steps}: {found[0]} is not finite; no checkpoint was written")
+
+    def restore(self, found: Opened) -> None:
+        """Go on from a checkpoint of the same weights and optimiser, under whatever strategy it arose."""
+        kept = {name: self._rule.slots(_shape(weight)) for name, weight in self.program.weights.items()}
+        expected = {f"optimizer.{name}.{slot}": (name, slot) for name, own in kept.items() for slot in own}
+        saved = {name for name in found.saved if not name.startswith("model.")}
+        if not saved <= expected.keys():
+            raise ProgramError(
+                f"checkpoint {found.path} has {min(saved - expected.keys())!r}; it is of another optimiser"
+            )
+        for name, slot in (expected[key] for key in sorted(saved)):
+            self._state.setdefault(name, {})[slot] = self._slot(self.shards[name], kept[name][slot])
+        found.load(self.state())
+        self.num_steps = found.step
+
+    def _part(self, local: Any, weight: Weight, kept: Collection[int] | None = None) -> Part:
+        """Return a part of a weight, or of what is kept of some of its dims."""
+        own = [dim in kept if kept is not None else True for dim in range(len(weight.tensor.dims))]
+        held = tuple((run if is_kept else (0, 1),) for run, is_kept in zip(self._box(weight), own, strict=True))
+        shape = [extent if is_kept else 1 for extent, is_kept in zip(_shape(weight), own, strict=True)]
+        return Part.of(local, held, shape)
+
+    def _slot(self, shard: Any, kept: Collection[int]) -> Any:
+        return shard.new_zeros([extent if dim in kept else 1 for dim, extent in enumerate(shard.shape)])
+
+    # -- steps
+
+    def _check(self, loss: Any, gradients: Sequence[Any], correct: Any) -> float | None:
+        """Return the accuracy; raise ProgramError on all ranks where the loss or a gradient is not finite on one."""
         is_finite = [x.isfinite().all() for x in (loss, *gradients)]
-        found = torch.stack([is_finite[0], torch.stack(is_finite).all()]).to(torch.int32)
-        if self._ranks.world_size > 1:
-            with naming_lost_ranks():
-                dist.all_reduce(found, op=dist.ReduceOp.MIN)
-        if found[1]:
-            return
+        counts = self._over_ranks(correct, is_finite[0], torch.stack(is_finite).all())
+        if counts[2] == self._ranks.world_size:
+            return _accuracy(self.program, counts[0])
         for shard in self.shards.values():
             shard.grad = None
-        which = "a gradient is not finite" if found[0] else f"the loss is {loss.item()}"
+        which = f"the loss is {loss.item()}" if counts[1] < self._ranks.world_size else "a gradient is not finite"
         raise ProgramError(
             f"step {self.num_steps + 1}: {which}; use a smaller learning rate, or look for it in the data; the step "
             "was not taken"
         )
 
+    def _correct(self, traced: Traced, outputs: Sequence[Any]) -> Any:
+        """Return how many of this rank's labels are right, zero where they are not counted."""
+        return outputs[-1] if traced.correct else torch.zeros((), device=self._ranks.device)
+
+    def _over_ranks(self, *counts: Any) -> list[int]:
+        """Return sums over all ranks."""
+        found = torch.stack([x.to(torch.int64) for x in counts])
+        if self._ranks.world_size > 1:
+            with naming_lost_ranks():
+                dist.all_reduce(found)
+        total: list[int] = found.tolist()
+        return total
+
     def _update(self, name: str, shard: Any, scalars: Mapping[str, float]) -> None:
         weight = self.program.weights[name]
         maths = _ShardMaths(weight, self.groups)
         if name not in self._state:
-            self._state[name] = {
-                slot: shard.new_zeros([extent if dim in kept else 1 for dim, extent in enumerate(shard.shape)])
-                for slot, kept in self._rule.slots(maths.shape).items()
-            }
+            self._state[name] = {slot: self._slot(shard, kept) for slot, kept in self._rule.slots(maths.shape).items()}
         after, self._state[name] = self._rule.update(maths, shard, shard.grad, self._state[name], scalars)
         shard.copy_(after)
         shard.grad = None
+
+
+def _shape(weight: Weight) -> tuple[int, ...]:
+    return tuple(dim.size for dim in weight.tensor.dims)
+
+
+def _accuracy(traced: Traced, count: int) -> float | None:
+    """Return the fraction of points that are right; count: those of all ranks."""
+    correct = traced.correct
+    return None if correct is None else count / correct.num_holders / correct.num_points
 
 
 def _cut(box: Box) -> tuple[slice, ...]:
@@ -260,6 +347,7 @@ def train(
     num_devices: int,
     device: str | None = None,
     generator: str | None = None,
+    checkpointing: RankCheckpoints | None = None,
     metrics_path: Path | None = None,
     measure: bool = False,
     report: Report | None = None,
@@ -270,28 +358,51 @@ def train(
     device: "cpu" or "cuda". generator: ``package.module:function`` that yields the data, instead of a file of them; its
     module is executed. measure: count the bytes that ranks send in a step.
 
-    Rank 0 reports events: ``built`` (build_time_s, predicted_bytes None) and those of `Steps.take`.
+    Rank 0 reports events: ``resumed`` (step), ``built`` (build_time_s, predicted_bytes None) and those of `Steps.take`.
     """
     begin = time.perf_counter()
     ranks = _joined(num_devices, device)
     is_first = ranks.rank == 0
     shown = report if report and is_first else _silent
+    # Before anything expensive: what is wrong is found out at once.
+    found = checkpointing.found() if checkpointing else None
+    asked, options = options, replace(options, seed=found.seed if found else options.seed or 0)
+    first = found.step if found else 0
     with ExitStack() as opened:
-        given = read_arrays(options.weights_path) if options.weights_path else None
-        training = RankTraining(build, ranks, options, given)
+        training = RankTraining(build, ranks, options, is_restored=found is not None)
         program = training.program
         inputs = list(program.inputs.values())
-        batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator)
+        batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator, first)
+        test = held_out_batches(inputs, options.test_data_path) if options.test_data_path else None
+        if found:
+            shapes = {name: _shape(weight) for name, weight in program.weights.items()}
+            check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=batches.description)
         metrics = None
         if metrics_path and is_first:
-            metrics = opened.enter_context(MetricsFile(metrics_path, num_steps=0, resume=False))
+            resume = checkpointing is not None and checkpointing.resume is not None
+            metrics = opened.enter_context(MetricsFile(metrics_path, num_steps=first, resume=resume))
+        if found:
+            training.restore(found.opened)
+            shown({"event": "resumed", "step": found.step})
         shown({"event": "built", "build_time_s": time.perf_counter() - begin, "predicted_bytes": None})
+
+        def save(step: int) -> Path | None:
+            if checkpointing is None or not checkpointing.is_due(step, options.steps):
+                return None
+            training.check_finite()
+            kept = Kept.of(options, step=step, seed=options.seed or 0, data=batches.description)
+            return save_state(
+                checkpointing.folder, training.state(), step=step, extra=kept.document(), keep=checkpointing.keep
+            )
+
         steps = Steps(
             options=options,
+            first=first,
             batches=batches,
-            test=held_out_batches(inputs, options.test_data_path) if options.test_data_path else None,
+            test=test,
             num_examples=inputs[0].shape[0] if inputs else 1,
             measured=measured_bytes if measure else None,
+            keeping=Keeping(save=save, newest=checkpointing.newest) if checkpointing else None,
             metrics=metrics,
             progress=progress and is_first,
         )
@@ -325,12 +436,7 @@ def compute(
     build: Build, options: TrainingOptions, data: Mapping[str, Array], *, num_devices: int, device: str | None = None
 ) -> dict[str, Array]:
     """Return the outputs of a program for all examples of some data, a batch at a time; the last one is filled up."""
-    training = RankTraining(
-        build,
-        _joined(num_devices, device),
-        options,
-        read_arrays(options.weights_path) if options.weights_path else None,
-    )
+    training = RankTraining(build, _joined(num_devices, device), options)
     inputs = list(training.program.inputs.values())
     batch = max((item.shape[0] for item in inputs if item.shape), default=1)
     num_examples, batches = filled_batches(inputs, data, batch)
@@ -360,8 +466,9 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
         options = training_options(values)
         if values["output"] and options.data_path is None:
             raise ProgramError("--output needs --data PATH, the inputs to compute the outputs of")
+        checkpointing = RankCheckpoints.asked(values)
         if is_rank:
-            _run_rank(build, num_devices, values, options)
+            _run_rank(build, num_devices, values, options, checkpointing)
         else:
             run_program([sys.argv[0], *given], ranks=num_devices)
     except PaseError as error:
@@ -370,13 +477,19 @@ def main(build: Build, *, num_devices: int, arguments: Sequence[str] | None = No
             sys.stderr.write(f"error: {error}\n")
         raise SystemExit(1) from None
     except KeyboardInterrupt:
-        sys.stderr.write("\nstopped\n")
+        sys.stderr.write(stopped_text(values["checkpoint"]))
         raise SystemExit(130) from None
     if is_rank:
         leave()
 
 
-def _run_rank(build: Build, num_devices: int, values: Mapping[str, Any], options: TrainingOptions) -> None:
+def _run_rank(
+    build: Build,
+    num_devices: int,
+    values: Mapping[str, Any],
+    options: TrainingOptions,
+    checkpointing: RankCheckpoints | None,
+) -> None:
     device = "cuda" if device_choice(values).kind == GPU else "cpu"
     if values["output"] and options.data_path:
         found = compute(build, options, read_arrays(options.data_path), num_devices=num_devices, device=device)
@@ -389,6 +502,7 @@ def _run_rank(build: Build, num_devices: int, values: Mapping[str, Any], options
         num_devices=num_devices,
         device=device,
         generator=values["data_generator"],
+        checkpointing=checkpointing,
         metrics_path=values["metrics"],
         measure=values["measure"],
         report=reporting(values),
@@ -400,5 +514,6 @@ def _run_rank(build: Build, num_devices: int, values: Mapping[str, Any], options
 @script_flags
 @option("--output", "Data", type=PATH, metavar="FILE", help="Write the model's outputs for --data here; do not train.")
 @device_options
+@checkpoint_flags
 def command_of_program(**values: Any) -> None:
     """Declare the command line of an emitted program, which `main` reads."""

@@ -65,6 +65,10 @@ class Ranks(Protocol):
         """Return a tensor's value on another mesh."""
         ...
 
+    def count_correct(self, loss: "Tensor", labels: "Tensor", count: Callable[[], Any]) -> None:
+        """Have a loss known to be one of labels. count: how many of this rank's are right."""
+        ...
+
     def take(self, x: "Tensor", target: Layout, dims: "tuple[Dim, ...]", mesh: "LayerMesh", fill: float) -> Any:
         """Return this rank's part of an input of the model."""
         ...

@@ -74,6 +74,11 @@ class Kept:
         )
 
 
+def called(weight: str, slot: str) -> str:
+    """Return what messages call a weight, or what the optimiser keeps of it."""
+    return f"{slot.replace('_', ' ')} of weight {weight!r}" if slot else f"weight {weight!r}"
+
+
 # -- a folder of them
 
 

@@ -61,6 +61,16 @@ def test_losses_under_other_strategies_are_those_of_the_reference(ranks: Pool, n
     assert max_relative_difference(losses(ranks, graph, options(2, seed=seed), seed=seed), reference) < 1e-12
 
 
+@pytest.mark.parametrize("split", [{"b": 2, "n": 2}, {"b": 4}, {"n": 2}])
+def test_accuracies_are_those_of_the_reference(ranks: Pool, split: dict[str, int]) -> None:
+    graph = small("mlp")
+    source = emit(make_plan(graph, 4, {"softmax": split}), target="torch")
+    found = ranks.run(events, source, options(6, rate=0.5, seed=1))[0]
+    accuracies = [event["accuracy"] for event in found if event["event"] == "step"]
+    assert accuracies == reference_training(graph, options(6, rate=0.5, seed=1)).accuracies
+    assert len(set(accuracies)) > 1
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_updates_as_that_of_the_reference(ranks: Pool, rule: str) -> None:
     graph, given = small("lenet5"), options_of_rule(rule, 5)
@@ -85,6 +95,7 @@ def test_files_of_data_are_trained_and_tested_on(ranks: Pool, tmp_path: Path) ->
     tests = [event for event in found if event["event"] == "tested"]
     assert [test["step"] for test in tests] == [test.step for test in reference.tests] == [2, 4]
     assert [test["loss"] for test in tests] == pytest.approx([test.loss for test in reference.tests], rel=1e-12)
+    assert [test["accuracy"] for test in tests] == [test.accuracy for test in reference.tests]
 
 
 # -- outputs
@@ -174,29 +185,24 @@ def run(*arguments: object) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_a_program_starts_its_own_ranks(tmp_path: Path) -> None:
+def test_a_program_starts_its_own_ranks_and_torchrun_goes_on(tmp_path: Path) -> None:
     graph = small("mlp")
-    path = program(tmp_path, graph, 2)
-    given = ["--steps", 3, "--dtype", "float64", "--learning-rate", 0.05, "--json", "--metrics", tmp_path / "metrics"]
-    done = run(path, *given)
+    path, reference = program(tmp_path, graph, 2), reference_losses(graph, options(3))
+    given = ["--dtype", "float64", "--learning-rate", 0.05, "--json", "--metrics", tmp_path / "metrics"]
+    given += ["--checkpoint", tmp_path / "kept"]
+    done = run(path, *given, "--steps", 2)
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [event["event"] for event in found] == ["built", "step", "step", "step", "done"]
+    assert [event["event"] for event in found] == ["built", "step", "step", "saved", "done"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    done = run(*torchrun, path, *given, "--steps", 3, "--resume")
+    assert done.returncode == 0, done.stderr
+    found += [json.loads(line) for line in done.stdout.splitlines()]
+    assert [event["event"] for event in found[5:]] == ["resumed", "built", "step", "saved", "done"]
     steps = [event["loss"] for event in found if event["event"] == "step"]
-    assert max_relative_difference(steps, reference_losses(graph, options(3))) < 1e-12
+    assert max_relative_difference(steps, reference) < 1e-12
     lines = (tmp_path / "metrics").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["loss"] for line in lines] == steps
-
-
-def test_torchrun_runs_a_program(tmp_path: Path) -> None:
-    graph = small("mlp")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    given = ["--steps", 2, "--dtype", "float64", "--learning-rate", 0.05, "--json"]
-    done = run(*torchrun, program(tmp_path, graph, 2), *given)
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    steps = [event["loss"] for event in found if event["event"] == "step"]
-    assert max_relative_difference(steps, reference_losses(graph, options(2))) < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 from pase.common.documents import Field
 from pase.errors import ProgramError
 from pase.targets.training import checkpointing
-from pase.targets.training.checkpointing import NEWEST, CheckpointFolder, Kept, sync_folder
+from pase.targets.training.checkpointing import NEWEST, CheckpointFolder, Kept, called, sync_folder
 from pase.targets.training.options import TrainingOptions
 
 if TYPE_CHECKING:  # it loads the framework; a checkpoint that does not fit is found out before that
@@ -61,7 +61,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     for weight, slot, array in _listed(checkpoint):
         if not np.isfinite(array).all():
             raise ProgramError(
-                f"step {checkpoint.step}: {_called(weight, slot)} is not finite; no checkpoint was written"
+                f"step {checkpoint.step}: {called(weight, slot)} is not finite; no checkpoint was written"
             )
     path = checkpoint_path(folder, checkpoint.step)
     temporary = path.with_name(f".{path.name}.part")
@@ -159,10 +159,10 @@ def _checkpoint(path: Path, stream: IO[bytes], manifest: Field, size_bytes: int)
     for weight, slot, shape, dtype, checksum in entries:
         count_bytes = prod(shape) * np.dtype(dtype).itemsize
         if stream.tell() + count_bytes > size_bytes:
-            raise _damaged(path, f"it is cut off in {_called(weight, slot)}: {size_bytes} of {expected_bytes} bytes")
+            raise _damaged(path, f"it is cut off in {called(weight, slot)}: {size_bytes} of {expected_bytes} bytes")
         raw = stream.read(count_bytes)
         if hashlib.sha256(raw).hexdigest() != checksum:
-            raise _damaged(path, f"{_called(weight, slot)} does not have the checksum that was written with it")
+            raise _damaged(path, f"{called(weight, slot)} does not have the checksum that was written with it")
         array = np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(shape)
         if slot:
             slots.setdefault(weight, {})[slot] = array
@@ -182,10 +182,6 @@ def _entry(item: Field) -> tuple[str, str, tuple[int, ...], str, str]:
         raise item["dtype"].fail(f"is {dtype!r}; expected {' or '.join(_DTYPES)}")
     shape = tuple(extent.integer() for extent in item["shape"].items())
     return item["weight"].text(), item["slot"].text(), shape, dtype, item["sha256"].text()
-
-
-def _called(weight: str, slot: str) -> str:
-    return f"{slot.replace('_', ' ')} of weight {weight!r}" if slot else f"weight {weight!r}"
 
 
 # -- a folder of them

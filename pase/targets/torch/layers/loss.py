@@ -26,16 +26,28 @@ def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
         module = SplitSoftmaxLoss(
             begin=mesh.begin(classes), num_points=labels.size, over=mesh.program.adder(mesh, [classes.name])
         )
-        value = mesh.program.run(module, resolved(logits).value, "softmax_loss", labels.value)
-        return Tensor(value=value, mesh=mesh, dims=(), partial=mesh.split(labels.names))
+        found = mesh.program.run(module, resolved(logits).value, "softmax_loss", labels.value)
+        loss = Tensor(value=found[0], mesh=mesh, dims=(), partial=mesh.split(labels.names))
+        mesh.program.count_correct(loss, labels, lambda: found[1])
+        return loss
     shape = (prod(labels.shard), classes.size)
+
+    read: list[Any] = []
 
     def compute(x: Any, places: Any) -> Any:
         points = shaped(places, labels.shard, shape[:1]).long()
-        found = functional.cross_entropy(shaped(x, logits.shard, shape), points, reduction="sum")
-        return found / labels.size
+        x = shaped(x, logits.shard, shape)
+        read[:] = x, points
+        return functional.cross_entropy(x, points, reduction="sum") / labels.size
 
-    return local(compute, [logits, labels], (), partial_over=[dim.name for dim in labels.dims])
+    def correct() -> Any:
+        # Of what the loss reads: one more reader of what it is made of would be one more sum of its gradient.
+        x, points = (value.detach() for value in read)
+        return (x.gather(-1, points.unsqueeze(-1)) == x.amax(-1, keepdim=True)).sum()
+
+    loss = local(compute, [logits, labels], (), partial_over=[dim.name for dim in labels.dims])
+    mesh.program.count_correct(loss, labels, correct)
+    return loss
 
 
 class SplitSoftmaxLoss(nn.Module):
@@ -49,7 +61,7 @@ class SplitSoftmaxLoss(nn.Module):
         self.begin, self.num_points, self.over = begin, num_points, over
 
     def forward(self, logits: Any, labels: Any) -> Any:
-        """Return the sum over the points, divided by how many all ranks have."""
+        """Return the sum over the points, divided by how many all ranks have; and how many have the greatest logit."""
         return _SoftmaxLoss.apply(logits, labels, self)
 
 
@@ -68,10 +80,13 @@ class _SoftmaxLoss(torch.autograd.Function):
         log_sums = sums.log()
         ctx.module = module
         ctx.save_for_backward(logits, top + log_sums, places, is_inside)
-        return (log_sums - of_label).sum() / module.num_points
+        # Exact: the label's logit is the greatest one, or it is not.
+        correct = (of_label == 0).sum()
+        ctx.mark_non_differentiable(correct)
+        return (log_sums - of_label).sum() / module.num_points, correct
 
     @staticmethod
-    def backward(ctx: Any, dy: Any) -> Any:
+    def backward(ctx: Any, dy: Any, _: Any) -> Any:
         """Return ``(softmax - one at the label) / points``, times the gradient of the loss."""
         logits, log_sums, places, is_inside = ctx.saved_tensors
         softmax = (logits - log_sums).exp()
