@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -160,7 +161,8 @@ def save_checkpoint(
         ProgramError: it cannot be written. Older ones are as they were.
     """
     groups = None if optimizer is None else _options(module, optimizer)
-    return save_state(folder, _state(module, optimizer), step=step, extra=extra or {}, groups=groups, keep=keep)
+    said = {"optimizer": groups, "mask_state": getattr(module, "mask_state", None)}
+    return save_state(folder, _state(module, optimizer), step=step, extra=extra or {}, said=said, keep=keep)
 
 
 def save_state(
@@ -169,18 +171,18 @@ def save_state(
     *,
     step: int,
     extra: Mapping[str, Any],
-    groups: list[dict[str, Any]] | None = None,
+    said: Mapping[str, Any] = MappingProxyType({}),
     keep: int,
 ) -> Path:
     """Write tensors as a checkpoint, whole or not at all, and return its path; all ranks call it.
 
-    state: DTensors, whole tensors or `Part`s, in mappings. groups: of an optimizer. Others as `save_checkpoint` has
-    them, whose errors it raises.
+    state: DTensors, whole tensors or `Part`s, in mappings. said: what else the record says. Others as `save_checkpoint`
+    has them, whose errors it raises.
     """
     folder = Path(folder)
     path = checkpoint_path(folder, step)
     part = folder / f".{path.name}.part"
-    record = {"schema_version": SCHEMA_VERSION, "step": step, "extra": dict(extra), "optimizer": groups}
+    record = {"schema_version": SCHEMA_VERSION, "step": step, "extra": dict(extra), **said}
     text = json.dumps(record, indent=1)
     _on_first(lambda: _begin(part), path)
     dcp.save(
@@ -265,12 +267,15 @@ def load_checkpoint(
     _check(path, {f"model.{name}": tuple(value.shape) for name, value in state["model"].items()}, opened.sizes)
     slots: dict[str, dict[str, torch.Tensor]] = {}
     if optimizer is not None:
-        if opened.groups is None:
+        if opened.record["optimizer"] is None:
             raise ProgramError(f"checkpoint {path} holds no optimizer's state; load the model alone")
         slots = state["optimizer"] = _empty_slots(module, opened.saved)
     opened.load(state)
-    if optimizer is not None and opened.groups is not None:
-        _set_optimizer(path, module, optimizer, slots, opened.groups)
+    if optimizer is not None:
+        _set_optimizer(path, module, optimizer, slots, opened.record["optimizer"])
+    masks = opened.record.get("mask_state")
+    if masks is not None and hasattr(module, "mask_state"):
+        module.mask_state = masks
     return Checkpoint(path=path, step=opened.step, extra=opened.extra)
 
 
@@ -281,12 +286,10 @@ def newest(folder: Path) -> Path | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A checkpoint that can be read. saved: what there is of tensors, by name. groups: of an optimizer, if any."""
+    """A checkpoint that can be read. record: what it says of itself. saved: what there is of tensors, by name."""
 
     path: Path
-    step: int
-    extra: Mapping[str, Any]
-    groups: list[dict[str, Any]] | None
+    record: Mapping[str, Any]
     saved: Mapping[str, Any]
 
     @classmethod
@@ -303,7 +306,18 @@ class Opened:
                 f"checkpoint {path} has schema_version {version!r}, expected {SCHEMA_VERSION}; "
                 "load it with the version of pase that wrote it"
             )
-        return cls(path=path, step=record["step"], extra=record["extra"], groups=record["optimizer"], saved=found)
+        return cls(path=path, record=record, saved=found)
+
+    @property
+    def step(self) -> int:
+        """How many steps are done."""
+        return int(self.record["step"])
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """What was saved with it."""
+        found: Mapping[str, Any] = self.record["extra"]
+        return found
 
     @property
     def sizes(self) -> dict[str, tuple[int, ...]]:

@@ -330,6 +330,18 @@ class Parallel(nn.Module):
         return full_state_dict(self, on_all=on_all)
 
     @property
+    def mask_state(self) -> dict[str, int]:
+        """Where the random masks of dropout are: the seed, and how many steps are done; a state_dict has none of it.
+
+        `save_checkpoint` and `load_checkpoint` keep it; who keeps checkpoints otherwise saves it and sets it.
+        """
+        return {"seed": self._seed, "step": self._step}
+
+    @mask_state.setter
+    def mask_state(self, state: Mapping[str, int]) -> None:
+        self._seed, self._step = state["seed"], state["step"]
+
+    @property
     def traffic(self) -> Traffic:
         """What this rank sends, where it is counted."""
         return self._traffic

@@ -184,7 +184,7 @@ def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(tmp_path: Path, 
 
 
 class Gated(nn.Module):
-    """Statistics, and a product that is read in pieces."""
+    """Statistics, a product that is read in pieces, and dropout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,14 +192,15 @@ class Gated(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         q, k, v = self.first(self.norm(x)).chunk(3, -1)
-        return nn.functional.cross_entropy(self.last(torch.tanh(q) * k + v), y)
+        dropped = nn.functional.dropout(torch.tanh(q) * k + v, 0.4, self.training)
+        return nn.functional.cross_entropy(self.last(dropped), y)
 
 
 def parallel_model(rank: int, world: int, folder: Path) -> None:
     draw = torch.Generator().manual_seed(1)
     x, y = torch.randn(8, 8, generator=draw), torch.randint(0, 4, (8,), generator=draw)
     graph = pase.load((Gated(), (x, y)))
-    first = pase.parallelize((Gated(), (x, y)), random_plan(graph, world, 3))
+    first = pase.parallelize((Gated(), (x, y)), random_plan(graph, world, 3), seed=5)
     optimizer = torch.optim.AdamW(first.parameters())
     for _ in range(2):
         first(x, y).backward()
@@ -218,7 +219,11 @@ def parallel_model(rank: int, world: int, folder: Path) -> None:
     other = torch.optim.AdamW(second.parameters())
     load_checkpoint(folder, second, other)
     assert_same(whole_state(second, other), wanted)
+    # The same elements are dropped: those of the third step, by the first one's seed.
+    assert second.mask_state == {"seed": 5, "step": 2}
     torch.testing.assert_close(second(x, y), loss, rtol=1e-5, atol=0)
+    assert second.mask_state == {"seed": 5, "step": 3}
+    assert not torch.allclose(second(x, y), loss, rtol=1e-2)
 
 
 @pytest.mark.slow
