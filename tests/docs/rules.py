@@ -60,6 +60,10 @@ READERS = {"dot": "Graphviz"}
 
 SHOWN: Mapping[tuple[str, str], str] = {
     ("docs/method.md", "F(G, φ) = Σ_v t_l(v, φ, r) + Σ_(u,v) r · t_x(u, v, φ)"): "Eq. 1 of the paper",
+    (
+        "docs/how-to/torchtitan.md",
+        "--parallelism.tensor_parallel_degree N --parallelism.disable_loss_parallel",
+    ): "flags of torchtitan",
     ("docs/machines.md", "[[levels]]                              [[levels]]"): "two files beside one another",
     (
         "docs/how-to/own-operator.md",

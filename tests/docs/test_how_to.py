@@ -157,9 +157,9 @@ def test_the_function_of_the_page_trains_under_its_plan(tmp_path: Path) -> None:
 TRANSFORMERS = "docs/how-to/transformers.md"
 
 
-def _shown(command: str) -> list[float]:
-    """The numbers that a program of the page on transformers prints."""
-    (text,) = (block.text for block in blocks(TRANSFORMERS) if f"{command}\n" in block.text)
+def _shown(program: str, page: str = TRANSFORMERS) -> list[float]:
+    """The numbers that a program of a page prints."""
+    (text,) = (block.text for block in blocks(page) if f"{program}\n" in block.text)
     return [float(number) for number in re.findall(r"\d+\.\d+", text)]
 
 
@@ -181,6 +181,25 @@ def test_losses_of_the_page_are_those_of_the_unmodified_model(program: str, exam
             optimizer.zero_grad()
         losses.append(loss.item())
     assert losses == pytest.approx(_shown(f"{program}.py"), abs=1e-4)
+
+
+def test_losses_of_the_stand_in_for_torchtitan_are_those_of_the_model_alone() -> None:
+    torch, page = pytest.importorskip("torch"), "docs/how-to/torchtitan.md"
+    torch.manual_seed(0)
+    model = names_of(page, "decoder.py")["Decoder"]()  # type: ignore[operator]
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model.init_weights()
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    for _ in range(3):
+        tokens = (torch.randint(256, (8, 1)) + torch.arange(17)) % 256
+        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == pytest.approx(_shown("stand_in.py", page), abs=1e-4)
 
 
 def test_losses_of_the_trainer_of_the_page_are_those_of_transformers_own(tmp_path: Path) -> None:

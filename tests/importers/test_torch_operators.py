@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pase
 from pase.importers.ir import (
     Broadcast,
     Concat,
@@ -284,3 +285,10 @@ def _check(function: Callable[..., Any], given: tuple[Any, ...], made: Mapping[s
     assert len(found) == len(wanted)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(one, other.numpy(), atol=1e-12)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, torch.finfo(torch.float32).eps), (0.0, 0.0), (1e-6, 1e-6)])
+def test_a_normalisation_adds_what_pytorch_adds(given: float | None, expected: float) -> None:
+    graph = pase.load((torch.nn.RMSNorm(8, eps=given), torch.zeros(4, 8)))
+    (added,) = (s for op in graph.operators for s in (op.body.steps if op.body else ()) if s.function == "add")
+    assert added.operands[1] == expected

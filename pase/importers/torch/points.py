@@ -116,6 +116,10 @@ _KINDS: dict[str, str] = {
 """Normalisations by the operator's name."""
 
 
+_SMALLEST_STEP = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""From 1 to the next number of a type: what `rms_norm` adds to a mean of squares where it is not told."""
+
+
 def normalisation(call: Call) -> None:
     """Write a normalisation; the statistics that it may tell besides are not."""
     rank = len(call.x.shape)
@@ -134,7 +138,7 @@ def normalisation(call: Call) -> None:
         shift=call.maybe("bias"),
         statistics=kept,
         groups=int(call.get("num_groups", call.get("group", 1))) if kind == "group" else 1,
-        epsilon=float(call.get("eps", 1e-5) or 1e-5),
+        epsilon=float(call.get("eps", _SMALLEST_STEP.get(call.x.dtype, 1e-5) if kind == "rms" else 1e-5)),
         momentum=float(call.get("momentum", 0.0) or 0.0) if kept else 0.0,
         is_unbiased=bool(kept),
     )
