@@ -8,6 +8,7 @@ order on all ranks. At the end of the backward pass every parameter has its grad
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from pase.targets.torch.collectives import Group, Groups, Traffic, ring_bytes
 from pase.targets.torch.launch import naming_lost_ranks
+from pase.targets.torch.parameters import receive
 from pase.targets.torch.program import WeightSum
 
 BUCKET_BYTES = 25 * 2**20
@@ -25,31 +27,30 @@ BUCKET_BYTES = 25 * 2**20
 class Entry:
     """A weight whose gradient is brought together.
 
-    parameter: that gets it. local: this rank's part of that. sum: what brings the gradient together. wrapped: of a
-    rank's part of the gradient, what the parameter's `grad` is.
+    parameter: that gets it. local: this rank's part of that. sum: what brings the gradient together. give: adds a
+    rank's part of the whole gradient to what the parameter has.
     """
 
     parameter: Any
     local: Any
     sum: WeightSum
-    wrapped: Callable[[Any], Any] = lambda gradient: gradient
+    give: Callable[[Any, Any], None] = receive
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Bucket:
-    """Neighbouring weights that are summed over one group, and their gradients end to end.
+    """Neighbouring weights that are summed over one group.
 
-    views: of the buffer, by weight. arrived: which weights' gradients are there.
+    arrived: the gradients that are there, by the weights' places. work: adds up `total`, in which these lie end to
+    end. parts: whose they are, and their shapes.
     """
 
     group: Group
     entries: list[Entry]
-    buffer: Any
-    views: list[Any]
-    grads: list[Any]
     arrived: dict[int, Any] = field(default_factory=dict)
-    work: Any = None
+    parts: list[tuple[Entry, tuple[int, ...]]] = field(default_factory=list)
     total: Any = None
+    work: Any = None
 
 
 class Gradients:
@@ -62,20 +63,20 @@ class Gradients:
         self._waiting: dict[int, Any] = {}
         self._entries = {id(entry.parameter): entry for entry in entries}
         self._places: dict[int, tuple[_Bucket, int]] = {}
+        self._buckets: list[_Bucket] = []
         # The last layers' gradients come first.
-        open_buckets: dict[Any, list[Entry]] = {}
-        ordered: list[tuple[Group, list[Entry]]] = []
+        open_buckets: dict[Any, _Bucket] = {}
         for entry in reversed(entries):
             group, local = groups.of(entry.sum.groups), entry.local
             if len(group.ranks) == 1 or not entry.parameter.requires_grad:
                 continue
             key = (group.ranks, local.dtype, local.device)
-            held = open_buckets.get(key)
-            if held is None or sum(map(_bytes, held)) + _bytes(entry) > BUCKET_BYTES:
-                held = open_buckets[key] = []
-                ordered.append((group, held))
-            held.append(entry)
-        self._buckets = [self._bucket(group, held) for group, held in ordered]
+            bucket = open_buckets.get(key)
+            if bucket is None or sum(map(_bytes, bucket.entries)) + _bytes(entry) > BUCKET_BYTES:
+                bucket = open_buckets[key] = _Bucket(group=group, entries=[])
+                self._buckets.append(bucket)
+            self._places[id(entry.parameter)] = bucket, len(bucket.entries)
+            bucket.entries.append(entry)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -86,20 +87,8 @@ class Gradients:
         finally:
             self._is_held = before
 
-    def _bucket(self, group: Group, entries: list[Entry]) -> _Bucket:
-        buffer = entries[0].local.new_zeros(sum(entry.local.numel() for entry in entries))
-        views, at = [], 0
-        for entry in entries:
-            views.append(buffer[at : at + entry.local.numel()].view(entry.local.shape))
-            at += entry.local.numel()
-        grads = [entry.wrapped(view) for entry, view in zip(entries, views, strict=True)]
-        bucket = _Bucket(group=group, entries=entries, buffer=buffer, views=views, grads=grads)
-        for place, entry in enumerate(entries):
-            self._places[id(entry.parameter)] = bucket, place
-        return bucket
-
     def arrived(self, parameter: Any, gradient: Any) -> None:
-        """Take a rank's part of a parameter's gradient that the backward pass has finished."""
+        """Take a rank's part of a parameter's gradient that the backward pass has finished; it is ours from now on."""
         key = id(parameter)
         before = self._waiting.pop(key, None)
         gradient = gradient if before is None else before.add_(gradient)
@@ -111,7 +100,7 @@ class Gradients:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         found = self._places.get(key)
         if found is None:
-            _give(self._entries[key], gradient, None)
+            self._entries[key].give(parameter, gradient)
             return
         bucket, place = found
         bucket.arrived[place] = gradient
@@ -124,34 +113,20 @@ class Gradients:
             self._next += 1
 
     def _launch(self, bucket: _Bucket) -> None:
-        places = sorted(bucket.arrived)
-        is_first = all(bucket.entries[place].parameter.grad is None for place in places)
-        is_whole = len(places) == len(bucket.entries)
-        if is_first and is_whole:
-            total, views = bucket.buffer, bucket.views
-        else:
-            # What was there before, and other weights' gradients, are not summed again.
-            total = torch.empty(
-                sum(bucket.views[place].numel() for place in places),
-                dtype=bucket.buffer.dtype,
-                device=bucket.buffer.device,
-            )
-            views, at = [], 0
-            for place in places:
-                shape = bucket.views[place].shape
-                views.append(total[at : at + shape.numel()].view(shape))
-                at += shape.numel()
-        torch._foreach_copy_(views, [bucket.arrived[place] for place in places])
-        bucket.total = total
+        gradients = [bucket.arrived[place] for place in sorted(bucket.arrived)]
+        entries = [bucket.entries[place] for place in sorted(bucket.arrived)]
+        bucket.arrived.clear()
+        bucket.parts = [(e, tuple(gradient.shape)) for e, gradient in zip(entries, gradients, strict=True)]
+        flat = [gradient.reshape(-1) for gradient in gradients]
+        # One alone is summed where it is.
+        bucket.total = flat[0] if len(flat) == 1 else torch.cat(flat)
         with naming_lost_ranks():
-            bucket.work = dist.all_reduce(total, group=bucket.group.handle, async_op=True)
+            bucket.work = dist.all_reduce(bucket.total, group=bucket.group.handle, async_op=True)
         if self._traffic.is_counted:
             number = bucket.group.ranks.index(self._rank)
-            for place in places:
-                entry = bucket.entries[place]
-                self._traffic.add(
-                    entry.sum.label, entry.sum.phase, ring_bytes(entry.local, len(bucket.group.ranks), number)
-                )
+            for entry in entries:
+                sent = ring_bytes(entry.local, len(bucket.group.ranks), number)
+                self._traffic.add(entry.sum.label, entry.sum.phase, sent)
 
     def _finish(self) -> None:
         """Give every parameter its gradient: the backward pass is at its end."""
@@ -163,45 +138,11 @@ class Gradients:
                 continue
             with naming_lost_ranks():
                 bucket.work.wait()
-            places = sorted(bucket.arrived)
-            if bucket.total is bucket.buffer:
-                for entry, gradient in zip(bucket.entries, bucket.grads, strict=True):
-                    entry.parameter.grad = gradient
-                    _tell(entry)
-            else:
-                at = 0
-                for place in places:
-                    shape = bucket.views[place].shape
-                    part = bucket.total[at : at + shape.numel()].view(shape)
-                    at += shape.numel()
-                    _give(bucket.entries[place], part, (bucket.views[place], bucket.grads[place]))
-            bucket.work, bucket.total = None, None
-            bucket.arrived.clear()
+            sums = bucket.total.split([prod(shape) for _, shape in bucket.parts])
+            for (entry, shape), total in zip(bucket.parts, sums, strict=True):
+                entry.give(entry.parameter, total.view(shape))
+            bucket.work, bucket.total, bucket.parts = None, None, []
         self._next, self._is_queued = 0, False
-
-
-def _give(entry: Entry, gradient: Any, own: tuple[Any, Any] | None) -> None:
-    """Add a gradient to what a parameter has; own: the place of the bucket that is its gradient, and that wrapped."""
-    parameter = entry.parameter
-    if parameter.grad is not None:
-        with torch.no_grad():
-            if own is not None and parameter.grad is own[1]:
-                own[0].add_(gradient)
-            else:
-                parameter.grad.add_(entry.wrapped(gradient))
-    elif own is None:
-        parameter.grad = entry.wrapped(gradient)
-    else:
-        own[0].copy_(gradient)
-        parameter.grad = own[1]
-    _tell(entry)
-
-
-def _tell(entry: Entry) -> None:
-    """Run what is to be run once a parameter has its gradient, where autograd does not."""
-    if entry.parameter is not entry.local:
-        for hook in list((entry.parameter._post_accumulate_grad_hooks or {}).values()):
-            hook(entry.parameter)
 
 
 def _bytes(entry: Entry) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -31,17 +31,18 @@ from pase.targets.torch.parameters import (
     distributed,
     full_state_dict,
     install,
-    keep_part,
+    keeping,
     local_of,
     mesh_of,
     needs_of,
+    notes_on,
+    owner_of,
     part_of,
     state_of,
     viewed,
-    wrapped_like,
 )
 from pase.targets.torch.placements import Need, Storage, Stored, held_as, storage
-from pase.targets.torch.program import Program, Traced
+from pase.targets.torch.program import Program, Traced, WeightSum
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
 from pase.targets.torch.values import Source, from_file, from_tensors, random_values
@@ -114,12 +115,14 @@ def _source(model: Any, plan: Plan) -> tuple[nn.Module, Any]:
 class _LiveProgram(Program):
     """A program whose weights, constants and statistics are a module's own.
 
-    storage: how its parameters and buffers are held; None where the program decides it.
+    storage: how its parameters and buffers are held; None where the program decides it. takes: of each constant, by
+    name, the part that its argument is.
     """
 
     def __init__(self, live: LiveModel, state: State, storage: Storage | None, **options: Any) -> None:
         super().__init__(**options)
         self.live, self.state, self.storage = live, state, storage
+        self.takes: dict[str, Take] = {}
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
         self._everywhere = LayerMesh("the model", everywhere, self)
 
@@ -128,8 +131,8 @@ class _LiveProgram(Program):
         if is_trained or (is_statistic and self._read(name, is_trained) is not None):
             return self.argument(f"shard {name}")
         box = tensor.layout.by_device[self.rank]
-        taken = Take(shape=[dim.size for dim in tensor.dims], box=box, made=tensor.shard)
-        return self.run(taken, self.argument(f"constant {name}"), "constant")
+        self.takes[name] = Take(shape=[dim.size for dim in tensor.dims], box=box, made=tensor.shard)
+        return self.argument(f"constant {name}")
 
     def bind(self) -> None:
         """Have each shard that a layer reads be a part of what this rank holds of a parameter or a buffer."""
@@ -194,12 +197,13 @@ Get = Callable[[Mapping[str, Any]], Any]
 class _Mode:
     """The program of training, or of evaluation.
 
-    given: what each of its arguments is had of. loss: which output is that. placed: how the ranks have each output
-    between them, None for those that every rank has whole.
+    given: what each of its arguments is had of. keeps: what is done with each value of a statistic. loss: which output
+    is that. placed: how the ranks have each output between them, None for those that every rank has whole.
     """
 
     traced: Traced
     given: tuple[Get, ...]
+    keeps: tuple[Callable[[Any], None], ...]
     loss: str
     placed: Mapping[str, Stored | None]
 
@@ -207,8 +211,9 @@ class _Mode:
 class Parallel(nn.Module):
     """A model under a plan, on one rank: called as the model is, it returns what the model returns.
 
-    Its parameters and buffers have the model's names; parameters are DTensors. plan: what it computes under. program:
-    the text of what runs. notes: what was assumed, and what is held otherwise than layers read it.
+    Its parameters and buffers have the model's names; parameters are DTensors, or plain where the plan splits none of
+    them. plan: what it computes under. program: the text of what runs. notes: what was assumed, and what is held
+    otherwise than layers read it.
     """
 
     def __init__(
@@ -218,25 +223,26 @@ class Parallel(nn.Module):
         self.plan, self.program = plan, emit(plan, target="torch")
         self._live, self._rank, self._seed, self._step = live, rank, seed, 0
         self._traffic, self._groups, self._sum_groups = Traffic(), *(Groups(rank, plan.num_devices) for _ in range(2))
-        self._modes: dict[bool, _Mode] = {}
-        self._state = state_of(module)
-        self._storage: Storage | None = None
-        self._mode(True)
         device = join().device
         if device.type == "cpu":
             device = next((p.device for p in module.parameters() if not p.is_meta), device)
-        self._mesh = mesh_of(self._stored, device.type)
-        notes = install(self, self._state, self._stored, self._mesh, weights, device=device)
-        self.notes = (*live.notes, *notes)
-        self._leaves = Leaves(receive=self._received)
-        self._gradients: Gradients | None = None
-        self._summed: tuple[object, ...] = ()
         known = [item.use for item in live.constants.values()]
         fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
         self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
         own = [use.value for use in (*known, *(item.use for item in live.inputs.values())) if use.value not in fixed]
         self._part = live.part(own + [o.name for o in live.outputs if not o.layer], device=device)
+        self._leaves = Leaves(receive=self._received)
+        self._gradients: Gradients | None = None
+        self._followed = 0
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self._modes: dict[bool, _Mode] = {}
+        self._state = state_of(module)
+        self._storage: Storage | None = None
         self._boxes = self.inputs()
+        self._mesh = mesh_of(self._stored, device.type)
+        self.notes = (*live.notes, *notes_on(self._state, self._stored))
+        # Last, since names of the model may be those of our attributes.
+        install(self, self._state, self._stored, self._mesh, weights, device=device)
         super().train(module.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -263,7 +269,7 @@ class Parallel(nn.Module):
     ) -> Any:
         """Keep what the step leaves; return what the model returns."""
         if self.training:
-            self._keep(mode.traced, keeps)
+            self._keep(mode, keeps)
             self._step += 1
         return self._returned(mode, loss, outputs, values)
 
@@ -280,7 +286,7 @@ class Parallel(nn.Module):
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(self.__dict__)
-        twin._modes, twin._gradients, twin._summed, twin._fixed_values = {}, None, (), _Fixed()
+        twin._modes, twin._owners, twin._gradients, twin._fixed_values = {}, {}, None, _Fixed()
         twin._leaves = Leaves(receive=twin._received)
         for name in ("_parameters", "_buffers", "_modules"):
             twin.__dict__[name] = deepcopy(self.__dict__[name], memo)
@@ -294,10 +300,9 @@ class Parallel(nn.Module):
         """
         rank, call = self._rank if rank is None else rank, self._live.call
         shapes = dict(zip(call.names, call.shapes, strict=True))
-        rows = self._rows(rank)
-        count = next((shape[0] for shape in shapes.values() if shape), 1)
+        rows, batch = self._rows(rank), self._batch
         return {
-            name: (rows, *whole(shape)[1:]) if shape[:1] == (count,) else whole(shape) for name, shape in shapes.items()
+            name: (rows, *whole(shape)[1:]) if shape[:1] == (batch,) else whole(shape) for name, shape in shapes.items()
         }
 
     def sampler(
@@ -307,20 +312,23 @@ class Parallel(nn.Module):
 
         examples: the data set, or how many examples there are. seed: the same on all ranks.
         """
-        batch = next(shape[0] for shape in self._live.call.shapes if shape)
         rows = self._rows(self._rank if rank is None else rank)
-        return RankSampler(examples, batch=batch, rows=rows, shuffle=shuffle, seed=seed)
+        return RankSampler(examples, batch=self._batch, rows=rows, shuffle=shuffle, seed=seed)
+
+    @property
+    def _batch(self) -> int:
+        """How many examples a batch has."""
+        return next((shape[0] for shape in self._live.call.shapes if shape), 1)
 
     def _rows(self, rank: int) -> Range:
         """Return the examples of a batch that a rank reads, of whatever input."""
-        live, taken = self._live, self._mode(True).traced.taken
-        batch = next((shape[0] for shape in live.call.shapes if shape), 1)
+        live, traced, batch = self._live, self._mode(True).traced, self._batch
         own = list(live.inputs.values())
         computed = [c for c in live.constants.values() if c.inputs] + [i for i in own if i.inputs and not i.is_given]
         if computed or any(output.inputs for output in live.outputs):
             return (0, batch)
-        shapes = {item.name: self._mode(True).traced.inputs[item.name].shape for item in own if item.name in taken}
-        found = [rows_read(shape, taken[name], rank) for name, shape in shapes.items() if shape[:1] == (batch,)]
+        shapes = {item.name: traced.inputs[item.name].shape for item in own if item.name in traced.taken}
+        found = [rows_read(shape, traced.taken[name], rank) for name, shape in shapes.items() if shape[:1] == (batch,)]
         if len(found) < len(shapes) or not found:
             return (0, batch)
         return min(low for low, _ in found), max(high for _, high in found)
@@ -353,6 +361,22 @@ class Parallel(nn.Module):
         assert self._storage is not None
         return self._storage
 
+    @cached_property
+    def _build(self) -> Callable[[Program], Any]:
+        names: dict[str, Any] = {}
+        # The emitter's own text: what a plan says stands in it as literals alone.
+        exec(compile(self.program, "<program of a plan>", "exec"), names)
+        build: Callable[[Program], Any] = names["build"]
+        return build
+
+    @cached_property
+    def _sums(self) -> dict[str, WeightSum]:
+        """How the gradient of each parameter is brought together, by name, in the order of the layers."""
+        found: dict[str, WeightSum] = {}
+        for name, own in self._mode(True).traced.sums.items():
+            found.setdefault(self._stored.readings[name].parameter, own)
+        return found
+
     def _mode(self, trains: bool) -> _Mode:
         if trains in self._modes:
             return self._modes[trains]
@@ -366,10 +390,7 @@ class Parallel(nn.Module):
             groups=self._groups,
             traffic=self._traffic,
         )
-        names: dict[str, Any] = {}
-        # The emitter's own text: what a plan says stands in it as literals alone.
-        exec(compile(self.program, "<program of a plan>", "exec"), names)
-        made = names["build"](program)
+        made = self._build(program)
         loss, outputs = made if isinstance(made, tuple) else (made, {}) if isinstance(made, Tensor) else (None, made)
         self._storage = program.hold()
         # Whoever computes a loss of what the model returns needs all of it.
@@ -377,12 +398,13 @@ class Parallel(nn.Module):
         results = {n: x if placed[n] else program.whole(x, shape) for n, (x, shape) in outputs.items()}
         traced = program.traced(loss, results)
         fed = {item.name: item.use for item in self._live.inputs.values()}
-        given = tuple(self._source(argument, fed, traced) for argument in traced.arguments)
+        given = tuple(self._source(argument, fed, traced, program.takes) for argument in traced.arguments)
         at_loss = next((o.name for o in self._live.outputs if o.layer and not o.shape and o.name not in outputs), "")
-        self._modes[trains] = _Mode(traced=traced, given=given, loss=at_loss, placed=placed)
+        keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
+        self._modes[trains] = _Mode(traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed)
         return self._modes[trains]
 
-    def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced) -> Get:
+    def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:
         """Return where an argument of a rank's graph is had of."""
         kind, _, name = argument.partition(" ")
         if argument in traced.inputs:
@@ -392,18 +414,24 @@ class Parallel(nn.Module):
             return lambda _: self._leaf(name)
         if kind == "constant":
             layer, _, own = name.rpartition("/")
-            constant = self._live.constants[layer, own].use
-            return lambda values: read_as(values[constant.value], constant)
+            constant, take = self._live.constants[layer, own].use, takes[name]
+            if constant.value in self._fixed.names:
+                return lambda values: self._fixed_values.part(
+                    name, lambda: take(read_as(values[constant.value], constant))
+                )
+            return lambda values: take(read_as(values[constant.value], constant))
         assert argument == "mask_key", argument
         return lambda _: torch.from_numpy(step_key(self._seed, self._step))
 
     # -- parameters and buffers
 
     def _tensor(self, name: str) -> Any:
-        owner, _, last = name.rpartition(".")
-        module = self.get_submodule(owner)
-        found = module._parameters.get(last)
-        return module._buffers[last] if found is None else found
+        found = self._owners.get(name)
+        if found is None:
+            found = self._owners[name] = owner_of(self, name)
+        module, last = found
+        parameter = module._parameters.get(last)
+        return module._buffers[last] if parameter is None else parameter
 
     def _leaf(self, name: str) -> Any:
         return self._leaves.of(name, self._tensor(name))
@@ -420,27 +448,25 @@ class Parallel(nn.Module):
 
     def _follow(self) -> None:
         """Have the sums of gradients be those of the parameters that are there, and trained, now."""
-        traced = self._mode(True).traced
-        parameters: dict[str, tuple[str, Any]] = {}
-        for name in traced.sums:
-            key = self._stored.readings[name].parameter
-            parameters.setdefault(key, (name, self._tensor(key)))
-        now = tuple((id(p), p.requires_grad, p.dtype, p.device) for _, p in parameters.values())
-        if now == self._summed and self._gradients is not None:
-            return
-        entries = [
-            Entry(parameter=own, local=local_of(own), sum=traced.sums[name], wrapped=partial(wrapped_like, own))
-            for name, own in parameters.values()
-        ]
-        self._gradients, self._summed = Gradients(entries, self._sum_groups, self._traffic), now
+        for name in self._sums:
+            self._leaf(name)
+        if self._gradients is None or self._leaves.num_made != self._followed:
+            tensors = [(self._tensor(name), own) for name, own in self._sums.items()]
+            entries = [Entry(parameter=tensor, local=local_of(tensor), sum=own) for tensor, own in tensors]
+            self._gradients = Gradients(entries, self._sum_groups, self._traffic)
+            self._followed = self._leaves.num_made
 
-    def _keep(self, traced: Traced, keeps: Sequence[Any]) -> None:
+    def _kept(self, name: str, momentum: float) -> Callable[[Any], None]:
+        """Return what brings a kept statistic nearer to its value of a step."""
+        reading = self._stored.readings[name]
+        keep = keeping(self._stored, reading, self._groups)
+        return lambda value: keep(local_of(self._tensor(reading.parameter)), value, momentum)
+
+    def _keep(self, mode: _Mode, values: Sequence[Any]) -> None:
         """Bring the kept statistics nearer to those of a step."""
         with torch.no_grad():
-            for (name, momentum), value in zip(traced.keeps, keeps, strict=True):
-                reading = self._stored.readings[name]
-                shard = local_of(self._tensor(reading.parameter))
-                keep_part(self._stored, reading, shard, value, self._groups, momentum)
+            for keep, value in zip(mode.keeps, values, strict=True):
+                keep(value)
             for owner in dict.fromkeys(self._live.statistics.values()):
                 counted = self.get_submodule(owner)._buffers.get("num_batches_tracked")
                 if counted is not None:
@@ -468,17 +494,29 @@ class Parallel(nn.Module):
 
 @dataclass(slots=True)
 class _Fixed:
-    """What is computed of buffers alone, kept until one of these changes. key: what they were."""
+    """What is computed of buffers alone, kept until one of these changes.
+
+    key: what they were. parts: of the values, those that the rank's graph reads, by name.
+    """
 
     key: Any = None
     values: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Any] = field(default_factory=dict)
 
     def of(self, part: Part, state: Mapping[str, Any]) -> dict[str, Any]:
         key = tuple((id(tensor), tensor._version) for tensor in state.values())
         if key != self.key:
-            self.values = part({}, {name: _whole(tensor) for name, tensor in state.items()})
-            self.key = key
+            # Later steps may be differentiated.
+            with torch.inference_mode(False), torch.no_grad():
+                self.values = part({}, {name: _whole(tensor) for name, tensor in state.items()})
+            self.key, self.parts = key, {}
         return self.values
+
+    def part(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self.parts:
+            with torch.inference_mode(False), torch.no_grad():
+                self.parts[name] = make()
+        return self.parts[name]
 
 
 def _whole(tensor: Any) -> Any:

@@ -6,22 +6,22 @@ How it is used, by whoever runs a program of a rank:
     needs = needs_of(held, traced.weights, reads)   # reads: weight of the program -> Read (default: of its own name)
     stored = storage(held.shapes, needs, num_ranks)           # placements.py; the same on all ranks, no communication
     mesh = mesh_of(stored, "cpu")                             # the one DeviceMesh; all ranks call it
-    notes = install(root, held, stored, mesh, source)         # root: an nn.Module; source: values.py
+    install(root, held, stored, mesh, source)                 # root: an nn.Module; source: values.py
 
     leaves = Leaves()                                         # of one root; a copy of the root begins with new ones
     leaf = leaves.of(name, root.get_parameter(name))          # a plain local tensor; made again when it has to be
     value = part_of(stored, stored.readings[weight], leaf, traced.weights[weight].tensor)   # what the program takes
 
-`install` registers `nn.Parameter`s that are DTensors on one mesh (buffers are plain tensors where each rank has all of
-them), under all of the names that the model has for them. A leaf shares the storage of its parameter; when a backward
-pass has its gradient, this is added to `parameter.grad`, a DTensor, and the leaf keeps none: `zero_grad` of any kind,
-clipping, scaling and accumulation work on the parameters alone.
+`install` registers `nn.Parameter`s that are DTensors on one mesh, under all of the names that the model has for them:
+plain tensors where each rank has all of every parameter, as data parallelism has, and buffers that each rank has all
+of. A leaf shares the storage of its parameter; when a backward pass has its gradient, this is added to
+`parameter.grad`, of the parameter's kind, and the leaf keeps none: `zero_grad` of any kind, clipping, scaling and
+accumulation work on the parameters alone.
 
 `part_of` takes a `torch.fx.Proxy` in place of the leaf. Where the layer reads other parts than the rank holds (`steps`
-of the reading; `install` returns notes that say why) it is a move of the program, whose adjoint brings the gradient.
+of the reading; `notes_on` says why) it is a move of the program, whose adjoint brings the gradient.
 What `part_of` gives is differentiated, but the gradients of parts are not added up: a layer whose mesh splits dims that
-the weight lacks leaves parts of sums, as `Program.weight` says; `sum_ranks` are the ranks that have such parts of one
-parameter's gradient, where all of its layers agree.
+the weight lacks leaves parts of sums, as `Program.weight` says, which `Gradients` adds up.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ from pase.errors import ProgramError
 from pase.importers.ir import Piece, View
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import device_mesh
-from pase.sharding.reshard import reshard_steps, sum_groups
+from pase.sharding.reshard import reshard_steps
 from pase.targets.torch.collectives import Groups, carried, exchange
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
@@ -234,8 +234,8 @@ def coordinate_of(tensor: DTensor) -> list[int]:
 
 def install(
     root: nn.Module, state: State, stored: Storage, mesh: DeviceMesh, source: Source, *, device: object = None
-) -> tuple[str, ...]:
-    """Register the parameters and buffers of a model, and return notes on those that are not held as layers read them.
+) -> None:
+    """Register the parameters and buffers of a model.
 
     Args:
         root: the module that they belong to from then on. What they are called with dots becomes modules within it.
@@ -251,25 +251,36 @@ def install(
     rank = dist.get_rank() if dist.is_initialized() else 0
     where = torch.device(mesh.device_type if device is None else str(device))
     made: dict[str, torch.Tensor] = {}
+    # Optimizers and clipping want parameters of one kind, and are faster with plain tensors.
+    is_any_split = any(
+        split is not None
+        for name, declared in state.declared.items()
+        for split in stored.stored[name].splits
+        if not declared.is_buffer
+    )
     for name, declared in state.declared.items():
         own = stored.stored[name]
+        is_plain = not any(own.splits) if declared.is_buffer else not is_any_split
         local = source(declared.names, declared.shape, own.held[rank])
         local = local.to(device=where, dtype=declared.dtype, copy=True).contiguous()
-        if declared.is_buffer and all(split is None for split in own.splits):
-            made[name] = local
-        else:
-            whole_tensor = distributed(local, own, mesh)
-            made[name] = whole_tensor if declared.is_buffer else nn.Parameter(whole_tensor, declared.requires_grad)
+        held = local if is_plain else distributed(local, own, mesh)
+        made[name] = held if declared.is_buffer else nn.Parameter(held, declared.requires_grad)
     first = _first_names(state)
     for name in state.order:
-        holder, last = _holder(root, name)
+        holder, last = owner_of(root, name)
         value, declared = made[first[name]], state.declared[first[name]]
         if isinstance(value, nn.Parameter):
-            holder.register_parameter(last, value)
+            holder._parameters[last] = value
         else:
-            holder.register_buffer(last, value, persistent=declared.is_persistent)
+            holder._buffers[last] = value
+            if not declared.is_persistent:
+                holder._non_persistent_buffers_set.add(last)
     root.register_load_state_dict_pre_hook(_Taken(stored=stored, rank=rank, first=first))
-    # Of parameters these are their gradients, of statistics their new values.
+
+
+def notes_on(state: State, stored: Storage) -> tuple[str, ...]:
+    """Return notes on the parameters and buffers that are not held as layers read them."""
+    # What is moved are gradients of parameters, and new values of statistics.
     sizes = {name: declared.dtype.itemsize for name, declared in state.declared.items()}
     return tuple(
         f"{own.note}: {own.moved * sizes[name]} bytes of it go between ranks in every step for that"
@@ -282,13 +293,12 @@ def _first_names(state: State) -> dict[str, str]:
     return {name: key for key, declared in state.declared.items() for name in declared.names}
 
 
-def _holder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+def owner_of(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Return the module that holds a tensor, and the tensor's name there; modules that are not there are made."""
     *path, last = name.split(".")
     for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
+        # Not by attributes: these may be the root's own ones.
+        root = root._modules.setdefault(part, nn.Module())
     return root, last
 
 
@@ -305,19 +315,14 @@ class _Taken:
             own, given = self.stored.stored[key], state_dict.get(prefix + name)
             if not isinstance(given, torch.Tensor) or isinstance(given, DTensor) or tuple(given.shape) != own.shape:
                 continue  # What is missing or of another shape, PyTorch says.
-            now = _tensor(module, name)
+            owner, last = owner_of(module, name)
+            now = owner._parameters.get(last, owner._buffers.get(last))
             if isinstance(now, DTensor):
                 local = cut(given.detach(), own.held[self.rank]).to(now.device)
                 state_dict[prefix + name] = distributed(local.contiguous(), own, now.device_mesh)
 
     def __deepcopy__(self, _memo: object) -> "_Taken":
         return self
-
-
-def _tensor(module: nn.Module, name: str) -> torch.Tensor:
-    path, _, last = name.rpartition(".")
-    found: torch.Tensor = getattr(module.get_submodule(path), last)
-    return found
 
 
 def full_state_dict(root: nn.Module, *, on_all: bool = False) -> dict[str, torch.Tensor]:
@@ -364,28 +369,31 @@ def part_of(stored: Storage, reading: Reading, shard: Any, weight: Tensor) -> An
     return part if extents(box) == weight.shard else part.reshape(weight.shard)
 
 
-def keep_part(
-    stored: Storage, reading: Reading, shard: torch.Tensor, value: torch.Tensor, groups: Groups, momentum: float = 1.0
-) -> None:
-    """Bring a statistic, where it was read, nearer to its new value.
+def keeping(stored: Storage, reading: Reading, groups: Groups) -> Callable[[torch.Tensor, torch.Tensor, float], None]:
+    """Return what brings a statistic, where it was read, nearer to a new value.
+
+    It is called with what this rank holds of the statistic, the layer's part of the new value, and the share of the
+    difference.
 
     Args:
         stored: how buffers are held.
         reading: how the layer reads the statistic.
-        shard: what this rank holds of it.
-        value: the layer's part of the new value.
         groups: of ranks, between which parts go where ranks hold others than the layer has; all ranks call it then.
-        momentum: the share of the difference.
+
+    Raises:
+        ProgramError: the statistic is read as a view of the buffer.
     """
     if reading.view is not None:
         raise ProgramError(f"statistic {reading.parameter!r} is read as a view of it; read the buffer as it is")
-    place = shard
-    if reading.steps:
-        value = carried(value, [exchange(step.adjoint, groups) for step in reversed(reading.steps)], 0.0, None)
-    else:
-        sizes = [sum(high - low for low, high in runs) for runs in stored.stored[reading.parameter].held[groups.rank]]
-        place = _narrowed(shard, sizes, reading.cuts[groups.rank])
-    place.lerp_(value.reshape(place.shape).to(place.dtype), momentum)
+    steps = [exchange(step.adjoint, groups) for step in reversed(reading.steps)]
+    sizes = [sum(high - low for low, high in runs) for runs in stored.stored[reading.parameter].held[groups.rank]]
+
+    def keep(shard: torch.Tensor, value: torch.Tensor, momentum: float) -> None:
+        place = shard if steps else _narrowed(shard, sizes, reading.cuts[groups.rank])
+        value = carried(value, steps, 0.0, None)
+        place.lerp_(value.reshape(place.shape).to(place.dtype), momentum)
+
+    return keep
 
 
 def _narrowed(x: Any, shape: Sequence[int], box: Box) -> Any:
@@ -416,23 +424,6 @@ def _as_tensor(stored: Stored, shard: Any, mesh: LayerMesh) -> Tensor:
     return Tensor(value=shard, mesh=LayerMesh(stored.name, grid, mesh.program), dims=tuple(dims))
 
 
-def sum_ranks(stored: Storage, weights: Mapping[str, Weight], parameter: str) -> tuple[tuple[int, ...], ...] | None:
-    """Return the groups of ranks that have parts of sums of a parameter's gradient; () where all have all of it.
-
-    None where its layers do not agree, or take parts that the ranks do not hold: then each layer's part is added up
-    before it goes back.
-    """
-    own = [reading for reading in stored.readings.values() if reading.parameter == parameter]
-    if any(reading.steps for reading in own):
-        return None
-    found = set()
-    for reading in own:
-        tensor = weights[reading.weight].tensor
-        lacking = frozenset(tensor.mesh.devices.split_axes) - set(tensor.names)
-        found.add(tuple(sorted(tuple(sorted(group)) for group in sum_groups(tensor.mesh.devices, lacking))))
-    return found.pop() if len(found) == 1 else () if not found else None
-
-
 # -- leaves
 
 
@@ -455,14 +446,17 @@ def wrapped_like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     )
 
 
-def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add a rank's shard of a gradient to the gradient of a parameter, and run the parameter's hooks of that."""
-    local = gradient.detach()
+def add_gradient(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Add a rank's part of a gradient, which nobody else changes later on, to what a parameter has of it."""
     if parameter.grad is None:
-        parameter.grad = wrapped_like(parameter, local)
+        parameter.grad = wrapped_like(parameter, gradient.detach())
     else:
-        held = parameter.grad
-        (held.to_local() if isinstance(held, DTensor) else held).add_(local)
+        local_of(parameter.grad).add_(gradient.detach())
+
+
+def receive(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Add a rank's part of a gradient as `add_gradient` does, and run the parameter's hooks of that."""
+    add_gradient(parameter, gradient)
     hooks: Mapping[int, Callable[[torch.Tensor], None]] | None = parameter._post_accumulate_grad_hooks
     for hook in list((hooks or {}).values()):
         hook(parameter)
@@ -478,9 +472,10 @@ class _Leaf:
 
 @dataclass(slots=True)
 class Leaves:
-    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient."""
+    """Local tensors of parameters, by name. receive: what is done with a parameter's gradient. num_made: of leaves."""
 
     receive: Callable[[torch.Tensor, torch.Tensor], None] = receive
+    num_made: int = 0
     _made: dict[str, _Leaf] = field(default_factory=dict)
 
     def of(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
@@ -500,6 +495,7 @@ class Leaves:
             leaf.requires_grad_()
             leaf.register_post_accumulate_grad_hook(_Handed(parameter, self.receive))
         self._made[name] = _Leaf(parameter=parameter, local=local, leaf=leaf)
+        self.num_made += 1
         return leaf
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Leaves":

@@ -284,6 +284,9 @@ class Program:
         )
         self._graph.output(found)
         self.bind()
+        # Inputs may have gradients, too.
+        moving = {self._arguments[name] for name in (*self.sources.values(), *self.inputs) if name in self._arguments}
+        remove_idle_sums(self._graph, self._root, moving)
         join_sums(self._graph, self._root, self)
         axes = lift_sums(self._graph, {name: self._arguments[source] for name, source in self.sources.items()})
         remove_still_moves(self._graph, self._root)
@@ -413,6 +416,17 @@ class Program:
 
 
 # -- passes
+
+
+def remove_idle_sums(graph: fx.Graph, root: nn.Module, moving: Iterable[fx.Node]) -> None:
+    """Take away the sums of gradients of constants, which have none. moving: the arguments that may have some."""
+    found = set(moving)
+    for node in list(graph.nodes):
+        if not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+        elif node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), GradientSum):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:

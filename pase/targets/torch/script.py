@@ -24,6 +24,7 @@ from pase.targets.torch.checkpoints import Opened, Part, RankCheckpoints, save_s
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
 from pase.targets.torch.launch import Ranks, join, leave, naming_lost_ranks, run_program, tell_failure
+from pase.targets.torch.parameters import add_gradient
 from pase.targets.torch.program import Program, Traced, Weight
 from pase.targets.torch.tensor import Tensor
 from pase.targets.training.checkpointing import (
@@ -124,7 +125,7 @@ class RankTraining:
         self.shards = {weight.name: first(weight).requires_grad_(weight.is_trained) for weight in kept}
         self._state: dict[str, dict[str, Any]] = {}
         shards = ((self.shards[name], own) for name, own in self.program.sums.items())
-        entries = [Entry(parameter=shard, local=shard, sum=own) for shard, own in shards]
+        entries = [Entry(parameter=shard, local=shard, sum=own, give=add_gradient) for shard, own in shards]
         self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size), self.traffic)
         for entry in entries:
             entry.local.register_post_accumulate_grad_hook(self._taken)

@@ -18,7 +18,7 @@ import pase
 from pase.common.processes import dying_with_us, package_environment
 from pase.errors import ProgramError
 from pase.targets.torch.checkpoints import checkpointable, checkpoints, load_checkpoint, save_checkpoint
-from pase.targets.torch.parameters import Leaves, full_state_dict
+from pase.targets.torch.parameters import Leaves, full_state_dict, local_of
 from tests.runtime.plans import random_plan
 from tests.targets.torch.ranks import ROOT, Pool
 from tests.targets.torch.test_parameters import (
@@ -80,7 +80,7 @@ def saving(rank: int, world: int, plan: str, folder: Path) -> None:
 
 def loading(rank: int, world: int, plan: str, folder: Path) -> None:
     root, optimizer = trained(rank, world, plan, steps=int(plan == "mixed"), seed=5)
-    pointers = [parameter.to_local().data_ptr() for parameter in root.parameters()]
+    pointers = [local_of(parameter).data_ptr() for parameter in root.parameters()]
     found = load_checkpoint(folder, root, optimizer)
     assert found is not None
     assert (found.step, found.extra) == (3, {"epoch": 2})
@@ -89,7 +89,7 @@ def loading(rank: int, world: int, plan: str, folder: Path) -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.01]
     assert [group["betas"] for group in optimizer.param_groups] == [(0.9, 0.999)] * 2
     # Values came into the tensors that were there: leaves and averages go on with them.
-    assert [parameter.to_local().data_ptr() for parameter in root.parameters()] == pointers
+    assert [local_of(parameter).data_ptr() for parameter in root.parameters()] == pointers
     alone = trained(rank, world, plan, steps=0, seed=6)[0]
     load_checkpoint(found.path, alone)
     assert_same((full_state_dict(alone, on_all=True), {}), (torch.load(folder / "whole.pt")[0], {}))

@@ -37,17 +37,18 @@ def _product(tensors: Sequence[Tensor], out: Sequence[Dim], summed: set[str]) ->
 def _linear(x: Tensor, weights: Tensor, out: Sequence[Dim], summed: set[str]) -> Tensor | None:
     """Return the product as PyTorch's linear function, where it is one: batch dims, then what is summed, then outputs.
 
-    x [batch…, summed…] and weights of summed and output dims, each together and in one order.
+    x of batch and summed dims, and weights of summed and output dims, each together.
     """
     batch = [dim for dim in x.dims if dim.name not in summed]
-    inner = [dim for dim in x.dims if dim.name in summed]
+    inner = [dim for dim in weights.dims if dim.name in summed]
     outer = [dim for dim in weights.dims if dim.name not in summed]
-    is_alike = x.dims == (*batch, *inner) and list(out) == [*batch, *outer] and bool(batch and inner and outer)
+    is_alike = {*x.dims} == {*batch, *inner} and list(out) == [*batch, *outer] and bool(batch and inner and outer)
     if not is_alike or any(dim in batch for dim in outer):
         return None
     is_turned = weights.dims == (*inner, *outer)
     if not is_turned and weights.dims != (*outer, *inner):
         return None
+    x = arrange(x, [*batch, *inner])
     part = x.mesh.part
     shapes = [tuple(map(part, dims)) for dims in (batch, inner, outer)]
     num_inner, num_outer = map(prod, shapes[1:])
