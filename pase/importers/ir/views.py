@@ -59,6 +59,11 @@ class View:
         order = [factor.base for dim in self.dims for factor in dim]
         return order == list(range(len(order)))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether elements are read several times."""
+        return any(factor.base is None for dim in self.dims for factor in dim)
+
     def transposed(self, order: Sequence[int]) -> "View":
         """Return the view with its dims in another order."""
         assert sorted(order) == list(range(len(self.dims))), f"{order} is no order of {len(self.dims)} dims"

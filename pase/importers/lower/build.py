@@ -326,6 +326,10 @@ class _Builder:
         """
         sources = list(draft.sources)
         views = [None if use.seen_as is not None else use.view for use in sources]
+        for i, (use, view) in enumerate(zip(sources, views, strict=True)):
+            if draft.operator.kind in ("concat", "padded") and view is not None and view.repeats:
+                # What moves data alone takes each element to one place.
+                sources[i], views[i] = self._laid_out(use, view, draft.operator.name, scope), None
         operator = fitted(draft.operator, views)
         for i, (use, view) in enumerate(zip(sources, views, strict=True)):
             if operator is not None:

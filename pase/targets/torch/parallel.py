@@ -399,7 +399,8 @@ class Parallel(nn.Module):
         traced = program.traced(loss, results)
         fed = {item.name: item.use for item in self._live.inputs.values()}
         given = tuple(self._source(argument, fed, traced, program.takes) for argument in traced.arguments)
-        at_loss = next((o.name for o in self._live.outputs if o.layer and not o.shape and o.name not in outputs), "")
+        numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
+        at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
         self._modes[trains] = _Mode(traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed)
         return self._modes[trains]
@@ -479,8 +480,9 @@ class Parallel(nn.Module):
         for item in self._live.outputs:
             if item.name == mode.loss:
                 tensors.append(loss.reshape(item.shape))
-            elif item.layer:
-                tensors.append(self._output(found[item.name], item.shape, mode.placed[item.name]))
+            elif item.output:
+                own = item.output.name
+                tensors.append(self._output(found[own], item.shape, mode.placed[own]))
             else:
                 tensors.append(values[item.name])
         return self._live.returned(tensors)

@@ -10,7 +10,7 @@ more than that, up to all of it, and the layers take their parts of it: their gr
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, product
+from itertools import accumulate, combinations, permutations, product
 from math import prod
 
 from pase.errors import ProgramError
@@ -427,11 +427,26 @@ def _said(
         if any(splits[axis] is not None for axis in axes):
             return None
         factors = _factors(extent, runs, coordinates, axes, sizes)
-        if factors is None:
+        if factors is None or not is_gathered(factors, [sizes[axis] for axis in axes]):
             return None
         for axis, chunks in zip(axes, factors, strict=True):
             splits[axis] = Split(dim, chunks)
     return tuple(splits)
+
+
+def is_gathered(factors: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Return whether PyTorch puts a dim together again that axes of some sizes split, each in so many chunks.
+
+    What `full_tensor` and `redistribute` give of others is wrong (torch 2.13): they take an axis that splits chunks,
+    unless it is the last one, for one that splits the dim after others.
+    """
+    if all(chunks == 1 for chunks in factors[:-1]):
+        return True
+    axes = range(len(sizes))
+    return any(
+        list(factors) == [prod(sizes[j] for j in axes[i + 1 :] if order[j] < order[i]) for i in axes]
+        for order in permutations(axes)
+    )
 
 
 def _beside(rank: int, point: tuple[int, ...], axis: int, sizes: tuple[int, ...]) -> int:

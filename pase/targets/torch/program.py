@@ -5,11 +5,10 @@ PyTorch's own functions of local tensors, of moves and of sums. Passes over this
 does for several, and take away moves that move nothing. Steps run the graph; nothing of named dims is left in it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import count as counted
 from math import prod
-from operator import add
 from typing import Any
 
 from torch import fx, nn
@@ -242,6 +241,10 @@ class Program:
         made: the shape of this rank's shard there. read: its dims there, windows included, if its gradient may go back
         in parts.
         """
+        taken = getattr(x.value, "node", None)
+        if taken is not None and taken.meta.get("is_piece"):
+            # A piece is taken for the layer that reads it.
+            self._root.get_submodule(str(taken.target)).label = Label(x.mesh.layer, mesh.layer)
         module = Move(
             label=Label(x.mesh.layer, mesh.layer),
             traffic=self.traffic,
@@ -288,7 +291,8 @@ class Program:
         moving = {self._arguments[name] for name in (*self.sources.values(), *self.inputs) if name in self._arguments}
         remove_idle_sums(self._graph, self._root, moving)
         join_sums(self._graph, self._root, self)
-        axes = lift_sums(self._graph, {name: self._arguments[source] for name, source in self.sources.items()})
+        held = {name: self._arguments[source] for name, source in self.sources.items()}
+        axes = lift_sums(self._graph, self._root, held)
         remove_still_moves(self._graph, self._root)
         fuse_biases(self._graph)
         module = fx.GraphModule(self._root, self._graph, "RankProgram")
@@ -468,30 +472,35 @@ def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:
         graph.erase_node(after)
 
 
-_VIEWS = frozenset({"reshape", "view", "permute", "transpose", "t", "narrow"})
-
-
-def lift_sums(graph: fx.Graph, weights: Mapping[str, fx.Node]) -> dict[str, frozenset[str]]:
+def lift_sums(graph: fx.Graph, root: nn.Module, weights: Mapping[str, fx.Node]) -> dict[str, frozenset[str]]:
     """Take the sums of whole weights' gradients out of the graph: they are made in buckets, beside it.
 
-    Return over which axes of its mesh each weight's gradient is summed.
+    Of what a rank makes of a weight alone (rows of it, a view) the others whose parts are summed make the same, so that
+    the gradients of the weight itself may be summed instead. Return over which axes of its mesh each one's are.
     """
     found = dict.fromkeys(weights, frozenset[str]())
+    fixed = _fixed(graph, root, set(weights.values()))
     for name, node in weights.items():
         after = _only_user(node)
-        while after is not None and _passes_gradients(after):
-            after = _only_user(after)
-        if after is not None and "axes" in after.meta:
-            found[name] = after.meta["axes"]
-            after.replace_all_uses_with(after.args[0])
-            graph.erase_node(after)
+        while after is not None:
+            before, after = after, _only_user(after)
+            if "axes" in before.meta:
+                found[name] |= before.meta["axes"]
+                before.replace_all_uses_with(before.args[0])
+                graph.erase_node(before)
+            elif before.op not in ("call_function", "call_method") or len(set(before.all_input_nodes) - fixed) > 1:
+                break
     return found
 
 
-def _passes_gradients(node: fx.Node) -> bool:
-    """Return whether a gradient goes back through a function as it is: a view, or a number added."""
-    is_shifted = node.op == "call_function" and node.target is add and not isinstance(node.args[1], fx.Node)
-    return is_shifted or (node.op == "call_method" and node.target in _VIEWS)
+def _fixed(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> set[fx.Node]:
+    """Return what is computed of inputs and constants alone, without other ranks."""
+    found = set[fx.Node]()
+    for node in graph.nodes:
+        is_local = node.op != "call_module" or isinstance(root.get_submodule(str(node.target)), Take)
+        if node not in weights and is_local and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

@@ -193,3 +193,8 @@ def _answer(rank: int, world: int, store: str, timeout_s: float, given: bytes) -
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+        if "torch.distributed.tensor" in sys.modules:
+            from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+            # It remembers meshes, whose groups are gone.
+            _clear_sharding_prop_cache()

@@ -6,13 +6,16 @@ from math import prod
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box
 from pase.sharding.layouts import Layout, PlainDim, device_mesh, layout_of
 from pase.targets.torch.parameters import placements_of
-from pase.targets.torch.placements import Need, Split, Stored, held_of, storage
+from pase.targets.torch.placements import Need, Split, Stored, chunk_part, held_of, is_gathered, storage
 from pase.targets.torch.values import cut
+from tests.targets.torch.ranks import Pool
 
 
 def layout(dims: dict[str, int], splits: dict[str, int], num_ranks: int, devices: list[int] | None = None) -> Layout:
@@ -232,3 +235,31 @@ def test_a_weight_of_another_model_is_told() -> None:
         storage({"w": (8, 5)}, needs, 2)
     with pytest.raises(ProgramError, match="on ranks"):
         storage(shapes, needs, 4)
+
+
+def _gathered(rank: int, _world: int, sizes: tuple[int, ...], every: list[list[Split]]) -> list[bool]:
+    """Whether PyTorch puts together again what a rank and the others hold of a tensor, for each way of splitting it."""
+    mesh = DeviceMesh("cpu", torch.arange(prod(sizes)).reshape(sizes))
+    found = []
+    for splits in every:
+        whole, runs = torch.arange(48.0), ((0, 48),)
+        for split, size, at in zip(splits, sizes, mesh.get_coordinate() or (), strict=True):
+            part = chunk_part(runs, split.chunks, size, at)
+            assert part is not None
+            runs = part
+        local = torch.cat([whole[low:high] for low, high in runs])
+        tensor = DTensor.from_local(local, mesh, placements_of(splits), run_check=False, shape=whole.shape, stride=(1,))
+        try:
+            found.append(torch.equal(tensor.full_tensor(), whole))
+        except RuntimeError:
+            found.append(False)
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), pytest.param((2, 2, 2), marks=pytest.mark.full)])
+def test_axes_are_said_only_where_pytorch_puts_together_what_they_split(ranks: Pool, sizes: tuple[int, ...]) -> None:
+    every = list(product((1, 2, 4), repeat=len(sizes)))
+    told = ranks.run(_gathered, sizes, [[Split(0, n) for n in factors] for factors in every], world=prod(sizes))
+    right = [factors for number, factors in enumerate(every) if all(own[number] for own in told)]
+    assert [factors for factors in every if is_gathered(factors, sizes)] == right
+    assert {(1,) * len(sizes), (*[1] * (len(sizes) - 1), 4)} <= {*right} < {*every}

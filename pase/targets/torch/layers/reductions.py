@@ -17,12 +17,17 @@ from pase.targets.torch.tensor import Dim, Tensor, local, resolved
 
 def total(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return the sum of a tensor over some of its dims."""
+    if not over:
+        # PyTorch would take none for all.
+        return x
     kept, places = _reduced(x, over)
     return local(lambda shard: shard.sum(places), [x], kept, partial_over=[dim.name for dim in over], is_linear=True)
 
 
 def mean(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return the mean of a tensor over some of its dims."""
+    if not over:
+        return x
     if not x.mesh.split(dim.name for dim in over) and not x.partial:
         kept, places = _reduced(x, over)
         return local(lambda shard: shard.mean(places), [x], kept)
@@ -31,6 +36,8 @@ def mean(x: Tensor, over: Sequence[Dim]) -> Tensor:
 
 def greatest(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return the maximum of a tensor over some of its dims; its gradient goes to all points that are as great."""
+    if not over:
+        return x
     kept, places = _reduced(x, over)
     if not x.mesh.split(dim.name for dim in over):
         return local(lambda shard: torch.amax(shard, places), [x], kept)

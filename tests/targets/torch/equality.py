@@ -1,0 +1,138 @@
+"""What ranks find of modules under plans beside the unmodified module, which each of them trains by itself, too."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import pase
+from pase.importers.torch.live import LiveModel, trace_live
+from pase.machine import override_machine
+from pase.planning.plan import Plan
+from pase.targets.torch.parallel import Parallel
+from pase.targets.torch.values import from_tensors
+from tests.runtime.plans import placed_plan, random_plan
+from tests.targets.torch.lockstep import Sent
+from tests.targets.torch.modules import MODULES, in_float64, made
+from tests.targets.torch.networks import predicted
+
+STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What training finds: losses, the gradients of the first step, the state after the last one, whole."""
+
+    losses: list[float]
+    gradients: Mapping[str, Any]
+    state: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """How a strategy differs from the unmodified module, relative; what a rank sent in a step, and all are to send.
+
+    seed: None for the searched one. losses: the largest difference. gradients, state: by name.
+    """
+
+    seed: int | None
+    losses: float
+    gradients: Mapping[str, float]
+    state: Mapping[str, float]
+    sent: Sent
+    predicted: Sent
+
+
+def _full(x: Any) -> Any:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def trained(module: nn.Module, name: str) -> Found:
+    # Gradients that are zero but for rounding (of keys' biases) are not blown up by this ε.
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, eps=1e-6, foreach=True)
+    losses, first = [], dict[str, Any]()
+    for step in range(STEPS):
+        if isinstance(module, Parallel):
+            module.traffic.is_counted = not step
+        loss = MODULES[name].loss(module(**MODULES[name].batch(step)))
+        loss.backward()
+        grads = {key: p.grad for key, p in module.named_parameters()}
+        first = first or {key: None if x is None else _full(x).clone() for key, x in grads.items()}
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return Found(losses=losses, gradients=first, state={key: _full(x) for key, x in module.state_dict().items()})
+
+
+@cache
+def traced(name: str) -> tuple[nn.Module, LiveModel, Found]:
+    """Return a module, what its plans are made of, and what it finds by itself."""
+    # Its package is imported before what stands in it is replaced.
+    module, own = made(name), made(name)
+    with in_float64():
+        return module, trace_live((module, MODULES[name].batch(0))), trained(own, name)
+
+
+@cache
+def searched(name: str, world: int) -> Plan:
+    # Devices this slow are worth using even for layers this small.
+    machine = override_machine(pase.load_machine("1080ti"), flop_per_s=1e9, bandwidth_bytes_per_s=None)
+    plans = [pase.search(traced(name)[1].model.graph, world, machine=machine) if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(plans)
+    assert plans[0] is not None
+    return plans[0]
+
+
+def plan_of(name: str, world: int, seed: int | None) -> Plan:
+    if seed is None:
+        return searched(name, world)
+    # Every other one has devices in any order; such parameters are moved from where DTensors can have them.
+    make = random_plan if seed % 2 else placed_plan
+    return make(traced(name)[1].model.graph, world, seed)
+
+
+def compared(rank: int, world: int, name: str, seeds: Sequence[int | None]) -> list[Compared]:
+    module, live, alone = traced(name)
+    values = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
+    found = []
+    for seed in seeds:
+        plan = plan_of(name, world, seed)
+        parallel = Parallel(module, live, plan, rank=rank, weights=from_tensors(values), seed=0)
+        parallel.train()
+        found.append(_beside(plan, seed, trained(parallel, name), alone, parallel))
+    return found
+
+
+def _beside(plan: Plan, seed: int | None, own: Found, alone: Found, parallel: Parallel) -> Compared:
+    assert list(own.state) == list(alone.state)
+    assert {k for k, x in own.gradients.items() if x is None} == {k for k, x in alone.gradients.items() if x is None}
+    size = max(float(x.norm()) for x in alone.gradients.values() if x is not None)
+    return Compared(
+        seed=seed,
+        losses=max(abs(a - b) / abs(b) for a, b in zip(own.losses, alone.losses, strict=True)),
+        gradients={
+            key: difference(own.gradients[key], x)
+            for key, x in alone.gradients.items()
+            # What is far below all others is rounding alone.
+            if x is not None and x.norm() > 1e-12 * size
+        },
+        state={key: difference(own.state[key], x) for key, x in alone.state.items()},
+        sent=_sent(parallel),
+        predicted=predicted(plan),
+    )
+
+
+def _sent(parallel: Parallel) -> Sent:
+    """Return what a rank sent, but for outputs that it gives whole and weights held otherwise than layers read them."""
+    held = {name for name, _ in parallel.named_parameters()} | {name for name, _ in parallel.named_buffers()}
+    sent = parallel.traffic.sent.items()
+    return {what: count for what, count in sent if count and what[0] not in held and what[1] != "the model"}
+
+
+def difference(found: Any, expected: Any) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-300))
