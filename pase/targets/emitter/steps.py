@@ -335,6 +335,11 @@ def _piece(_: Step, operands: tuple[Expression, ...], block: Written) -> Express
     if len(parts) != 1 or len(names) != len(read.index_map):
         raise _unwritten(block, "takes a box of a tensor, which cannot be written yet")
     whole = _brought(operands[0], names, block).text
+    kept = [axis.dim if isinstance(axis, SliceOf) else axis for axis in block.operator.writes[0].index_map]
+    order = [name for name in kept if name in names]
+    if order != [name for name in names if name in order]:
+        # What a piece is of has its dims in the order of the piece.
+        whole = code("arrange({}, {})", whole, block.listed([*order, *(name for name in names if name not in order)]))
     return called(code("piece"), (whole, code("{}, {}, {}", parts[0].dim, parts[0].offset, parts[0].extent)))
 
 

@@ -74,6 +74,19 @@ class Picture(nn.Module):
         return self.head(functional.avg_pool2d(self.up(x), 2).flatten(1))
 
 
+class Pieces(nn.Module):
+    """A product whose pieces, heads before steps, are turned in part and joined again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 96), nn.Linear(32, 8)
+
+    def forward(self, x: Any) -> Any:
+        parts = self.first(x).unflatten(-1, (4, 24)).transpose(1, 2).chunk(3, -1)
+        q, k = (torch.cat([part[..., :4].sin(), part[..., 4:]], -1) for part in parts[:2])
+        return self.last((q * k + parts[2]).transpose(1, 2).flatten(2)).square().mean()
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """make: the module. batch: of a seed. loss: of what the module returns."""
@@ -92,8 +105,13 @@ def _pictures(seed: int) -> Batch:
     return {"x": torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)}
 
 
+def _numbers(seed: int) -> Batch:
+    return {"x": torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)}
+
+
 CASES = {
     "language": Case(Language, _words, lambda found: found["loss"]),
+    "pieces": Case(Pieces, _numbers, lambda found: found),
     "picture": Case(Picture, _pictures, lambda found: functional.cross_entropy(found, torch.arange(8))),
 }
 
@@ -140,7 +158,7 @@ def _assert_close(found: Any, expected: Any, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "world", "seed"),
-    [("language", 2, 0), ("language", 4, 1), ("picture", 2, 2), ("picture", 4, 3)]
+    [("language", 2, 0), ("language", 4, 1), ("picture", 2, 2), ("picture", 4, 3), ("pieces", 4, 5)]
     + [
         pytest.param(name, world, seed, marks=pytest.mark.full)
         for name in CASES
