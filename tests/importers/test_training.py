@@ -26,8 +26,9 @@ from pase.targets.mesh_tensorflow.primitives.compat import tf  # noqa: E402
 from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.measure import crossed  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.reference import reference_losses  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
-from pase.targets.training.options import TrainingOptions  # noqa: E402
+from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
 from tests.runtime.test_lstm_traffic import check as check_bytes  # noqa: E402
 
@@ -366,11 +367,14 @@ def graph_of(source: Any) -> Graph:
 
 
 @pytest.mark.parametrize("name", [*MODELS, *ARCHITECTURES])
-def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(name: str) -> None:
+def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(name: str, tmp_path: Path) -> None:
     source = (MODELS | ARCHITECTURES)[name]()
     model, weights = import_model(source), double(source)
     graph, batch = with_fan_outs(model.graph), arrays(source[1])
+    given = options_of(source, weights, tmp_path, STEPS) if name in MODELS else None
     expected, parameters = by_pytorch(*source)
+    if given:
+        np.testing.assert_allclose(reference_losses(graph, given), expected, rtol=SAME_AS_PYTORCH)
     first: tuple[list[float], Any] | None = None
     for seed in range(3 if name in MODELS else 2):
         losses, found = trained(random_plan(graph, 4, seed), weights, batch, is_counted=not seed)
@@ -399,13 +403,21 @@ def test_steps_under_other_strategies_move_the_bytes_that_were_predicted(name: s
     trained(plan, double(source), arrays(source[1]), is_counted=True)
 
 
-@pytest.mark.parametrize("name", MODELS)
+def options_of(source: Source, weights: Mapping[str, Array], folder: Path, steps: int) -> TrainingOptions:
+    """Return the options of a training from these weights, on the inputs of a model; both are written to a folder."""
+    paths = folder / "weights.npz", folder / "data.npz"
+    for path, named in zip(paths, (weights, arrays(source[1])), strict=True):
+        np.savez(path, **named)  # type: ignore[arg-type]
+    schedule = Schedule(peak=RATE)
+    return TrainingOptions(steps=steps, dtype="float64", weights_path=paths[0], data_path=paths[1], schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in ("convolutional", "gpt") else pytest.param(n, marks=pytest.mark.full) for n in MODELS]
+)
 def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
     source = MODELS[name]()
-    weights, data = tmp_path / "weights.npz", tmp_path / "data.npz"
-    np.savez(weights, **double(source))  # type: ignore[arg-type]
-    np.savez(data, **arrays(source[1]))  # type: ignore[arg-type]
-    options = TrainingOptions(steps=2, dtype="float64", weights_path=weights, data_path=data)
+    options = options_of(source, double(source), tmp_path, 2)
     result = run_plan(random_plan(graph_of(source), 2, 1), options, target="mesh_tensorflow", measure=True)
     assert result.max_relative_difference < SAME_AS_EACH_OTHER
     assert result.losses[0] == pytest.approx(by_pytorch(*source)[0][0], rel=SAME_AS_PYTORCH)

@@ -90,8 +90,8 @@ NETWORKS = {
 }
 
 
-FULL = ("inception_v3", "all of inception_v3")
-"""DenseNet has its windows and joined tensors in a quarter of the time."""
+FULL = ("inception_v3", "all of inception_v3", "resnet101")
+"""DenseNet has their windows, norms and joined tensors in a quarter of the time, Transformers gradients that wait."""
 
 
 @pytest.mark.parametrize(

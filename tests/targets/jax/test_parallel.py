@@ -39,11 +39,11 @@ def check(case: str, result: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("model", "cases"),
     [
-        ("mlp", ["4 searched", "4 mesh 1", "4 mesh 2", "4 random 1", "2 mesh 1", "8 mesh 3"]),
+        ("mlp", ["4 searched", "4 mesh 1", "4 random 1", "8 mesh 3"]),
         pytest.param("cnn", ["4 searched", "4 mesh 1", "4 random 1"], marks=pytest.mark.full),
         ("gpt", ["4 searched", "2 random 1"]),
         pytest.param("flax", ["4 mesh 1"], marks=pytest.mark.full),
-        ("equinox", ["4 searched", "4 mesh 1"]),
+        ("equinox", ["4 mesh 1"]),
         pytest.param("nested", ["4 mesh 1", "2 searched"], marks=pytest.mark.full),
         pytest.param(
             "mlp",

@@ -18,14 +18,10 @@ NAMES = (
 )
 
 
-def sum_of_ranks(scale: float) -> tuple[int, int, float, str]:
+def sum_of_ranks(scale: float) -> tuple[int, int, float, str, int]:
     total = torch.tensor([scale * dist.get_rank()], dtype=torch.float64)
     dist.all_reduce(total)
-    return dist.get_rank(), dist.get_world_size(), total.item(), dist.get_backend()
-
-
-def threads() -> int:
-    return int(torch.get_num_threads())
+    return dist.get_rank(), dist.get_world_size(), total.item(), dist.get_backend(), int(torch.get_num_threads())
 
 
 def environment() -> dict[str, str]:
@@ -50,17 +46,6 @@ def fail_and_live(rank: int) -> None:
     dist.all_reduce(torch.zeros(4))
 
 
-def wait(folder: str) -> None:
-    (Path(folder) / str(dist.get_rank())).write_text(str(os.getpid()))
-    time.sleep(600)
-
-
-def end_silently(rank: int, status: int) -> None:
-    if dist.get_rank() == rank:
-        os._exit(status)
-    dist.all_reduce(torch.zeros(4))
-
-
 def kill(rank: int) -> None:
     if dist.get_rank() == rank:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -70,14 +55,11 @@ def kill(rank: int) -> None:
 def main() -> None:
     """Be a program of a user: join, and do what the command line says."""
     action, *arguments = sys.argv[1:]
-    if action == "early" and os.environ["RANK"] == arguments[0]:
-        raise SystemExit(f"error: no file {arguments[1]}")
     ranks = join(timeout_s=float(arguments[1]) if action == "absent" else 60.0)
-    if action == "sum":
-        sys.stdout.write(f"sum of {sum_of_ranks(1.0)[2]}\n")
-        sys.stderr.write(f"to errors {ranks.rank}\n")
     if action == "environment":
-        sys.stdout.write(f"{environment()}\n")
+        # At once: two ranks may write to one pipe.
+        sys.stdout.write(f"{environment()}\nsum of {sum_of_ranks(1.0)[2]}\n")
+        sys.stderr.write(f"to errors {ranks.rank}\n")
     if action in ("fail", "named") and ranks.rank == int(arguments[0]):
         if arguments[1] == "kill":
             os.kill(os.getpid(), signal.SIGKILL)

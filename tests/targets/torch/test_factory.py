@@ -20,11 +20,10 @@ from tests.targets.torch import factories
 TAGGER, IMAGES = (f"{factories.__name__}:{name}" for name in ("tagger", "images"))
 
 
-@pytest.mark.parametrize(("name", "rule"), [(TAGGER, "adamw"), (IMAGES, "momentum")])
-def test_a_module_trains_under_a_plan_as_it_does_by_itself(name: str, rule: str) -> None:
-    plan = random_plan(pase.load(name), 2, 4)
-    given = options(3, rate=0.01, rule=make_rule(rule, {}))
-    result = run_factory(plan, Factory(name=name), given, measure=True)
+def test_a_module_trains_under_a_plan_as_it_does_by_itself() -> None:
+    plan = random_plan(pase.load(TAGGER), 2, 4)
+    given = options(3, rate=0.01, rule=make_rule("adamw", {}))
+    result = run_factory(plan, Factory(name=TAGGER), given, measure=True)
     assert result.max_relative_difference < 1e-12
     assert len(result.losses) == len(result.reference_losses) == 3
     assert result.losses[2] < result.losses[0]
@@ -36,12 +35,12 @@ def test_the_losses_are_those_of_a_loop_of_ones_own(tmp_path: Path) -> None:
     numbers = np.random.default_rng(0)
     x, y = numbers.standard_normal((24, 3, 8, 8)), numbers.integers(10, size=24)
     np.savez(tmp_path / "data.npz", input=x, targets=y)
-    given = options(3, rate=0.1, seed=5, data_path=tmp_path / "data.npz")
+    given = options(3, rate=0.1, seed=5, data_path=tmp_path / "data.npz", rule=make_rule("momentum", {}))
     result = run_factory(random_plan(pase.load(IMAGES), 2, 1), Factory(name=IMAGES), given)
     torch.manual_seed(5)
     module, _, loss = factories.images()
     module.double()
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     expected = []
     for step in range(3):
         rows = slice(8 * step, 8 * step + 8)
@@ -51,6 +50,7 @@ def test_the_losses_are_those_of_a_loop_of_ones_own(tmp_path: Path) -> None:
         optimiser.zero_grad()
         expected.append(value.item())
     assert result.losses == pytest.approx(expected, rel=1e-12)
+    assert result.max_relative_difference < 1e-12
 
 
 def test_a_factory_is_run_from_the_command_line(capfd: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +73,7 @@ def test_what_a_factory_has_no_use_for_is_refused() -> None:
 def test_a_model_without_a_loss_is_refused() -> None:
     name = f"{factories.__name__}:without_loss"
     with pytest.raises(PaseError, match="0 of the 1 tensors that the model returns are single numbers; expected one"):
-        run_factory(random_plan(pase.load(name), 2, 1), Factory(name=name), options(1))
+        run_factory(random_plan(pase.load(name), 1, 1), Factory(name=name), options(1))
 
 
 def test_the_target_is_the_framework_that_a_model_came_from(tmp_path: Path) -> None:

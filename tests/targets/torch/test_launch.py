@@ -24,6 +24,15 @@ LIMIT_S = 20.0
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = str(Path(launched.__file__))
 
+# What needs no process group needs no PyTorch, whose import is most of what ranks take to start.
+BY_THEMSELVES = "import os, time\nif os.environ['RANK'] == '1': {act}\ntime.sleep(600)"
+"""A program of which rank 1 does something and the others wait."""
+WAITING = (
+    "import os, pathlib, time; (pathlib.Path({folder!r}) / os.environ['RANK']).write_text(str(os.getpid())); "
+    "time.sleep(600)"
+)
+"""A program whose ranks write their process ids, and wait."""
+
 
 def is_running(pid: int) -> bool:
     try:
@@ -43,10 +52,10 @@ def process_ids(folder: Path, count: int) -> list[int]:
     raise AssertionError(f"only {len(list(folder.iterdir()))} of {count} ranks came up")
 
 
-def torchrun(*arguments: str, ranks: int = 2) -> "subprocess.CompletedProcess[str]":
+def torchrun(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     return subprocess.run(
-        [*command, "--nproc-per-node", str(ranks), SCRIPT, *arguments],
+        [*command, "--nproc-per-node", "2", SCRIPT, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -55,41 +64,52 @@ def torchrun(*arguments: str, ranks: int = 2) -> "subprocess.CompletedProcess[st
     )
 
 
-def test_a_function_runs_on_all_ranks() -> None:
-    answers = call(launched.sum_of_ranks, 0.5, ranks=3, timeout_s=120)
-    assert answers == [(rank, 3, 1.5, "gloo") for rank in range(3)]
-    assert call(launched.threads, ranks=1, threads=2) == [2]
+def test_a_function_runs_on_all_ranks_beside_another_job() -> None:
+    """Each job has a store of its own; without a number of threads, ranks have their shares of the cores."""
+    answers: dict[float, list[object]] = {}
+
+    def run(scale: float, threads: int | None) -> None:
+        answers[scale] = [*call(launched.sum_of_ranks, scale, ranks=2, threads=threads, timeout_s=120)]
+
+    jobs = [threading.Thread(target=run, args=given) for given in ((0.5, None), (10.0, 2))]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert answers == {
+        0.5: [(rank, 2, 0.5, "gloo", share) for rank in range(2)],
+        10.0: [(rank, 2, 10.0, "gloo", 2) for rank in range(2)],
+    }
+    assert rank_environment(3, 8, 1234, 5)["OMP_NUM_THREADS"] == "5"
 
 
 def test_a_program_runs_as_under_torchrun(capfd: pytest.CaptureFixture[str]) -> None:
     run_program([SCRIPT, "environment"], ranks=2, threads=1, timeout_s=120)
-    ours = ast.literal_eval(capfd.readouterr().out)
+    out, errors = capfd.readouterr()
+    # Of ours the first alone is heard.
+    shown, summed = out.splitlines()
+    assert (summed, errors) == ("sum of 1.0", "to errors 0\n")
     done = torchrun("environment")
     assert done.returncode == 0, done.stderr
-    # Both ranks print there, of ours the first alone.
-    theirs = next(found for line in done.stdout.splitlines() if (found := ast.literal_eval(line))["RANK"] == "0")
-    assert {**theirs, "MASTER_ADDR": "127.0.0.1"} == ours
-    run_program([SCRIPT, "sum"], ranks=2, timeout_s=120)
-    out, errors = capfd.readouterr()
-    assert (out, errors) == ("sum of 1.0\n", "to errors 0\n")
+    found = [ast.literal_eval(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    theirs = next(each for each in found if each["RANK"] == "0")
+    assert {**theirs, "MASTER_ADDR": "127.0.0.1"} == ast.literal_eval(shown)
 
 
-def test_cores_are_divided_among_ranks() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert call(launched.threads, ranks=2) == [max(1, cores // 2)] * 2
-    assert rank_environment(3, 8, 1234, 5)["OMP_NUM_THREADS"] == "5"
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_that_fails_ends_all_and_is_named(rank: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("rank", "world"), [(0, 2), (2, 3)])
+def test_a_rank_that_fails_ends_all_and_is_named(
+    rank: int, world: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     begin_s = time.monotonic()
     with pytest.raises(
-        RankError, match=rf"^rank {rank} of 3 failed: ValueError: the third batch is empty; the others were ended$"
+        RankError,
+        match=rf"^rank {rank} of {world} failed: ValueError: the third batch is empty; the others were ended$",
     ) as caught:
-        call(launched.fail, rank, str(tmp_path), ranks=3)
+        call(launched.fail, rank, str(tmp_path), ranks=world)
     assert time.monotonic() - begin_s < LIMIT_S
     assert caught.value.rank == rank
-    assert not any(map(is_running, process_ids(tmp_path, 3)))
+    assert not any(map(is_running, process_ids(tmp_path, world)))
     # The whole traceback of the rank is shown.
     errors = capfd.readouterr().err
     assert "ValueError: the third batch" in errors
@@ -100,14 +120,14 @@ def test_a_rank_that_ends_without_a_word_is_named() -> None:
     with pytest.raises(RankError, match=r"^rank 1 of 2 was ended by signal 9 \(SIGKILL\); the others were ended$"):
         call(launched.kill, 1, ranks=2)
     with pytest.raises(RankError, match=r"^rank 1 of 2 ended with status 3; the others were ended$"):
-        call(launched.end_silently, 1, 3, ranks=2)
+        run_program(["-c", BY_THEMSELVES.format(act="os._exit(3)")], ranks=2)
     with pytest.raises(RankError, match=r"^rank 1 of 2 ended with status 1: no file data\.txt; the others were ended$"):
-        run_program([SCRIPT, "early", "1", "data.txt"], ranks=2)
+        run_program(["-c", BY_THEMSELVES.format(act="raise SystemExit('error: no file data.txt')")], ranks=2)
 
 
 def test_ranks_that_do_not_end_in_time_are_ended(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"^after 8 s, 2 of 2 ranks still ran \(0, 1\); all were ended$"):
-        call(launched.wait, str(tmp_path), ranks=2, timeout_s=8)
+    with pytest.raises(RankError, match=r"^after 3 s, 2 of 2 ranks still ran \(0, 1\); all were ended$"):
+        run_program(["-c", WAITING.format(folder=str(tmp_path))], ranks=2, timeout_s=3)
     assert not any(map(is_running, process_ids(tmp_path, 2)))
     begin_s = time.monotonic()
     # A rank that failed, and whose process does not end for that, has told the others.
@@ -118,10 +138,8 @@ def test_ranks_that_do_not_end_in_time_are_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_all_ranks_end_with_the_process_that_started_them(number: int, tmp_path: Path) -> None:
-    code = (
-        "from tests.targets.torch import launched; from pase.targets.torch.launch import call; "
-        f"call(launched.wait, {str(tmp_path)!r}, ranks=2)"
-    )
+    waiting = ["-c", WAITING.format(folder=str(tmp_path))]
+    code = f"from pase.targets.torch.launch import run_program; run_program({waiting!r}, ranks=2)"
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE) as parent:
         ranks = process_ids(tmp_path, 2)
         parent.send_signal(number)
@@ -133,26 +151,12 @@ def test_all_ranks_end_with_the_process_that_started_them(number: int, tmp_path:
     assert not any(map(is_running, ranks))
 
 
-def test_jobs_beside_each_other_meet_at_stores_of_their_own() -> None:
-    answers: dict[float, list[object]] = {}
-
-    def run(scale: float) -> None:
-        answers[scale] = [answer[2] for answer in call(launched.sum_of_ranks, scale, ranks=2, timeout_s=120)]
-
-    threads = [threading.Thread(target=run, args=(scale,)) for scale in (1.0, 10.0)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {1.0: [1.0, 1.0], 10.0: [10.0, 10.0]}
-
-
 def test_under_torchrun_the_others_name_the_rank_that_failed() -> None:
-    done = torchrun("named", "2", "raise", ranks=3)
+    done = torchrun("named", "1", "raise")
     assert done.returncode != 0
     named = [line for line in done.stderr.splitlines() if "RankError: rank" in line]
     assert named, done.stderr
-    assert all("ended because rank 2 failed: ValueError: the third batch is empty" in line for line in named)
+    assert all("ended because rank 1 failed: ValueError: the third batch is empty" in line for line in named)
 
 
 def test_ranks_that_nobody_watches_name_the_one_that_was_killed() -> None:
@@ -212,9 +216,12 @@ def test_no_name_service_is_needed() -> None:
 def test_a_function_that_cannot_be_sent_is_an_error() -> None:
     with pytest.raises(ProgramError, match=r"cannot be sent to them .*; give a function of a module"):
         call(lambda: 1, ranks=2)
-    code = "from pase.targets.torch.launch import call\ndef own(): pass\ncall(own, ranks=2)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert "ProgramError: own is of the program itself, which 2 ranks cannot import; put it into a mod" in done.stderr
+
+    def own() -> None: ...
+
+    own.__module__ = "__main__"
+    with pytest.raises(ProgramError, match=r"own is of the program itself, which 2 ranks cannot import; put it into"):
+        call(own, ranks=2)
     with pytest.raises(ProgramError, match="0 ranks were asked for; expected 1 or more"):
         run_program([SCRIPT], ranks=0)
 

@@ -9,7 +9,6 @@ import sys
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from pase.sharding.traffic import flows
 from pase.targets.emitter import emit
 from pase.targets.execute import max_relative_difference, run_plan
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses, reference_training
+from pase.targets.torch.script import main
 from pase.targets.training.options import TrainingOptions
 from tests.emitter.test_forward import DENSE, SUM, network
 from tests.emitter.test_targets import with_logits
@@ -30,7 +30,7 @@ from tests.runtime.test_reference_updates import RULES
 from tests.runtime.test_reference_updates import options as options_of_rule
 from tests.runtime.training import options, parallel_losses
 from tests.targets.torch.ranks import Pool, RanksFailedError
-from tests.targets.torch.trained import events, outputs, refused
+from tests.targets.torch.trained import builder_of, events, outputs, refused
 
 
 def losses(ranks: Pool, graph: Graph, given: TrainingOptions, *, world: int = 4, seed: int = 3) -> list[float]:
@@ -205,27 +205,38 @@ def test_a_program_starts_its_own_ranks_and_torchrun_goes_on(tmp_path: Path) -> 
     assert [json.loads(line)["loss"] for line in lines] == steps
 
 
+def test_bad_input_gets_one_message(tmp_path: Path) -> None:
+    done = run(program(tmp_path, small("mlp"), 2), "--data", "nowhere.npz")
+    assert done.returncode == 1
+    assert "failed: cannot read data from nowhere.npz: " in done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (["--steps", 0], "error: steps is 0; expected 1 or more\n"),
-        (["--data", "nowhere.npz"], "failed: cannot read data from nowhere.npz: "),
+        (["--steps", "0"], "error: steps is 0; expected 1 or more\n"),
         (["--output", "out.npz"], "error: --output needs --data PATH"),
     ],
 )
-def test_bad_input_gets_one_message(tmp_path: Path, given: list[Any], expected: str) -> None:
-    done = run(program(tmp_path, small("mlp"), 2), *given)
-    assert done.returncode == 1
-    assert expected in done.stderr
-    assert done.stderr.count("error: ") == 1, done.stderr
-    assert "Traceback" not in done.stderr
+def test_options_that_cannot_be_are_named_before_ranks_start(
+    given: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = builder_of(emit(random_plan(small("mlp"), 2, 3), target="torch"))
+    with pytest.raises(SystemExit) as ended:
+        main(build, num_devices=2, arguments=given)
+    errors = capsys.readouterr().err
+    assert ended.value.code == 1
+    assert errors.startswith(expected)
+    assert errors.count("error: ") == 1
 
 
 # -- beside one process
 
 
 def test_a_plan_is_run_beside_one_process_and_measured() -> None:
-    plan = make_plan(small("mlp"), 4, {"fc1": {"b": 2, "c": 2}, "fc2": {"b": 2, "n": 2}, "softmax": {"b": 4}})
+    plan = make_plan(small("mlp"), 2, {"fc1": {"c": 2}, "fc2": {"n": 2}, "softmax": {"b": 2}})
     result = run_plan(plan, options(3), target="torch", measure=True)
     assert result.max_relative_difference < 1e-12
     assert len(result.losses) == len(result.reference_losses) == 3
