@@ -176,9 +176,11 @@ def run_factory(
         if path is not None:
             raise ProgramError(f"{flag} is of programs that are emitted; a factory makes a model with its own weights")
     _check_torch()
-    from pase.targets.torch.factory import train_factory
+    from pase.targets.torch.factory import check_rule, train_factory
     from pase.targets.torch.launch import call
 
+    # What no process could do is said before they start, which takes seconds.
+    check_rule(options.rule)
     report = on_progress or _silent
     given = (factory.name, factory.batch, dict(factory.arguments), plan, options)
     report("training on local processes", 0, options.steps)

@@ -124,6 +124,11 @@ def _with_loss(module: Any, loss: Callable[..., Any] | None) -> Callable[..., An
     return step
 
 
+def check_rule(rule: Rule) -> None:
+    """Raise ProgramError where PyTorch has no optimiser of an update rule."""
+    _optimiser(rule, [torch.zeros(1)], 1.0)
+
+
 def _optimiser(rule: Rule, parameters: Sequence[Any], rate: float) -> Any:
     """Return PyTorch's own optimiser of an update rule; ProgramError where it has none."""
     match rule:
