@@ -137,10 +137,12 @@ def summed_dims(operator: Operator, read: Access) -> frozenset[str]:
     """Return the dims whose split leaves parts of the gradient of what a layer reads, to be summed.
 
     Parts of a kernel read different windows: on their way back these are added where they overlap. All parts hold what
-    the first alone reads of a dim: theirs are sums to which the others add nothing.
+    the first alone reads of a dim: theirs are sums to which the others add nothing. What is laid where it belongs is
+    taken back from there, one point of a dim like several.
     """
+    singles = () if operator.kind in LAID_KINDS else single_points(read)
     kernels = {axis.kernel for axis in read.index_map if isinstance(axis, Window)}
-    return frozenset({*operator.partial_dims(read), *single_points(read)} - kernels)
+    return frozenset({*operator.partial_dims(read), *singles} - kernels)
 
 
 def _steps(plan: PlacedGraph, edge: Edge, source: Layout) -> tuple[ReshardStep, ...]:
