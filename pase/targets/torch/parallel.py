@@ -45,7 +45,7 @@ from pase.targets.torch.placements import Need, Storage, Stored, held_as, storag
 from pase.targets.torch.program import Program, Traced, WeightSum
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
-from pase.targets.torch.values import Source, from_file, from_tensors, random_values
+from pase.targets.torch.values import Source, from_file, from_first_rank, from_tensors, random_values
 from pase.targets.training.initial import initial_moments
 from pase.targets.training.masks import step_key
 
@@ -79,7 +79,7 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
     if weights is None:
         held = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
-        values = from_tensors(held)
+        values = from_first_rank(held, ranks.device)
         if any(parameter.is_meta for parameter in module.parameters()):
             values = random_values(_moments(live), seed)
     else:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box
+from pase.targets.torch.launch import naming_lost_ranks
 from pase.targets.torch.placements import Held, place
 from pase.targets.training.masks import layer_key
 from pase.targets.training.normal import normal_part
@@ -52,6 +54,26 @@ def from_tensors(tensors: Mapping[str, torch.Tensor]) -> Source:
                 "weights or random numbers)"
             )
         return cut(tensor.detach(), held)
+
+    return values
+
+
+def from_first_rank(tensors: Mapping[str, torch.Tensor], device: object) -> Source:
+    """Return a source of a model's own tensors, as rank 0 has them; all ranks ask it for the same ones, in one order.
+
+    device: where tensors have to be that go between ranks.
+    """
+    own = from_tensors(tensors)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return own
+
+    def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
+        everything = tuple(((0, extent),) for extent in shape)
+        tensor = own(names, shape, everything).to(device, copy=True).contiguous()
+        with naming_lost_ranks():
+            # As bytes: not all backends know all types.
+            dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
+        return cut(tensor, held)
 
     return values
 

@@ -219,6 +219,38 @@ def test_gradients_accumulate(ranks: Pool) -> None:
                 _assert_close(found, expected, "gradient")
 
 
+class Named(nn.Module):
+    """Its names are those of attributes that what `parallelize` returns has itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs, self.notes = nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
+        self.plan = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Any) -> Any:
+        return (self.notes(functional.relu(self.inputs(x))) * self.plan).square().sum()
+
+
+def _from_other_seeds(rank: int, _world: int, plan: Plan) -> Any:
+    torch.manual_seed(rank)
+    module, batch = Named(), {"x": torch.ones(8, 4)}
+    parallel = parallelize((module, batch), plan)
+    parallel(**batch).backward()
+    assert parallel.plan is plan
+    assert all(p.grad is not None for p in parallel.parameters())
+    return module.state_dict(), parallel.full_state_dict(on_all=True)
+
+
+def test_training_starts_from_the_values_of_rank_0_whatever_they_are_called(ranks: Pool) -> None:
+    plan = random_plan(pase.load((Named(), {"x": torch.ones(8, 4)})), 2, 3)
+    answers = ranks.run(_from_other_seeds, plan, world=2)
+    expected = answers[0][0]
+    assert not torch.equal(answers[1][0]["plan"], expected["plan"])
+    for _, found in answers:
+        assert list(found) == list(expected)
+        assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
 def _by_parts(rank: int, world: int, name: str, plan: Plan) -> Any:
     case, parallel = CASES[name], parallelize((_made(name), CASES[name].batch(0)), plan)
     boxes = parallel.inputs()
