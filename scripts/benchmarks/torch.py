@@ -6,9 +6,13 @@ falls on all alike.
 
 import argparse
 import copy
+import os
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,8 +26,8 @@ from pase import Plan
 from pase.analysis.baselines.registry import EXPERTS, Baseline, meshes
 from pase.analysis.baselines.rules import transformer_dims
 from pase.errors import PaseError
-from pase.machine import Machine, load_machine, override_machine
-from pase.targets.torch.launch import call
+from pase.machine import Machine, load_machine
+from pase.targets.torch.launch import call, run_program
 from scripts.benchmarks.tables import markdown, publish
 
 PROCESSES = (2, 4)
@@ -101,13 +105,19 @@ def made() -> tuple[Blocks, dict[str, Any]]:
 # -- contenders
 
 
-def machine() -> Machine:
-    """Return the cores of this machine and its loopback, roughly."""
-    return override_machine(load_machine("1080ti"), flop_per_s=3e10, bandwidth_bytes_per_s=1e9)
+def calibrated(processes: int) -> Machine:
+    """Return this machine as its processes measure it, all at once: what its cores and gloo give each of them."""
+    with tempfile.TemporaryDirectory(prefix="pase-race-") as folder:
+        path = Path(folder) / "this_machine.toml"
+        run_program(
+            ["-m", "pase.calibration.ranks", "-o", str(path)], ranks=processes, threads=1, timeout_s=120,
+            environment={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+        return load_machine(path)
 
 
 def plans(processes: int) -> dict[str, Plan]:
-    """Return the searched plan, and those of the rules."""
+    """Return the searched plan, and those of the rules, for this machine."""
     tensor_parallel = Baseline(
         name="megatron",
         choose=lambda problem, _: meshes(problem, _dims(problem.graph), (problem.num_devices,))[0],
@@ -115,8 +125,9 @@ def plans(processes: int) -> dict[str, Plan]:
         needs="",
         description="",
     )
+    # As gloo sums.
     found = pase.compare(
-        made(), processes, machine=machine(), cost_model="alpha_beta",
+        made(), processes, machine=calibrated(processes), cost_model="ring",
         baselines=[EXPERTS["data_parallel"], tensor_parallel],
     )  # fmt: skip
     names = {"pase": "searched", "data_parallel": "data parallelism", "megatron": "Megatron"}
@@ -175,8 +186,12 @@ def race(chosen: Mapping[str, Plan], rounds: int) -> dict[str, Steps]:
     optimizers = {name: torch.optim.AdamW(module.parameters(), lr=1e-4) for name, (module, _) in contenders.items()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
     losses: dict[str, float] = {}
-    for _ in range(WARM_UP + rounds):
-        for name, (module, given) in contenders.items():
+    names = list(contenders)
+    for number in range(WARM_UP + rounds):
+        # Nobody always comes after the same one.
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            module, given = contenders[name]
             dist.barrier()
             start_s, start_cpu_s = time.perf_counter(), time.process_time()
             loss = module(**given)
@@ -275,9 +290,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(*, write: bool, rounds: int, without_7b: bool) -> None:
     """Print the tables, or put them into docs/benchmarks.md."""
-    rows = []
+    rows, predictions = [], []
     for processes in PROCESSES:
-        for each in ratios(*measured(processes, rounds)):
+        chosen = plans(processes)
+        times_s, cpu_s = measured(chosen, processes, rounds)
+        for each in ratios(times_s, cpu_s):
             low, high = (each.values[round(share * (len(each.values) - 1))] for share in (0.1, 0.9))
             rows.append(
                 [
@@ -285,6 +302,13 @@ def main(*, write: bool, rounds: int, without_7b: bool) -> None:
                     *(f"{each.ratio:.2f}", f"{low:.2f} to {high:.2f}", f"{each.cpu:.2f}", f"{BARS[each.ours]:.2f}"),
                 ]
             )
+        base = "data parallelism"
+        for name, plan in chosen.items():
+            known = plan.total_cost / chosen[base].total_cost, median(times_s[name]) / median(times_s[base])
+            seconds = 1e3 * plan.total_cost, 1e3 * median(times_s[name])
+            share = sum(split != chosen[base][layer].splits for layer, split in _splits(plan)) / len(plan)
+            found = [f"{seconds[0]:.1f}", f"{seconds[1]:.1f}", *(f"{ratio:.2f}" for ratio in known), f"{share:.0%}"]
+            predictions.append([str(processes), name, *found])
     heads = [
         "processes",
         "plan",
@@ -296,18 +320,28 @@ def main(*, write: bool, rounds: int, without_7b: bool) -> None:
         "of CPU seconds",
         "at most",
     ]
-    tables = {"torch": markdown(heads, rows)}
+    of_plans = ["processes", "plan", "predicted, ms", "measured, ms"]
+    of_plans += [f"{what} ÷ data parallelism" for what in ("predicted", "measured")] + [
+        "layers split otherwise than it"
+    ]
+    tables = {"torch": markdown(heads, rows), "torch predictions": markdown(of_plans, predictions)}
     if not without_7b:
         tables["torch 7b"] = _table_of_7b()
     publish("benchmarks.md", tables, write=write)
 
 
-def measured(processes: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+def _splits(plan: Plan) -> Iterator[tuple[str, Mapping[str, int]]]:
+    return ((layer.name, layer.splits) for layer in plan.layers)
+
+
+def measured(
+    chosen: Mapping[str, Plan], processes: int, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Return the seconds of each contender's steps, those that pass on the slowest rank and the CPU's on all of them.
 
     SystemExit where they do not compute the same.
     """
-    answers = call(race, plans(processes), rounds, ranks=processes, threads=1, timeout_s=1200)
+    answers = call(race, chosen, rounds, ranks=processes, threads=1, timeout_s=1200)
     losses = {name: steps.loss for name, steps in answers[0].items()}
     if max(losses.values()) - min(losses.values()) > 1e-3 * max(losses.values()):
         raise SystemExit(f"the contenders do not compute the same losses: {losses}")
