@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -42,22 +43,33 @@ class Label:
     consumer: str
 
 
-class Groups:
-    """Process groups by their ranks. Every rank asks for the same ones in the same order."""
+_MADE: "WeakKeyDictionary[Any, dict[tuple[bool, tuple[int, ...]], Any]]" = WeakKeyDictionary()
+"""Process groups by the default one that they are part of. Each has a thread (gloo) or buffers on a GPU (NCCL) of its
+own for as long as the process lives: all modules of a process share them."""
 
-    def __init__(self, rank: int, num_ranks: int, world: Any = None) -> None:
-        self.rank, self.num_ranks = rank, num_ranks
-        self._made: dict[tuple[int, ...], Any] = {tuple(range(num_ranks)): world}
+
+class Groups:
+    """Process groups by their ranks. Every rank asks for the same ones in the same order.
+
+    apart: whether none of them is one that moves between layers use, the one of all ranks included: for sums that
+    begin at other moments on every rank.
+    """
+
+    def __init__(self, rank: int, num_ranks: int, *, apart: bool = False) -> None:
+        self.rank, self.num_ranks, self._apart = rank, num_ranks, apart
+        is_whole = dist.is_initialized() and dist.get_world_size() == num_ranks
+        self._made = _MADE.setdefault(dist.group.WORLD, {}) if is_whole else {}
 
     def of(self, groups: Iterable[Sequence[int]]) -> "Group":
         """Return that one of some groups, which have no rank in common, that this rank belongs to."""
         own = Group((self.rank,), None, self.rank)
-        for ranks in groups:
-            key = tuple(sorted(ranks))
-            if len(key) > 1 and key not in self._made:
-                self._made[key] = dist.new_group(list(key))
-            if self.rank in key:
-                own = Group(key, self._made.get(key), self.rank)
+        for ranks in map(tuple, map(sorted, groups)):
+            key = (self._apart, ranks)
+            is_default = len(ranks) == self.num_ranks and not self._apart
+            if len(ranks) > 1 and key not in self._made:
+                self._made[key] = None if is_default else dist.new_group(list(ranks))
+            if self.rank in ranks:
+                own = Group(ranks, self._made.get(key), self.rank)
         return own
 
 

@@ -222,7 +222,8 @@ class Parallel(nn.Module):
         super().__init__()
         self.plan, self.program = plan, emit(plan, target="torch")
         self._live, self._rank, self._seed, self._step = live, rank, seed, 0
-        self._traffic, self._groups, self._sum_groups = Traffic(), *(Groups(rank, plan.num_devices) for _ in range(2))
+        self._traffic, self._groups = Traffic(), Groups(rank, plan.num_devices)
+        self._sum_groups = Groups(rank, plan.num_devices, apart=True)
         device = join().device
         if device.type == "cpu":
             device = next((p.device for p in module.parameters() if not p.is_meta), device)

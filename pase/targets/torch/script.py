@@ -126,7 +126,7 @@ class RankTraining:
         self._state: dict[str, dict[str, Any]] = {}
         shards = ((self.shards[name], own) for name, own in self.program.sums.items())
         entries = [Entry(parameter=shard, local=shard, sum=own, give=add_gradient) for shard, own in shards]
-        self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size), self.traffic)
+        self._gradients = Gradients(entries, Groups(ranks.rank, ranks.world_size, apart=True), self.traffic)
         for entry in entries:
             entry.local.register_post_accumulate_grad_hook(self._taken)
 

@@ -53,6 +53,10 @@ class Fabric:
         rank: int = self._own.rank
         return rank
 
+    def is_initialized(self) -> bool:
+        # Of what the ranks of this process are part of: nothing is shared with that.
+        return False
+
     def new_group(self, ranks: Sequence[int]) -> tuple[int, ...]:
         self.groups[self.get_rank()].append(tuple(ranks))
         return tuple(ranks)
