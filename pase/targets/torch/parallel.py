@@ -23,6 +23,7 @@ from pase.targets.emitter import emit
 from pase.targets.torch.batches import RankSampler, in_place, rows_read
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
+from pase.targets.torch.initialisation import own_values
 from pase.targets.torch.launch import join
 from pase.targets.torch.parameters import (
     Leaves,
@@ -41,7 +42,7 @@ from pase.targets.torch.parameters import (
     state_of,
     viewed,
 )
-from pase.targets.torch.placements import Need, Storage, Stored, held_as, storage
+from pase.targets.torch.placements import Held, Need, Storage, Stored, held_as, storage
 from pase.targets.torch.program import Program, Traced, WeightSum
 from pase.targets.torch.reshard import reshard
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, resolved
@@ -77,14 +78,32 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
     found = difference(plan.graph, live.model.graph)
     if found:
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
-    if weights is None:
-        held = {**dict(module.named_buffers(remove_duplicate=False)), **module.state_dict(keep_vars=True)}
-        values = from_first_rank(held, ranks.device)
-        if any(parameter.is_meta for parameter in module.parameters()):
-            values = random_values(_moments(live), seed)
-    else:
-        values = from_tensors(weights) if isinstance(weights, Mapping) else from_file(weights)
-    return Parallel(module, live, plan, rank=ranks.rank, weights=values, seed=seed)
+    values, notes = _first_values(module, live, weights, seed, ranks.device)
+    return Parallel(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+
+
+def _first_values(
+    module: nn.Module, live: LiveModel, weights: Any, seed: int, device: object
+) -> tuple[Source, list[str]]:
+    """Return where the first values of parameters and buffers are had of, and notes."""
+    kept = module.state_dict(keep_vars=True)
+    tensors = {**dict(module.named_buffers(remove_duplicate=False)), **kept}
+    own, notes = from_first_rank(tensors, device), list[str]()
+    given = None
+    if weights is not None:
+        given = from_tensors(weights) if isinstance(weights, Mapping) else from_file(weights)
+    left = [name for name, tensor in tensors.items() if tensor.is_meta and (given is None or name not in kept)]
+    drawn = own
+    if left:
+        drawn, notes = own_values(module, left, seed, random_values(_moments(live), seed))
+
+    def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> Any:
+        # Buffers that a state_dict leaves out are the module's own in any case.
+        if given is not None and any(name in kept for name in names):
+            return given(names, shape, held)
+        return (drawn if tensors[names[0]].is_meta else own)(names, shape, held)
+
+    return values, notes
 
 
 def _moments(live: LiveModel) -> dict[str, tuple[float, float]]:
@@ -217,7 +236,15 @@ class Parallel(nn.Module):
     """
 
     def __init__(
-        self, module: nn.Module, live: LiveModel, plan: Plan, *, rank: int, weights: Source, seed: int
+        self,
+        module: nn.Module,
+        live: LiveModel,
+        plan: Plan,
+        *,
+        rank: int,
+        weights: Source,
+        seed: int,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.plan, self.program = plan, emit(plan, target="torch")
@@ -241,7 +268,7 @@ class Parallel(nn.Module):
         self._storage: Storage | None = None
         self._boxes = self.inputs()
         self._mesh = mesh_of(self._stored, device.type)
-        self.notes = (*live.notes, *notes_on(self._state, self._stored))
+        self.notes = (*live.notes, *notes_on(self._state, self._stored), *notes)
         # Last, since names of the model may be those of our attributes.
         install(self, self._state, self._stored, self._mesh, weights, device=device)
         super().train(module.training)

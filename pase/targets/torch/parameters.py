@@ -262,7 +262,7 @@ def install(
         own = stored.stored[name]
         is_plain = not any(own.splits) if declared.is_buffer else not is_any_split
         local = source(declared.names, declared.shape, own.held[rank])
-        local = local.to(device=where, dtype=declared.dtype, copy=True).contiguous()
+        local = local.to(device=where, dtype=declared.dtype).contiguous()
         held = local if is_plain else distributed(local, own, mesh)
         made[name] = held if declared.is_buffer else nn.Parameter(held, declared.requires_grad)
     first = _first_names(state)

@@ -23,7 +23,7 @@ class Source(Protocol):
     """Gives parts of tensors."""
 
     def __call__(self, names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
-        """Return a part of a tensor; names: that it may go by, the first one is the model's own."""
+        """Return a part of a tensor, the caller's alone; names: that it may go by, the first one is the model's own."""
         ...
 
 
@@ -53,7 +53,7 @@ def from_tensors(tensors: Mapping[str, torch.Tensor]) -> Source:
                 f"parameter {name!r} is on the device 'meta' and has no values; give init=… (a state_dict, a file of "
                 "weights or random numbers)"
             )
-        return cut(tensor.detach(), held)
+        return cut(tensor.detach(), held).clone(memory_format=torch.contiguous_format)
 
     return values
 
@@ -73,7 +73,8 @@ def from_first_rank(tensors: Mapping[str, torch.Tensor], device: object) -> Sour
         with naming_lost_ranks():
             # As bytes: not all backends know all types.
             dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
-        return cut(tensor, held)
+        # A view would keep all of it.
+        return cut(tensor, held).clone(memory_format=torch.contiguous_format)
 
     return values
 
@@ -143,15 +144,15 @@ def _from_safetensors(path: Path) -> Source:
         _check(name, tuple(view.get_shape()), shape)
         if not shape:
             whole: torch.Tensor = where[name].get_tensor(name)
-            return whole
+            return whole.clone()
         made: torch.Tensor | None = None
         counts = [sum(high - low for low, high in runs) for runs in held]
         for box in _boxes(held):
             part = view[tuple(slice(low, high) for low, high in box)]
             if made is None:
-                made = part if list(part.shape) == counts else part.new_empty(counts)
-            if made is not part:
-                made[tuple(slice(*place(runs, run)) for runs, run in zip(held, box, strict=True))] = part
+                # What is read may be the file itself, mapped to memory.
+                made = part.new_empty(counts)
+            made[tuple(slice(*place(runs, run)) for runs, run in zip(held, box, strict=True))] = part
         assert made is not None, "a rank holds something of every parameter"
         return made
 

@@ -1,4 +1,4 @@
-"""Normal random numbers by a counter: that of an element is a function of a key and of its number in the whole tensor.
+"""Random numbers by a counter: that of an element is a function of a key and of its number in the whole tensor.
 
 Whoever holds a part of a tensor makes that part alone, in blocks that a core's cache holds, on several threads; nobody
 makes more. A word of 32 bits, hashed of the number (`masks.py`), is the place in the distribution, whose inverse is
@@ -6,7 +6,7 @@ Wichura's PPND7 (1988, AS 241), exact to the last places of float32. Sums, produ
 all that is computed, and every machine rounds these alike: replicas on unlike machines are the same, bit for bit.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice, product
@@ -39,8 +39,27 @@ def normal_part(
         deviation: its standard deviation; all numbers are the mean where it is 0.
         threads: how many there may be to make it; they change nothing of it.
     """
+    return _drawn(shape, held, _Maker.normal, key, mean, deviation, threads)
+
+
+def uniform_part(
+    shape: Sequence[int], held: Sequence[Sequence[Range]], key: Key, *, low: float, high: float, threads: int = 1
+) -> Floats:
+    """Return a part of a tensor of random numbers that are spread evenly from `low` to `high`; see `normal_part`."""
+    return _drawn(shape, held, _Maker.uniform, key, (low + high) / 2, high - low, threads)
+
+
+def _drawn(
+    shape: Sequence[int],
+    held: Sequence[Sequence[Range]],
+    make: Callable[["_Maker", int, int, Sequence[int]], Floats],
+    key: Key,
+    mean: float,
+    scale: float,
+    threads: int,
+) -> Floats:
     part = np.empty([sum(high - low for low, high in runs) for runs in held], np.float32)
-    if deviation == 0:
+    if scale == 0:
         part[...] = mean
         return part
     threads = max(1, min(threads, part.size // BLOCK))
@@ -48,8 +67,7 @@ def normal_part(
     def fill(first: int) -> None:
         maker = _Maker(key)
         for start, stride, block in islice(_blocks(part, shape, held), first, None, threads):
-            drawn = maker.normal(start, stride, block.shape)
-            np.multiply(drawn, np.float32(deviation), out=block)
+            np.multiply(make(maker, start, stride, block.shape), np.float32(scale), out=block)
             if mean:
                 block += np.float32(mean)
 
@@ -137,10 +155,17 @@ class _Maker:
 
         start: the number of the first element. stride: that of the next row's first one, less this one.
         """
+        return self._inverse(self.uniform(start, stride, shape).reshape(-1)).reshape(*shape)
+
+    def uniform(self, start: int, stride: int, shape: Sequence[int]) -> Floats:
+        """Return numbers from -1/2 to 1/2 likewise: (word + 1/2) / 2**32, in the order of integers."""
         height, width = shape
         self._hash(start, stride, height, width)
-        found: Floats = self._inverse(height * width).reshape(height, width)
-        return found
+        found = self.floats[0, : height * width]
+        found[...] = self.words[: height * width].view(np.int32)
+        found *= _HALF
+        found += _HALF / 2
+        return found.reshape(height, width)
 
     def _hash(self, start: int, stride: int, height: int, width: int) -> None:
         count = height * width
@@ -162,14 +187,12 @@ class _Maker:
         found ^= second ^ high
         _mix(found, other)
 
-    def _inverse(self, count: int) -> Floats:
-        """Return the normal distribution's inverse of the words: of (word + 1/2) / 2**32, in the order of integers."""
+    def _inverse(self, q: Floats) -> Floats:
+        """Put the normal distribution's inverse in the place of what `uniform` made of the words."""
+        count = q.size
         places = self.words[:count].view(np.int32)
-        q, r, below = self.floats[:, :count]
+        r, below = self.floats[1:, :count]
         above = self.others[:count].view(np.float32)
-        q[...] = places
-        q *= _HALF
-        q += _HALF / 2
         np.multiply(q, q, out=r)
         np.subtract(np.float32(0.180625), r, out=r)
         _polynomial(_A, r, above)
@@ -185,8 +208,7 @@ class _Maker:
         depth -= np.float32(1.6)
         value = _polynomial(_C, depth, np.empty_like(depth)) / _polynomial(_D, depth, np.empty_like(depth))
         q[tails] = np.where(own < 0, -value, value)
-        found: Floats = q
-        return found
+        return q
 
 
 def _mix(values: Words, other: Words) -> None:
