@@ -69,7 +69,7 @@ def from_first_rank(tensors: Mapping[str, torch.Tensor], device: object) -> Sour
 
     def values(names: Sequence[str], shape: tuple[int, ...], held: Held) -> torch.Tensor:
         everything = tuple(((0, extent),) for extent in shape)
-        tensor = own(names, shape, everything).to(device, copy=True).contiguous()
+        tensor = own(names, shape, everything).to(device)
         with naming_lost_ranks():
             # As bytes: not all backends know all types.
             dist.broadcast(tensor.reshape(-1).view(torch.uint8), 0)
