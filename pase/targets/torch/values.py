@@ -50,8 +50,8 @@ def from_tensors(tensors: Mapping[str, torch.Tensor]) -> Source:
         _check(name, tuple(tensor.shape), shape)
         if tensor.device.type == "meta":
             raise ProgramError(
-                f"parameter {name!r} is on the device 'meta' and has no values; give init=… (a state_dict, a file of "
-                "weights or random numbers)"
+                f"{name!r} of the given state is on the device 'meta' and has no values; give parallelize weights=… "
+                "with values (a state_dict, or a file), or none, to begin with those of the module's own initialisation"
             )
         return cut(tensor.detach(), held).clone(memory_format=torch.contiguous_format)
 
