@@ -94,11 +94,11 @@ def _of_accesses(word: str, expected: Access, found: Access) -> Iterator[str]:
 def _of_bodies(expected: Body, found: Body) -> Iterator[str]:
     own, other = without_casts(expected), without_casts(found)
     for one, step in zip_longest(own.steps, other.steps):
-        if one is None or step is None or not _is_same_step(one, step):
-            yield (
-                f"computes {step.function if step else 'nothing'!r} where the plan has "
-                f"{one.function if one else 'nothing'!r}, or of other operands"
-            )
+        if one is None or step is None or one.function != step.function:
+            functions = [repr(each.function) if each else "nothing" for each in (step, one)]
+            yield f"computes {functions[0]} where the plan has {functions[1]}"
+        else:
+            yield from (f"computes {step.function!r} {text}" for text in _of_steps(one, step))
     for word, these, those in (("inputs", own.inputs, other.inputs), ("outputs", own.outputs, other.outputs)):
         if these != those:
             yield f"has {word} {[item.name for item in those]}; expected {[item.name for item in these]}"
@@ -106,11 +106,23 @@ def _of_bodies(expected: Body, found: Body) -> Iterator[str]:
         yield "computes with other constants than the plan's"
 
 
-def _is_same_step(expected: Step, found: Step) -> bool:
-    """Whether two steps compute the same, with numbers as exact as any type of floats has them."""
-    told = [(step.result, step.function, step.dims, [name for name, _ in step.options]) for step in (expected, found)]
-    numbers = [(*step.operands, *(value for _, value in step.options)) for step in (expected, found)]
-    return told[0] == told[1] and len(numbers[0]) == len(numbers[1]) and all(map(_is_same, *numbers))
+def _of_steps(expected: Step, found: Step) -> Iterator[str]:
+    """Yield what a step has otherwise than another of its function; numbers are as exact as any type of floats is."""
+    if len(expected.operands) != len(found.operands):
+        yield f"of {len(found.operands)} operands; expected {len(expected.operands)}"
+    for one, other in zip(expected.operands, found.operands, strict=False):
+        if not _is_same(one, other):
+            yield f"of {_shown(other)} where the plan has {_shown(one)}"
+    options, others = dict(expected.options), dict(found.options)
+    for name in dict.fromkeys([*options, *others]):
+        if not _is_same(options.get(name), others.get(name)):
+            yield f"with {name} {_shown(others.get(name))} where the plan has {_shown(options.get(name))}"
+    if (expected.result, expected.dims) != (found.result, found.dims):
+        yield "of other dims, or as another tensor, than the plan's"
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
 def _is_same(expected: object, found: object) -> bool:

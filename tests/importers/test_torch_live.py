@@ -252,6 +252,42 @@ def test_a_difference_is_told_by_its_layer(found: Graph, message: str) -> None:
     assert bool(difference(_mlp(8, 16, 4), found)) == bool(message)
 
 
+class Computing(torch.nn.Module):  # type: ignore[misc]
+    """A layer, and a function of what it gives."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.layer, self.norm, self.function = torch.nn.Linear(4, 8), torch.nn.RMSNorm(8), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.norm(self.layer(x)))
+
+
+def _computed(function: Callable[[Any], Any], dtype: Any = torch.float32) -> Graph:
+    return load((Computing(function).to(dtype), torch.zeros(4, 4, dtype=dtype)))
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "message"),
+    [
+        # What a normalisation adds where it is not told is of the type of its numbers.
+        (
+            _computed(torch.relu),
+            _computed(torch.relu, torch.float64),
+            "computes 'add' of 2.22045e-16 where the plan has 1.19209e-07",
+        ),
+        (_computed(lambda x: x * 3), _computed(lambda x: x * 2), "computes 'multiply' of 2 where the plan has 3"),
+        (
+            _computed(lambda x: F.dropout(x, 0.5)),
+            _computed(lambda x: F.dropout(x, 0.25)),
+            "computes 'dropout' with rate 0.25 where the plan has 0.5",
+        ),
+    ],
+)
+def test_what_differs_of_a_step_is_told(expected: Graph, found: Graph, message: str) -> None:
+    assert difference(expected, found).endswith(message)
+
+
 def test_another_name_and_other_arguments_are_no_difference() -> None:
     graph = _mlp(8, 16, 4)
     assert difference(graph, replace(graph, name="other", arguments=(("batch", 4),))) == ""
