@@ -4,10 +4,11 @@ A move is one exchange of all pieces between the ranks that have anything for ea
 ranks make all groups, in the same order.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,6 +20,8 @@ from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Phase
 from pase.targets.torch.launch import naming_lost_ranks
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -43,9 +46,20 @@ class Label:
     consumer: str
 
 
-_MADE: "WeakKeyDictionary[Any, dict[tuple[bool, tuple[int, ...]], Any]]" = WeakKeyDictionary()
-"""Process groups by the default one that they are part of. Each has a thread (gloo) or buffers on a GPU (NCCL) of its
-own for as long as the process lives: all modules of a process share them."""
+_MADE: "WeakKeyDictionary[Any, dict[Hashable, Any]]" = WeakKeyDictionary()
+"""By the default process group."""
+
+
+def made_once(key: Hashable, make: Callable[[], T]) -> T:
+    """Return what all modules of a process share: process groups, meshes. Every rank asks for it in the same order.
+
+    Each process group has a thread (gloo) or buffers on a GPU (NCCL) of its own for as long as it lives.
+    """
+    made = _MADE.setdefault(dist.group.WORLD, {})
+    if key not in made:
+        made[key] = make()
+    found: T = made[key]
+    return found
 
 
 class Groups:
@@ -57,19 +71,16 @@ class Groups:
 
     def __init__(self, rank: int, num_ranks: int, *, apart: bool = False) -> None:
         self.rank, self.num_ranks, self._apart = rank, num_ranks, apart
-        is_whole = dist.is_initialized() and dist.get_world_size() == num_ranks
-        self._made = _MADE.setdefault(dist.group.WORLD, {}) if is_whole else {}
 
     def of(self, groups: Iterable[Sequence[int]]) -> "Group":
         """Return that one of some groups, which have no rank in common, that this rank belongs to."""
         own = Group((self.rank,), None, self.rank)
         for ranks in map(tuple, map(sorted, groups)):
-            key = (self._apart, ranks)
-            is_default = len(ranks) == self.num_ranks and not self._apart
-            if len(ranks) > 1 and key not in self._made:
-                self._made[key] = None if is_default else dist.new_group(list(ranks))
+            handle = None
+            if len(ranks) > 1 and (len(ranks) < self.num_ranks or self._apart):
+                handle = made_once((self._apart, ranks), partial(dist.new_group, list(ranks)))
             if self.rank in ranks:
-                own = Group(ranks, self._made.get(key), self.rank)
+                own = Group(ranks, handle, self.rank)
         return own
 
 

@@ -42,7 +42,7 @@ from pase.importers.ir import Piece, View
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import reshard_steps
-from pase.targets.torch.collectives import Groups, carried, exchange
+from pase.targets.torch.collectives import Groups, carried, exchange, made_once
 from pase.targets.torch.placements import Held, Need, Reading, Runs, Split, Storage, Stored, chunk_part
 from pase.targets.torch.program import Weight
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor
@@ -176,7 +176,7 @@ def mesh_of(stored: Storage, device_type: str) -> DeviceMesh:
     """Return the mesh of all parameters; every rank calls it."""
     names = tuple(f"m{number}" for number in range(len(stored.sizes)))
     ranks = torch.arange(prod(stored.sizes)).reshape(stored.sizes)
-    mesh = DeviceMesh(device_type, ranks, mesh_dim_names=names)
+    mesh = made_once((device_type, stored.sizes), lambda: DeviceMesh(device_type, ranks, mesh_dim_names=names))
     split = {tuple(axis for axis, done in enumerate(own.splits) if done) for own in stored.stored.values()}
     for axes in sorted(axes for axes in split if len(axes) > 1):
         # Norms of such parameters are then one sum and not one for each axis, which PyTorch would warn of.

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -33,6 +34,10 @@ class Meeting:
     left: dict[int, Any] = field(default_factory=dict)
 
 
+class World:
+    """The default process group, as one rank knows it."""
+
+
 class Fabric:
     """Stands for `torch.distributed` where ranks are threads."""
 
@@ -47,15 +52,16 @@ class Fabric:
 
     def become(self, rank: int) -> None:
         """Have this thread be a rank."""
-        self._own.rank = rank
+        self._own.rank, self._own.group = rank, SimpleNamespace(WORLD=World())
 
     def get_rank(self) -> int:
         rank: int = self._own.rank
         return rank
 
-    def is_initialized(self) -> bool:
-        # Of what the ranks of this process are part of: nothing is shared with that.
-        return False
+    @property
+    def group(self) -> Any:
+        """What the default process group is known by; each rank has one of its own, as processes have."""
+        return self._own.group
 
     def new_group(self, ranks: Sequence[int]) -> tuple[int, ...]:
         self.groups[self.get_rank()].append(tuple(ranks))

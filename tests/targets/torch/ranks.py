@@ -198,3 +198,6 @@ def _answer(rank: int, world: int, store: str, timeout_s: float, given: bytes) -
 
             # It remembers meshes, whose groups are gone.
             _clear_sharding_prop_cache()
+        if "pase.targets.torch.collectives" in sys.modules:
+            # So do those that modules share.
+            sys.modules["pase.targets.torch.collectives"]._MADE.clear()
