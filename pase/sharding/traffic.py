@@ -47,6 +47,11 @@ class Movement:
     consumer: str
     phase: Phase
 
+    @classmethod
+    def within(cls, layer: str, phase: Phase) -> "Movement":
+        """Return that of a layer itself."""
+        return cls(producer=layer, consumer=layer, phase=phase)
+
 
 # -- within a layer
 

@@ -5,7 +5,7 @@ ranks make all groups, in the same order.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from torch.distributed import _functional_collectives as functional
 
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
-from pase.sharding.traffic import Phase
+from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.launch import naming_lost_ranks
 
 T = TypeVar("T")
@@ -29,21 +29,12 @@ class Traffic:
     """What ranks handed to the libraries that carry it, in bytes by whose they are. is_counted: whether it is kept."""
 
     is_counted: bool = False
-    sent: dict[tuple[str, str, Phase], int] = field(default_factory=dict)
+    sent: dict[Movement, int] = field(default_factory=dict)
 
     @torch._disable_dynamo
-    def add(self, label: "Label", phase: Phase, num_bytes: int) -> None:
+    def add(self, movement: Movement, num_bytes: int) -> None:
         """Count what this rank sends."""
-        key = (label.producer, label.consumer, phase)
-        self.sent[key] = self.sent.get(key, 0) + num_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """Whose movement it is: of an edge, or within a layer where producer and consumer are the same."""
-
-    producer: str
-    consumer: str
+        self.sent[movement] = self.sent.get(movement, 0) + num_bytes
 
 
 _MADE: "WeakKeyDictionary[Any, dict[Hashable, Any]]" = WeakKeyDictionary()
@@ -123,13 +114,13 @@ def ring_bytes(x: Any, num_ranks: int, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adder:
-    """Brings what the ranks of a group have together, for a layer.
+    """Brings what the ranks of a group have together, for a layer, by its name.
 
     of: the weights of whose gradients it adds parts, if they are of such. shared: those that several layers use.
     is_exchange: whether gradients are of what the layer has added up already.
     """
 
-    label: Label
+    layer: str
     group: Group
     traffic: Traffic
     of: frozenset[str] = frozenset()
@@ -157,7 +148,8 @@ class Adder:
         if len(ranks) == 1:
             return x
         if self.traffic.is_counted:
-            self.traffic.add(self.label, phase, ring_bytes(x, len(ranks), ranks.index(self.group.rank)))
+            sent = ring_bytes(x, len(ranks), ranks.index(self.group.rank))
+            self.traffic.add(Movement.within(self.layer, phase), sent)
         return all_reduced(x, self.group, op)
 
 
@@ -191,8 +183,7 @@ class _Collective(nn.Module):
 
     def extra_repr(self) -> str:
         """Return what is printed of it."""
-        label, group = self.adder.label, self.adder.group
-        return f"{label.producer} → {label.consumer}, ranks {list(group.ranks)}"
+        return f"{self.adder.layer}, ranks {list(self.adder.group.ranks)}"
 
 
 class Sum(_Collective):
@@ -369,14 +360,14 @@ class _Move(torch.autograd.Function):
 class Move(nn.Module):
     """Takes a tensor from one layout to another; its gradient goes back along the adjoint steps.
 
-    held, made: shapes of the shard before and after. there, back: the steps. fill: what stands where a box sticks out.
-    phase_back: what the way back counts as.
+    movement: whose the way there is. held, made: shapes of the shard before and after. there, back: the steps. fill:
+    what stands where a box sticks out. phase_back: what the way back counts as.
     """
 
     def __init__(
         self,
         *,
-        label: Label,
+        movement: Movement,
         traffic: Traffic,
         held: Sequence[int],
         made: Sequence[int],
@@ -386,7 +377,7 @@ class Move(nn.Module):
         phase_back: Phase = Phase.BACKWARD,
     ) -> None:
         super().__init__()
-        self.label, self.traffic, self.fill, self.phase_back = label, traffic, fill, phase_back
+        self.movement, self.traffic, self.fill, self.phase_back = movement, traffic, fill, phase_back
         self.held, self.made = tuple(held), tuple(made)
         self.there, self.back = tuple(there), tuple(back)
 
@@ -401,12 +392,15 @@ class Move(nn.Module):
 
     def carried(self, x: Any, steps: Sequence[Exchange], fill: float, phase: Phase) -> Any:
         """Return what steps make of a shard."""
-        count = (lambda sent: self.traffic.add(self.label, phase, sent)) if self.traffic.is_counted else None
-        return carried(x, steps, fill, count)
+
+        def count(sent: int) -> None:
+            self.traffic.add(replace(self.movement, phase=phase), sent)
+
+        return carried(x, steps, fill, count if self.traffic.is_counted else None)
 
     def extra_repr(self) -> str:
         """Return what is printed of it."""
-        return f"{self.label.producer} → {self.label.consumer}, {list(self.held)} → {list(self.made)}"
+        return f"{self.movement.producer} → {self.movement.consumer}, {list(self.held)} → {list(self.made)}"
 
 
 class Take(nn.Module):

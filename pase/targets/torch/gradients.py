@@ -126,7 +126,7 @@ class Gradients:
             number = bucket.group.ranks.index(self._rank)
             for entry in entries:
                 sent = ring_bytes(entry.local, len(bucket.group.ranks), number)
-                self._traffic.add(entry.sum.label, entry.sum.phase, sent)
+                self._traffic.add(entry.sum.movement, sent)
 
     def _finish(self) -> None:
         """Give every parameter its gradient: the backward pass is at its end."""

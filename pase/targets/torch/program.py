@@ -18,13 +18,12 @@ from pase.sharding.boxes import Box
 from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, check_split, device_mesh
 from pase.sharding.named_dims import check_shared
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
-from pase.sharding.traffic import Phase
+from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.collectives import (
     Adder,
     GradientSum,
     Greatest,
     Groups,
-    Label,
     Move,
     Sum,
     Take,
@@ -59,12 +58,11 @@ class Weight:
 class WeightSum:
     """The sum of a weight's gradient that is made beside the graph.
 
-    groups: of ranks that have parts of one sum; none where the gradient is whole. label, phase: whose the bytes are.
+    groups: of ranks that have parts of one sum; none where the gradient is whole. movement: whose the bytes are.
     """
 
     groups: tuple[tuple[int, ...], ...]
-    label: Label
-    phase: Phase
+    movement: Movement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +208,7 @@ class Program:
         """Return what brings together what a layer has on the ranks that differ along some dims."""
         group = self.groups.of(sum_groups(mesh.devices, mesh.split(over)))
         weights, is_exchange = self._origin([x.value.node for x in gradients_of])
-        return Adder(Label(mesh.layer, mesh.layer), group, self.traffic, weights, self._shared, is_exchange)
+        return Adder(mesh.layer, group, self.traffic, weights, self._shared, is_exchange)
 
     def sum(self, x: Tensor) -> Any:
         """Return the sums of the parts that a tensor's points are."""
@@ -241,12 +239,13 @@ class Program:
         made: the shape of this rank's shard there. read: its dims there, windows included, if its gradient may go back
         in parts.
         """
+        movement = Movement(producer=x.mesh.layer, consumer=mesh.layer, phase=Phase.FORWARD)
         taken = getattr(x.value, "node", None)
         if taken is not None and taken.meta.get("is_piece"):
             # A piece is taken for the layer that reads it.
-            self._root.get_submodule(str(taken.target)).label = Label(x.mesh.layer, mesh.layer)
+            self._root.get_submodule(str(taken.target)).movement = movement
         module = Move(
-            label=Label(x.mesh.layer, mesh.layer),
+            movement=movement,
             traffic=self.traffic,
             held=x.shard,
             made=made,
@@ -316,9 +315,8 @@ class Program:
         mesh = self.weights[name].tensor.mesh
         return WeightSum(
             groups=tuple(map(tuple, sum_groups(mesh.devices, over))) if over else (),
-            label=Label(mesh.layer, mesh.layer),
             # Those of several layers are brought together on the way back.
-            phase=Phase.BACKWARD if name in self._shared else Phase.UPDATE,
+            movement=Movement.within(mesh.layer, Phase.BACKWARD if name in self._shared else Phase.UPDATE),
         )
 
     def _new(self, name: str) -> str:

@@ -420,15 +420,14 @@ def _joined(num_devices: int, device: str | None) -> Ranks:
     return ranks
 
 
-def measured_bytes(sent: Mapping[tuple[str, str, Any], int]) -> dict[str, Any]:
+def measured_bytes(sent: Mapping[Movement, int]) -> dict[str, Any]:
     """Return what all ranks sent in a step, by edge and layer."""
     of_ranks: list[Any] = [None] * dist.get_world_size()
     with naming_lost_ranks():
         dist.all_gather_object(of_ranks, dict(sent))
     total: dict[Movement, int] = {}
     for own in of_ranks:
-        for (producer, consumer, phase), num_bytes in own.items():
-            movement = Movement(producer=producer, consumer=consumer, phase=phase)
+        for movement, num_bytes in own.items():
             total[movement] = total.get(movement, 0) + num_bytes
     return {"measured_bytes": sum(total.values()), **tabulated({}, total)}
 

@@ -131,7 +131,7 @@ def _sent(parallel: Parallel) -> Sent:
     """Return what a rank sent, but for outputs that it gives whole and weights held otherwise than layers read them."""
     held = {name for name, _ in parallel.named_parameters()} | {name for name, _ in parallel.named_buffers()}
     sent = parallel.traffic.sent.items()
-    return {what: count for what, count in sent if count and what[0] not in held and what[1] != "the model"}
+    return {own: count for own, count in sent if count and own.producer not in held and own.consumer != "the model"}
 
 
 def difference(found: Any, expected: Any) -> float:

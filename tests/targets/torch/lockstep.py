@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed
 
-from pase.sharding.traffic import Phase
+from pase.sharding.traffic import Movement
 from pase.targets.torch import collectives
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Tensor
@@ -143,8 +143,8 @@ Build = Callable[[Program], Mapping[str, Tensor]]
 Placed = Mapping[str, tuple[tuple[int, ...], Any, Any]]
 """Parts of tensors by name, each with the shape of the whole and its box."""
 
-Sent = Mapping[tuple[str, str, Phase], int]
-"""Bytes by producer, consumer and phase."""
+Sent = Mapping[Movement, int]
+"""Bytes by whose they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +200,8 @@ class Rank:
         for name, own in self.traced.sums.items():
             leaf, group = self.leaves[name], self.program.groups.of(own.groups)
             if leaf.grad is not None:
-                adder = collectives.Adder(own.label, group, self.program.traffic)
-                leaf.grad = adder.summed(leaf.grad, own.phase)
+                adder = collectives.Adder(own.movement.consumer, group, self.program.traffic)
+                leaf.grad = adder.summed(leaf.grad, own.movement.phase)
         return outputs, list(kept)
 
     def place(self, x: Tensor | None) -> tuple[tuple[int, ...], Any]:
@@ -322,9 +322,9 @@ def put_together(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def added(sent: Sequence[Sent]) -> dict[tuple[str, str, Phase], int]:
+def added(sent: Sequence[Sent]) -> dict[Movement, int]:
     """Return the bytes of all ranks."""
-    total: dict[tuple[str, str, Phase], int] = {}
+    total: dict[Movement, int] = {}
     for own in sent:
         for what, count in own.items():
             total[what] = total.get(what, 0) + count

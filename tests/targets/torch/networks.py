@@ -88,7 +88,7 @@ def of_process(
 def predicted(plan: Plan) -> Sent:
     """Return what a step is predicted to move, in words of float64."""
     found = bytes_by_movement(flows(plan))
-    return {(m.producer, m.consumer, m.phase): size * 8 // plan.graph.itemsize for m, size in found.items() if size}
+    return {movement: size * 8 // plan.graph.itemsize for movement, size in found.items() if size}
 
 
 def differences(

@@ -18,8 +18,8 @@ from torch.nn import functional
 from pase.sharding.boxes import whole
 from pase.sharding.layouts import PlainDim, apart, layout_of
 from pase.sharding.reshard import ReshardStep, reshard_steps
-from pase.sharding.traffic import Phase
-from pase.targets.torch.collectives import Exchange, GradientSum, Label, Move, Sum, Traffic, carried, exchange
+from pase.sharding.traffic import Movement, Phase
+from pase.targets.torch.collectives import Exchange, GradientSum, Move, Sum, Traffic, carried, exchange
 from pase.targets.torch.layers.points import arrange
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Dim, LayerMesh, Tensor, local, one_mesh, resolved, spread
@@ -147,7 +147,7 @@ def last_state(y: Tensor, which: int) -> Tensor:
 def _relaid(program: Program, mesh: LayerMesh, steps: Sequence[ReshardStep], num_rows: int, cells: "Cells") -> Move:
     """Return the movement of a hidden state from the units that ranks compute to those that they read."""
     return Move(
-        label=Label(mesh.layer, mesh.layer),
+        movement=Movement.within(mesh.layer, Phase.FORWARD),
         traffic=program.traffic,
         held=(num_rows, cells.columns),
         made=(num_rows, cells.rows),
@@ -349,7 +349,8 @@ class Handing:
     def __init__(self, mesh: LayerMesh, axis: str, num_points: int) -> None:
         program = mesh.program
         assert isinstance(program, Program)
-        self.traffic, self.label = program.traffic, Label(mesh.layer, mesh.layer)
+        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        self.traffic, self.movement = program.traffic, Movement.within(mesh.layer, Phase.FORWARD)
         self.num_points = num_points
         self.before: tuple[Exchange, Exchange] | None = None
         self.after: tuple[Exchange, Exchange] | None = None
@@ -373,12 +374,11 @@ class Handing:
             self._carried(x, found[backward])
 
     def _carried(self, x: Any, step: Exchange) -> Any:
-        return _carried(x, step, self.label, self.traffic)
+        return _carried(x, step, self.movement, self.traffic)
 
 
-def _carried(x: Any, step: Exchange, label: Label, traffic: Traffic) -> Any:
-    # What a layer exchanges as it computes counts as forward, whatever pass it is of.
-    count = (lambda sent: traffic.add(label, Phase.FORWARD, sent)) if traffic.is_counted else None
+def _carried(x: Any, step: Exchange, movement: Movement, traffic: Traffic) -> Any:
+    count = (lambda sent: traffic.add(movement, sent)) if traffic.is_counted else None
     return carried(x, [step], 0.0, count)
 
 
@@ -448,7 +448,7 @@ class _Chained(torch.autograd.Function):
         module.along.send(states)
         if module.result is not None:
             received = _carried(
-                y if module.is_last else y.new_empty(0), module.result, module.up.label, module.up.traffic
+                y if module.is_last else y.new_empty(0), module.result, module.up.movement, module.up.traffic
             )
             y = y if module.is_last else received
         return y.reshape(module.shape)
