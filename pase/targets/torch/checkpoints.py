@@ -43,10 +43,12 @@ from pase.targets.training.checkpointing import (
     prune,
     remove,
     sync_folder,
+    with_another,
 )
 
 SCHEMA_VERSION = 1
 _RECORD = "training.json"
+_HOW = "go on from"
 T = TypeVar("T")
 
 
@@ -256,13 +258,13 @@ def load_checkpoint(
         Which one that is; None where the folder holds none, and nothing is changed.
 
     Raises:
-        ProgramError: it is of another model, or of another optimizer.
+        ProgramError: it is of another model, or of another optimizer; it is damaged, and which one is not.
     """
     # One that is being renamed may be seen by some ranks alone.
     path = from_first(lambda: newest(Path(folder)))
     if path is None:
         return None
-    opened = Opened.of(path)
+    opened = Opened.found(path)
     state: dict[str, Any] = {"model": module.state_dict()}
     _check(path, {f"model.{name}": tuple(value.shape) for name, value in state["model"].items()}, opened.sizes)
     slots: dict[str, dict[str, torch.Tensor]] = {}
@@ -293,12 +295,24 @@ class Opened:
     saved: Mapping[str, Any]
 
     @classmethod
+    def found(cls, path: Path) -> "Opened":
+        """Return a checkpoint; the errors of `of`, with the newest one beside it that is whole."""
+        try:
+            return cls.of(path)
+        except ProgramError as error:
+            raise with_another(error, path, cls.of, how=_HOW) from None
+
+    @classmethod
     def of(cls, path: Path) -> "Opened":
         """Return a checkpoint; ProgramError where it is damaged, or of another version."""
         try:
             record = json.loads((path / _RECORD).read_text(encoding="utf-8"))
-            found = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+            metadata = dcp.FileSystemReader(path).read_metadata()
             version = record.get("schema_version")
+            for part in metadata.storage_data.values():
+                end, size_bytes = part.offset + part.length, (path / part.relative_path).stat().st_size
+                if end > size_bytes:
+                    raise ValueError(f"{part.relative_path} has {size_bytes} bytes; expected {end} or more")
         except (OSError, ValueError, AttributeError, EOFError, pickle.UnpicklingError) as error:
             raise ProgramError(f"checkpoint {path} is damaged: {error}") from None
         if version != SCHEMA_VERSION:
@@ -306,7 +320,7 @@ class Opened:
                 f"checkpoint {path} has schema_version {version!r}, expected {SCHEMA_VERSION}; "
                 "load it with the version of pase that wrote it"
             )
-        return cls(path=path, record=record, saved=found)
+        return cls(path=path, record=record, saved=metadata.state_dict_metadata)
 
     @property
     def step(self) -> int:
@@ -334,7 +348,8 @@ class Opened:
             )
         except dcp.CheckpointException as error:
             first = next(iter(error.failures.values()))[0]
-            raise ProgramError(f"checkpoint {self.path} is damaged: {first}") from None
+            damaged = ProgramError(f"checkpoint {self.path} is damaged: {first}")
+            raise with_another(damaged, self.path, Opened.of, how=_HOW) from None
 
 
 def _check(path: Path, own: Mapping[str, tuple[int, ...]], saved: Mapping[str, tuple[int, ...]]) -> None:
@@ -386,7 +401,7 @@ class RankCheckpoints(CheckpointFolder):
         path = from_first(self._chosen)
         if path is None:
             return None
-        opened = Opened.of(path)
+        opened = Opened.found(path)
         said = {"step": opened.step, **opened.extra}
         return RankCheckpoint.read(Field(said, "", ProgramError, f"checkpoint {path}"), opened=opened)
 

@@ -6,7 +6,8 @@ What a checkpoint is, and how it is written and read, is each target's: a file, 
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -94,6 +95,21 @@ def list_checkpoints(folder: Path, suffix: str = "") -> list[tuple[int, Path]]:
     name = re.compile(rf"step-(\d{{10}}){re.escape(suffix)}")
     found = ((name.fullmatch(path.name), path) for path in folder.iterdir())
     return sorted(((int(match[1]), path) for match, path in found if match), reverse=True)
+
+
+def with_another(
+    error: ProgramError, damaged: Path, read: Callable[[Path], object], *, suffix: str = "", how: str
+) -> ProgramError:
+    """Return the error of a damaged checkpoint, and the newest one beside it that is not.
+
+    read: raises ProgramError where one is damaged. how: what is to be done with the other one.
+    """
+    for step, path in list_checkpoints(damaged.parent, suffix):
+        with suppress(ProgramError):
+            if path != damaged:
+                read(path)
+                return ProgramError(f"{error}; that of step {step} is complete: {how} {path}")
+    return ProgramError(f"{error}; there is no complete one in {damaged.parent}")
 
 
 def prune(folder: Path, *, step: int, keep: int, suffix: str = "") -> None:

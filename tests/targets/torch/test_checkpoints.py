@@ -163,6 +163,34 @@ def test_the_newest_whole_checkpoint_is_loaded(ranks: Pool, tmp_path: Path) -> N
     ranks.run(several, tmp_path, world=2)
 
 
+def damaging(_rank: int, _world: int, folder: Path) -> None:
+    module = nn.Linear(64, 64)
+    paths = [save_checkpoint(folder, module, step=step, keep=9) for step in (2, 4, 6, 8)]
+    (file,) = paths[3].glob("*.distcp")
+    whole = file.read_bytes()
+    # Of the same length, which is found out when it is read.
+    file.write_bytes(bytes(len(whole)))
+    with pytest.raises(
+        ProgramError, match=r"0008 is damaged: .*; that of step 6 is complete: go on from .*-0000000006"
+    ):
+        load_checkpoint(folder, module)
+    file.write_bytes(whole[:-1])
+    (paths[2] / ".metadata").unlink()
+    (paths[1] / "training.json").write_text("{")
+    with pytest.raises(
+        ProgramError, match=r"0008 is damaged: .*distcp has .* bytes; expected .*; that of step 2 is com"
+    ):
+        load_checkpoint(folder, module)
+    (file,) = paths[0].glob("*.distcp")
+    file.unlink()
+    with pytest.raises(ProgramError, match=r"0006 is damaged: .*; there is no complete one in "):
+        load_checkpoint(paths[2], module)
+
+
+def test_where_one_is_damaged_another_is_offered(ranks: Pool, tmp_path: Path) -> None:
+    ranks.run(damaging, tmp_path, world=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.full)])
 def test_a_rank_that_is_killed_leaves_the_last_whole_checkpoint(tmp_path: Path, kills: int) -> None:

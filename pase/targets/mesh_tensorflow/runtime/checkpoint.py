@@ -205,16 +205,12 @@ def newest_checkpoint(folder: Path) -> Checkpoint | None:
     listed = list_checkpoints(folder)
     if not listed:
         return None
+    _, path = listed[0]
     try:
-        return read_checkpoint(listed[0][1])
+        return read_checkpoint(path)
     except ProgramError as error:
-        for step, path in listed[1:]:
-            try:
-                read_checkpoint(path)
-            except ProgramError:
-                continue
-            raise ProgramError(f"{error}; that of step {step} is complete: go on with --resume {path}") from None
-        raise ProgramError(f"{error}; there is no complete one in {folder}") from None
+        how = "go on with --resume"
+        raise checkpointing.with_another(error, path, read_checkpoint, suffix=SUFFIX, how=how) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
