@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -365,6 +366,14 @@ class Parallel(nn.Module):
         """Return the state_dict of the model, whole and on the CPU; all ranks call it, rank 0 gets it, or all do."""
         return full_state_dict(self, on_all=on_all)
 
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Tell `torch.distributed.checkpoint.state_dict` where modules are that are called as attributes of ours."""
+        return {name: "_by_name" for name, module in self._modules.items() if getattr(self, name) is not module}
+
+    @property
+    def _by_name(self) -> SimpleNamespace:
+        return SimpleNamespace(**self._modules)
+
     @property
     def mask_state(self) -> dict[str, int]:
         """Where the random masks of dropout are: the seed, and how many steps are done; a state_dict has none of it.
@@ -497,7 +506,7 @@ class Parallel(nn.Module):
             for keep, value in zip(mode.keeps, values, strict=True):
                 keep(value)
             for owner in dict.fromkeys(self._live.statistics.values()):
-                counted = self.get_submodule(owner)._buffers.get("num_batches_tracked")
+                counted = owner_of(self, f"{owner}.num_batches_tracked")[0]._buffers.get("num_batches_tracked")
                 if counted is not None:
                     counted.add_(1)
 

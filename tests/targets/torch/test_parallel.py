@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -225,20 +226,30 @@ class Named(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inputs, self.notes = nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
+        self.traffic = nn.Sequential(nn.BatchNorm1d(8))
         self.plan = nn.Parameter(torch.randn(4))
 
     def forward(self, x: Any) -> Any:
-        return (self.notes(functional.relu(self.inputs(x))) * self.plan).square().sum()
+        return (self.notes(functional.relu(self.traffic(self.inputs(x)))) * self.plan).square().sum()
 
 
 def _from_other_seeds(rank: int, _world: int, plan: Plan) -> Any:
     torch.manual_seed(rank)
     module, batch = Named(), {"x": torch.ones(8, 4)}
     parallel = parallelize((module, batch), plan)
+    begun = parallel.full_state_dict(on_all=True)
+    optimizer = torch.optim.AdamW(parallel.parameters())
     parallel(**batch).backward()
+    optimizer.step()
     assert parallel.plan is plan
     assert all(p.grad is not None for p in parallel.parameters())
-    return module.state_dict(), parallel.full_state_dict(on_all=True)
+    # What torch.distributed.checkpoint is given to save, and loads.
+    model, slots = get_state_dict(parallel, optimizer)
+    assert list(model) == list(begun) == list(parallel.state_dict())
+    assert set(slots["state"]) == {name for name, _ in parallel.named_parameters()}
+    assert model["traffic.0.num_batches_tracked"] == 1
+    set_state_dict(parallel, optimizer, model_state_dict=model, optim_state_dict=slots)
+    return module.state_dict(), begun
 
 
 def test_training_starts_from_the_values_of_rank_0_whatever_they_are_called(ranks: Pool) -> None:
