@@ -48,7 +48,7 @@ class Compared:
     predicted: Sent
 
 
-def _full(x: Any) -> Any:
+def full(x: Any) -> Any:
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
@@ -62,11 +62,11 @@ def trained(module: nn.Module, name: str) -> Found:
         loss = MODULES[name].loss(module(**MODULES[name].batch(step)))
         loss.backward()
         grads = {key: p.grad for key, p in module.named_parameters()}
-        first = first or {key: None if x is None else _full(x).clone() for key, x in grads.items()}
+        first = first or {key: None if x is None else full(x).clone() for key, x in grads.items()}
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return Found(losses=losses, gradients=first, state={key: _full(x) for key, x in module.state_dict().items()})
+    return Found(losses=losses, gradients=first, state={key: full(x) for key, x in module.state_dict().items()})
 
 
 @cache
@@ -135,4 +135,5 @@ def _sent(parallel: Parallel) -> Sent:
 
 
 def difference(found: Any, expected: Any) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-300))
+    found, expected = found.detach().double(), expected.detach().double()
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-300))

@@ -2,15 +2,12 @@
 
 import copy
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import pase
@@ -18,46 +15,9 @@ from pase.errors import ModelError, ProgramError
 from pase.planning.plan import Plan
 from pase.targets.torch.parallel import parallelize
 from tests.runtime.plans import make_plan, random_plan
+from tests.targets.torch.equality import difference, full
+from tests.targets.torch.modules import Batch, Language, Module, floats, words
 from tests.targets.torch.ranks import Pool
-
-Batch = dict[str, Any]
-
-
-class Block(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Any) -> Any:
-        batch, steps, width = x.shape
-        q, k, v = (
-            part.view(batch, steps, self.heads, -1).transpose(1, 2)
-            for part in self.attention(self.before(x)).split(width, dim=2)
-        )
-        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.project(y.transpose(1, 2).reshape(x.shape))
-        return x + self.down(functional.gelu(self.up(self.after(x))))
-
-
-class Language(nn.Module):
-    """Two blocks, one table for the tokens and for the projection to them; the loss inside, beside the logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(32, 16), nn.Embedding(8, 16)
-        self.blocks = nn.ModuleList([Block(16, 4) for _ in range(2)])
-        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 32, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, words: Any, targets: Any) -> dict[str, Any]:
-        x = self.tokens(words) + self.places(torch.arange(words.shape[1], device=words.device))
-        for block in self.blocks:
-            x = block(x)
-        logits = self.head(self.norm(x))
-        return {"logits": logits, "loss": functional.cross_entropy(logits.flatten(0, 1), targets.flatten())}
 
 
 class Picture(nn.Module):
@@ -88,32 +48,20 @@ class Pieces(nn.Module):
         return self.last((q * k + parts[2]).transpose(1, 2).flatten(2)).square().mean()
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """make: the module. batch: of a seed. loss: of what the module returns."""
-
-    make: Callable[[], nn.Module]
-    batch: Callable[[int], Batch]
-    loss: Callable[[Any], Any]
-
-
 def _words(seed: int) -> Batch:
-    numbers = torch.Generator().manual_seed(seed)
-    return {name: torch.randint(0, 32, (4, 8), generator=numbers) for name in ("words", "targets")}
+    return words(seed, "words", "targets")
 
 
 def _pictures(seed: int) -> Batch:
-    return {"x": torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)}
-
-
-def _numbers(seed: int) -> Batch:
-    return {"x": torch.randn(4, 6, 16, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)}
+    return floats(seed, "x", 8, 3, 16, 16)
 
 
 CASES = {
-    "language": Case(Language, _words, lambda found: found["loss"]),
-    "pieces": Case(Pieces, _numbers, lambda found: found),
-    "picture": Case(Picture, _pictures, lambda found: functional.cross_entropy(found, torch.arange(8))),
+    "language": Module(make=Language, batch=_words),
+    "pieces": Module(make=Pieces, batch=lambda seed: floats(seed, "x", 4, 6, 16), loss=lambda found: found),
+    "picture": Module(
+        make=Picture, batch=_pictures, loss=lambda found: functional.cross_entropy(found, torch.arange(8))
+    ),
 }
 
 
@@ -122,12 +70,8 @@ def _made(name: str) -> nn.Module:
     return CASES[name].make().double()
 
 
-def _full(x: Any) -> Any:
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
 def _trained(
-    module: nn.Module, case: Case, step: Any = None
+    module: nn.Module, case: Module, step: Any = None
 ) -> tuple[list[float], dict[str, Any], dict[str, Any], list[float]]:
     """Return losses, the first gradients, the state after three steps and the norms of the gradients.
 
@@ -139,12 +83,12 @@ def _trained(
     for seed in range(3):
         loss = case.loss((module if step is None else step)(**case.batch(seed)))
         loss.backward()
-        first = first or {name: _full(p.grad).clone() for name, p in module.named_parameters()}
-        norms.append(float(_full(nn.utils.clip_grad_norm_(module.parameters(), 0.5))))
+        first = first or {name: full(p.grad).clone() for name, p in module.named_parameters()}
+        norms.append(float(full(nn.utils.clip_grad_norm_(module.parameters(), 0.5))))
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return losses, first, {name: _full(x).clone() for name, x in module.state_dict().items()}, norms
+    return losses, first, {name: full(x).clone() for name, x in module.state_dict().items()}, norms
 
 
 def _on_rank(_rank: int, _world: int, name: str, plan: Plan) -> Any:
@@ -153,8 +97,8 @@ def _on_rank(_rank: int, _world: int, name: str, plan: Plan) -> Any:
 
 
 def _assert_close(found: Any, expected: Any, what: str) -> None:
-    error = (found - expected).norm() / max(expected.norm(), 1e-300)
-    assert error < 1e-12, (what, float(error))
+    error = difference(found, expected)
+    assert error < 1e-12, (what, error)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +153,7 @@ def _accumulated(_rank: int, _world: int, plan: Plan) -> Any:
     # Without no_sync gradients are summed each time, and added to what is there.
     case.loss(parallel(**case.batch(2))).backward()
     pairs = zip(module.parameters(), parallel.parameters(), strict=True)
-    return [(own.grad, _full(other.grad)) for own, other in pairs]
+    return [(own.grad, full(other.grad)) for own, other in pairs]
 
 
 def test_gradients_accumulate(ranks: Pool) -> None:
@@ -333,14 +277,14 @@ def test_a_plan_tells_what_its_module_is_called_with() -> None:
     expected, found = module(**_words(3)), parallel(**_words(3))
     assert type(found) is dict
     _assert_close(found["loss"], expected["loss"], "loss")
-    _assert_close(_full(found["logits"]), expected["logits"], "logits")
+    _assert_close(full(found["logits"]), expected["logits"], "logits")
     assert "def build(program: Program)" in parallel.program
 
 
 def test_what_does_not_fit_is_refused() -> None:
     module, plan = _alone("language")
-    module.blocks[0].up = nn.Linear(16, 48).double()
-    module.blocks[0].down = nn.Linear(48, 16).double()
+    module.blocks[0].up = nn.Linear(24, 48).double()
+    module.blocks[0].down = nn.Linear(48, 24).double()
     with pytest.raises(ProgramError, match=r"the plan is of another model: layer 'blocks\.0\.up'.*search a plan"):
         parallelize(module, plan)
     two = pase.search((_made("language"), _words(0)), devices=2)
