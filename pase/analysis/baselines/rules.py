@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from pase.common.connected import connected
 from pase.costs import Problem
 from pase.graph import Access, Graph, Operator, Role, Window
 from pase.graph.access import access_dims, split_dim
@@ -29,18 +30,9 @@ def same_dims(graph: Graph) -> dict[tuple[str, str], DimClass]:
     Where a view takes a dim apart (a width into heads and channels), its first factor is the same as the whole: a split
     of either into as many parts gives the same parts. A split of a concatenation counts as one of its pieces.
     """
-    root = {(operator.name, dim): (operator.name, dim) for operator in graph.operators for dim in operator.extents}
-
-    def find(dim: tuple[str, str]) -> tuple[str, str]:
-        while root[dim] != dim:
-            root[dim] = root[root[dim]]
-            dim = root[dim]
-        return dim
-
-    for one, other in _pairs(graph):
-        root[find(one)] = find(other)
-    numbers: dict[tuple[str, str], DimClass] = {}
-    return {dim: numbers.setdefault(find(dim), len(numbers)) for dim in root}
+    dims = [(operator.name, dim) for operator in graph.operators for dim in operator.extents]
+    numbers = {dim: number for number, group in enumerate(connected(dims, _pairs(graph))) for dim in group}
+    return {dim: numbers[dim] for dim in dims}
 
 
 def _pairs(graph: Graph) -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:

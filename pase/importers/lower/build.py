@@ -6,6 +6,7 @@ from itertools import zip_longest
 from math import prod
 from typing import Any
 
+from pase.common.connected import connected
 from pase.errors import ModelError
 from pase.graph import Access, Dim, Edge, Graph, Operator, Role, Scalar, SliceOf, verify
 from pase.graph.access import access_dims
@@ -453,17 +454,4 @@ def joined(operators: Sequence[Operator], edges: Sequence[Edge]) -> tuple[list[O
 def _connected_parts(operators: Sequence[Operator], edges: Sequence[Edge]) -> list[list[int]]:
     """Return the positions of the operators of each part, in order."""
     index = {operator.name: i for i, operator in enumerate(operators)}
-    parent = list(range(len(operators)))
-
-    def root(i: int) -> int:
-        while parent[i] != i:
-            parent[i] = parent[parent[i]]
-            i = parent[i]
-        return i
-
-    for edge in edges:
-        parent[root(index[edge.producer])] = root(index[edge.consumer])
-    found: dict[int, list[int]] = {}
-    for i in range(len(operators)):
-        found.setdefault(root(i), []).append(i)
-    return [*found.values()]
+    return connected(index.values(), ((index[edge.producer], index[edge.consumer]) for edge in edges))

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import _functional_collectives as functional
 
+from pase.common.connected import connected
 from pase.sharding.boxes import Box, extents, offsets
 from pase.sharding.reshard import ReshardStep, pieces
 from pase.sharding.traffic import Movement, Phase
@@ -297,21 +298,9 @@ def _overlap(a: Box, b: Box) -> bool:
 
 def _together(step: ReshardStep, num_ranks: int) -> list[list[int]]:
     """Return the ranks in groups of those that send each other anything, directly or by others."""
-    of = list(range(num_ranks))
-
-    def root(rank: int) -> int:
-        while of[rank] != rank:
-            rank = of[rank]
-        return rank
-
-    for device, taken in zip(step.target.devices, pieces(step), strict=True):
-        for piece in taken:
-            first, second = sorted((root(device), root(step.source.devices[piece.source])))
-            of[second] = first
-    found: dict[int, list[int]] = {}
-    for rank in range(num_ranks):
-        found.setdefault(root(rank), []).append(rank)
-    return list(found.values())
+    sources = step.source.devices
+    taken = zip(step.target.devices, pieces(step), strict=True)
+    return connected(range(num_ranks), ((device, sources[piece.source]) for device, own in taken for piece in own))
 
 
 def carried(x: Any, steps: Iterable[Exchange], fill: float, count: Callable[[int], None] | None) -> Any:
