@@ -11,16 +11,16 @@ from statistics import harmonic_mean, median
 
 from pase.calibration.measured import (
     LinkFit,
-    Prediction,
+    MeasuredMachine,
     Rate,
     TransferSample,
     described_rates,
     described_span,
     fit_link,
-    root_mean_square,
+    predicted,
     rounded,
 )
-from pase.costs.collectives import Link, hierarchical_all_reduce
+from pase.costs.collectives import Link
 from pase.errors import CalibrationError
 from pase.machine import Device, Level, Machine
 
@@ -75,20 +75,6 @@ def behind(level: int, sizes: Sequence[int]) -> int:
     return 1 if level == 0 else sizes[level - 1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredLinks:
-    """A machine from measurements between processes. fits: of its levels. all_reduces: beside their closed form."""
-
-    machine: Machine
-    fits: tuple[LinkFit, ...]
-    all_reduces: tuple[Prediction, ...]
-
-    @property
-    def all_reduce_error(self) -> float:
-        """Root of the mean square of the predictions' relative errors."""
-        return root_mean_square(self.all_reduces)
-
-
 def fit_level(samples: Sequence[TransferSample], sharing: int) -> LinkFit:
     """Return α and 1/β of a link that some ranks share, each sending as many bytes as a sample says.
 
@@ -111,7 +97,7 @@ def fit_level(samples: Sequence[TransferSample], sharing: int) -> LinkFit:
     )
 
 
-def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -> MeasuredLinks:
+def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -> MeasuredMachine:
     """Return the machine that samples make; CalibrationError where they do not suffice.
 
     Costs count FLOP at one rate, whatever the layer: that at which as many FLOP of each shape of both kernels take what
@@ -121,7 +107,11 @@ def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -
         raise CalibrationError("no matrix product, memory or all-reduce was measured; measure again")
     sizes = samples.level_sizes
     fits = tuple(fit_level(found, behind(level, sizes)) for level, found in enumerate(samples.exchanges))
-    predictions = _predictions(samples, fits)
+    members = [size // behind(level, sizes) for level, size in enumerate(sizes)]
+    links = [
+        Link(latency_s=fit.latency_s, s_per_byte=behind(level, sizes) / fit.bandwidth_bytes_per_s)
+        for level, fit in enumerate(fits)
+    ]
     how = (
         f"measured on {date} with PyTorch {samples.torch_version} and {samples.backend}, "
         f"with all {sizes[-1]} processes at work at once"
@@ -155,21 +145,4 @@ def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -
         ),
     )
     machine = Machine(name=name, description=f"{sizes[-1]} processes, {how}", device=device, levels=levels)
-    return MeasuredLinks(machine=machine, fits=fits, all_reduces=predictions)
-
-
-def _predictions(samples: RankSamples, fits: Sequence[LinkFit]) -> tuple[Prediction, ...]:
-    sizes = samples.level_sizes
-    members = [size // behind(level, sizes) for level, size in enumerate(sizes)]
-    links = [
-        Link(latency_s=fit.latency_s, s_per_byte=behind(level, sizes) / fit.bandwidth_bytes_per_s)
-        for level, fit in enumerate(fits)
-    ]
-    return tuple(
-        Prediction(
-            size_bytes=sample.size_bytes,
-            measured_s=sample.time_s,
-            predicted_s=float(hierarchical_all_reduce(sample.size_bytes, members, links)),
-        )
-        for sample in samples.all_reduces
-    )
+    return MeasuredMachine(machine=machine, fits=fits, all_reduces=predicted(samples.all_reduces, members, links))

@@ -12,7 +12,7 @@ import numpy as np
 
 from pase.common.codecs import POSITIVE, TEXT, array, number, record, table
 from pase.common.documents import Field
-from pase.costs.collectives import Link, all_reduce
+from pase.costs.collectives import Link, hierarchical_all_reduce
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import Device, Level, Machine
 from pase.planning.planner import Progress
@@ -286,10 +286,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachine:
-    """A machine from measurements. fit: of copies. all_reduces: from small to large."""
+    """A machine from measurements. fits: of its levels. all_reduces: beside their closed form, from small to large."""
 
     machine: Machine
-    fit: LinkFit
+    fits: tuple[LinkFit, ...]
     all_reduces: tuple[Prediction, ...]
 
     @property
@@ -307,7 +307,8 @@ def measured_machine(samples: Samples, *, date: str, name: str = "measured") -> 
     if not samples.all_reduces or not samples.stream or "float32" not in samples.matmul:
         raise CalibrationError("no matrix product, memory or all-reduce was measured; measure again")
     fit = fit_link([copy.size_bytes for copy in samples.copies], [copy.time_s for copy in samples.copies])
-    predictions = _predictions(samples, fit)
+    link = Link(latency_s=fit.latency_s, s_per_byte=1 / fit.bandwidth_bytes_per_s)
+    predictions = predicted(samples.all_reduces, [samples.num_devices], [link])
     how = (
         f"measured on {date} with TensorFlow {samples.tensorflow_version}, "
         f"with all {samples.num_devices} devices at work at once"
@@ -330,18 +331,20 @@ def measured_machine(samples: Samples, *, date: str, name: str = "measured") -> 
         device=_device(samples, how),
         levels=(level,),
     )
-    return MeasuredMachine(machine=machine, fit=fit, all_reduces=predictions)
+    return MeasuredMachine(machine=machine, fits=(fit,), all_reduces=predictions)
 
 
-def _predictions(samples: Samples, fit: LinkFit) -> tuple[Prediction, ...]:
-    link = Link(latency_s=fit.latency_s, s_per_byte=1 / fit.bandwidth_bytes_per_s)
+def predicted(
+    messages: Sequence[TransferSample], members: Sequence[int], links: Sequence[Link]
+) -> tuple[Prediction, ...]:
+    """Return all-reduces beside their closed form; members, links: as `hierarchical_all_reduce` has them."""
     return tuple(
         Prediction(
             size_bytes=message.size_bytes,
             measured_s=message.time_s,
-            predicted_s=float(all_reduce(message.size_bytes, samples.num_devices, link)),
+            predicted_s=float(hierarchical_all_reduce(message.size_bytes, members, links)),
         )
-        for message in samples.all_reduces
+        for message in messages
     )
 
 

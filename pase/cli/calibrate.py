@@ -71,7 +71,7 @@ def calibrate_command(
 def _document(measured: MeasuredMachine, samples: Samples, output: Path | None, time_s: float) -> dict[str, object]:
     return {
         "machine": machine_document(measured.machine),
-        "link": asdict(measured.fit),
+        "link": asdict(measured.fits[0]),
         "all_reduces": [
             {**asdict(prediction), "relative_error": prediction.relative_error} for prediction in measured.all_reduces
         ],
@@ -83,6 +83,7 @@ def _document(measured: MeasuredMachine, samples: Samples, output: Path | None, 
 
 
 def _print_summary(measured: MeasuredMachine, samples: Samples, time_s: float) -> None:
+    (fit,), (level,) = measured.fits, measured.machine.levels
     _print_rates(samples)
     say()
     print_table(
@@ -91,8 +92,8 @@ def _print_summary(measured: MeasuredMachine, samples: Samples, time_s: float) -
             [
                 binary(copy.size_bytes),
                 quantity(copy.time_s, "s"),
-                quantity(measured.fit.time_s(copy.size_bytes), "s"),
-                f"{measured.fit.time_s(copy.size_bytes) / copy.time_s - 1:+.0%}",
+                quantity(fit.time_s(copy.size_bytes), "s"),
+                f"{fit.time_s(copy.size_bytes) / copy.time_s - 1:+.0%}",
             ]
             for copy in samples.copies
         ],
@@ -110,7 +111,6 @@ def _print_summary(measured: MeasuredMachine, samples: Samples, time_s: float) -
             for prediction in measured.all_reduces
         ],
     )
-    (level,) = measured.machine.levels
     device = measured.machine.device
     say()
     say(f"{samples.num_devices} {KINDS[samples.kind]}: {device.name}")
@@ -119,7 +119,7 @@ def _print_summary(measured: MeasuredMachine, samples: Samples, time_s: float) -
     say(f"  {'memory':18} {quantity(device.memory_bandwidth_bytes_per_s or 0, 'B/s')} a device")
     say(f"  {'latency':18} {quantity(level.latency_s, 's')}")
     say(f"  {'bandwidth':18} {quantity(level.bandwidth_bytes_per_s, 'B/s')} a link")
-    say(f"  {'error of the fit':18} {measured.fit.relative_error:.0%} (root mean square)")
+    say(f"  {'error of the fit':18} {fit.relative_error:.0%} (root mean square)")
     say(f"  {'of all-reduces':18} {measured.all_reduce_error:.0%} (root mean square of what the fit predicts)")
     say(f"  {'time':18} {duration(time_s)}")
 
