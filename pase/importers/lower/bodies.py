@@ -371,7 +371,7 @@ class _Vertex:
     def _is_box(self) -> bool:
         """Whether a vertex that cuts a tensor cuts one of its dims alone, which all are iteration dims."""
         parts = [axis for axis in self._operator.writes[0].index_map if isinstance(axis, SliceOf)]
-        is_plain = all(isinstance(axis, str) for axis in self._operator.reads[0].index_map)
+        is_plain = all(isinstance(axis, str | tuple) for axis in self._operator.reads[0].index_map)
         return self._operator.kind not in _MOVING or (len(parts) == 1 and is_plain)
 
     def _is_joined(self) -> bool:

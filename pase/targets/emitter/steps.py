@@ -95,7 +95,7 @@ def written_steps(body: Body, block: Written) -> list[Text]:
     lines: list[Text] = []
     for i, step in enumerate(body.steps):
         if step.function == "keep":
-            lines += _kept(step, _operands(step, known))
+            lines += _kept(step, _operands(step, known), block)
             continue
         found = _expression(step, _operands(step, known), block)
         if i == len(body.steps) - 1:
@@ -120,11 +120,13 @@ def _length(text: str) -> int:
     return len(_NAME.sub("name", text))
 
 
-def _kept(step: Step, operands: tuple[Expression, ...]) -> list[Text]:
+def _kept(step: Step, operands: tuple[Expression, ...], block: Written) -> list[Text]:
     """Return the line that keeps a statistic of each step."""
     kept, new = operands
+    # What it is of may have further dims of one point.
+    value = new.text if kept.dims is None else block.ordered(new, kept.dims)
     momentum = code("momentum={}", float(step.option("momentum", 0.0)))
-    return [code("{}program.keep({}, {}, {})", INDENT, kept.text, new.text, momentum)]
+    return [code("{}program.keep({}, {}, {})", INDENT, kept.text, value, momentum)]
 
 
 def nested(steps: Sequence[Step], names: Mapping[str, Expression]) -> Text:
@@ -330,9 +332,10 @@ def _padded(_: Step, operands: tuple[Expression, ...], block: Written) -> Expres
 
 def _piece(_: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     read = _read(block)
-    names = [axis for axis in read.index_map if isinstance(axis, str)]
+    axes = [(axis,) if isinstance(axis, str) else axis for axis in read.index_map]
+    names = [name for axis in axes if isinstance(axis, tuple) for name in axis]
     parts = [axis for axis in block.operator.writes[0].index_map if isinstance(axis, SliceOf)]
-    if len(parts) != 1 or len(names) != len(read.index_map):
+    if len(parts) != 1 or not all(isinstance(axis, tuple) for axis in axes):
         raise _unwritten(block, "takes a box of a tensor, which cannot be written yet")
     whole = _brought(operands[0], names, block).text
     kept = [axis.dim if isinstance(axis, SliceOf) else axis for axis in block.operator.writes[0].index_map]

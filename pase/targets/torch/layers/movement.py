@@ -75,7 +75,8 @@ def piece(x: Tensor, along: str, start: int, size: int) -> Tensor:
     target = shifted(_layout(x.mesh, own), x.layout.shape, position, start)
     made = tuple(map(x.mesh.part, own))
     value = x.mesh.program.move(x, x.mesh, [ReshardStep(x.layout, target)], made=made)
-    value.node.meta["is_piece"] = True
+    # One point is handed on within its layer; more are taken by the layer that reads them.
+    value.node.meta["is_piece"] = size > 1
     return Tensor(value=value, mesh=x.mesh, dims=tuple(own), is_index=x.is_index)
 
 
