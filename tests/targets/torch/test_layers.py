@@ -168,8 +168,11 @@ def place(x: Any, dims: Sequence[Dim], of: Sequence[Dim]) -> Any:
     return x.reshape([dim.size if dim in dims else 1 for dim in of])
 
 
+ONE = Dim("one", 1)
+
 NORMALISED = {
     "batch": ((B, C, H, W), (B, H, W), (C,)),
+    "batch, images of one point": ((B, C, ONE), (B,), (C,)),
     "batch, channels last": ((B, H, W, C), (B, H, W), (C,)),
     "batch of rows": ((B, C), (B,), (C,)),
     "channels of two dims": ((B, H, C, W), (B, W), (H, C)),

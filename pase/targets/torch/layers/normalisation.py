@@ -209,7 +209,8 @@ def _by_sums(
     weights = [resolved(w) if isinstance(w, Tensor) else None for w in (scale, shift)]
     one_mesh([x, *(w for w in weights if w is not None)])
     # Sums over all but the dims of scale and shift are the two that the gradient of x needs, too.
-    are_sums = all(w is not None and {*w.names} == {dim.name for dim in kept} for w in weights)
+    wide = {dim.name for dim in kept if dim.size > 1}
+    are_sums = all(w is not None and {dim.name for dim in w.dims if dim.size > 1} == wide for w in weights)
     brought = mesh.split(x.names)
     if not are_sums:
         weights = [w if w is None else spread(w, brought - {*w.names}) for w in weights]
@@ -299,12 +300,23 @@ class _Normalise(torch.autograd.Function):
         x, centre, inverse, factor = ctx.saved_tensors
         needs_x, needs_scale, needs_shift, _ = ctx.needs_input_grad
         normal = (x - centre) * inverse
-        d_scale = module.of_weight(0, dy * normal) if needs_scale else None
-        d_shift = module.of_weight(1, dy) if needs_shift else None
+        of_weights = module.of_weights
+        # The gradient of x needs both where they are its sums, too.
+        is_needed = needs_x and of_weights is not None
+        d_scale = module.of_weight(0, dy * normal) if needs_scale or is_needed else None
+        d_shift = module.of_weight(1, dy) if needs_shift or is_needed else None
         dx = None
-        if module.of_weights is not None:
-            both = module.of_weights.summed(torch.stack([d_scale, d_shift]), module.of_weights.phase)
-            d_scale, d_shift = both
+        if of_weights is not None:
+            if needs_scale == needs_shift:
+                d_scale, d_shift = of_weights.summed(
+                    torch.stack([d_scale, d_shift]), of_weights.phase if needs_scale else Phase.FORWARD
+                )
+            else:
+                # That of a frozen one is what a layer exchanges as it computes.
+                d_scale, d_shift = (
+                    d if d is None else of_weights.summed(d, of_weights.phase if is_trained else Phase.FORWARD)
+                    for d, is_trained in ((d_scale, needs_scale), (d_shift, needs_shift))
+                )
             if needs_x:
                 dx = (dy - (d_shift + normal * d_scale) / module.num_points) * (factor * inverse)
         elif needs_x:
@@ -313,5 +325,8 @@ class _Normalise(torch.autograd.Function):
             # What a layer exchanges as it computes counts as forward, whatever pass it is of.
             plain, with_normal = module.over.summed(torch.stack(parts), Phase.FORWARD)
             dx = (g - (plain + normal * with_normal) / module.num_points) * inverse
-        found = (None if d is None else d.reshape(s) for d, s in zip((d_scale, d_shift), ctx.shapes, strict=True))
+        found = (
+            d.reshape(shape) if is_trained and d is not None else None
+            for d, shape, is_trained in zip((d_scale, d_shift), ctx.shapes, (needs_scale, needs_shift), strict=True)
+        )
         return dx, *found, None

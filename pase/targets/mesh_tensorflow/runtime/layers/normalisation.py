@@ -36,6 +36,7 @@ def normalise(
     def gradient(dy: Any) -> list[Any]:
         statistics = [x, mean, inverse]
         lacking = names_of(x) - names_of(scale)
+        points = {dim.name for dim in x.shape.dims if dim.size > 1}
         d_scale, d_shift = (
             Shardwise(each, inputs, shape=scale.shape, name=f"{name}_gradient", partial_over=lacking).outputs[0]
             for name, each, inputs in (
@@ -44,7 +45,7 @@ def normalise(
             )
         )
         function: Callable[..., Any] = local.input_gradient
-        if lacking == names:
+        if lacking & points == names & points:
             # The two sums over all points of a channel are those of its scale and its shift.
             sums, function = [d_scale, d_shift], local.input_gradient_from_weights
         else:
