@@ -316,7 +316,7 @@ def edge_cost(
 
 def _flows_back(graph: Graph, edge: Edge) -> bool:
     """Return whether a gradient comes back on an edge."""
-    return isinstance(edge, SharedWeight) or graph.has_gradient(graph[edge.consumer], edge.input)
+    return graph.has_gradient(graph[edge.consumer], edge.input)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -264,7 +264,7 @@ def layer_memory(
     """
     state, configurations = optimiser_state(optimiser), splits_of(operator, splits)
     num = len(splits)
-    weights, state_points, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(4))
+    weights, gradients, state_points, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(5))
     waiting = [np.zeros(num, dtype=np.int64) for _ in range(MAX_LANES)]
     for position, read in enumerate(operator.reads):
         parts = _parts(operator, read, configurations)
@@ -272,10 +272,11 @@ def layer_memory(
         if read.role is Role.PARAMETER:
             if not read.shared or graph.owners[read.shared] == operator.name:
                 weights = weights + points
-                state_points = state_points + state(parts, num)
+                gradients = gradients + points * read.is_trained
+                state_points = state_points + state(parts, num) * read.is_trained
             # The part of a sum, and what the others send of theirs.
             is_summed = configurations.product(operator.partial_dims(read)) > 1
-            work = work + points * is_summed * 2
+            work = work + points * is_summed * read.is_trained * 2
             continue
         # As it comes, and laid out as the kernel takes it; its gradient as the kernel leaves it, and as it goes back.
         work = work + points * (2 if graph.has_gradient(operator, position) else 1)
@@ -306,7 +307,7 @@ def layer_memory(
     size = itemsize or graph.itemsize
     return LayerMemory(
         weights=weights * size,
-        gradients=weights * size,
+        gradients=gradients * size,
         optimiser=state_points * size,
         activations=kept * size,
         peaks=tuple(points * size for points in (work, *waiting)),

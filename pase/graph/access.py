@@ -62,7 +62,8 @@ class Access:
     index_map: [rank] how each tensor dim is indexed. role: what it is.
     partial_over: iteration dims whose split leaves partial sums of this tensor (of its gradient, for a
     read), to be all-reduced; None means every dim that the access lacks, which is right for contractions.
-    shared: for a parameter that several operators use, the name that they share.
+    shared: for a parameter that several operators use, the name that they share. is_trained: of a parameter, whether
+    training changes it; one that is frozen has no gradient.
     batch: of data that the network is given: (blocks, examples), where the tensor is, row-major, so many blocks of
     so many examples each; None where there are none, or it is not told (then the first dim is the batch).
     """
@@ -73,6 +74,7 @@ class Access:
     role: Role = Role.ACTIVATION
     partial_over: tuple[str, ...] | None = None
     shared: str = ""
+    is_trained: bool = True
     batch: tuple[int, int] | None = None
 
     @property

@@ -88,6 +88,7 @@ _ACCESS_RECORD = record(
     role=choice(Role, Role),
     partial_over=_NAMES.optional(None),
     shared=TEXT.optional(""),
+    is_trained=FLAG.optional(True),
     batch=row("blocks and examples", POSITIVE, POSITIVE).optional(None),
 )
 _ACCESS = defined("access", "Access", _ACCESS_RECORD)

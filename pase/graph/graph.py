@@ -107,7 +107,7 @@ class Graph:
             for position, read in enumerate(operator.reads):
                 edge = self.incoming.get((operator.name, position))
                 is_computed = read.is_differentiable and edge is not None and edge.producer in trained
-                if is_computed or read.role is Role.PARAMETER:
+                if is_computed or (read.role is Role.PARAMETER and read.is_trained):
                     found.add((operator.name, position))
                     trained.add(operator.name)
         return frozenset(found)
@@ -187,7 +187,7 @@ class Graph:
 
     @property
     def num_parameters(self) -> int:
-        """Number of trained values; a shared parameter counts once."""
+        """Number of weights' values, frozen ones included; a shared parameter counts once."""
         sizes: dict[str, int] = {}
         for operator in self.operators:
             for access in operator.parameters:

@@ -165,7 +165,7 @@ class Operator:
 
     @property
     def parameters(self) -> tuple[Access, ...]:
-        """The reads that are trained."""
+        """The reads that are weights, trained or frozen."""
         return tuple(access for access in self.reads if access.role is Role.PARAMETER)
 
     @cached_property

@@ -124,6 +124,8 @@ def _verify_access(operator: Operator, access: Access, where: str) -> None:
     _verify_known(operator, access.partial_over or (), where)
     if access.shared and access.role is not Role.PARAMETER:
         raise GraphError(f"{where} is shared as {access.shared!r}; only a parameter can be shared")
+    if not access.is_trained and access.role is not Role.PARAMETER:
+        raise GraphError(f"{where} is frozen; only a parameter can be")
     used = [dim for axis in access.index_map for dim in axis_dims(axis)]
     if len(set(used)) != len(used):
         raise GraphError(f"{where} indexes two dims by the same iteration dim: {', '.join(used)}")
@@ -156,17 +158,17 @@ def _extent_problem(operator: Operator, axis: DimIndex, extent: int) -> str:
 
 
 def _verify_shared(graph: Graph) -> None:
-    shapes: dict[str, tuple[str, int]] = {}
+    known: dict[str, tuple[str, Access]] = {}
     for operator in graph.operators:
         for access in operator.parameters:
             if not access.shared:
                 continue
-            first, size = shapes.setdefault(access.shared, (operator.name, access.size))
-            if size != access.size:
-                raise GraphError(
-                    f"layers {first!r} and {operator.name!r} share parameter {access.shared!r}, "
-                    f"but one has {size} values of it and the other {access.size}"
-                )
+            first, own = known.setdefault(access.shared, (operator.name, access))
+            both = f"layers {first!r} and {operator.name!r} share parameter {access.shared!r}, but one"
+            if own.size != access.size:
+                raise GraphError(f"{both} has {own.size} values of it and the other {access.size}")
+            if own.is_trained != access.is_trained:
+                raise GraphError(f"{both} trains it and the other does not")
 
 
 def _verify_edges(graph: Graph) -> None:

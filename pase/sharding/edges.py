@@ -108,11 +108,9 @@ def joint_sum(plan: PlacedGraph, edge: Edge) -> tuple[ReshardStep, ...] | None:
     Fan-outs sum for their readers, the owner of a weight for other users of it.
     """
     consumer = plan.graph[edge.consumer]
-    if not isinstance(edge, SharedWeight) and (
-        not plan.graph[edge.producer].is_fan_out
-        or consumer.kind in LAID_KINDS
-        or not plan.graph.has_gradient(consumer, edge.input)
-    ):
+    is_handed = plan.graph[edge.producer].is_fan_out and consumer.kind not in LAID_KINDS
+    is_joint = is_handed or isinstance(edge, SharedWeight)
+    if not is_joint or not plan.graph.has_gradient(consumer, edge.input):
         return None
     return _joint_steps(*sum_ends(plan, edge))
 

@@ -184,10 +184,11 @@ def gradient_sums(plan: PlacedGraph, operator: Operator, position: int) -> tuple
 def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | None:
     """Return when the gradient of what a layer reads, by position, is added up; None if it has none."""
     read = operator.reads[position]
-    if read.role is Role.PARAMETER:
-        # A shared weight's gradients are brought together before the update.
-        return Phase.BACKWARD if read.shared and graph.num_uses[read.shared] > 1 else Phase.UPDATE
-    return Phase.BACKWARD if graph.has_gradient(operator, position) else None
+    if not graph.has_gradient(operator, position):
+        return None
+    # A shared weight's gradients are brought together before the update.
+    is_own = read.role is Role.PARAMETER and not (read.shared and graph.num_uses[read.shared] > 1)
+    return Phase.UPDATE if is_own else Phase.BACKWARD
 
 
 def _handed(mesh: DeviceMesh, across: str, points: int) -> Pairs:
@@ -303,8 +304,7 @@ def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
     itemsize = plan.graph.itemsize if read.is_differentiable else INDEX_BYTES
     steps = edge_steps(plan, edge)
-    flows_back = is_weight or plan.graph.has_gradient(consumer, edge.input)
-    back = return_steps(plan, edge, steps) if flows_back else ()
+    back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []
     if len(steps) > 1 and consumer.kind in JOINING_KINDS:
         # What comes in another shape is brought to the consumer's devices before it is joined there.
@@ -337,12 +337,16 @@ Slots = Callable[[tuple[int, ...]], Mapping[str, Sequence[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldWeight:
-    """A weight of a layer. parts: [devices] the box of it that each one holds; replicas hold equal ones."""
+    """A weight of a layer. parts: [devices] the box of it that each one holds; replicas hold equal ones.
+
+    is_trained: whether it is, or frozen.
+    """
 
     layer: str
     name: str
     shape: tuple[int, ...]
     parts: tuple[Box, ...]
+    is_trained: bool
 
     @property
     def size(self) -> int:
@@ -366,6 +370,7 @@ def held_weights(plan: PlacedGraph) -> tuple[HeldWeight, ...]:
                     name=parameter_name(operator, access),
                     shape=layout.shape,
                     parts=tuple(parts[device] for device in range(plan.num_devices)),
+                    is_trained=access.is_trained,
                 )
             )
     return tuple(found)
@@ -381,6 +386,7 @@ def optimiser_numbers(weights: Sequence[HeldWeight], slots: Slots) -> int:
     return sum(
         prod(high - low for i, (low, high) in enumerate(weight.parts[0]) if i in kept)
         for weight in weights
+        if weight.is_trained
         for kept in slots(weight.shape).values()
     )
 

@@ -1,12 +1,15 @@
 """Which gradients there are, and that what has none costs nothing: no FLOP, no sums, nothing sent back."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import pase
 from pase.costs import build_problem, cost_model, edge_layouts, transfer_bytes
 from pase.costs.build import traffic_of
-from pase.graph import Builder, Graph
+from pase.costs.memory import keeping, layer_memory
+from pase.graph import Builder, Graph, verify
 from pase.graph.operators import (
     add_parameter,
     attention,
@@ -112,6 +115,26 @@ def test_nothing_is_sent_back_to_what_is_not_trained() -> None:
         split = transfer_bytes(graph, edge, *edge_layouts(graph, edge, np.ones_like(batch[0]), batch[1]))
         assert split.forward.item() == 0
         assert (split.backward.item() > 0) == (edge.producer in ("fc", "words", "joined", "last"))
+
+
+def test_a_frozen_weight_costs_no_sum_and_no_gradient() -> None:
+    graph = _mixed()
+    fc = graph["fc"]
+    frozen = replace(fc, reads=(fc.reads[0], *(replace(read, is_trained=False) for read in fc.reads[1:])))
+    graph = verify(replace(graph, operators=tuple(frozen if op is fc else op for op in graph.operators)))
+    assert [graph.has_gradient(frozen, i) for i in range(3)] == [False, False, False]
+    # All before the loss that depends on a weight that is trained: the words'.
+    assert graph.trained == {"words", "last", "loss"}
+    problem = build_problem(graph, 4, cost_model("paper", MACHINE, 4))
+    rows = problem.configurations[graph.index["fc"]]
+    costs = problem.tables.vertex_costs[problem.tables.vertex_table[graph.index["fc"]]]
+    # Of [8, 16] by [16, 16], forward alone, and the bias, on a fourth of the batch.
+    (cost,) = (cost for row, cost in zip(rows.tolist(), costs.tolist(), strict=True) if row == [4, 1, 1])
+    assert cost == (2 * 8 * 16 * 16 + 8 * 16) / 4
+    found = layer_memory(graph, frozen, rows, keeping(graph), optimiser="adam")
+    assert (found.weights > 0).all()
+    assert not found.gradients.any()
+    assert not found.optimiser.any()
 
 
 def test_repeated_layers_of_which_one_has_a_gradient_share_no_tables() -> None:

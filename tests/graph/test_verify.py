@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -251,3 +252,17 @@ def test_a_shared_parameter_of_two_sizes_is_refused() -> None:
     net.add(dense, "second", x, out=(("n", 3),), shared="table")
     with pytest.raises(GraphError, match="'first' and 'second' share parameter 'table', but one has 64 values of it"):
         net.build()
+
+
+def test_a_shared_parameter_that_one_layer_alone_trains_is_refused() -> None:
+    net = Builder("net")
+    x = net.add(dense, "first", net.input((4, 8)), out=(("n", 8),), bias=False, shared="table")
+    net.add(dense, "second", x, out=(("n", 8),), bias=False, shared="table")
+    graph = net.build()
+    second = graph["second"]
+    frozen = replace(second, reads=(second.reads[0], replace(second.reads[1], is_trained=False)))
+    with pytest.raises(GraphError, match="'first' and 'second' share parameter 'table', but one trains it and the"):
+        verify(replace(graph, operators=(graph["first"], frozen)))
+    frozen = replace(second, reads=tuple(replace(read, is_trained=False) for read in second.reads))
+    with pytest.raises(GraphError, match="is frozen; only a parameter can be"):
+        verify(replace(graph, operators=(graph["first"], frozen)))

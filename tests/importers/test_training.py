@@ -31,6 +31,7 @@ from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
 from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
 from tests.runtime.test_lstm_traffic import check as check_bytes  # noqa: E402
+from tests.targets.torch.modules import FineTuned  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
 Array = np.ndarray[Any, Any]
@@ -71,6 +72,16 @@ class Gpt(nn.Module):  # type: ignore[misc]
         x = self.blocks(self.words(ids) + self.places(torch.arange(ids.shape[1])))
         logits = self.head(self.norm(x))
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Tuned(Gpt):
+    """Its tables and its first block are frozen, but for a normalisation in the middle of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for part in (self.words, self.places, self.blocks[0]):
+            part.requires_grad_(False)
+        self.blocks[0].ln2.requires_grad_(True)
 
 
 class Convolutional(nn.Module):  # type: ignore[misc]
@@ -279,6 +290,8 @@ class WithLoss(nn.Module):  # type: ignore[misc]
 
 MODELS: Mapping[str, Callable[[], Source]] = {
     "gpt": lambda: of(Gpt, ids=whole(12, 4, 4), targets=whole(12, 4, 4) * 5 % 12),
+    "fine-tuned": lambda: of(FineTuned, images=numbers(4, 2, 4, 4), labels=whole(6, 4)),
+    "tuned": lambda: of(Tuned, ids=whole(12, 4, 4), targets=whole(12, 4, 4) * 5 % 12),
     "convolutional": lambda: of(Convolutional, images=numbers(4, 2, 8, 8), labels=whole(6, 4)),
     "generative": lambda: of(Generative, x=numbers(4, 2, 4, 4), y=numbers(4, 4, 3, 3, 19)),
     "regression": lambda: of(Regression, x=numbers(8, 6), y=numbers(8, 4)),

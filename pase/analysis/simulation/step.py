@@ -71,7 +71,8 @@ def layer_work(plan: Plan, machine: Machine) -> dict[str, LayerWork]:
 def _update_s(plan: Plan, operator: Operator, machine: Machine, owned: set[str]) -> float | None:
     """Return the time of updating a layer's own weights: a shared one is updated by its first user."""
     mesh = layer_mesh(plan, operator.name)
-    own = [access for access in operator.parameters if not access.shared or access.shared not in owned]
+    trained = [access for access in operator.parameters if access.is_trained]
+    own = [access for access in trained if not access.shared or access.shared not in owned]
     owned.update(access.shared for access in own if access.shared)
     points = sum(shard_points(operator, access.shape, access.index_map, mesh) for access in own)
     touched_bytes = _UPDATE_WORDS * points * plan.graph.itemsize
@@ -345,7 +346,7 @@ class _Builder:
         for operator in reversed(self._graph.operators):
             name = operator.name
             for position, read in enumerate(operator.reads):
-                if read.role is not Role.PARAMETER:
+                if read.role is not Role.PARAMETER or not read.is_trained:
                     continue
                 front = list(fronts[name])
                 weight = self._shared.get((name, position))

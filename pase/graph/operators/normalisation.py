@@ -1,5 +1,7 @@
 """`batch_norm` and `layer_norm`: statistics over some dims, then a scale and a shift for each point of the others."""
 
+from dataclasses import replace
+
 from pase.graph.access import Access, Role, dims_of, extents_of
 from pase.graph.body import Step
 from pase.graph.operator import AllReduce, Intermediate, Operator
@@ -11,16 +13,23 @@ EPSILON = 1e-5
 """Added to the variance: in both papers' common implementations of batch normalisation, and here for both kinds."""
 
 
-def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "") -> Operator:
+def batch_norm(name: str, x: tuple[int, ...], *, activation: str = "", num_frozen: int = 0) -> Operator:
     """Return batch normalisation of x, shape [b, c, …]: statistics over all but c, a scale and a shift per channel.
 
     x has one to three spatial dims, of d, h, w the last. A split of them or of b all-reduces the mean and the mean
     square of each channel, forward: the result is the same whatever the strategy. The two sums of the backward pass are
-    the gradients of the shift and the scale, which are all-reduced as such.
+    the gradients of the shift and the scale, which are all-reduced as such. num_frozen: of these how many are not
+    trained; their sums are all-reduced where x has a gradient.
     """
     positions = position_names(name, x)
     dims, over = ("b", "c", *positions), ("b", *positions)
-    return _normalisation(name, "batch_norm", x, dims, over=over, scale=("c",), backward_times=0, activation=activation)
+    found = _normalisation(
+        name, "batch_norm", x, dims, over=over, scale=("c",), backward_times=0, activation=activation
+    )
+    (moments,) = found.exchanges
+    assert isinstance(moments, AllReduce)
+    sums = replace(moments, tensor="gradient_sums", shape=(num_frozen, x[1]), backward_times=1)
+    return replace(found, exchanges=(moments, sums)) if num_frozen else found
 
 
 def layer_norm(name: str, x: tuple[int, ...], *, dims: tuple[str, ...] = ("b", "s", "d")) -> Operator:

@@ -32,15 +32,17 @@ class Value:
 class Leaf:
     """A tensor that no node computes.
 
-    role: "input" (fed in every step), "parameter" (trained) or "constant" (buffers, literals). storage: what holds its
-    values, the same for tied weights; its own name where that is not told. number: that all of its elements are, where
-    it is known without reading weights. computed_of: where it was computed of an input of the model, the name and the
-    shape of what holds its elements in their order: that input, or what is computed of it, which is an input itself.
+    role: "input" (fed in every step), "parameter" or "constant" (buffers, literals). storage: what holds its values;
+    tied weights have the same, others their own names. is_trained: of a parameter, whether training changes it.
+    number: that all of its elements are, where it is known without reading weights. computed_of: where it was computed
+    of an input of the model, the name and the shape of what holds its elements in their order: that input, or what is
+    computed of it, which is an input itself.
     """
 
     value: Value
     role: Literal["input", "parameter", "constant"]
     storage: str = ""
+    is_trained: bool = True
     number: float | None = None
     computed_of: tuple[str, tuple[int, ...]] | None = None
 
@@ -185,6 +187,16 @@ class Returned:
     use: Use
 
 
+def frozen_notes(weights: Iterable[tuple[int, bool]]) -> Iterator[str]:
+    """Yield what is to be said of frozen weights; weights: of each how many values, and whether it is trained."""
+    sizes = {True: 0, False: 0}
+    for size, is_trained in weights:
+        sizes[is_trained] += size
+    if sizes[False]:
+        known = "they have no gradients" if sizes[True] else "as all are, costs are those of training them"
+        yield f"{sizes[False]:,} parameters are frozen in the model: {known}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """Nodes in topological order. outputs: names of the values that the model returns.
@@ -218,6 +230,14 @@ class Trace:
         return {leaf.value.name: leaf for leaf in self.leaves}
 
     @cached_property
+    def frozen(self) -> frozenset[str]:
+        """The names of weights that are not trained; none where that is all: then what training takes is asked."""
+        weights = [leaf for leaf in self.leaves if leaf.role == "parameter"]
+        trained = {leaf.storage or leaf.value.name for leaf in weights if leaf.is_trained}
+        rest = (leaf.value.name for leaf in weights if (leaf.storage or leaf.value.name) not in trained)
+        return frozenset(rest if trained else ())
+
+    @cached_property
     def producer(self) -> dict[str, Node]:
         """The node that computes a value, by the value's name."""
         return {value.name: node for node in self.nodes for value in node.outputs}
@@ -241,7 +261,7 @@ class Trace:
 
     @property
     def num_parameters(self) -> int:
-        """Trained values; tied weights count once."""
+        """Values of weights; tied ones count once."""
         sizes: dict[str, int] = {}
         for leaf in self.leaves:
             if leaf.role == "parameter":

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pase.importers.ir import Identity, Leaf, Node, Op, Origin, Pointwise, Softmax, Use, Value
 from pase.importers.ir.call import Call, Shape, floats_first, place, places, values_of
@@ -48,7 +48,8 @@ class Writer:
             return known[1]
         value = Value(name=self.name(variable.path), shape=tuple(variable.shape), dtype=str(variable.dtype))
         self._weights[id(variable)] = (variable, value)
-        self.leaves.append(Leaf(value=value, role="parameter" if is_trained else "constant", storage=value.name))
+        role: Literal["parameter", "constant"] = "parameter" if is_trained else "constant"
+        self.leaves.append(Leaf(value=value, role=role, storage=value.name, is_trained=bool(variable.trainable)))
         return value
 
     def leaf(self, wish: str, shape: Shape, dtype: str, role: Any) -> Value:

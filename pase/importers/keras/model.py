@@ -15,6 +15,7 @@ from pase.errors import ModelError, missing_extra
 from pase.graph import Scalar
 from pase.importers.front_end import first_line, framework
 from pase.importers.ir import Trace, Value, check_trace
+from pase.importers.ir.trace import frozen_notes
 from pase.importers.keras.call import UntranslatableError, trained_of
 from pase.importers.keras.file import clean_copy, read_losses, read_model
 from pase.importers.keras.graph import Reader
@@ -180,9 +181,7 @@ def _meaned(keras: Any, function: Any) -> Callable[[Any, Any], Any]:
 def _notes(reader: Reader, model: Any) -> list[str]:
     trained = trained_of(model)
     notes = list(reader.notes)
-    frozen = sum(prod(variable.shape) for variable in trained if not variable.trainable)
-    if frozen:
-        notes.append(f"{frozen:,} parameters are frozen in the model; they are charged as if they were trained")
+    notes += frozen_notes((prod(variable.shape), bool(variable.trainable)) for variable in trained)
     unread = [variable for variable in trained if not reader.writer.reads(variable)]
     if unread:
         total = sum(prod(variable.shape) for variable in unread)

@@ -90,7 +90,8 @@ class Weights:
         source = WeightSource(
             layer=layer, tensor=access.tensor, source=leaf.value.name, piece=use.piece if is_part else None
         )
-        return replace(access, role=Role.PARAMETER, shared=key if self._readers[key] > 1 else ""), source
+        shared, is_trained = key if self._readers[key] > 1 else "", use.value not in self._trace.frozen
+        return replace(access, role=Role.PARAMETER, shared=shared, is_trained=is_trained), source
 
     def is_held_whole(self, use: Use) -> bool:
         """Return whether a weight is read in a way that tells nothing of its parts."""

@@ -118,7 +118,7 @@ def lower_normalisation(trace: Trace, node: Node, op: ops.Normalise, name: str) 
         inverse = tuple(order.index(i) for i in range(len(order)))
         is_same = inverse == tuple(range(len(order)))
         return LoweredOperator(
-            operator=batch_norm(name, trace.shape(seen)),
+            operator=batch_norm(name, trace.shape(seen), num_frozen=sum(use.value in trace.frozen for use in affine)),
             sources=(seen, *affine),
             orders=(None if is_same else inverse,),
         )

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pase.errors import ModelError
 from pase.importers.ir import Leaf, Node, Origin, Slice, Trace, Use, Value
 from pase.importers.ir.call import Call, Translation, values_of
+from pase.importers.ir.trace import frozen_notes
 from pase.importers.torch import moves, points, products
 from pase.importers.torch.sources import source_of
 
@@ -57,6 +58,7 @@ def _notes(module: Any, unused: list[str]) -> Iterator[str]:
     types = sorted({str(p.dtype).removeprefix("torch.") for p in module.parameters()} - {"float32"})
     if types:
         yield f"weights are {', '.join(types)}; the costs count 4 bytes for every element"
+    yield from frozen_notes((p.numel(), p.requires_grad) for p in module.parameters())
     if unused:
         shown = ", ".join(unused[:_MAX_SHOWN]) + (", …" if len(unused) > _MAX_SHOWN else "")
         found = "1 weight takes" if len(unused) == 1 else f"{len(unused)} weights take"
@@ -213,7 +215,7 @@ class Reader:
             )
             value = self._value(source or node.name, example, node)
             self.made[node.name] = value
-            self._add_leaf(value, role)
+            self._add_leaf(value, role, is_trained=role != "parameter" or example.requires_grad)
             if role == "parameter" and node.users:
                 used.add(self._holder(value.name)[0])
         # A tied weight takes part by any of its names.
@@ -223,10 +225,10 @@ class Reader:
         """Return what holds a weight's values."""
         return self._tied.get(name, (name, None))
 
-    def _add_leaf(self, value: Value, role: Literal["input", "parameter", "constant"]) -> None:
+    def _add_leaf(self, value: Value, role: Literal["input", "parameter", "constant"], *, is_trained: bool) -> None:
         storage, row = self._holder(value.name) if role == "parameter" else (value.name, None)
         if row is None:
-            self.leaves.append(Leaf(value=value, role=role, storage=storage))
+            self.leaves.append(Leaf(value=value, role=role, storage=storage, is_trained=is_trained))
             return
         # Rows of another weight: that one is the parameter.
         rank = len(value.shape)

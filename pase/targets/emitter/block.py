@@ -264,7 +264,8 @@ class Block:
         if len(order) == len(dims):
             dims = tuple(dims[order.index(i)] for i in range(len(order)))
         mean, deviation = initial_moments(self.operator, access)
-        return dims, [code("{}", deviation)] if deviation else [code("mean={}", mean)] if mean else []
+        values = [code("{}", deviation)] if deviation else [code("mean={}", mean)] if mean else []
+        return dims, values if access.is_trained else [*values, code("is_frozen={}", True)]
 
     def _bytes(self, reads: Sequence[int]) -> str:
         """Return what moves where the layer reads, for a comment; nothing where that is not told."""

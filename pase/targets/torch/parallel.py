@@ -146,6 +146,19 @@ class _LiveProgram(Program):
         everywhere = DeviceMesh((("replica", self.num_devices),), tuple(range(self.num_devices)), has_replicas=True)
         self._everywhere = LayerMesh("the model", everywhere, self)
 
+    def weight(
+        self,
+        mesh: LayerMesh,
+        name: str,
+        dims: Sequence[Dim],
+        deviation: float = 0.0,
+        *,
+        mean: float = 0.0,
+        is_frozen: bool = False,
+    ) -> Tensor:
+        """Return a parameter of the module; whether a step trains it, that parameter itself tells."""
+        return super().weight(mesh, name, dims, deviation, mean=mean)
+
     def declared(self, name: str, tensor: Tensor, *, is_trained: bool, is_statistic: bool) -> Any:
         """Return the value of a weight, a statistic or a constant of the module."""
         if is_trained or (is_statistic and self._read(name, is_trained) is not None):

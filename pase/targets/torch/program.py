@@ -42,8 +42,8 @@ _WEIGHT = "weight "
 class Weight:
     """A tensor that is kept from step to step. tensor: on the mesh of the layer that declared it.
 
-    deviation, mean: of its initial values. is_trained: whether steps change it. is_statistic: whether it is kept of
-    what steps compute.
+    deviation, mean: of its initial values. is_trained: whether steps change it. is_frozen: whether it is a weight that
+    they do not change. is_statistic: whether it is kept of what steps compute.
     """
 
     name: str
@@ -51,6 +51,7 @@ class Weight:
     deviation: float = 0.0
     mean: float = 0.0
     is_trained: bool = True
+    is_frozen: bool = False
     is_statistic: bool = False
 
 
@@ -156,13 +157,22 @@ class Program:
         return self._input(DataInput(name=name, shape=tuple(shape), below=below))
 
     def weight(
-        self, mesh: LayerMesh, name: str, dims: Sequence[Dim], deviation: float = 0.0, *, mean: float = 0.0
+        self,
+        mesh: LayerMesh,
+        name: str,
+        dims: Sequence[Dim],
+        deviation: float = 0.0,
+        *,
+        mean: float = 0.0,
+        is_frozen: bool = False,
     ) -> Tensor:
         """Return a trained tensor on a mesh, its initial values normal with the given standard deviation and mean.
 
-        A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight.
+        A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight. is_frozen:
+        whether it keeps its initial values.
         """
-        return self._kept(mesh, name, dims, deviation=deviation, mean=mean)
+        is_trained = not is_frozen
+        return self._kept(mesh, name, dims, deviation=deviation, mean=mean, is_trained=is_trained, is_frozen=is_frozen)
 
     def constant(self, mesh: LayerMesh, name: str, dims: Sequence[Dim]) -> Tensor:
         """Return a tensor on a mesh that is not trained: positions, a mask."""
@@ -289,8 +299,9 @@ class Program:
         # Inputs may have gradients, too.
         moving = {self._arguments[name] for name in (*self.sources.values(), *self.inputs) if name in self._arguments}
         remove_idle_sums(self._graph, self._root, moving)
-        join_sums(self._graph, self._root, self)
         held = {name: self._arguments[source] for name, source in self.sources.items()}
+        hoist_sums(self._graph, self._root, set(held.values()))
+        join_sums(self._graph, self._root, self)
         axes = lift_sums(self._graph, self._root, held)
         remove_still_moves(self._graph, self._root)
         fuse_biases(self._graph)
@@ -363,6 +374,7 @@ class Program:
         first = next(other for other in self._graph.nodes if other.op != "placeholder")
         with self._graph.inserting_before(first):
             made = value()
+        made.node.meta["is_weight"] = True
         node.replace_all_uses_with(made.node)
         self._graph.erase_node(node)
 
@@ -395,6 +407,7 @@ class Program:
         deviation: float = 0.0,
         mean: float = 0.0,
         is_trained: bool = True,
+        is_frozen: bool = False,
         is_statistic: bool = False,
     ) -> Tensor:
         if name in self.weights:
@@ -406,18 +419,23 @@ class Program:
         lacking = frozenset(mesh.devices.split_axes) - {dim.name for dim in dims} if is_trained else None
         tensor = Tensor(value=None, mesh=mesh, dims=tuple(dims), over=lacking)
         tensor = replace(tensor, value=self.declared(name, tensor, is_trained=is_trained, is_statistic=is_statistic))
+        tensor.value.node.meta["is_weight"] = is_trained
         self.weights[name] = Weight(
             name=name,
             tensor=tensor,
             deviation=deviation,
             mean=mean,
             is_trained=is_trained,
+            is_frozen=is_frozen,
             is_statistic=is_statistic,
         )
         return tensor
 
 
 # -- passes
+
+_LOCAL = ("call_function", "call_method")
+"""What a rank computes by itself."""
 
 
 def remove_idle_sums(graph: fx.Graph, root: nn.Module, moving: Iterable[fx.Node]) -> None:
@@ -428,6 +446,38 @@ def remove_idle_sums(graph: fx.Graph, root: nn.Module, moving: Iterable[fx.Node]
             found.add(node)
         elif node.op == "call_module" and isinstance(root.get_submodule(str(node.target)), GradientSum):
             node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def hoist_sums(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> None:
+    """Have the sum of the gradient of what is made of a weight alone (rows of it, a view) be that of the weight itself.
+
+    The ranks whose parts are summed make the same of it. What several uses of it leave is summed once. weights: the
+    arguments that hold some.
+    """
+    fixed = _fixed(graph, root, weights)
+    ends = {node for node in graph.nodes if node.meta.get("is_weight")}
+    ends |= {node for node in graph.nodes if "giver" in node.meta and node.args[0] in ends}
+    known: dict[tuple[fx.Node, LayerMesh, frozenset[str]], fx.Node] = {}
+    for node in [node for node in graph.nodes if "axes" in node.meta]:
+        after, before = node, node.args[0]
+        while before not in ends and before.op in _LOCAL and _only_user(before) is after:
+            own = set(before.all_input_nodes) - fixed
+            if len(own) != 1:
+                break
+            after, (before,) = before, own
+        if before not in ends:
+            continue
+        same = known.setdefault((before, node.meta["mesh"], node.meta["axes"]), node)
+        if after is not node:
+            node.replace_all_uses_with(node.args[0])
+            after.replace_input_with(before, same)
+        elif same is not node:
+            node.replace_all_uses_with(same)
+        if same is node:
+            node.args = (before,)
+            _next_call(before).prepend(node)
+        else:
             graph.erase_node(node)
 
 
@@ -486,7 +536,7 @@ def lift_sums(graph: fx.Graph, root: nn.Module, weights: Mapping[str, fx.Node]) 
                 found[name] |= before.meta["axes"]
                 before.replace_all_uses_with(before.args[0])
                 graph.erase_node(before)
-            elif before.op not in ("call_function", "call_method") or len(set(before.all_input_nodes) - fixed) > 1:
+            elif before.op not in _LOCAL or len(set(before.all_input_nodes) - fixed) > 1:
                 break
     return found
 

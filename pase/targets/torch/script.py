@@ -119,7 +119,7 @@ class RankTraining:
         self.program = self._traced(trains=True)
         self._evaluated: Traced | None = None
         kept = self.program.weights.values()
-        constants = [weight.name for weight in kept if not weight.is_trained and not weight.is_statistic]
+        constants = [each.name for each in kept if not (each.is_trained or each.is_frozen or each.is_statistic)]
         values = None if is_restored else given_values(options.weights_path, constants)
         first = self._empty if is_restored else partial(self._first, values)
         self.shards = {weight.name: first(weight).requires_grad_(weight.is_trained) for weight in kept}

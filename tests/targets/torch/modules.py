@@ -112,6 +112,25 @@ class UNet(nn.Module):
         return functional.mse_loss(self.out(first), noise)
 
 
+class FineTuned(nn.Module):
+    """What comes first is frozen, scales and shifts behind it in part; images become one point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 4, bias=False)
+        self.third = nn.Conv2d(4, 8, 1, bias=False)
+        self.norm1, self.norm2, self.norm3 = nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.BatchNorm2d(8)
+        self.norm4, self.classes = nn.BatchNorm2d(8), nn.Linear(8, CLASSES)
+        for part in (self.first, self.norm1, self.norm2.weight, self.norm3):
+            part.requires_grad_(False)
+
+    def forward(self, images: Any, labels: Any) -> Any:
+        x = functional.relu(self.norm1(self.first(images)))
+        x = functional.relu(self.norm2(self.second(x)))
+        x = self.norm4(functional.silu(self.norm3(self.third(x))))
+        return functional.cross_entropy(self.classes(x.flatten(1)), labels)
+
+
 class Recommender(nn.Module):
     """Bags of what was bought, dense features, the products of all pairs of them (Naumov et al. 2019)."""
 
@@ -174,6 +193,11 @@ _OWN = {
         make=Language,
         batch=lambda seed: words(seed, "words", "targets", shape=(12, STEPS)),
         devices=(2, 4, 6, 8),
+    ),
+    "fine-tuned": Module(
+        make=FineTuned,
+        batch=lambda seed: {**floats(seed, "images", 4, 2, 4, 4), **classes(seed)},
+        loss=lambda found: found,
     ),
     "unet": Module(
         make=UNet,

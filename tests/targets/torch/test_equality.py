@@ -12,13 +12,10 @@ RELATIVE = 1e-12
 QUICK = (("unet", 4, (0,)), ("dlrm", 4, (1,)))
 
 OTHER_BYTES = {
-    "whisper": "positions that are not trained are predicted to be",
-    "t5": "gradients of a shared table are summed as its rows",
     "swin": "gradients of a table of positions are summed as its rows",
     "torchvision swin": "gradients of a table of positions are summed as its rows",
     "mixtral": "every rank has all rows of experts that are split",
     "qwen2_moe": "every rank has all rows of experts that are split",
-    "torchvision resnet": "moments of images of one point go twice",
 }
 """What these send besides what is predicted."""
 EVERY = (None, *range(20))

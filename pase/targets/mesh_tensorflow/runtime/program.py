@@ -117,8 +117,8 @@ class Weight:
     """A tensor that is kept from step to step; tensor: on the mesh of the layer that declared it.
 
     mean, deviation: of its initial values. handed: the tensor as that layer reads it, from which others get it.
-    is_trained: whether steps change it; a constant has the value that it is given. is_statistic: whether it is kept of
-    what steps compute.
+    is_trained: whether steps change it; a constant has the value that it is given. is_frozen: whether it is a weight
+    that steps do not change. is_statistic: whether it is kept of what steps compute.
     """
 
     name: str
@@ -128,6 +128,7 @@ class Weight:
     deviation: float
     mean: float = 0.0
     is_trained: bool = True
+    is_frozen: bool = False
     is_statistic: bool = False
 
 
@@ -184,13 +185,21 @@ class Program:
         self.statistics[name] = value, momentum
 
     def weight(
-        self, mesh: LayerMesh, name: str, dims: Sequence[Any], deviation: float = 0.0, *, mean: float = 0.0
+        self,
+        mesh: LayerMesh,
+        name: str,
+        dims: Sequence[Any],
+        deviation: float = 0.0,
+        *,
+        mean: float = 0.0,
+        is_frozen: bool = False,
     ) -> Any:
         """Return a trained tensor on a mesh, its initial values normal with the given standard deviation and mean.
 
-        A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight.
+        A name that another layer declared gives that layer's tensor, brought to this mesh: a shared weight. is_frozen:
+        whether it keeps its initial values.
         """
-        return self._kept(mesh, name, dims, deviation, mean)
+        return self._kept(mesh, name, dims, deviation, mean, is_trained=not is_frozen, is_frozen=is_frozen)
 
     def _kept(
         self,
@@ -200,6 +209,7 @@ class Program:
         deviation: float = 0.0,
         mean: float = 0.0,
         is_trained: bool = True,
+        is_frozen: bool = False,
     ) -> Any:
         shape = tuple(dim.size for dim in dims)
         if name in self.weights:
@@ -217,6 +227,7 @@ class Program:
             deviation=deviation,
             mean=mean,
             is_trained=is_trained,
+            is_frozen=is_frozen,
         )
         return handed
 

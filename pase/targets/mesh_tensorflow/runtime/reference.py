@@ -307,6 +307,8 @@ class _Network:
             name = parameter_name(operator, access)
             if self._graph.is_imported:
                 name = weight_name(self._graph, operator, access)
+            if not access.is_trained:
+                self.constants.add(name)
             order = shared_order(self._graph, operator, access)
             is_plain = order == tuple(range(len(order)))
             value = self._variable(name, access.shape, initial_moments(operator, access))

@@ -76,7 +76,7 @@ def train(
         program = Program(num_devices=num_devices, dtype=dtype, devices=devices)
         loss = build(program)
         kept = program.weights.values()
-        constants = [weight.name for weight in kept if not weight.is_trained and not weight.is_statistic]
+        constants = [each.name for each in kept if not (each.is_trained or each.is_frozen or each.is_statistic)]
         given = given_values(options.weights_path, constants)
         used_seed = found.seed if found else options.seed or 0
         first = found.step if found else 0
