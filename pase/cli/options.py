@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import wraps
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.shell_completion import CompletionItem
@@ -20,6 +21,7 @@ from pase.graph import Graph, Scalar
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS
+from pase.planning.constraints import Constraint, DevicesOf, combined, forbid, load_constraints, one_mesh, pin, tie
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
@@ -252,6 +254,68 @@ def _warn_of(bind: str) -> None:
             f"TensorFlow's server will listen on {bind} and has no authentication: whoever can reach it can run "
             "anything as you; use it in a network whose every user you trust"
         )
+
+
+def _about(option: str, texts: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the layers that an option's values, 'LAYERS: TEXT', speak of, the text and what messages call it."""
+    for each in texts:
+        layers, colon, text = map(str.strip, each.rpartition(":"))
+        if not colon or not layers:
+            raise click.BadParameter(f"{each!r} is not of the form 'LAYERS: …'", param_hint=option)
+        yield layers, text, f"{option} {each!r}"
+
+
+def _axes(text: str) -> dict[str, int]:
+    found = [part.partition("=") for part in text.replace(",", " ").split()]
+    if not found or not all(name and re.fullmatch(r"[1-9][0-9]{0,8}", size) for name, _, size in found):
+        raise click.BadParameter(f"{text!r} is not of the form data=8,model=4", param_hint="--mesh")
+    return {name: int(size) for name, _, size in found}
+
+
+def _numbers(text: str, option: str) -> Iterator[int]:
+    for part in text.replace(",", " ").split():
+        found = re.fullmatch(r"([0-9]{1,7})(?:-([0-9]{1,7}))?", part)
+        if not found:
+            raise click.BadParameter(f"{part!r} is not a device; expected such as 0 2 4-7", param_hint=option)
+        yield from range(int(found[1]), int(found[2] or found[1]) + 1)
+
+
+def constraint_options(command: CommandT) -> CommandT:
+    """Add the options that say what a strategy must keep to; the command is given them together, as `constraints`."""
+
+    @wraps(command)
+    def constrained(
+        *,
+        pins: Sequence[str],
+        forbidden: Sequence[str],
+        ties: Sequence[str],
+        mesh: str | None,
+        placed: Sequence[str],
+        constraints: Path | None,
+        **others: Any,
+    ) -> Any:
+        found: list[Constraint] = [
+            *(load_constraints(constraints) if constraints else ()),
+            *(pin(*each) for each in _about("--pin", pins)),
+            *(forbid(*each) for each in _about("--forbid", forbidden)),
+            *(tie(text, f"--tie {text!r}") for text in ties),
+            *([one_mesh(_axes(mesh), f"--mesh {mesh}")] if mesh else []),
+        ]
+        for layers, text, where in _about("--devices-of", placed):
+            found.append(DevicesOf(layers=(layers,), devices=tuple(_numbers(text, "--devices-of")), where=where))
+        return command(constraints=combined(found), **others)
+
+    options: Decorator[Any] = options_of_all(
+        click.option("--pin", "pins", multiple=True, metavar="'LAYERS: n=4 c=2'", help="Have this configuration."),
+        click.option("--forbid", "forbidden", multiple=True, metavar="'LAYERS: h w'", help="Leave these dims whole."),
+        click.option("--tie", "ties", multiple=True, metavar="'LAYERS, LAYERS'", help="Have equal configurations."),
+        click.option("--mesh", metavar="data=8,model=4", help="Split all layers along the axes of one mesh."),
+        click.option("--devices-of", "placed", multiple=True, metavar="'LAYER: 0 2 1 3'", help="Of its parts."),
+        click.option(
+            "--constraints", type=click.Path(path_type=Path), metavar="FILE", help="All of these, from a .toml file."
+        ),
+    )
+    return cast(CommandT, options(constrained))
 
 
 def process_options(*, processes: str, hosts: str, timeout: str, least: int | None = 1) -> Decorator[Any]:

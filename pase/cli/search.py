@@ -12,6 +12,7 @@ from pase.cli.options import (
     ByteSize,
     ModelArguments,
     check_writable,
+    constraint_options,
     cost_model_option,
     json_option,
     model_argument,
@@ -26,6 +27,7 @@ from pase.common.names import short
 from pase.common.quantities import size_text
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
+from pase.planning.constraints import Constraints, constraint_texts
 from pase.planning.plan import LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
@@ -75,6 +77,7 @@ class DeviceMemorySize(ByteSize):
     show_default=True,
     help="Its state counts as memory.",
 )
+@constraint_options
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
 @output_option("Write the plan to this file.")
@@ -87,6 +90,7 @@ def search_command(
     solver_memory_bytes: int | None,
     memory_per_device: int | str | None,
     optimizer: str,
+    constraints: Constraints,
     keep_batch: bool,
     strict: bool,
     output: Path | None,
@@ -112,6 +116,7 @@ def search_command(
         keep_batch=keep_batch,
         device_memory_bytes=limit,
         optimiser=optimizer,
+        constraints=constraints,
     )
     with progress() as on_progress:
         on_progress(READING, 0.0)
@@ -177,6 +182,8 @@ def print_plan(plan: Plan) -> None:
     )
     say(f"  total cost              {total_cost_text(plan)}   ({_certificate(plan)})")
     say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
+    for position, text in enumerate(constraint_texts(plan.constraints)):
+        say(f"  {'' if position else 'constraints':<23} {text}")
     say(f"  memory of a device      {_memory(plan)}")
     if WITHOUT_LIMIT in plan.baselines:
         free = plan.baselines[WITHOUT_LIMIT]
@@ -189,7 +196,8 @@ def print_plan(plan: Plan) -> None:
 def _certificate(plan: Plan) -> str:
     if not plan.exact:
         return f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, plan.cost_unit)}"
-    return "proven optimal" if plan.device_memory_bytes is None else "proven optimal within the limit"
+    among = " among the strategies that keep to the constraints" if plan.constraints else ""
+    return f"proven optimal{among}" if plan.device_memory_bytes is None else f"proven optimal{among} within the limit"
 
 
 def _beside_ours(plan: Plan) -> str:
@@ -240,7 +248,12 @@ def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
 
 def _say_what_padding_saves(plan: Plan, graph: Graph) -> None:
     """Name the extents that cannot be cut as they would better be, where rounding them up pays."""
-    if not plan.exact or plan.search.time_s > _PADDING_TIME_S or plan.device_memory_bytes is not None:
+    if (
+        plan.constraints
+        or not plan.exact
+        or plan.search.time_s > _PADDING_TIME_S
+        or plan.device_memory_bytes is not None
+    ):
         return
     for padding in worthwhile_padding(plan, graph, time_limit_s=_PADDING_TIME_S):
         dims = [f"{name}: {dim}" for name, dim in padding.dims]

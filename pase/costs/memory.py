@@ -400,7 +400,8 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
     known: dict[Hashable, tuple[FloatArray, tuple[FloatArray, ...]]] = {}
     layers = []
     for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
-        key = _signature(graph, operator, keeps)
+        # Of constraints, some layers of a kind have fewer configurations than others.
+        key = _signature(graph, operator, keeps), id(configurations)
         if key not in known:
             found = layer_memory(graph, operator, configurations, keeps, optimiser=optimiser)
             known[key] = found.kept.astype(np.float64), tuple(peak.astype(np.float64) for peak in found.peaks)

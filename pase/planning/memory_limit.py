@@ -150,7 +150,11 @@ def _least_state_bytes(problem: Problem, optimiser: str) -> int:
     known: dict[Hashable, int] = {}
     total = 0
     for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
-        key = operator.unnamed, tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads)
+        key = (
+            operator.unnamed,
+            id(configurations),
+            tuple(graph.owners.get(read.shared) == operator.name for read in operator.reads),
+        )
         if key not in known:
             memory = layer_memory(graph, operator, configurations, keeps, optimiser=optimiser)
             known[key] = int((memory.weights + memory.gradients + memory.optimiser).min())

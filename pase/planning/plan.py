@@ -14,6 +14,7 @@ from pase.common.quantities import quantity
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
 from pase.graph import Graph
 from pase.machine import Machine
+from pase.planning.constraints import Constraints
 
 SCHEMA_VERSION = 2
 
@@ -90,7 +91,8 @@ class Plan:
 
     total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
     baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
-    device_memory_bytes: what the strategy was to fit, or None; the certificate holds among those that fit.
+    device_memory_bytes: what the strategy was to fit, or None; the certificate holds among those that fit. constraints:
+    what it was to keep to; the certificate holds among the strategies that do.
     Nothing in a plan can be changed: its certificate is of what it says. Notebooks show it as a table of its layers.
     """
 
@@ -108,6 +110,7 @@ class Plan:
     tool_version: str
     optimiser: str = DEFAULT_OPTIMISER
     device_memory_bytes: int | None = None
+    constraints: Constraints = ()
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

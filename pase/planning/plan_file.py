@@ -30,11 +30,12 @@ from pase.common.codecs import (
 )
 from pase.common.documents import Field, StrPath, write_atomically
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, DeviceMemory, cost_model
-from pase.errors import CostError, MachineError, PlanError
+from pase.errors import ConfigurationError, CostError, MachineError, PlanError
 from pase.graph import Graph, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
 from pase.graph.operators import with_fan_outs
 from pase.machine.files import MACHINE, machine_descriptions
+from pase.planning.constraints import CONSTRAINTS, allowed
 from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel_splits
@@ -89,6 +90,7 @@ _PLAN = record(
     search=record(SearchRecord, ordering=TEXT, largest_dependent_set=WHOLE, time_s=NUMBER, peak_memory_bytes=WHOLE),
     memory=_MEMORY.derived(lambda plan: plan).optional(None),
     **{_LIMIT: POSITIVE.of("device_memory_bytes").optional(None)},
+    constraints=CONSTRAINTS.optional(()),
     layers=array(defined("layer", "Layer", _LAYER), minItems=1),
     machine=defined("machine", "Machine", MACHINE),
     graph=defined("graph", "Computation graph", GRAPH),
@@ -158,6 +160,7 @@ def plan_from_document(document: Field) -> Plan:
         raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
     _verify_layers(document["layers"], plan)
     _verify_memory(plan, document)
+    _verify_constraints(plan, document)
     # A huge number in an edited file may overflow: it is then told apart from the right one, as infinity.
     with np.errstate(over="ignore", invalid="ignore"):
         _verify_costs(plan, document)
@@ -211,6 +214,23 @@ def _verify_memory(plan: Plan, document: Field) -> None:
     limit = plan.device_memory_bytes
     if limit is not None and plan.memory.total_bytes > limit:
         raise document[_LIMIT].fail(f"is {limit}, but the strategy needs {plan.memory.total_bytes}: search again")
+
+
+def _verify_constraints(plan: Plan, document: Field) -> None:
+    """Raise PlanError unless the strategy keeps to the plan's own constraints."""
+    member = document.get("constraints")
+    if member is None:
+        return
+    try:
+        left = allowed(plan.constraints, plan.graph, plan.num_devices)
+        for field, operator, layer in zip(document["layers"].items(), plan.graph.operators, plan.layers, strict=True):
+            if not (left.configurations(plan.graph, operator) == np.array([*layer.splits.values()])).all(axis=1).any():
+                raise field["splits"].fail("is none that the plan's constraints allow: search again")
+    except ConfigurationError as error:
+        raise member.fail(f"cannot be kept to: {error}") from None
+    for _, group in left.ties:
+        if len({tuple(plan[name].splits.values()) for name in group}) > 1:
+            raise member.fail(f"tie {', '.join(group)}, whose configurations differ: search again")
 
 
 def _verify_costs(plan: Plan, document: Field) -> None:

@@ -12,13 +12,14 @@ import numpy as np
 
 from pase._version import __version__
 from pase.common.documents import StrPath
-from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError, build_problem, cost_model
+from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, build_problem, cost_model
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.errors import ConfigurationError, MemoryLimitError, SolverError, unknown_name
 from pase.graph import Graph, Operator
 from pase.graph.operators import with_fan_outs
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
+from pase.planning.constraints import Constraints, allowed, constraints_of, with_ties
 from pase.planning.memory_limit import search_within
 from pase.planning.plan import Plan, SearchRecord
 from pase.planning.strategy import plan_layers, total_cost
@@ -52,7 +53,8 @@ class SearchOptions:
     cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". solver_memory_bytes: of all cost
     tables, None for half of the machine's memory. time_limit_s: for making the tables and the search. keep_batch:
     search although the batch cannot be split at all. device_memory_bytes: what a training step may take on each
-    device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory.
+    device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. constraints: what
+    a strategy must keep to (`pase.planning.constraints`).
     """
 
     cost_model: str = "paper"
@@ -62,6 +64,7 @@ class SearchOptions:
     keep_batch: bool = False
     device_memory_bytes: int | None = None
     optimiser: str = DEFAULT_OPTIMISER
+    constraints: Constraints = ()
 
 
 class SearchSettings(TypedDict, total=False):
@@ -74,6 +77,7 @@ class SearchSettings(TypedDict, total=False):
     keep_batch: bool
     device_memory_bytes: int | None
     optimiser: str
+    constraints: object
 
 
 def search(
@@ -88,9 +92,10 @@ def search(
     """Return the cheapest strategy for training a model on a number of devices, with its certificate.
 
     model: a `Graph`, or anything that `load` takes. machine: a `Machine`, the name of a preset, or the path of a
-    machine file. options: all settings at once; settings, each by its name in `SearchOptions`, come before them. Raises
+    machine file. options: all settings at once; settings, each by its name in `SearchOptions`, come before them.
+    Constraints may be a dict as their files hold ({"pin": {"fc1": "n=4 c=2"}}), or the path of such a file. Raises
     a PaseError for what cannot be searched: no devices, nothing to split, an invalid graph, an unknown name, no memory
-    for any strategy.
+    for any strategy, constraints that leave none.
     """
     options = _chosen(options, settings)
     _check_memory(options)
@@ -99,15 +104,15 @@ def search(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
     limits = _Limits.of(options, start_s)
-    bound = None
+    bound, make = None, partial(problem_of, graph, devices, machine, options.cost_model)
     try:
-        problem = problem_of(graph, devices, machine, options.cost_model, on_progress, allowance=limits.for_tables())
+        problem = make(on_progress, allowance=limits.for_tables(), constraints=options.constraints)
         solver_memory_bytes, time_limit_s = limits.for_search(problem)
     except TimeUpError as stopped:
         bound = stopped.bound * (1 - RELATIVE_TOLERANCE)
         keeps = None if options.device_memory_bytes is None else keeping(with_fan_outs(graph))
         only = partial(_known_configurations, devices=devices, optimiser=options.optimiser, keeps=keeps)
-        problem = problem_of(graph, devices, machine, options.cost_model, only=only)
+        problem = make(only=only, constraints=options.constraints)
         solver_memory_bytes, time_limit_s = limits.memory_bytes, TIME_WITHOUT_TABLES_S
 
     def cut(solution: Solution) -> Solution:
@@ -116,7 +121,9 @@ def search(
             return solution
         return replace(solution, exact=False, lower_bound=min(bound, solution.cost))
 
-    limit, known = options.device_memory_bytes, [data_parallel_choice(problem)]
+    finished = partial(plan_of, machine=machine, model=options.cost_model, optimiser=options.optimiser)
+    limit = options.device_memory_bytes
+    known = [] if options.constraints else [data_parallel_choice(problem)]
     if limit is None:
         solution = solve(
             problem.tables,
@@ -127,7 +134,7 @@ def search(
             on_progress=on_progress,
         )
         time_s = perf_counter() - start_s
-        return plan_of(problem, cut(solution), machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
+        return finished(problem, cut(solution), time_s=time_s, constraints=options.constraints)
     try:
         limited = search_within(
             problem,
@@ -148,7 +155,7 @@ def search(
         ) from None
     time_s = perf_counter() - start_s
     solution = cut(limited.solution)
-    plan = plan_of(problem, solution, machine, options.cost_model, time_s=time_s, optimiser=options.optimiser)
+    plan = finished(problem, solution, time_s=time_s, constraints=options.constraints)
     # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
     free = min(limited.unlimited.cost, plan.total_cost)
     return replace(
@@ -160,7 +167,7 @@ def search(
 
 def _chosen(options: SearchOptions | Mapping[str, Any] | None, settings: SearchSettings) -> SearchOptions:
     """Return the options of a search; ConfigurationError for those that no search has."""
-    given = {**options, **settings} if isinstance(options, Mapping) else settings
+    given: dict[str, Any] = {**options, **settings} if isinstance(options, Mapping) else {**settings}
     known = [field.name for field in fields(SearchOptions)]
     unknown = [name for name in given if name not in known]
     if unknown:
@@ -168,7 +175,8 @@ def _chosen(options: SearchOptions | Mapping[str, Any] | None, settings: SearchS
     base = options if isinstance(options, SearchOptions) else SearchOptions()
     if options is not None and not isinstance(options, SearchOptions | Mapping):
         raise ConfigurationError(f"options are a {type(options).__name__}; expected SearchOptions, or a dict of these")
-    return replace(base, **given)
+    chosen = replace(base, **given)
+    return replace(chosen, constraints=constraints_of(chosen.constraints))
 
 
 def _check_memory(options: SearchOptions) -> None:
@@ -243,12 +251,28 @@ def problem_of(
     *,
     allowance: Allowance | None = None,
     only: Callable[[Graph, Operator], IndexArray] | None = None,
+    constraints: Constraints = (),
 ) -> Problem:
-    """Return the search problem of a graph under a cost model, by its name; other arguments as for `build_problem`."""
+    """Return the search problem of a graph under a cost model, by its name, and constraints.
+
+    Other arguments as for `build_problem`; of what they leave of a layer, constraints leave what they allow.
+    """
+    left = None
+    if constraints:
+        graph = with_fan_outs(graph)
+        left = allowed(constraints, graph, devices, only)
+        only = left.configurations
     # Absurd figures of a machine overflow; the tables are then refused.
     with np.errstate(over="ignore", invalid="ignore"):
         costs = cost_model(model, machine, devices)
-        return build_problem(graph, devices, costs, on_progress, allowance=allowance, only=only)
+        problem = build_problem(graph, devices, costs, on_progress, allowance=allowance, only=only)
+    return problem if left is None else with_ties(problem, (names for _, names in left.ties))
+
+
+def problem_of_plan(plan: Plan, on_progress: Progress | None = None, *, machine: Machine | None = None) -> Problem:
+    """Return the search problem that a plan answers, or the same on another machine."""
+    machine = plan.machine if machine is None else machine
+    return problem_of(plan.graph, plan.num_devices, machine, plan.cost_model, on_progress, constraints=plan.constraints)
 
 
 def plan_of(
@@ -259,13 +283,16 @@ def plan_of(
     *,
     time_s: float,
     optimiser: str = DEFAULT_OPTIMISER,
+    constraints: Constraints = (),
 ) -> Plan:
-    """Return the placed plan of a solution; optimiser: whose state counts as memory."""
+    """Return the placed plan of a solution; optimiser: whose state counts as memory; constraints: of the problem."""
     graph, devices = problem.graph, problem.num_devices
     costs = cost_model(model, machine, devices)
     splits = [problem.splits(vertex, choice) for vertex, choice in enumerate(solution.choice)]
     sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
-    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, optimiser=optimiser)
+    free = _data_parallel_problem(problem, costs) if constraints else problem
+    by_hand = allowed(constraints, graph, devices).devices
+    layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand, optimiser=optimiser)
     total = total_cost(layers)
     assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
     return Plan(
@@ -278,7 +305,7 @@ def plan_of(
         total_cost=total,
         lower_bound=total if solution.exact else min(solution.lower_bound, total),
         exact=solution.exact,
-        baselines={"data_parallel": data_parallel_cost(problem)},
+        baselines={"data_parallel": data_parallel_cost(free)},
         search=SearchRecord(
             ordering=solution.ordering,
             largest_dependent_set=solution.largest_dependent_set,
@@ -287,12 +314,19 @@ def plan_of(
         ),
         tool_version=__version__,
         optimiser=optimiser,
+        constraints=constraints,
     )
 
 
 def data_parallel_cost(problem: Problem) -> float:
     """Return the total cost of data parallelism."""
     return problem.tables.evaluate(data_parallel_choice(problem))
+
+
+def _data_parallel_problem(problem: Problem, costs: CostModel) -> Problem:
+    """Return the problem whose one strategy is data parallelism, which constraints need not allow."""
+    only = partial(_known_configurations, devices=problem.num_devices, optimiser=DEFAULT_OPTIMISER, keeps=None)
+    return build_problem(problem.graph, problem.num_devices, costs, only=only)
 
 
 def data_parallel_choice(problem: Problem) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pase.common.frozen import FrozenDict
 from pase.costs import (
     DEFAULT_OPTIMISER,
     CostModel,
@@ -32,15 +33,18 @@ def plan_layers(
     devices: Sequence[tuple[int, ...]] | None = None,
     *,
     group_sizes: Sequence[int] = (),
+    by_hand: Mapping[str, tuple[int, ...]] = FrozenDict(),
     optimiser: str = DEFAULT_OPTIMISER,
 ) -> tuple[LayerPlan, ...]:
     """Return the placed plan of every layer; splits: for each layer, a factor for each iteration dim.
 
     devices: for each layer, the device of each part; placed anew where they are not given, so that groups of so many
-    consecutive devices (those of a node) have the least to exchange. optimiser: whose state counts as memory.
+    consecutive devices (those of a node) have the least to exchange. by_hand: devices of some layers, by name, beside
+    which the others are placed. optimiser: whose state counts as memory.
     """
     if devices is None:
         devices = place(graph, num_devices, splits, group_sizes=group_sizes, by_level=model.sums_by_level)
+        devices = _placed_by_hand(devices, {graph.index[name]: parts for name, parts in by_hand.items()})
     rows = {
         operator.name: np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
@@ -92,6 +96,17 @@ def plan_layers(
             )
         )
     return tuple(layers)
+
+
+def _placed_by_hand(
+    placed: Sequence[tuple[int, ...]], by_hand: Mapping[int, tuple[int, ...]]
+) -> tuple[tuple[int, ...], ...]:
+    """Return a placement with other devices for some layers; all are renamed for the first, so that as much stays."""
+    if not by_hand:
+        return tuple(placed)
+    first = min(by_hand)
+    renamed = dict(zip(placed[first], by_hand[first], strict=True))
+    return tuple(by_hand.get(v, tuple(renamed[device] for device in row)) for v, row in enumerate(placed))
 
 
 def total_cost(layers: Sequence[LayerPlan]) -> float:

@@ -31,7 +31,7 @@ from pase.analysis.explanation.why_not import (
 from pase.costs import Problem, cost_model
 from pase.errors import PlanError
 from pase.planning.plan import Plan
-from pase.planning.planner import Progress, problem_of
+from pase.planning.planner import Progress, problem_of_plan
 from pase.solver import Solution
 from pase.tables.cost_tables import CostTables
 
@@ -56,7 +56,7 @@ def explain(
     Raises PlanError for a layer that the plan does not have, or one whose configuration no search would look at.
     """
     options = options or ExplainOptions()
-    problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model, on_progress)
+    problem = problem_of_plan(plan, on_progress)
     choice = planned_choice(plan, problem)
     search = constrained_search(plan, problem, options.time_limit_s)
     optimum = present_optimum(plan, problem.tables, choice, search, on_progress)
@@ -246,7 +246,7 @@ def overview(plan: Plan, *, time_limit_s: float | None = None, on_progress: Prog
     whose configuration no search would look at.
     """
     deadline_s = None if time_limit_s is None else monotonic() + time_limit_s
-    problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model, on_progress)
+    problem = problem_of_plan(plan, on_progress)
     choice = planned_choice(plan, problem)
     search = constrained_search(plan, problem)
     work = _work(plan, problem, choice, search, on_progress)

@@ -32,7 +32,7 @@ from pase.errors import PaseError, SolverError
 from pase.graph import Access, Dim, DimIndex, Graph, Operator, Relayout, Role, SliceOf, Window
 from pase.machine import Machine
 from pase.planning.plan import Plan
-from pase.planning.planner import Progress, SearchOptions, problem_of, search
+from pase.planning.planner import Progress, SearchOptions, problem_of, problem_of_plan, search
 from pase.sharding.configurations import divisors
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
@@ -236,7 +236,7 @@ def sensitivity(
 
     The plan's own strategy stands for the present where it is a cheapest one; else the cheapest nearest to it does.
     """
-    problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model)
+    problem = problem_of_plan(plan)
     choice = planned_choice(plan, problem)
     search = constrained_search(plan, problem, time_limit_s)
     present = present_optimum(plan, problem.tables, choice, search, on_progress)
@@ -245,7 +245,7 @@ def sensitivity(
     every = [(*figure, factor) for figure in figures(plan) for factor in (1 - change, 1 + change)]
     for number, (figure, scaled, factor) in enumerate(every):
         other = scaled(factor)
-        tables = problem_of(plan.graph, plan.num_devices, other.machine, plan.cost_model).tables
+        tables = problem_of_plan(plan, machine=other.machine).tables
         limit = other.device_memory_bytes
         there = search
         if search.limited is not None and limit is not None:
@@ -465,9 +465,9 @@ def held_by_opaque_layers(plan: Plan, *, time_limit_s: float | None = None) -> H
     """
     graph = plan.graph
     held = [operator for operator in graph.operators if operator.kind == OPAQUE and _keeps_whole(operator)]
-    if not held or plan.num_devices == 1:
+    if not held or plan.num_devices == 1 or plan.constraints:
         return None
-    problem = problem_of(graph, plan.num_devices, plan.machine, plan.cost_model)
+    problem = problem_of_plan(plan)
     tables = _freed(problem, frozenset(graph.index[operator.name] for operator in held))
     solution = solve(tables, time_limit_s=time_limit_s)
     bound = solution.cost if solution.exact else solution.lower_bound

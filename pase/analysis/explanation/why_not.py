@@ -94,6 +94,8 @@ class CostParts:
         tables, graph = self._problem.tables, self._problem.graph
         found = []
         for number in self._incident[vertex]:
+            if number >= len(self._table_edges):
+                continue  # a tie, which costs nothing
             u, v = tables.edges[number]
             cost = tables.edge(number).cost(choice[u], choice[v])
             other = tables.vertex_names[u if v == vertex else v]

@@ -1,0 +1,507 @@
+"""What a strategy must keep to: pinned configurations, dims that are not split, layers that are alike, one mesh.
+
+A constraint names layers by their names, in which ``*`` stands for any text, and leaves some of their configurations;
+the search is exact among the strategies that are left. A configuration is written as PaSE prints it, "n=4 c=2": dims
+that it does not name are not split, unless it ends in ``*``, which leaves them free.
+
+    tie = ["layers.*.attn.q, layers.*.attn.k"]
+
+    [pin]
+    "fc1" = "n=4 c=2"
+    "decoder.*.mlp.*" = "n=8 *"
+
+    [forbid]
+    "conv*" = "h w"
+
+    [mesh]
+    data = 8
+    model = 4
+
+    [devices]
+    "fc1" = [0, 2, 4, 6, 1, 3, 5, 7]
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.common.codecs import POSITIVE, TEXT, Codec, array, descriptions, json_schema, record, table, wholes
+from pase.common.documents import Field, StrPath
+from pase.costs import Problem
+from pase.errors import ConfigurationError
+from pase.graph import Graph, Operator
+from pase.machine.lines import field_lines
+from pase.sharding.configurations import enumerate_configurations
+from pase.sharding.shards import IndexArray
+from pase.tables.cost_tables import EdgeTable
+
+C = TypeVar("C", bound="Constraint")
+Mask = NDArray[np.bool_]
+
+MOST_SHOWN = 6
+"""Of names and configurations that an error lists."""
+
+
+class Constraint(Protocol):
+    """where: what messages call it. layers: the patterns of those that it is about; () for all."""
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def layers(self) -> tuple[str, ...]: ...
+
+    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
+        """Return which of a layer's configurations, [K, D], are left; ConfigurationError where it makes no sense."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """Layers have this configuration. splits: by dim; is_partial: whether the dims that it does not name are free."""
+
+    layers: tuple[str, ...]
+    splits: Mapping[str, int]
+    is_partial: bool = False
+    where: str = field(default="pin", compare=False)
+
+    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
+        """Return which configurations agree with it."""
+        _check_dims(self.where, operator, self.splits)
+        mask = np.ones(len(configurations), dtype=bool)
+        for column, dim in enumerate(operator.extents):
+            if dim in self.splits or not self.is_partial:
+                mask &= configurations[:, column] == self.splits.get(dim, 1)
+        return mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forbid:
+    """Layers do not split these dims, where they have them."""
+
+    layers: tuple[str, ...]
+    dims: tuple[str, ...]
+    where: str = field(default="forbid", compare=False)
+
+    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
+        """Return which configurations leave the dims whole."""
+        columns = [column for column, dim in enumerate(operator.extents) if dim in self.dims]
+        mask: Mask = (configurations[:, columns] == 1).all(axis=1)
+        return mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """All of these layers have the same configuration."""
+
+    layers: tuple[str, ...]
+    where: str = field(default="tie", compare=False)
+
+    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
+        """Return all configurations: which are alike is a matter of several layers."""
+        del operator
+        return np.ones(len(configurations), dtype=bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneMesh:
+    """Every layer is split along the axes of one mesh: each axis splits one of its dims, or none. axes: sizes."""
+
+    axes: Mapping[str, int]
+    where: str = field(default="mesh", compare=False)
+    layers: tuple[str, ...] = ()
+
+    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
+        """Return which configurations are products of axes."""
+        del operator
+        # What is left of the splits when some of the axes are taken out of each of them.
+        made = {(1,) * configurations.shape[1]}
+        for size in self.axes.values():
+            made |= {(*row[:i], row[i] * size, *row[i + 1 :]) for row in made for i in range(len(row))}
+        return np.fromiter((tuple(row) in made for row in configurations.tolist()), bool, len(configurations))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesOf:
+    """The devices of a layer's parts, row-major over the dims that are split and then the replicas."""
+
+    layers: tuple[str, ...]
+    devices: tuple[int, ...]
+    where: str = field(default="devices", compare=False)
+
+    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
+        """Return all configurations: costs do not depend on which device has which part."""
+        del operator
+        return np.ones(len(configurations), dtype=bool)
+
+
+Constraints = tuple[Constraint, ...]
+
+
+# -- from text, files and Python
+
+
+def splits_from_text(text: str, where: str) -> tuple[dict[str, int], bool]:
+    """Return the splits that "n=4 c=2" names, and whether the other dims are free; ConfigurationError otherwise."""
+    splits: dict[str, int] = {}
+    words = text.replace(",", " ").split()
+    if words == ["not", "split"]:
+        return {}, False
+    is_partial = words[-1:] == ["*"]
+    for word in words[:-1] if is_partial else words:
+        found = re.fullmatch(r"([^=\s]+)=([1-9][0-9]{0,8})", word)
+        if not found or found[1] in splits:
+            what = f"names dim {found[1]!r} twice" if found else f"has {word[:60]!r}"
+            raise ConfigurationError(
+                f"{where} {what}; expected splits such as 'n=4 c=2', with ' *' where the other dims are free"
+            )
+        splits[found[1]] = int(found[2])
+    if not words:
+        raise ConfigurationError(f"{where} is empty; expected splits such as 'n=4 c=2', or 'not split'")
+    return splits, is_partial
+
+
+def pin(layers: str, text: str, where: str) -> Pin:
+    """Return the pin of layers to a configuration that is written as text."""
+    splits, is_partial = splits_from_text(text, where)
+    return Pin(layers=(layers,), splits=splits, is_partial=is_partial, where=where)
+
+
+def forbid(layers: str, text: str, where: str) -> Forbid:
+    """Return what forbids dims, "h w", to be split."""
+    dims = tuple(text.replace(",", " ").split())
+    if not dims:
+        raise ConfigurationError(f"{where} names no dim; expected those that are not split, such as 'h w'")
+    return Forbid(layers=(layers,), dims=dims, where=where)
+
+
+def tie(text: str, where: str) -> Tie:
+    """Return what ties layers, "q, k", to one configuration."""
+    layers = tuple(part for part in (part.strip() for part in text.split(",")) if part)
+    if not layers:
+        raise ConfigurationError(f"{where} names no layer; expected patterns such as 'layers.*.q, layers.*.k'")
+    return Tie(layers=layers, where=where)
+
+
+def one_mesh(axes: Mapping[str, int], where: str) -> OneMesh:
+    """Return what has all layers use one mesh."""
+    if not axes:
+        raise ConfigurationError(f"{where} has no axis; expected sizes by name, such as data=8,model=4")
+    return OneMesh(axes=dict(axes), where=where)
+
+
+_KINDS: Mapping[str, Codec[Any]] = {
+    "pin": table(TEXT),
+    "forbid": table(TEXT),
+    "tie": array(TEXT),
+    "mesh": table(POSITIVE),
+    "devices": table(wholes(minItems=1, uniqueItems=True)),
+}
+
+
+def _read(document: Field) -> Constraints:
+    found: list[Constraint] = []
+    for key, member in document.members():
+        if key not in _KINDS:
+            raise member.fail(f"is no kind of constraint; expected {', '.join(_KINDS)}")
+        value = _KINDS[key].read(member)
+        match key:
+            case "pin":
+                found += [pin(layers, text, _where(member[layers])) for layers, text in value.items()]
+            case "forbid":
+                found += [forbid(layers, text, _where(member[layers])) for layers, text in value.items()]
+            case "tie":
+                found += [tie(entry.text(), _where(entry)) for entry in member.items()]
+            case "mesh":
+                found.append(one_mesh(value, _where(member)))
+            case "devices":
+                found += [DevicesOf(layers=(n,), devices=d, where=_where(member[n])) for n, d in value.items()]
+    return combined(found)
+
+
+def _where(member: Field) -> str:
+    line = member.lines.get(member.path)
+    return f"{member.source}, line {line}: {member.path}" if line else f"{member.source}: {member.path}"
+
+
+def _write(constraints: Constraints) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for each in constraints:
+        match each:
+            case Pin(splits=splits, is_partial=is_partial):
+                words = [*(f"{dim}={k}" for dim, k in splits.items()), *(["*"] if is_partial else [])]
+                found.setdefault("pin", {})[each.layers[0]] = " ".join(words) or "not split"
+            case Forbid(dims=dims):
+                found.setdefault("forbid", {})[each.layers[0]] = " ".join(dims)
+            case Tie():
+                found.setdefault("tie", []).append(", ".join(each.layers))
+            case OneMesh(axes=axes):
+                found["mesh"] = dict(axes)
+            case DevicesOf(devices=devices):
+                found.setdefault("devices", {})[each.layers[0]] = list(devices)
+    return found
+
+
+_FILE: Codec[dict[str, Any]] = record(dict, **{key: codec.optional(None) for key, codec in _KINDS.items()})
+
+CONSTRAINTS: Codec[Constraints] = Codec(read=_read, write=_write, schema=_FILE.schema)
+"""Constraints in documents: files of their own, and plans."""
+
+
+def constraint_texts(constraints: Constraints) -> tuple[str, ...]:
+    """Return constraints as people write them on a command line: "pin fc1: n=4 c=2"."""
+    found = []
+    for kind, entries in _write(constraints).items():
+        match kind:
+            case "tie":
+                found += [f"tie {layers}" for layers in entries]
+            case "mesh":
+                found.append("mesh " + ", ".join(f"{axis}={size}" for axis, size in entries.items()))
+            case "devices":
+                found += [f"devices of {layers}: {' '.join(map(str, devices))}" for layers, devices in entries.items()]
+            case _:
+                found += [f"{kind} {layers}: {text}" for layers, text in entries.items()]
+    return tuple(found)
+
+
+def combined(constraints: Iterable[Constraint]) -> Constraints:
+    """Return constraints of several origins together; ConfigurationError where one kind speaks twice of a layer."""
+    found: dict[Hashable, Constraint] = {}
+    for each in constraints:
+        first = found.setdefault((type(each), each.layers), each)
+        if first is not each and first != each:
+            raise ConfigurationError(f"{each.where} speaks of what {first.where} does, too; give one of them")
+    return tuple(found.values())
+
+
+def load_constraints(path: StrPath) -> Constraints:
+    """Return the constraints in a TOML file; ConfigurationError names the file, the line and the field."""
+    source = f"constraints file {path}"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"{source} cannot be read: {reason}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{source} is not TOML: {error}") from None
+    return CONSTRAINTS.read(Field(document, "", ConfigurationError, source, field_lines(text, document)))
+
+
+def constraints_of(given: object) -> Constraints:
+    """Return constraints that a caller gives: some of them, a document as files have it, or the path of a file."""
+    if isinstance(given, str | Path):
+        return load_constraints(given)
+    if isinstance(given, Mapping):
+        return CONSTRAINTS.read(Field(_plain(given), "", ConfigurationError, "constraints"))
+    if isinstance(given, Sequence) and all(
+        isinstance(each, Pin | Forbid | Tie | OneMesh | DevicesOf) for each in given
+    ):
+        return combined(given)
+    raise ConfigurationError(
+        f"constraints are {given!r:.60}; expected the path of a file, a dict with {', '.join(_KINDS)}, or some of "
+        "pase.planning.constraints"
+    )
+
+
+def _plain(value: object) -> object:
+    """Return a value with lists and dicts for all of their kind."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(member) for key, member in value.items()}
+    return [_plain(member) for member in value] if isinstance(value, list | tuple | range) else value
+
+
+def constraints_schema() -> str:
+    """Return the JSON Schema of constraints files, as text."""
+    described = descriptions("pase.planning", "constraints.descriptions.toml")
+    schema = json_schema(_FILE, identifier="urn:pase:constraints:1", title="PaSE constraints", described=described)
+    return json.dumps({**schema, "additionalProperties": False}, indent=2, ensure_ascii=False) + "\n"
+
+
+# -- what they leave of a problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Allowed:
+    """What constraints leave of the strategies for a graph on a number of devices.
+
+    every: the configurations that a layer has without them. of: by layer, the constraints that are about it. ties:
+    groups of layers that are alike, by name, each with one of the ties that make it. devices: of the parts of layers,
+    by name.
+    """
+
+    every: Callable[[Graph, Operator], IndexArray]
+    of: Mapping[str, Constraints]
+    ties: tuple[tuple[Tie, tuple[str, ...]], ...]
+    devices: Mapping[str, tuple[int, ...]]
+    _known: dict[Hashable, IndexArray] = field(default_factory=dict)
+
+    def configurations(self, graph: Graph, operator: Operator) -> IndexArray:
+        """Return the configurations of a layer, [K, D]; ConfigurationError where none is left."""
+        tied = next(((each, names) for each, names in self.ties if operator.name in names), None)
+        key = (operator.unnamed, tuple(map(id, self.of[operator.name]))) if tied is None else tied[1]
+        if key in self._known:
+            return self._known[key]
+        found = self._own(graph, operator)
+        for name in tied[1] if tied else ():
+            common = set(map(tuple, self._own(graph, graph[name]).tolist()))
+            left = found[[tuple(row) in common for row in found.tolist()]]
+            if tied and not len(left):
+                raise _nothing_left(tied[0], operator, found, f"; layer {name!r} has none of these")
+            found = left
+        self._known[key] = found
+        return found
+
+    def _own(self, graph: Graph, operator: Operator) -> IndexArray:
+        """Return what is left where other layers are no matter."""
+        found = self.every(graph, operator)
+        for number, each in enumerate(self.of[operator.name]):
+            left = found[each.allowed(operator, found)]
+            if not len(left):
+                before = ", with the constraints before it" if number else ""
+                raise _nothing_left(each, operator, found, before)
+            found = left
+        return found
+
+
+def allowed(
+    constraints: Constraints,
+    graph: Graph,
+    num_devices: int,
+    every: Callable[[Graph, Operator], IndexArray] | None = None,
+) -> Allowed:
+    """Return what constraints leave of a graph's strategies.
+
+    Args:
+        constraints: what is to be kept to.
+        graph: with its fan-outs.
+        num_devices: p.
+        every: the configurations that a layer has without constraints; by default all that there are.
+
+    Raises:
+        ConfigurationError: a constraint that no layer matches, or that makes no sense for one that does.
+    """
+    of: dict[str, list[Constraint]] = {name: [] for name in graph.index}
+    ties: list[tuple[Tie, set[str]]] = []
+    devices: dict[str, tuple[int, ...]] = {}
+    for each in constraints:
+        if isinstance(each, OneMesh):
+            _check_mesh(each, num_devices)
+        names = list(dict.fromkeys(name for layers in each.layers for name in _matching(layers, graph, each.where)))
+        for name in names or graph.index:
+            of[name].append(each)
+        if isinstance(each, Forbid):
+            _check_forbidden(each, [graph[name] for name in names])
+        if isinstance(each, Tie):
+            _check_tied(each, [graph[name] for name in names])
+            # What has a layer in common with others is one group with them.
+            near = [other for other in ties if not other[1].isdisjoint(names)]
+            ties = [other for other in ties if other not in near] + [(each, set(names).union(*(o[1] for o in near)))]
+        if isinstance(each, DevicesOf):
+            _check_placed(each, num_devices)
+            devices.update(dict.fromkeys(names, each.devices))
+    return Allowed(
+        every=every or (lambda _, operator: enumerate_configurations(operator, num_devices)),
+        of={name: tuple(found) for name, found in of.items()},
+        ties=tuple((each, tuple(name for name in graph.index if name in group)) for each, group in ties),
+        devices=devices,
+    )
+
+
+def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
+    """Return a problem in which the layers of each group, which have the same configurations, have the same one.
+
+    A tie is an edge of the tables, after all others, that costs nothing where both ends are alike, and infinitely much
+    elsewhere.
+    """
+    index, tables = problem.graph.index, problem.tables
+    edges, edge_tables, edge_table = list(tables.edges), list(tables.edge_tables), list(tables.edge_table)
+    for group in ties:
+        size = tables.domain_sizes[index[group[0]]]
+        edge_tables.append(EdgeTable.from_dense(np.where(np.eye(size, dtype=bool), 0.0, np.inf)))
+        edges += [(index[u], index[v]) for u, v in pairwise(group)]
+        edge_table += [len(edge_tables) - 1] * (len(group) - 1)
+    tied = replace(tables, edges=tuple(edges), edge_tables=tuple(edge_tables), edge_table=tuple(edge_table))
+    return replace(problem, tables=tied)
+
+
+# -- errors
+
+
+def _matching(pattern: str, graph: Graph, where: str) -> Iterator[str]:
+    names = [name for name in graph.index if name == pattern] or [
+        name for name in graph.index if re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name)
+    ]
+    if not names:
+        near = get_close_matches(pattern, graph.index, n=MOST_SHOWN, cutoff=0.4) or list(graph.index)[:MOST_SHOWN]
+        raise ConfigurationError(f"{where}: no layer of {graph.name!r} is {pattern!r}; there are {', '.join(near)}, …")
+    yield from names
+
+
+def _check_dims(where: str, operator: Operator, dims: Iterable[str]) -> None:
+    for dim in dims:
+        if dim not in operator.extents:
+            has = ", ".join(f"{name}={extent}" for name, extent in operator.extents.items())
+            raise ConfigurationError(f"{where}: layer {operator.name!r} has no dim {dim!r}; it has {has}")
+
+
+def _check_forbidden(each: Forbid, operators: Sequence[Operator]) -> None:
+    for dim in each.dims:
+        if not any(dim in operator.extents for operator in operators):
+            _check_dims(each.where, operators[0], [dim])
+
+
+def _check_tied(each: Tie, operators: Sequence[Operator]) -> None:
+    first = operators[0]
+    if len(operators) == 1:
+        raise ConfigurationError(f"{each.where}: {first.name!r} alone is such a layer; a tie needs two")
+    for other in operators[1:]:
+        if list(other.extents) != list(first.extents):
+            raise ConfigurationError(
+                f"{each.where}: layer {first.name!r} has the dims {', '.join(first.extents)}, {other.name!r} has "
+                f"{', '.join(other.extents)}; layers that are tied have the same"
+            )
+
+
+def _check_mesh(each: OneMesh, num_devices: int) -> None:
+    size = prod(each.axes.values())
+    if num_devices % size:
+        axes = ", ".join(f"{name}={size}" for name, size in each.axes.items())
+        raise ConfigurationError(
+            f"{each.where}: a mesh of {axes} has {size} devices; expected a number that divides {num_devices}"
+        )
+
+
+def _check_placed(each: DevicesOf, num_devices: int) -> None:
+    if sorted(each.devices) != list(range(num_devices)):
+        raise ConfigurationError(f"{each.where}: expected each device 0 to {num_devices - 1} once")
+
+
+def _nothing_left(each: Constraint, operator: Operator, found: IndexArray, more: str) -> ConfigurationError:
+    def shown(rows: IndexArray) -> str:
+        texts = [_text(dict(zip(operator.extents, row, strict=True))) for row in rows[:MOST_SHOWN].tolist()]
+        return "; ".join([*texts, *(["…"] if len(rows) > MOST_SHOWN else [])])
+
+    near = found
+    if isinstance(each, Pin):
+        columns = [i for i, dim in enumerate(operator.extents) if each.splits.get(dim, 1) > 1]
+        wanted = np.array([each.splits[dim] for dim in operator.extents if each.splits.get(dim, 1) > 1])
+        same = (found[:, columns] == wanted).sum(axis=1) if columns else np.zeros(len(found))
+        near = found[np.argsort(-same, kind="stable")]
+    return ConfigurationError(
+        f"{each.where}: that leaves layer {operator.name!r} no configuration; it has {shown(near)}{more}"
+    )
+
+
+def _text(splits: Mapping[str, int]) -> str:
+    return " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
