@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from pase.cli.output import warn
+from pase.cli.output import say, warn
 from pase.common.names import short
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
@@ -21,7 +21,17 @@ from pase.graph import Graph, Scalar
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS
-from pase.planning.constraints import Constraint, DevicesOf, combined, forbid, load_constraints, one_mesh, pin, tie
+from pase.planning.constraints import (
+    Constraint,
+    DevicesOf,
+    combined,
+    constraints_schema,
+    forbid,
+    load_constraints,
+    one_mesh,
+    pin,
+    tie,
+)
 from pase.planning.plan import Plan
 from pase.planning.plan_file import read_plan
 from pase.planning.planner import Progress, search
@@ -280,6 +290,13 @@ def _numbers(text: str, option: str) -> Iterator[int]:
         yield from range(int(found[1]), int(found[2] or found[1]) + 1)
 
 
+def _print_schema(context: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        for line in constraints_schema().splitlines():
+            say(line)
+        context.exit()
+
+
 def constraint_options(command: CommandT) -> CommandT:
     """Add the options that say what a strategy must keep to; the command is given them together, as `constraints`."""
 
@@ -313,6 +330,14 @@ def constraint_options(command: CommandT) -> CommandT:
         click.option("--devices-of", "placed", multiple=True, metavar="'LAYER: 0 2 1 3'", help="Of its parts."),
         click.option(
             "--constraints", type=click.Path(path_type=Path), metavar="FILE", help="All of these, from a .toml file."
+        ),
+        click.option(
+            "--constraints-schema",
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_schema,
+            help="Print the JSON Schema of such files.",
         ),
     )
     return cast(CommandT, options(constrained))

@@ -196,8 +196,8 @@ def print_plan(plan: Plan) -> None:
 def _certificate(plan: Plan) -> str:
     if not plan.exact:
         return f"gap {plan.gap:.2%}, lower bound {quantity(plan.lower_bound, plan.cost_unit)}"
-    among = " among the strategies that keep to the constraints" if plan.constraints else ""
-    return f"proven optimal{among}" if plan.device_memory_bytes is None else f"proven optimal{among} within the limit"
+    kept = ["the constraints"] * bool(plan.constraints) + ["the limit"] * (plan.device_memory_bytes is not None)
+    return f"proven optimal within {' and '.join(kept)}" if kept else "proven optimal"
 
 
 def _beside_ours(plan: Plan) -> str:

@@ -421,7 +421,8 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
     groups = zip(*(peaks for _, peaks in layers), strict=True)
     return MemoryTables(
         weights=tuple(kept for kept, _ in layers),
-        edges=tuple(edges),
+        # Layers that are tied have edges that hold nothing.
+        edges=(*edges, *[None] * (len(tables.edges) - len(edges))),
         peaks=tuple(group for group in groups if any(peaks.any() for peaks in group)),
     )
 

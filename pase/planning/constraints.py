@@ -35,7 +35,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pase.common.codecs import POSITIVE, TEXT, Codec, array, descriptions, json_schema, record, table, wholes
+from pase.common.codecs import POSITIVE, TEXT, Codec, array, defined, descriptions, json_schema, record, table, wholes
 from pase.common.documents import Field, StrPath
 from pase.costs import Problem
 from pase.errors import ConfigurationError
@@ -254,7 +254,9 @@ def _write(constraints: Constraints) -> dict[str, Any]:
 
 _FILE: Codec[dict[str, Any]] = record(dict, **{key: codec.optional(None) for key, codec in _KINDS.items()})
 
-CONSTRAINTS: Codec[Constraints] = Codec(read=_read, write=_write, schema=_FILE.schema)
+CONSTRAINTS: Codec[Constraints] = defined(
+    "constraints", "Constraints", Codec(read=_read, write=_write, schema=_FILE.schema)
+)
 """Constraints in documents: files of their own, and plans."""
 
 
@@ -321,9 +323,14 @@ def _plain(value: object) -> object:
     return [_plain(member) for member in value] if isinstance(value, list | tuple | range) else value
 
 
+def constraints_descriptions() -> dict[str, str]:
+    """Return what is said of everything in constraints."""
+    return descriptions("pase.planning", "constraints.descriptions.toml")["document"]
+
+
 def constraints_schema() -> str:
     """Return the JSON Schema of constraints files, as text."""
-    described = descriptions("pase.planning", "constraints.descriptions.toml")
+    described = {"document": constraints_descriptions()}
     schema = json_schema(_FILE, identifier="urn:pase:constraints:1", title="PaSE constraints", described=described)
     return json.dumps({**schema, "additionalProperties": False}, indent=2, ensure_ascii=False) + "\n"
 

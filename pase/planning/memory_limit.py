@@ -35,12 +35,14 @@ def search_within(
     solver_memory_bytes: int | None = None,
     time_limit_s: float | None = None,
     known: Iterable[Sequence[int]] = (),
+    is_constrained: bool = False,
     on_progress: Progress | None = None,
 ) -> LimitedSolution:
     """Return the cheapest strategy that takes no more than a limit on each device.
 
-    optimiser: whose state counts. Raises MemoryLimitError where nothing fits: by how much, and which layer binds.
-    Other arguments and errors as for `solve_limited`.
+    optimiser: whose state counts. is_constrained: whether the problem has other constraints, for messages. Raises
+    MemoryLimitError where nothing fits: by how much, and which layer binds. Other arguments and errors as for
+    `solve_limited`.
     """
     weighted = weighted_problem(problem.tables, memory_tables(problem, optimiser=optimiser), limit_bytes)
     try:
@@ -53,7 +55,8 @@ def search_within(
             on_progress=on_progress,
         )
     except NothingFitsError:
-        raise MemoryLimitError(_nothing_fits(problem, weighted, limit_bytes, optimiser)) from None
+        text = _nothing_fits(problem, weighted, limit_bytes, optimiser, is_constrained=is_constrained)
+        raise MemoryLimitError(text) from None
 
 
 def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: float) -> ConstrainedProblem:
@@ -67,7 +70,9 @@ def weighted_problem(tables: CostTables, memory: MemoryTables, limit_bytes: floa
     )
 
 
-def _nothing_fits(problem: Problem, weighted: ConstrainedProblem, limit_bytes: int, optimiser: str) -> str:
+def _nothing_fits(
+    problem: Problem, weighted: ConstrainedProblem, limit_bytes: int, optimiser: str, *, is_constrained: bool
+) -> str:
     graph, devices = problem.graph, problem.num_devices
     choice = lightest_strategy(weighted)
     total = int(weighted.usage(choice))
@@ -75,15 +80,19 @@ def _nothing_fits(problem: Problem, weighted: ConstrainedProblem, limit_bytes: i
     for (u, v), usage in weighted.using_edges:
         kept[v] += usage.cost(choice[u], choice[v])
     binding = max(range(len(kept)), key=lambda v: (kept[v], -v))
-    enough = _enough_devices(graph, devices, limit_bytes, optimiser)
+    # More devices have other configurations, which constraints may not allow.
+    enough = None if is_constrained else _enough_devices(graph, devices, limit_bytes, optimiser)
     advice = f"{enough} devices would do" if enough else "use more devices"
+    if is_constrained:
+        advice = f"loosen the constraints, or {advice}"
     state = _least_state_bytes(problem, optimiser)
     if state <= limit_bytes:
         advice += ", or try a smaller batch"
     else:
         advice += f" (no smaller batch does: weights with their gradients and state take {size_text(state)})"
+    among = " that keeps to the constraints" if is_constrained else ""
     return (
-        f"no strategy of {graph.name!r} fits {size_text(limit_bytes)} on each of {devices} devices: the "
+        f"no strategy of {graph.name!r}{among} fits {size_text(limit_bytes)} on each of {devices} devices: the "
         f"least that one takes is {size_text(total)}, {size_text(total - limit_bytes)} too much; layer "
         f"{graph.operators[binding].name!r} binds with {size_text(kept[binding])} of it "
         f"({kept[binding] / total:.0%}); {advice}"

@@ -35,7 +35,7 @@ from pase.graph import Graph, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
 from pase.graph.operators import with_fan_outs
 from pase.machine.files import MACHINE, machine_descriptions
-from pase.planning.constraints import CONSTRAINTS, allowed
+from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions
 from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel_splits
@@ -104,7 +104,8 @@ plan_document = _PLAN.write
 def plan_schema() -> str:
     """Return the JSON Schema of plan files, as text; docs/export.md says what of it stays as it is."""
     described = descriptions("pase.planning", "plan.descriptions.toml") | {
-        "machine": machine_descriptions()["document"]
+        "machine": machine_descriptions()["document"],
+        "constraints": constraints_descriptions(),
     }
     schema = json_schema(_PLAN, identifier="urn:pase:plan:2", title="PaSE plan", described=described)
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

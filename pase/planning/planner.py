@@ -144,6 +144,7 @@ def search(
             solver_memory_bytes=solver_memory_bytes,
             time_limit_s=time_limit_s,
             known=known,
+            is_constrained=bool(options.constraints),
             on_progress=on_progress,
         )
     except MemoryLimitError:

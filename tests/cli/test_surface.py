@@ -22,6 +22,8 @@ SURFACE = {
     "search": [
         *(*MODEL, "--cost-model", *SOLVER, "--explain-ordering", "--keep-batch", "--strict"),
         *("--memory-per-device", "--optimizer"),
+        *("--pin", "--forbid", "--tie", "--mesh", "--devices-of", "--constraints"),
+        "--constraints-schema",
         *("--output -o", "--json"),
     ],
     "compare": [
