@@ -6,10 +6,16 @@ of ranks. The function is one of a module (not a lambda, nothing within another 
 
 Each run has a process group of its own. Where a rank fails, the others are given a moment to fail or end, too; those
 that hang, waiting for it, are replaced.
+
+PyTorch is imported by two nurseries, which workers are forked from in turn: so a worker takes milliseconds to start,
+and ranks that are neighbours still differ in how Python hashes text, as those of a user do.
 """
 
+import ctypes
 import os
 import pickle
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +27,7 @@ from datetime import timedelta
 from itertools import count
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NoReturn, TypeVar
 
 from pase.common.processes import dying_with_us, end_all, ending_text, package_environment
 
@@ -48,33 +54,74 @@ class Failed:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """A process that waits for functions. output: the file that all it prints goes to."""
+class Nursery:
+    """A process that has imported PyTorch and forks workers."""
 
-    process: "subprocess.Popen[bytes]"
-    connection: "Connection[Any, Any]"
-    output: IO[bytes]
-
-    @classmethod
-    def start(cls) -> "Worker":
-        ours, theirs = Pipe()
-        output = tempfile.TemporaryFile()  # noqa: SIM115
-        code = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.targets.torch.ranks import serve; serve()"
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = f"import sys; sys.path.insert(0, {ROOT!r}); from tests.targets.torch.ranks import nurse; nurse()"
         with theirs:
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 dying_with_us([sys.executable, "-c", code, str(theirs.fileno())]),
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 env=package_environment({"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}),
             )
-        return cls(process=process, connection=ours, output=output)
+
+    def asked(self, request: bytes, *files: int) -> int | None:
+        """Return the number that is the answer, None where there is none yet."""
+        socket.send_fds(self.control, [request], files)
+        answer = self.control.recv(64)
+        assert answer, "the process that forks ranks has ended"
+        return None if answer == b"-" else int(answer)
 
     def end(self) -> None:
         end_all([self.process])
+        self.control.close()
+
+
+@dataclass(slots=True, kw_only=True)
+class Process:
+    """A process that a nursery forked, as `subprocess` would show it."""
+
+    pid: int
+    nursery: Nursery
+    status: int | None = None
+
+    def poll(self) -> int | None:
+        if self.status is None:
+            self.status = self.nursery.asked(str(self.pid).encode())
+        return self.status
+
+    def wait(self) -> int:
+        while (status := self.poll()) is None:
+            time.sleep(0.01)
+        return status
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A process that waits for functions. output: the file that all it prints goes to."""
+
+    process: Process
+    connection: "Connection[Any, Any]"
+    output: IO[bytes]
+
+    @classmethod
+    def start(cls, nursery: Nursery) -> "Worker":
+        ours, theirs = Pipe()
+        output = tempfile.TemporaryFile()  # noqa: SIM115
+        with theirs:
+            pid = nursery.asked(b"fork", theirs.fileno(), output.fileno())
+        assert pid is not None
+        return cls(process=Process(pid=pid, nursery=nursery), connection=ours, output=output)
+
+    def end(self) -> None:
+        end_all([self.process])  # type: ignore[list-item]
         self.connection.close()
         self.output.close()
 
@@ -87,6 +134,7 @@ class Pool:
     """Workers that are started when they are first needed, and stay."""
 
     def __init__(self) -> None:
+        self.nurseries: list[Nursery] = []
         self.workers: list[Worker] = []
         self.folder = tempfile.TemporaryDirectory(prefix="pase-ranks-")
         self.numbers = count()
@@ -99,8 +147,9 @@ class Pool:
         """
         store = str(Path(self.folder.name) / f"store-{next(self.numbers)}")
         given = pickle.dumps((function, arguments))
+        self.nurseries = self.nurseries or [Nursery() for _ in range(2)]
         while len(self.workers) < world:
-            self.workers.append(Worker.start())
+            self.workers.append(Worker.start(self.nurseries[len(self.workers) % 2]))
         self._replace([worker for worker in self.workers if worker.process.poll() is not None])
         workers = self.workers[:world]
         for rank, worker in enumerate(workers):
@@ -122,7 +171,10 @@ class Pool:
         """End all workers."""
         for worker in self.workers:
             worker.end()
+        for nursery in self.nurseries:
+            nursery.end()
         self.workers.clear()
+        self.nurseries.clear()
         self.folder.cleanup()
 
     def _answers(self, workers: Sequence[Worker], timeout_s: float) -> dict[int, Any]:
@@ -142,22 +194,51 @@ class Pool:
 
     def _replace(self, workers: Sequence[Worker]) -> None:
         for worker in workers:
-            self.workers[self.workers.index(worker)] = Worker.start()
+            self.workers[self.workers.index(worker)] = Worker.start(worker.process.nursery)
             worker.end()
 
 
-def serve() -> None:
-    """Run what the pool sends, one function after the other, until it is gone."""
-    connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
+def nurse() -> None:
+    """Fork workers, and say how they ended, until the pool is gone."""
+    control = socket.socket(fileno=int(sys.argv[1]))
     import torch
+    import torch.distributed.tensor
 
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
     while True:
+        request, files, _, _ = socket.recv_fds(control, 64, 2)
+        if not request:
+            # Frameworks have threads that do not end by themselves.
+            os._exit(0)
+        answer = b"-"
+        if files:
+            child = os.fork()
+            if not child:
+                control.close()
+                serve(*files)
+            for file in files:
+                os.close(file)
+            answer = str(child).encode()
+        else:
+            pid, status = os.waitpid(int(request), os.WNOHANG)
+            if pid:
+                answer = str(os.waitstatus_to_exitcode(status)).encode()
+        control.send(answer)
+
+
+def serve(file: int, output: int) -> NoReturn:
+    """Run what the pool sends, one function after the other, until it is gone; output: the file for all it prints."""
+    os.setsid()
+    # It ends with the nursery, as that ends with the pool.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    connection: Connection[Any, Any] = Connection(file)
+    while True:
         try:
             rank, world, store, timeout_s, given = connection.recv()
         except EOFError:
-            # Frameworks have threads that do not end by themselves.
             os._exit(0)
         connection.send(pickle.dumps(_answer(rank, world, store, timeout_s, given)))
 
