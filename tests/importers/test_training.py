@@ -27,10 +27,12 @@ from pase.targets.mesh_tensorflow.primitives.mesh import ProgramGraph  # noqa: E
 from pase.targets.mesh_tensorflow.runtime.measure import crossed  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.program import Program  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.reference import reference_losses  # noqa: E402
+from pase.targets.mesh_tensorflow.runtime.script import train  # noqa: E402
 from pase.targets.mesh_tensorflow.runtime.training import Training  # noqa: E402
 from pase.targets.training.options import Schedule, TrainingOptions  # noqa: E402
 from tests.runtime.plans import make_plan, random_plan  # noqa: E402
 from tests.runtime.test_lstm_traffic import check as check_bytes  # noqa: E402
+from tests.runtime.training import builder_of, options  # noqa: E402
 from tests.targets.torch.modules import FineTuned  # noqa: E402
 
 nn, F = torch.nn, torch.nn.functional
@@ -315,7 +317,10 @@ ARCHITECTURES: Mapping[str, Callable[[], Source]] = {
         "ConvNext", numbers(4, 3, 16, 16), patch_size=2, num_stages=2, hidden_sizes=[4, 8], depths=[2, 1]
     ),
 }
-"""Each under two strategies, beside PyTorch alone: that a run is one device's does not depend on the model."""
+"""Each under one strategy beside one device, or under two where the reference cannot compute it."""
+
+WITHOUT_REFERENCE = ("translator", "series", "bert")
+"""Tensors that are read whole, steps before examples, numbers that stand for what is masked."""
 
 
 def by_pytorch(model: Any, inputs: Mapping[str, Any]) -> tuple[list[float], dict[str, Array]]:
@@ -379,17 +384,26 @@ def graph_of(source: Any) -> Graph:
     return with_fan_outs(import_model(source).graph)
 
 
-@pytest.mark.parametrize("name", [*MODELS, *ARCHITECTURES])
-def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        *((name, (0, 1)) for name in MODELS),
+        *((name, (0, 1) if name in WITHOUT_REFERENCE else (0,)) for name in ARCHITECTURES),
+        *(pytest.param(name, (1, 2, 3), marks=pytest.mark.full) for name in (*MODELS, *ARCHITECTURES)),
+    ],
+)
+def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(
+    name: str, seeds: tuple[int, ...], tmp_path: Path
+) -> None:
     source = (MODELS | ARCHITECTURES)[name]()
     model, weights = import_model(source), double(source)
     graph, batch = with_fan_outs(model.graph), arrays(source[1])
-    given = options_of(source, weights, tmp_path, STEPS) if name in MODELS else None
+    given = None if name in WITHOUT_REFERENCE else options_of(source, weights, tmp_path, STEPS)
     expected, parameters = by_pytorch(*source)
-    if given:
-        np.testing.assert_allclose(reference_losses(graph, given), expected, rtol=SAME_AS_PYTORCH)
-    first: tuple[list[float], Any] | None = None
-    for seed in range(3 if name in MODELS else 2):
+    first = reference_losses(graph, given) if given else None
+    if first:
+        np.testing.assert_allclose(first, expected, rtol=SAME_AS_PYTORCH)
+    for seed in seeds:
         losses, found = trained(random_plan(graph, 4, seed), weights, batch, is_counted=not seed)
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
         for weight in model.lowered.weights:
@@ -403,8 +417,8 @@ def test_losses_and_weights_are_those_of_pytorch_under_any_strategy(name: str, t
             for name in parameters
             if name != "words.weight"  # which is head.weight
         }
-        first = first or (losses, found)
-        np.testing.assert_allclose(losses, first[0], rtol=SAME_AS_EACH_OTHER)
+        first = first or losses
+        np.testing.assert_allclose(losses, first, rtol=SAME_AS_EACH_OTHER)
 
 
 @pytest.mark.full
@@ -426,12 +440,12 @@ def options_of(source: Source, weights: Mapping[str, Array], folder: Path, steps
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in ("convolutional", "gpt") else pytest.param(n, marks=pytest.mark.full) for n in MODELS]
+    "name", [n if n == "convolutional" else pytest.param(n, marks=pytest.mark.full) for n in MODELS]
 )
 def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
     source = MODELS[name]()
-    options = options_of(source, double(source), tmp_path, 2)
-    result = run_plan(random_plan(graph_of(source), 2, 1), options, target="mesh_tensorflow", measure=True)
+    given = options_of(source, double(source), tmp_path, 2)
+    result = run_plan(random_plan(graph_of(source), 2, 1), given, target="mesh_tensorflow", measure=True)
     assert result.max_relative_difference < SAME_AS_EACH_OTHER
     assert result.losses[0] == pytest.approx(by_pytorch(*source)[0][0], rel=SAME_AS_PYTORCH)
     assert result.measured_bytes is not None
@@ -441,7 +455,11 @@ def test_a_run_is_that_of_one_device(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "splits"),
-    [("tagger", {"b": 4}), ("tagger", {"e": 4}), ("tagger", {"b": 2, "e": 2}), ("translator", {"b": 2, "e": 2})],
+    [
+        ("tagger", {"e": 4}),
+        ("translator", {"b": 2, "e": 2}),
+        *(pytest.param("tagger", splits, marks=pytest.mark.full) for splits in ({"b": 4}, {"b": 2, "e": 2})),
+    ],
 )
 def test_the_units_of_recurrent_layers_are_split_and_gathered_in_each_step(
     name: str, splits: Mapping[str, int]
@@ -630,10 +648,9 @@ def test_a_jax_transformer_trains_as_jax_does() -> None:
     for name, array in given.items():
         np.testing.assert_array_equal(read[name], array, err_msg=name)
     graph = with_fan_outs(model.graph)
-    for seed in range(2):
-        batch = {"input_0": ids.astype(np.int32), "input_1": targets.astype(np.int32)}
-        losses, _ = trained(random_plan(graph, 4, seed), given, batch)
-        np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
+    batch = {"input_0": ids.astype(np.int32), "input_1": targets.astype(np.int32)}
+    losses, _ = trained(random_plan(graph, 4, 0), given, batch)
+    np.testing.assert_allclose(losses, expected, rtol=SAME_AS_PYTORCH)
 
 
 def test_an_onnx_generator_trains_as_pytorch_does() -> None:
@@ -708,7 +725,7 @@ def test_recurrent_layers_of_onnx_train_as_pytorchs_do() -> None:
         x, _ = torch.rnn_relu(x, state, of(w, "r", [0]), has_biases=False, **options)
         return F.cross_entropy(x[4] @ w["w"], inputs["labels"])
 
-    check_onnx(model, held, inputs, loss_of, num_strategies=3)
+    check_onnx(model, held, inputs, loss_of, num_strategies=1)
 
 
 def test_a_jax_generator_trains_as_jax_does() -> None:
@@ -819,10 +836,11 @@ def by_keras(model: Any, images: Array, labels: Array) -> list[float]:
 
 
 def test_weights_that_are_not_given_are_drawn() -> None:
-    plan = random_plan(graph_of(MODELS["regression"]()), 2, 0)
-    result = run_plan(plan, TrainingOptions(steps=2, dtype="float64"), target="mesh_tensorflow")
-    assert result.max_relative_difference < SAME_AS_EACH_OTHER
-    assert result.losses[1] < result.losses[0]
+    graph = graph_of(MODELS["regression"]())
+    program = builder_of(emit(random_plan(graph, 2, 0), target="mesh_tensorflow"))
+    losses = train(program, options(2), num_devices=2)
+    np.testing.assert_allclose(losses, reference_losses(graph, options(2)), rtol=SAME_AS_EACH_OTHER)
+    assert losses[1] < losses[0]
 
 
 class Masked(nn.Module):  # type: ignore[misc]
@@ -860,7 +878,7 @@ def test_points_are_dropped_as_in_built_in_networks() -> None:
     program = emit(plan, target="mesh_tensorflow")
     assert program.count("= dropout(") + program.count("(dropout(") == 3
     assert "dropout" not in emit_forward(plan)
-    for seed in range(3):
+    for seed in range(2):
         losses, found = trained(random_plan(graph, 4, seed), weights, batch)
         np.testing.assert_allclose(losses, expected, rtol=SAME_AS_EACH_OTHER)
         for name, array in held.items():
@@ -884,6 +902,6 @@ def test_batch_normalisation_keeps_its_statistics() -> None:
 
 
 def test_constants_of_a_model_are_asked_for() -> None:
-    plan = random_plan(graph_of(of(Masked, x=numbers(4, 4))), 1, 0)
+    program = emit(random_plan(graph_of(of(Masked, x=numbers(4, 4))), 1, 0), target="mesh_tensorflow")
     with pytest.raises(ProgramError, match=r"constants of its model, such as .*; write them with: pase weights MODEL"):
-        run_plan(plan, TrainingOptions(steps=1), target="mesh_tensorflow")
+        train(builder_of(program), options(1), num_devices=1)
