@@ -164,7 +164,7 @@ class _LiveProgram(Program):
         if is_trained or (is_statistic and self._read(name, is_trained) is not None):
             return self.argument(f"shard {name}")
         box = tensor.layout.by_device[self.rank]
-        self.takes[name] = Take(shape=[dim.size for dim in tensor.dims], box=box, made=tensor.shard)
+        self.takes[name] = Take(shape=tensor.shape, box=box, made=tensor.shard)
         return self.argument(f"constant {name}")
 
     def bind(self) -> None:

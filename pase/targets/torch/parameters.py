@@ -112,7 +112,7 @@ def state_of_weights(weights: Mapping[str, Weight], dtype: torch.dtype) -> State
         declared={
             name: Declared(
                 names=(name,),
-                shape=tuple(dim.size for dim in weight.tensor.dims),
+                shape=weight.tensor.shape,
                 dtype=dtype,
                 requires_grad=weight.is_trained,
                 is_buffer=not weight.is_trained,

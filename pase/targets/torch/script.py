@@ -83,7 +83,7 @@ class _ShardMaths:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return _shape(self.weight)
+        return self.weight.tensor.shape
 
     def sqrt(self, x: Any) -> Any:
         return x.sqrt()
@@ -211,7 +211,7 @@ class RankTraining:
 
     def _first(self, values: Mapping[str, Array] | None, weight: Weight) -> Any:
         """Return this rank's part of a weight's first values, drawn, or of those that are given."""
-        shape = _shape(weight)
+        shape = weight.tensor.shape
         if values is None or (weight.is_statistic and weight.name not in values):
             whole = initial_value(weight.name, shape, weight.deviation, self._seed, weight.mean)
         else:
@@ -235,7 +235,7 @@ class RankTraining:
             "optimizer": {
                 name: {
                     slot: self._part(own[slot], weights[name], kept)
-                    for slot, kept in slots(_shape(weights[name])).items()
+                    for slot, kept in slots(weights[name].tensor.shape).items()
                 }
                 for name, own in self._state.items()
             },
@@ -255,7 +255,7 @@ class RankTraining:
 
     def restore(self, found: Opened) -> None:
         """Go on from a checkpoint of the same weights and optimiser, under whatever strategy it arose."""
-        kept = {name: self._rule.slots(_shape(weight)) for name, weight in self.program.weights.items()}
+        kept = {name: self._rule.slots(weight.tensor.shape) for name, weight in self.program.weights.items()}
         expected = {f"optimizer.{name}.{slot}": (name, slot) for name, own in kept.items() for slot in own}
         saved = {name for name in found.saved if not name.startswith("model.")}
         if not saved <= expected.keys():
@@ -271,7 +271,7 @@ class RankTraining:
         """Return a part of a weight, or of what is kept of some of its dims."""
         own = [dim in kept if kept is not None else True for dim in range(len(weight.tensor.dims))]
         held = tuple((run if is_kept else (0, 1),) for run, is_kept in zip(self._box(weight), own, strict=True))
-        shape = [extent if is_kept else 1 for extent, is_kept in zip(_shape(weight), own, strict=True)]
+        shape = [extent if is_kept else 1 for extent, is_kept in zip(weight.tensor.shape, own, strict=True)]
         return Part.of(local, held, shape)
 
     def _slot(self, shard: Any, kept: Collection[int]) -> Any:
@@ -316,10 +316,6 @@ class RankTraining:
         shard.grad = None
 
 
-def _shape(weight: Weight) -> tuple[int, ...]:
-    return tuple(dim.size for dim in weight.tensor.dims)
-
-
 def _accuracy(traced: Traced, count: int) -> float | None:
     """Return the fraction of points that are right; count: those of all ranks."""
     correct = traced.correct
@@ -335,7 +331,7 @@ def _whole(tensor: Tensor, shard: Any) -> Array:
     parts: list[Any] = [None] * dist.get_world_size()
     with naming_lost_ranks():
         dist.all_gather_object(parts, shard.cpu().numpy())
-    found = np.empty([dim.size for dim in tensor.dims], parts[0].dtype)
+    found = np.empty(tensor.shape, parts[0].dtype)
     for device, box in tensor.layout.by_device.items():
         found[_cut(box)] = parts[device].reshape([high - low for low, high in box])
     return found
@@ -376,7 +372,7 @@ def train(
         batches = chosen_batches(inputs, options.seed or 0, options.data_path, generator, first)
         test = held_out_batches(inputs, options.test_data_path) if options.test_data_path else None
         if found:
-            shapes = {name: _shape(weight) for name, weight in program.weights.items()}
+            shapes = {name: weight.tensor.shape for name, weight in program.weights.items()}
             check_fits(found, found.path, asked, weights=found.shapes, expected=shapes, data=batches.description)
         metrics = None
         if metrics_path and is_first:

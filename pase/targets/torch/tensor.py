@@ -137,6 +137,11 @@ class Tensor:
         return prod(dim.size for dim in self.dims)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents of its dims, on all ranks together."""
+        return tuple(dim.size for dim in self.dims)
+
+    @property
     def shard(self) -> tuple[int, ...]:
         """The shape of this rank's shard."""
         return tuple(map(self.mesh.part, self.dims))

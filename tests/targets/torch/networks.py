@@ -58,8 +58,9 @@ def given_to(plan: Plan, steps: int = STEPS) -> tuple[dict[str, Any], list[dict[
     alone = declared(build_of(plan), plan.num_devices)
     values = {}
     for name, weight in alone.weights.items():
-        shape = tuple(dim.size for dim in weight.tensor.dims)
-        values[name] = torch.from_numpy(initial_value(name, shape, weight.deviation, 0, weight.mean)).double()
+        values[name] = torch.from_numpy(
+            initial_value(name, weight.tensor.shape, weight.deviation, 0, weight.mean)
+        ).double()
     source = Batches(alone.inputs.values(), seed=0)
     batches = [{name: torch.from_numpy(x) for name, x in source.batch(step).items()} for step in range(steps)]
     return values, [{n: x.double() if x.is_floating_point() else x for n, x in b.items()} for b in batches]

@@ -130,7 +130,7 @@ def whole(weight: str, reads: dict[str, Read], model: nn.Module) -> torch.Tensor
 
 def own_part(tensor: torch.Tensor, weight: Weight, rank: int) -> torch.Tensor:
     box = weight.tensor.layout.by_device[rank]
-    return tensor.reshape([dim.size for dim in weight.tensor.dims])[tuple(slice(*span) for span in box)]
+    return tensor.reshape(weight.tensor.shape)[tuple(slice(*span) for span in box)]
 
 
 def parts(stored: Storage, weights: dict[str, Weight], root: nn.Module, leaves: Leaves) -> dict[str, torch.Tensor]:

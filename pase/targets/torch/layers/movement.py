@@ -46,10 +46,10 @@ def concat(
             x = arrange(reshard(x, mesh, [own[place] for place in order]), own)
         sizes = [dim.size for dim in own]
         longer = [dim for dim in x.dims if dim.size > 1]
-        if [dim.size for dim in x.dims] != sizes and [dim.size for dim in longer] == sizes:
+        if list(x.shape) != sizes and [dim.size for dim in longer] == sizes:
             x = arrange(x, longer)
         # A tensor that comes in another shape, or from the model's inputs, is brought to this mesh first.
-        is_here = [dim.size for dim in x.dims] == sizes and not x.mesh.is_host
+        is_here = list(x.shape) == sizes and not x.mesh.is_host
         x = resolved(x if is_here else reshard(x, mesh, own))
         source = shifted(x.layout, target.shape, position, offset)
         step = ReshardStep(source, target).clipped(position)
@@ -83,7 +83,7 @@ def piece(x: Tensor, along: str, start: int, size: int) -> Tensor:
 def padded(x: Tensor, mesh: LayerMesh, dims: Sequence[Dim], before: Sequence[int], shape: Sequence[int]) -> Tensor:
     """Return x, of a shape, in the midst of zeros on a mesh, with dims `dims`; before: zeros before it in each dim."""
     x = resolved(x)
-    if [dim.size for dim in x.dims] != list(shape) or x.mesh.is_host:
+    if x.shape != tuple(shape) or x.mesh.is_host:
         own = [
             dim if dim.size == extent else Dim(f"{dim.name}_inside", extent)
             for dim, extent in zip(dims, shape, strict=True)
