@@ -28,7 +28,7 @@ def _problem(name: str, num_devices: int, arguments: tuple[tuple[str, Scalar], .
     return problem_of(load(name, arguments=dict(arguments)), num_devices, MACHINE, "paper")
 
 
-def _splits(problem: Problem, choice: tuple[int, ...] | None) -> dict[str, dict[str, int]]:
+def splits_of(problem: Problem, choice: tuple[int, ...] | None) -> dict[str, dict[str, int]]:
     """Return the dims of each layer that are split."""
     assert choice is not None
     return {
@@ -38,7 +38,7 @@ def _splits(problem: Problem, choice: tuple[int, ...] | None) -> dict[str, dict[
 
 
 def _chosen(problem: Problem, baseline: str, machine: Machine = MACHINE) -> dict[str, dict[str, int]]:
-    return _splits(problem, BASELINES[baseline].choose(problem, machine))
+    return splits_of(problem, BASELINES[baseline].choose(problem, machine))
 
 
 def _communication(problem: Problem, choice: tuple[int, ...] | None) -> float:
@@ -93,7 +93,7 @@ def test_any_number_of_devices_has_every_strategy(model: str, num_devices: int) 
     problem = problem_of(small_graph(model), num_devices, MACHINE, "paper")
     for name in [name for name, models in APPLIES.items() if model in models]:
         choice = BASELINES[name].choose(problem, MACHINE)
-        for split in _splits(problem, choice).values():
+        for split in splits_of(problem, choice).values():
             assert num_devices % prod(split.values()) == 0
 
 
@@ -106,7 +106,7 @@ def test_data_parallelism_reduces_every_weight_once(model: str, num_devices: int
     batch = (("batch", 128),)
     problem = _problem(model, num_devices, batch)
     choice = BASELINES["data_parallel"].choose(problem, MACHINE)
-    assert all(split == {"b": num_devices} for split in _splits(problem, choice).values())
+    assert all(split == {"b": num_devices} for split in splits_of(problem, choice).values())
     expected = _all_reduce(problem.graph.num_parameters, num_devices)
     assert _communication(problem, choice) == pytest.approx(expected, rel=1e-9)
 
@@ -223,7 +223,7 @@ def test_the_mesh_of_a_transformer(n: int, m: int) -> None:
         expected |= _transformer_layer(f"encoder{i}", n, m, "self") | _transformer_layer(
             f"decoder{i}", n, m, "self", "cross"
         )
-    assert _splits(problem, _mesh(problem, m)) == expected | {
+    assert splits_of(problem, _mesh(problem, m)) == expected | {
         # The gradients of what the projections read arrive in as many parts as there are groups of heads.
         operator.name: {"b": n, "g": m}
         for operator in problem.graph.operators
@@ -235,7 +235,7 @@ def test_the_best_mesh_of_the_transformer_has_the_papers_sizes() -> None:
     """Table II, p = 32: attention b 16 h 2, feed forward b 16 e 2; and no other mesh is cheaper."""
     problem = _problem("transformer", 32)
     chosen = BASELINES["mesh_tensorflow"].choose(problem, MACHINE)
-    found = _splits(problem, chosen)
+    found = splits_of(problem, chosen)
     assert found["encoder1_self_attention"] == {"b": 16, "h": 2}
     assert found["decoder6_ff_1"] == found["decoder6_ff_2"] == {"b": 16, "e": 2}
     costs = {m: problem.tables.evaluate(_mesh(problem, m)) for m in (1, 2, 4, 8, 16, 32)}
@@ -255,10 +255,10 @@ def test_the_best_mesh_of_the_transformer_is_a_local_minimum() -> None:
 
 
 def test_small_tables_are_no_vocabulary_and_a_prime_one_is_not_split() -> None:
-    bert = _splits(_problem("bert_large", 8), _mesh(_problem("bert_large", 8), 4))
+    bert = splits_of(_problem("bert_large", 8), _mesh(_problem("bert_large", 8), 4))
     assert (bert["tokens"], bert["segments"]) == ({"b": 2, "v": 2}, {"b": 2})  # 30,522 = 2 · 15,261; 2 segments
     assert (bert["head_dense"], bert["head_norm"], bert["fc"]) == ({"b": 2}, {"b": 2}, {"b": 2, "v": 2})
-    gpt = _splits(_problem("gpt", 8), _mesh(_problem("gpt", 8), 4))
+    gpt = splits_of(_problem("gpt", 8), _mesh(_problem("gpt", 8), 4))
     assert gpt["tokens"] == gpt["fc"] == gpt["softmax"] == {"b": 2}  # 50,257 is prime
     assert gpt["layer12_self_q"] == {"b": 2, "h": 4}
 
@@ -284,8 +284,8 @@ def test_megatron_stays_within_a_node_and_divides_all_heads() -> None:
     small_nodes = replace(MACHINE, levels=(replace(MACHINE.levels[0], num_devices=2), *MACHINE.levels[1:]))
     assert _chosen(problem, "megatron", small_nodes)["layer1_self_q"] == {"h": 2}
     # Mesh-TensorFlow's experts know no nodes, and what 8 ways do not divide is split 4 ways.
-    assert _splits(problem, _mesh(problem, 8))["layer1_self_q"] == {"h": 4}
-    assert _splits(problem, _mesh(problem, 8))["layer1_ff_1"] == {"e": 8}
+    assert splits_of(problem, _mesh(problem, 8))["layer1_self_q"] == {"h": 4}
+    assert splits_of(problem, _mesh(problem, 8))["layer1_ff_1"] == {"e": 8}
 
 
 def test_megatron_is_never_cheaper_than_the_best_mesh() -> None:

@@ -9,6 +9,7 @@ from pase.analysis.baselines.registry import BASELINES, meshes
 from pase.analysis.baselines.rules import transformer_dims
 from pase.costs import Problem
 from pase.planning.planner import problem_of
+from tests.baselines.test_experts import splits_of
 from tests.importers.torch_zoo import Made, alexnet, transformer
 
 pytest.importorskip("torch")
@@ -20,17 +21,9 @@ def _problem(make: Callable[..., Made], num_devices: int, **settings: int) -> Pr
     return problem_of(load(make(**settings)), num_devices, MACHINE, "paper")
 
 
-def _splits(problem: Problem, choice: tuple[int, ...] | None) -> dict[str, dict[str, int]]:
-    assert choice is not None
-    return {
-        operator.name: {dim: k for dim, k in problem.splits(vertex, choice[vertex]).items() if k > 1}
-        for vertex, operator in enumerate(problem.graph.operators)
-    }
-
-
 def test_one_weird_trick_finds_the_classifier() -> None:
     problem = _problem(alexnet, 8, batch=16)
-    found = _splits(problem, BASELINES["owt"].choose(problem, MACHINE))
+    found = splits_of(problem, BASELINES["owt"].choose(problem, MACHINE))
     kinds = {operator.name: operator.kind for operator in problem.graph.operators}
     for name, split in found.items():
         assert split == ({"n": 8} if kinds[name] == "dense" else {"b": 8}), name
@@ -43,7 +36,7 @@ def test_a_mesh_is_laid_over_attentions_that_project_all_at_once() -> None:
     dims = transformer_dims(problem.graph)
     assert dims is not None
     (choice,) = meshes(problem, dims, [2])
-    found = _splits(problem, choice)
+    found = splits_of(problem, choice)
     assert found["encoder.layers.0.self_attn/attention"] == {"b": 2, "h": 2}
     assert found["encoder.layers.0.self_attn"] == {"s": 2, "n": 2}
     assert found["encoder.layers.0.self_attn_2"] == {"s": 2, "c1": 2}

@@ -1,8 +1,10 @@
 """The command line as a function: what it printed where, and its status."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -37,3 +39,11 @@ def pase(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return Finished(status=status, out=captured.out, err=captured.err)
 
     return call
+
+
+def document_of(pase: Command, *arguments: object) -> dict[str, Any]:
+    """Return what a command writes as JSON; it says nothing besides."""
+    finished = pase(*arguments, "--json")
+    assert (finished.status, finished.err) == (0, "")
+    document: dict[str, Any] = json.loads(finished.out)
+    return document

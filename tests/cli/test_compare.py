@@ -3,14 +3,13 @@
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pase.analysis.baselines.registry import BASELINES
 from pase.costs import COST_MODELS
 from pase.planning.plan_file import read_plan
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, document_of
 
 ALEXNET = ("alexnet", "-b", "16", "--arg", "image=64", "--arg", "width=8", "--arg", "classes=16", "-p", "8")
 APPLY = ["pase", "data_parallel", "owt", "integrated_grid", "mcmc"]
@@ -23,15 +22,8 @@ FIELDS = {
 }
 
 
-def _compared(pase: Command, *arguments: object) -> dict[str, Any]:
-    finished = pase("compare", *arguments, "--json")
-    assert (finished.status, finished.err) == (0, "")
-    document: dict[str, Any] = json.loads(finished.out)
-    return document
-
-
 def test_json_holds_every_strategy_with_its_parts(pase: Command) -> None:
-    document = _compared(pase, *ALEXNET, *QUICK)
+    document = document_of(pase, "compare", *ALEXNET, *QUICK)
     assert [entry["name"] for entry in document["strategies"]] == APPLY
     assert {entry["name"] for entry in document["not_applicable"]} == set(BASELINES) - set(APPLY)
     ours, data_parallel = document["strategies"][:2]
@@ -50,7 +42,7 @@ def test_json_holds_every_strategy_with_its_parts(pase: Command) -> None:
 
 def test_ours_is_what_search_finds(pase: Command) -> None:
     searched = json.loads(pase("search", *ALEXNET, "--json").out)
-    ours, data_parallel, *_ = _compared(pase, *ALEXNET, "--only", "data_parallel")["strategies"]
+    ours, data_parallel, *_ = document_of(pase, "compare", *ALEXNET, "--only", "data_parallel")["strategies"]
     assert ours["total_cost"] == pytest.approx(searched["total_cost"], rel=1e-12)
     assert data_parallel["total_cost"] == searched["baselines"]["data_parallel"]
 
@@ -58,7 +50,7 @@ def test_ours_is_what_search_finds(pase: Command) -> None:
 @pytest.mark.parametrize(("word", "models"), [("both", ["alpha_beta", "paper"]), ("all", sorted(COST_MODELS))])
 def test_several_cost_models_have_their_own_tables(pase: Command, word: str, models: list[str]) -> None:
     arguments = ("mlp", "-p", "4", "--cost-model", word, "--only", "data_parallel", "--only", "mcmc", *QUICK)
-    document = _compared(pase, *arguments)
+    document = document_of(pase, "compare", *arguments)
     found = [(entry["cost_model"], entry["name"]) for entry in document["strategies"]]
     assert found == [(model, name) for model in models for name in ("pase", "data_parallel", "mcmc")]
     printed = pase("compare", *arguments).out
@@ -79,7 +71,7 @@ def test_the_table_fits_a_terminal_and_says_what_does_not_apply(pase: Command) -
 def test_what_does_not_fit_a_device_is_marked(pase: Command) -> None:
     """VGG-16 of 512 images on two devices of 11 GB."""
     arguments = ("vgg16", "-p", "2", "-b", "512", "--only", "data_parallel")
-    strategies = _compared(pase, *arguments)["strategies"]
+    strategies = document_of(pase, "compare", *arguments)["strategies"]
     assert [entry["memory_bytes_per_device"] > 11.8e9 for entry in strategies] == [True, True]
     assert [entry["fits_device"] for entry in strategies] == [False, False]
     printed = pase("compare", *arguments).out
@@ -99,16 +91,20 @@ def test_every_strategy_is_written_as_a_plan(pase: Command, tmp_path: Path) -> N
     assert plan.lower_bound == pytest.approx(read_plan(folder / "pase.json").total_cost)
     assert pase("explain", folder / "owt.json").status == 0
     assert pase("emit", folder / "owt.json", "-o", tmp_path / "train.py").status == 0
-    document = _compared(pase, *ALEXNET, "--only", "owt", "-o", folder, "--cost-model", "all")
+    document = document_of(pase, "compare", *ALEXNET, "--only", "owt", "-o", folder, "--cost-model", "all")
     assert {f"owt.{model}.json" for model in COST_MODELS} <= {path.name for path in folder.iterdir()}
     assert [entry["name"] for entry in document["strategies"]] == ["pase", "owt"] * len(COST_MODELS)
 
 
 def test_the_random_search_is_told_its_seed_and_its_start(pase: Command) -> None:
     arguments = (*ALEXNET, "--only", "mcmc", "--steps", "200", "--start", "random")
-    costs = [_compared(pase, *arguments, "--seed", seed)["strategies"][1]["total_cost"] for seed in (1, 1, 2)]
+    costs = [
+        document_of(pase, "compare", *arguments, "--seed", seed)["strategies"][1]["total_cost"] for seed in (1, 1, 2)
+    ]
     assert costs[0] == costs[1] != costs[2]
-    from_data_parallel = _compared(pase, *ALEXNET, "--only", "mcmc", "--steps", "0", "--start", "data_parallel")
+    from_data_parallel = document_of(
+        pase, "compare", *ALEXNET, "--only", "mcmc", "--steps", "0", "--start", "data_parallel"
+    )
     assert from_data_parallel["strategies"][1]["ratio_to_data_parallel"] == pytest.approx(1)
 
 

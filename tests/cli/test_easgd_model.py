@@ -1,23 +1,14 @@
 """`pase easgd-model`: what a user sees, in tables and JSON, and what is refused."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pase.studies.easgd_costs.iteration import ALGORITHMS
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, document_of
 
 MLP = ("easgd-model", "--network", "mlp")
-
-
-def _document(pase: Command, *arguments: object) -> dict[str, Any]:
-    finished = pase("easgd-model", *arguments, "--json")
-    assert (finished.status, finished.err) == (0, "")
-    document: dict[str, Any] = json.loads(finished.out)
-    return document
 
 
 @pytest.mark.parametrize("network", ["googlenet", "vgg19"])
@@ -36,7 +27,7 @@ def test_the_paper_s_networks_stand_beside_its_times(network: str, pase: Command
 
 
 def test_weak_scaling_in_json(pase: Command) -> None:
-    document = _document(pase, "--network", "vgg19", "--workers", "1,64")
+    document = document_of(pase, "easgd-model", "--network", "vgg19", "--workers", "1,64")
     assert (document["num_parameters"], document["weight_bytes"], document["num_arrays"]) == (
         143_667_240,
         574_668_960,
@@ -60,7 +51,9 @@ def test_weak_scaling_in_json(pase: Command) -> None:
 
 
 def test_one_algorithm_on_other_workers(pase: Command) -> None:
-    document = _document(pase, "--algorithm", "async-easgd", "--workers", "4, 2,4", "--iteration-time", 0.5)
+    document = document_of(
+        pase, "easgd-model", "--algorithm", "async-easgd", "--workers", "4, 2,4", "--iteration-time", 0.5
+    )
     assert [row["workers"] for row in document["weak_scaling"][0]["rows"]] == [2, 4]
     assert {found["algorithm"] for found in document["iterations"]} == {"async-easgd"}
     assert (document["iteration_time_s"], document["iteration_time_source"], document["paper"]) == (0.5, "given", None)
@@ -70,7 +63,9 @@ def test_one_algorithm_on_other_workers(pase: Command) -> None:
 
 
 def test_one_message_or_one_for_each_array(pase: Command) -> None:
-    packed, apart = (_document(pase, "--network", "lenet5", flag) for flag in ("--packed", "--per-layer"))
+    packed, apart = (
+        document_of(pase, "easgd-model", "--network", "lenet5", flag) for flag in ("--packed", "--per-layer")
+    )
     for one, many in zip(packed["iterations"], apart["iterations"], strict=True):
         assert (5 * one["messages"], one["bytes"]) == (many["messages"], many["bytes"])
     assert packed["packing"] == apart["packing"]
@@ -83,11 +78,11 @@ def test_one_message_or_one_for_each_array(pase: Command) -> None:
 
 
 def test_a_network_that_the_paper_has_not_is_computed_at_the_peak(pase: Command) -> None:
-    document = _document(pase, *MLP[1:], "-b", 64, "--arg", "hidden=512", "--machine", "knl-10gbe")
+    document = document_of(pase, "easgd-model", *MLP[1:], "-b", 64, "--arg", "hidden=512", "--machine", "knl-10gbe")
     assert document["paper"] is None
     assert "FLOP of a step ÷ peak of Intel Xeon Phi 7250" in document["iteration_time_source"]
     assert document["latency_s"] == 7.2e-6
-    double = _document(pase, *MLP[1:], "-b", 128, "--arg", "hidden=512", "--machine", "knl-10gbe")
+    double = document_of(pase, "easgd-model", *MLP[1:], "-b", 128, "--arg", "hidden=512", "--machine", "knl-10gbe")
     assert double["iteration_time_s"] == pytest.approx(2 * document["iteration_time_s"], rel=1e-6)
 
 
@@ -96,7 +91,7 @@ def test_a_network_that_the_paper_has_not_is_computed_at_the_peak(pase: Command)
 )
 def test_the_paper_s_times_stand_beside_nothing_else(arguments: tuple[object, ...], pase: Command) -> None:
     """Of another batch, network, node or number of iterations its times say nothing."""
-    document = _document(pase, *arguments)
+    document = document_of(pase, "easgd-model", *arguments)
     assert document["paper"] is None
     assert document["num_batches"] == (7 if "--iterations" in arguments else 1)
 
@@ -109,7 +104,7 @@ def test_all_that_the_paper_states(pase: Command) -> None:
         r"^communication +52 / 51 % +87 / 92 % +25 / 68 % +20 / 20 % +14 / 4 %$", finished.out, re.MULTILINE
     )
     assert "**" not in finished.out
-    document = _document(pase, "--paper")
+    document = document_of(pase, "easgd-model", "--paper")
     assert document["table_3"][1]["paper_time_s"] == 41
     assert document["table_3"][1]["time_s"] == pytest.approx(38.64)
     assert document["statements"][1] == {

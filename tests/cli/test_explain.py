@@ -4,7 +4,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,7 @@ from pase.costs import strategy_memory
 from pase.planning.plan_file import read_plan, write_plan
 from pase.planning.planner import SearchOptions, data_parallel_choice, plan_of, problem_of
 from pase.solver import solve
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, document_of
 
 # Devices this slow are worth using even for tiny layers.
 MLP = ("mlp", "-b", "16", "--arg", "inputs=16", "--arg", "hidden=32", "--arg", "classes=8", "--flops", "1e9")
@@ -26,15 +25,8 @@ def plan(pase: Command, tmp_path: Path) -> Path:
     return path
 
 
-def explained(pase: Command, *arguments: object) -> dict[str, Any]:
-    finished = pase("explain", *arguments, "--json")
-    assert (finished.status, finished.err) == (0, "")
-    document: dict[str, Any] = json.loads(finished.out)
-    return document
-
-
 def test_costs_are_those_of_the_plan(pase: Command, plan: Path) -> None:
-    document = explained(pase, plan)
+    document = document_of(pase, "explain", plan)
     written = json.loads(plan.read_text(encoding="utf-8"))
     assert document["num_devices"] == 4
     assert [layer["name"] for layer in document["layers"]] == [layer["name"] for layer in written["layers"]]
@@ -49,7 +41,7 @@ def test_costs_are_those_of_the_plan(pase: Command, plan: Path) -> None:
 
 
 def test_bytes_add_up(pase: Command, plan: Path) -> None:
-    document = explained(pase, plan)
+    document = document_of(pase, "explain", plan)
     names = [placement["name"] for placement in document["placements"]]
     assert names == ["plan", "greedy", "device order"]
     for i, placement in enumerate(document["placements"]):
@@ -63,7 +55,7 @@ def test_bytes_add_up(pase: Command, plan: Path) -> None:
 
 
 def test_a_layer_alone(pase: Command, plan: Path) -> None:
-    whole, document = explained(pase, plan), explained(pase, plan, "fc2")
+    whole, document = document_of(pase, "explain", plan), document_of(pase, "explain", plan, "fc2")
     assert document["layers"] == [layer for layer in whole["layers"] if layer["name"] == "fc2"]
     assert document["edges"] == [edge for edge in whole["edges"] if "fc2" in (edge["producer"], edge["consumer"])]
     assert len(document["edges"]) == 2
@@ -90,7 +82,7 @@ def test_costs_and_bytes_alone_are_a_table(pase: Command, plan: Path) -> None:
 def test_nodes_are_told_apart(pase: Command, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     assert pase("search", "alexnet", "-p", "16", "-o", path).status == 0
-    document = explained(pase, path)
+    document = document_of(pase, "explain", path)
     assert document["levels"] == [{"name": "node", "devices": 8}, {"name": "cluster", "devices": 0}]
     within, across = document["placements"][0]["layer_bytes_by_level"]
     assert within > 0
@@ -108,7 +100,7 @@ def test_a_layer_that_is_not_there(pase: Command, plan: Path) -> None:
 
 
 def test_why_comes_first(pase: Command, plan: Path) -> None:
-    shown, document = pase("explain", plan), explained(pase, plan)
+    shown, document = pase("explain", plan), document_of(pase, "explain", plan)
     assert (shown.status, shown.err) == (0, "")
     lines = shown.out.splitlines()
     assert lines[0] == "mlp on 4 × NVIDIA GeForce GTX 1080 Ti (1080ti (overridden))"
@@ -138,7 +130,7 @@ def test_why_comes_first(pase: Command, plan: Path) -> None:
 
 
 def test_why_of_a_layer_in_full(pase: Command, plan: Path) -> None:
-    shown, document = pase("explain", plan, "fc2"), explained(pase, plan, "fc2")
+    shown, document = pase("explain", plan, "fc2"), document_of(pase, "explain", plan, "fc2")
     why = document["layers"][0]["why"]
     assert f"Why: {why['reason']}." in shown.out
     for part in why["parts"]:
@@ -152,14 +144,14 @@ def test_why_of_a_layer_in_full(pase: Command, plan: Path) -> None:
 
 
 def test_a_certificate_is_part_of_the_document(pase: Command, plan: Path) -> None:
-    document = explained(pase, plan)
+    document = document_of(pase, "explain", plan)
     written = json.loads(plan.read_text(encoding="utf-8"))
     assert document["total_cost"] == pytest.approx(written["total_cost"])
     assert document["optimum"] == {"total_cost": pytest.approx(written["total_cost"]), "exact": True}
     assert document["is_optimal"] is True
     assert document["flips_searched"] == {"from_scale": 1 / 32, "to_scale": 32}
     for key in ("optimum", "is_optimal", "flip_range"):
-        assert key not in explained(pase, plan, "--no-why")
+        assert key not in document_of(pase, "explain", plan, "--no-why")
 
 
 def test_repeated_layers_share_a_row(pase: Command, tmp_path: Path) -> None:
@@ -167,7 +159,7 @@ def test_repeated_layers_share_a_row(pase: Command, tmp_path: Path) -> None:
     small = ("vocabulary=64", "steps=8", "model_width=16", "heads=4", "hidden=32", "layers=2")
     arguments = ("-b", "16", *(part for text in small for part in ("--arg", text)), "--flops", "1e9")
     assert pase("search", "transformer", *arguments, "-p", "4", "--cost-model", "alpha_beta", "-o", path).status == 0
-    shown, document = pase("explain", path).out, explained(pase, path)
+    shown, document = pase("explain", path).out, document_of(pase, "explain", path)
     table = shown.partition("\n\nWhy:\n")[0].split("\n\n")[1].splitlines()[1:]
     counts = [1 + int(found[1]) if (found := re.match(r"\S+ \+(\d+) ", row)) else 1 for row in table]
     assert sum(counts) == len(document["layers"])
@@ -177,18 +169,18 @@ def test_repeated_layers_share_a_row(pase: Command, tmp_path: Path) -> None:
 
 
 def test_sensitivity_says_what_does_not_matter(pase: Command, plan: Path) -> None:
-    shown, document = pase("explain", plan, "--sensitivity"), explained(pase, plan, "--sensitivity")
+    shown, document = pase("explain", plan, "--sensitivity"), document_of(pase, "explain", plan, "--sensitivity")
     assert "Costs by paper do not depend on: device memory bandwidth, node latency" in shown.out
     used = [one for one in document["sensitivity"] if one["is_used"]]
     assert {(one["figure"], one["factor"]) for one in used} >= {("node bandwidth", 0.8), ("device peak FLOP/s", 1.2)}
     for one in used:
         assert re.search(rf"^{re.escape(one['figure'])} +[+-]20% ", shown.out, re.MULTILINE)
-    assert "sensitivity" not in explained(pase, plan)
+    assert "sensitivity" not in document_of(pase, "explain", plan)
 
 
 def test_a_plan_that_is_not_the_best_is_explained_as_such(pase: Command, plan: Path) -> None:
     worse = data_parallel_file(plan)
-    document = explained(pase, worse)
+    document = document_of(pase, "explain", worse)
     best = json.loads(plan.read_text(encoding="utf-8"))["total_cost"]
     assert document["is_optimal"] is False
     assert document["optimum"] == {"total_cost": pytest.approx(best), "exact": True}
@@ -221,7 +213,7 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
     limited = search(found.graph, found.num_devices, machine=found.machine, options=options)
     path = plan.with_name("limited.json")
     write_plan(limited, path)
-    document = explained(pase, path)
+    document = document_of(pase, "explain", path)
     bound = [layer for layer in document["layers"] if layer["why"]["memory"]]
     assert bound
     for layer in bound:
@@ -240,7 +232,7 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
             splits = [changed.get(one.name, one.splits) for one in limited.layers]
             assert strategy_memory(found.graph, splits).total_bytes < free
     assert re.search(r"^\S+ .*  memory, ", pase("explain", path).out, re.MULTILINE)
-    less = explained(pase, path, "--sensitivity")["sensitivity"]
+    less = document_of(pase, "explain", path, "--sensitivity")["sensitivity"]
     assert {one["figure"] for one in less if one["is_used"]} >= {"device memory limit"}
     (more,) = (one for one in less if (one["figure"], one["factor"]) == ("device memory limit", 1.2))
     assert more["relative_time_change"] == pytest.approx(found.total_cost / limited.total_cost - 1)
@@ -248,7 +240,7 @@ def test_memory_binds(pase: Command, plan: Path) -> None:
 
 @pytest.mark.slow
 def test_what_is_explained_is_what_a_run_moves(pase: Command, plan: Path) -> None:
-    document = explained(pase, plan)
+    document = document_of(pase, "explain", plan)
     finished = pase("run", plan, "--steps", "1", "--measure", "--json")
     assert finished.status == 0, finished.err
     result = json.loads(finished.out)

@@ -19,6 +19,7 @@ from pase.models import build
 from pase.planning.planner import SearchOptions, search
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel
+from tests.costs.agreement import check_tables
 from tests.networks import SMALL, small_graph
 
 FLOPS, A1, B1, A2, B2 = 1e12, 1e-5, 1e-10, 5e-5, 1e-9
@@ -231,15 +232,7 @@ def test_layouts_that_agree_move_nothing() -> None:
 
 @pytest.mark.parametrize("name", sorted(SMALL))
 def test_tables_and_plans_agree(name: str) -> None:
-    graph, p = small_graph(name), 8
-    model = cost_model("alpha_beta", _machine(node=4, memory_bandwidth=1e11), p)
-    problem = build_problem(graph, p, model)
-    rng = np.random.default_rng(7)
-    for _ in range(3):
-        choice = tuple(int(rng.integers(n)) for n in problem.tables.domain_sizes)
-        splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
-        layers = plan_layers(problem.graph, p, model, splits, [tuple(range(p))] * len(choice))
-        assert total_cost(layers) == pytest.approx(problem.tables.evaluate(choice), rel=1e-12)
+    check_tables(small_graph(name), 8, cost_model("alpha_beta", _machine(node=4, memory_bandwidth=1e11), 8), seed=7)
 
 
 @pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer"])

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from pase.analysis.simulation.simulation import simulate
-from pase.costs import build_problem, cost_model
+from pase.costs import cost_model
 from pase.costs.alpha_beta import AlphaBetaCostModel, pairwise_all_reduce
 from pase.costs.collectives import Link
 from pase.machine import load_machine
 from pase.models import build
 from pase.planning.planner import SearchOptions, search
-from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import all_reduce_pairs
+from tests.costs.agreement import check_tables
 from tests.networks import small_graph
 
 WORDS = 4096
@@ -50,15 +50,7 @@ def test_nothing_to_sum_takes_no_time() -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "transformer", "gpt", "densenet121"])
 def test_tables_and_plans_agree(name: str) -> None:
-    graph, p, machine = small_graph(name), 16, load_machine("1080ti")
-    model = cost_model("program", machine, p)
-    problem = build_problem(graph, p, model)
-    rng = np.random.default_rng(11)
-    for _ in range(3):
-        choice = tuple(int(rng.integers(n)) for n in problem.tables.domain_sizes)
-        splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
-        layers = plan_layers(problem.graph, p, model, splits, [tuple(range(p))] * len(choice))
-        assert total_cost(layers) == pytest.approx(problem.tables.evaluate(choice), rel=1e-12)
+    check_tables(small_graph(name), 16, cost_model("program", load_machine("1080ti"), 16), seed=11)
 
 
 def test_on_one_node_large_sums_cost_what_alpha_beta_says() -> None:

@@ -9,15 +9,15 @@ from pase import load
 from pase.analysis.simulation.engine import Fabric, Label, TaskGraph, run
 from pase.analysis.simulation.simulation import simulate
 from pase.analysis.simulation.step import COLLECTIVES, FabricTasks
-from pase.costs import build_problem, cost_model
+from pase.costs import cost_model
 from pase.costs.alpha_beta import RingCostModel, ring_all_reduce
 from pase.costs.collectives import Link
 from pase.machine import load_machine
 from pase.planning.planner import SearchOptions, search
-from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.layouts import device_mesh
 from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Phase
+from tests.costs.agreement import check_tables
 from tests.networks import small_graph
 from tests.simulation.machines import machine
 
@@ -74,16 +74,9 @@ def test_gradients_of_weights_have_no_latency_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "transformer", "gpt"])
 def test_tables_and_plans_agree(name: str) -> None:
-    graph, p, preset = small_graph(name), 16, load_machine("1080ti")
-    model = cost_model("ring", preset, p)
+    model = cost_model("ring", load_machine("1080ti"), 16)
     assert isinstance(model, RingCostModel)
-    problem = build_problem(graph, p, model)
-    rng = np.random.default_rng(11)
-    for _ in range(3):
-        choice = tuple(int(rng.integers(n)) for n in problem.tables.domain_sizes)
-        splits = [problem.splits(vertex, c) for vertex, c in enumerate(choice)]
-        layers = plan_layers(problem.graph, p, model, splits, [tuple(range(p))] * len(choice))
-        assert total_cost(layers) == pytest.approx(problem.tables.evaluate(choice), rel=1e-12)
+    check_tables(small_graph(name), 16, model, seed=11)
 
 
 def test_where_sums_are_slow_its_strategies_are_faster_in_a_ring() -> None:

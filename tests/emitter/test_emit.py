@@ -2,6 +2,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -42,17 +43,21 @@ def plans() -> list[Plan]:
     return [*found, random_plan(build("alexnet"), 64, 1), random_plan(build("mlp", arguments={"layers": 1}), 32, 2)]
 
 
-def test_programs_are_formatted_and_lint_clean(tmp_path: Path) -> None:
-    for i, plan in enumerate(plans()):
-        source = emit(plan)
+def check_style(sources: Iterable[str], folder: Path) -> None:
+    """Check that programs are formatted and lint-clean; they are written to a folder."""
+    for i, source in enumerate(sources):
         assert max(len(line) for line in source.splitlines()) <= 120
-        (tmp_path / f"program_{i}.py").write_text(source, encoding="utf-8")
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
+        (folder / f"program_{i}.py").write_text(source, encoding="utf-8")
+    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(folder)]
     for command in (["check"], ["format", "--check", "--diff"]):
         done = subprocess.run(
             [sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_programs_are_formatted_and_lint_clean(tmp_path: Path) -> None:
+    check_style(map(emit, plans()), tmp_path)
 
 
 def test_a_layer_is_a_block_of_few_lines() -> None:

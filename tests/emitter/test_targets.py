@@ -2,8 +2,6 @@
 
 import ast
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from pase.graph import Graph
 from pase.graph.body import Body, Constant, ModelOutput, Step
 from pase.planning.plan_file import graph_hash, plan_document
 from pase.targets.emitter import emit
-from tests.emitter.test_emit import ROOT, plans
+from tests.emitter.test_emit import check_style, plans
 from tests.emitter.test_forward import DENSE, SUM, network, with_a_loss
 from tests.runtime.networks import small
 from tests.runtime.plans import make_plan
@@ -37,16 +35,7 @@ def test_targets_have_the_same_blocks() -> None:
 
 def test_programs_for_pytorch_are_formatted_and_lint_clean(tmp_path: Path) -> None:
     found = [*plans(), *(make_plan(graph, 2, {}) for graph in (network(), with_a_loss(), with_logits()))]
-    for i, plan in enumerate(found):
-        source = emit(plan, target="torch")
-        assert max(len(line) for line in source.splitlines()) <= 120
-        (tmp_path / f"program_{i}.py").write_text(source, encoding="utf-8")
-    config = ["--config", str(ROOT / "pyproject.toml"), "--no-cache", str(tmp_path)]
-    for command in (["check"], ["format", "--check", "--diff"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, *config], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    check_style((emit(plan, target="torch") for plan in found), tmp_path)
 
 
 def test_a_program_for_pytorch_says_how_it_is_run() -> None:
