@@ -24,6 +24,7 @@ BENCHMARKS = {
     "easgd-model": "figures of the EASGD paper beside its cost model (docs/easgd-model.md)",
     "compare": "our strategies beside those of others (docs/baselines.md)",
     "explain": "the worked example (docs/explain.md)",
+    "constraints": "searches within constraints beside an integer program (docs/benchmarks.md)",
     "solver": "our solver beside others on the same tables (docs/benchmarks.md)",
 }
 
