@@ -30,7 +30,7 @@ from difflib import get_close_matches
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,35 +45,31 @@ from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.shards import IndexArray
 from pase.tables.cost_tables import EdgeTable
 
-C = TypeVar("C", bound="Constraint")
 Mask = NDArray[np.bool_]
 
 MOST_SHOWN = 6
 """Of names and configurations that an error lists."""
 
 
-class Constraint(Protocol):
-    """where: what messages call it. layers: the patterns of those that it is about; () for all."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """layers: patterns of those that it is about; () for all. where: what messages call it."""
 
-    @property
-    def where(self) -> str: ...
-
-    @property
-    def layers(self) -> tuple[str, ...]: ...
+    layers: tuple[str, ...] = ()
+    where: str = field(default="a constraint", compare=False)
 
     def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
         """Return which of a layer's configurations, [K, D], are left; ConfigurationError where it makes no sense."""
-        ...
+        del operator
+        return np.ones(len(configurations), dtype=bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
+class Pin(Constraint):
     """Layers have this configuration. splits: by dim; is_partial: whether the dims that it does not name are free."""
 
-    layers: tuple[str, ...]
     splits: Mapping[str, int]
     is_partial: bool = False
-    where: str = field(default="pin", compare=False)
 
     def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
         """Return which configurations agree with it."""
@@ -86,12 +82,10 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forbid:
+class Forbid(Constraint):
     """Layers do not split these dims, where they have them."""
 
-    layers: tuple[str, ...]
     dims: tuple[str, ...]
-    where: str = field(default="forbid", compare=False)
 
     def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
         """Return which configurations leave the dims whole."""
@@ -100,31 +94,21 @@ class Forbid:
         return mask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tie:
+class Tie(Constraint):
     """All of these layers have the same configuration."""
 
-    layers: tuple[str, ...]
-    where: str = field(default="tie", compare=False)
-
-    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
-        """Return all configurations: which are alike is a matter of several layers."""
-        del operator
-        return np.ones(len(configurations), dtype=bool)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneMesh:
+class OneMesh(Constraint):
     """Every layer is split along the axes of one mesh: each axis splits one of its dims, or none. axes: sizes."""
 
     axes: Mapping[str, int]
-    where: str = field(default="mesh", compare=False)
-    layers: tuple[str, ...] = ()
 
     def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
         """Return which configurations are products of axes."""
         del operator
-        # What is left of the splits when some of the axes are taken out of each of them.
         made = {(1,) * configurations.shape[1]}
         for size in self.axes.values():
             made |= {(*row[:i], row[i] * size, *row[i + 1 :]) for row in made for i in range(len(row))}
@@ -132,17 +116,10 @@ class OneMesh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicesOf:
-    """The devices of a layer's parts, row-major over the dims that are split and then the replicas."""
+class DevicesOf(Constraint):
+    """The devices of a layer's parts, row-major over the dims that are split and then the replicas: costs stay."""
 
-    layers: tuple[str, ...]
     devices: tuple[int, ...]
-    where: str = field(default="devices", compare=False)
-
-    def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
-        """Return all configurations: costs do not depend on which device has which part."""
-        del operator
-        return np.ones(len(configurations), dtype=bool)
 
 
 Constraints = tuple[Constraint, ...]
@@ -306,9 +283,7 @@ def constraints_of(given: object) -> Constraints:
         return load_constraints(given)
     if isinstance(given, Mapping):
         return CONSTRAINTS.read(Field(_plain(given), "", ConfigurationError, "constraints"))
-    if isinstance(given, Sequence) and all(
-        isinstance(each, Pin | Forbid | Tie | OneMesh | DevicesOf) for each in given
-    ):
+    if isinstance(given, Sequence) and all(isinstance(each, Constraint) for each in given):
         return combined(given)
     raise ConfigurationError(
         f"constraints are {given!r:.60}; expected the path of a file, a dict with {', '.join(_KINDS)}, or some of "

@@ -1,4 +1,4 @@
-"""A Llama of 8 billion weights on one mesh: our search within constraints beside an integer program of the same tables."""
+"""A Llama of 8 billion weights on one mesh: searches within constraints beside an integer program of their tables."""
 
 from collections.abc import Mapping
 from time import perf_counter
