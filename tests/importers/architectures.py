@@ -424,14 +424,28 @@ ARCHITECTURES: dict[str, dict[str, Make]] = {
 }
 
 
+LIKE_OTHERS: Mapping[str, str] = {
+    "mistral": "llama",
+    "olmo": "llama",
+    "qwen2": "llama",
+    "opt": "gpt2",
+    "roberta": "bert",
+    "electra": "bert",
+    "distilbert": "bert",
+    "marian": "bart",
+    "deit": "vit",
+}
+"""Networks of transformers that are made of the same layers as another one, which stands for them."""
+
+
 def cases(quick: Collection[tuple[str, str]]) -> list[Any]:
     """Return (package, name) of every architecture as parameters of a test, those that are not quick marked as slow.
 
-    Of a family of Keras' networks the smallest stands for the others.
+    Of a family of Keras' networks the smallest stands for the others, of alike networks of transformers the oldest.
     """
 
     def marks(package: str, name: str) -> tuple[pytest.MarkDecorator, ...]:
-        if package == "keras" and name in KERAS_FAMILIES:
+        if name in {"keras": KERAS_FAMILIES, "transformers": LIKE_OTHERS}.get(package, ()):
             return pytest.mark.slow, pytest.mark.full
         return () if (package, name) in quick else (pytest.mark.slow,)
 

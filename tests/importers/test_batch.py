@@ -17,7 +17,7 @@ from pase.machine import DEFAULT_MACHINE, load_machine
 from pase.planning.planner import data_parallel_cost, problem_of
 from pase.sharding.configurations import data_parallel
 from tests.importers import torch_zoo
-from tests.importers.architectures import cases, check_known, imported
+from tests.importers.architectures import ARCHITECTURES, cases, check_known, imported
 
 torch = pytest.importorskip("torch")
 
@@ -75,7 +75,14 @@ def test_networks_of_pytorch(name: str) -> None:
     check_data_parallelism(lambda batch: pase.load(torch_zoo.OWN[name](batch=batch)))
 
 
-@pytest.mark.parametrize("kind", sorted(torch_zoo.TRANSFORMERS))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        # Those of the other architectures are below, with their losses.
+        pytest.param(kind, marks=[pytest.mark.full] if kind in ARCHITECTURES["transformers"] else [])
+        for kind in sorted(torch_zoo.TRANSFORMERS)
+    ],
+)
 def test_networks_of_transformers(kind: str) -> None:
     """One layer of each: the next one reads what the first one writes, as the first reads its embeddings."""
     _, settings = torch_zoo.TRANSFORMERS[kind]

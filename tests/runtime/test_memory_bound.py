@@ -90,8 +90,11 @@ NETWORKS = {
 }
 
 
-FULL = ("inception_v3", "all of inception_v3", "resnet101")
-"""DenseNet has their windows, norms and joined tensors in a quarter of the time, Transformers gradients that wait."""
+FULL = ("inception_v3", "all of inception_v3", "resnet101", "bert_large", "gpt")
+"""DenseNet has their windows, norms and joined tensors in a quarter of the time, Transformers gradients that wait.
+
+GPT with fan-outs has what it has without.
+"""
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_a_program_takes_no_more_than_is_predicted(name: str) -> None:
 
 
 @pytest.mark.parametrize(("network", "few", "many"), [(gpt, 64, 256), (lstm, 8, 32)])
-@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("seed", [None, 0, pytest.param(1, marks=pytest.mark.full)])
 def test_it_grows_as_the_program_does(network, few: int, many: int, seed: int | None) -> None:  # type: ignore[no-untyped-def]
     """Attention's softmax and an LSTM's gates are tensors of no edge."""
     plans = [

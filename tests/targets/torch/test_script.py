@@ -41,7 +41,7 @@ def losses(ranks: Pool, graph: Graph, given: TrainingOptions, *, world: int = 4,
     return list(found[0])
 
 
-@pytest.mark.parametrize("name", ["lenet5", "transformer", "rnnlm", "gpt"])
+@pytest.mark.parametrize("name", ["lenet5", "transformer", "rnnlm", pytest.param("gpt", marks=pytest.mark.full)])
 def test_both_targets_have_the_same_losses(ranks: Pool, name: str) -> None:
     graph = small(name)
     plan = random_plan(graph, 4, 3)
@@ -51,7 +51,7 @@ def test_both_targets_have_the_same_losses(ranks: Pool, name: str) -> None:
     assert ours[-1] < ours[0]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "name", ["mlp", "alexnet", "transformer_big", pytest.param("bert_large", marks=pytest.mark.full), "lstm_lm"]
 )
