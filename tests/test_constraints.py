@@ -331,7 +331,7 @@ def test_a_file_says_what_a_dict_says(tmp_path: Path) -> None:
         ("[pin]\nfc1 = 'n=4 n=2'", r"line 2: pin\.fc1 names dim 'n' twice; expected splits such as"),
         ("[pin]\nfc1 = ''", r"line 2: pin\.fc1 is empty; expected splits such as 'n=4 c=2', or 'not split'"),
         ("[pin]\nfc1 = 4", r"line 2: pin\.fc1 is 4; expected text"),
-        ("[forbid]\n'fc*' = 'h'", r"line 2: forbid\.fc\*: layer 'fc1' has no dim 'h'; it has b=128"),
+        ("[forbid]\n'fc*' = 'h'", r"line 2: forbid\.fc\*: no such layer has a dim 'h'; they have b, n, c$"),
         ("[forbid]\n'fc*' = ''", r"line 2: forbid\.fc\* names no dim; expected those that are not split"),
         ("tie = ['fc1']", r"line 1: tie\[0\]: 'fc1' alone is such a layer; a tie needs two"),
         ("tie = ['']", r"line 1: tie\[0\] names no layer; expected patterns"),

@@ -440,7 +440,8 @@ def _check_dims(where: str, operator: Operator, dims: Iterable[str]) -> None:
 def _check_forbidden(each: Forbid, operators: Sequence[Operator]) -> None:
     for dim in each.dims:
         if not any(dim in operator.extents for operator in operators):
-            _check_dims(each.where, operators[0], [dim])
+            dims = ", ".join(dict.fromkeys(name for operator in operators for name in operator.extents))
+            raise ConfigurationError(f"{each.where}: no such layer has a dim {dim!r}; they have {dims}")
 
 
 def _check_tied(each: Tie, operators: Sequence[Operator]) -> None:
