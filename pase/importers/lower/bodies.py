@@ -25,6 +25,7 @@ from pase.importers.lower.builder import (
     seen,
 )
 from pase.importers.lower.draft import is_parameter
+from pase.importers.lower.own_dims import with_own_dims
 from pase.importers.lower.steps import COMPUTE, moved_within
 from pase.importers.passes.views import composed
 
@@ -120,6 +121,9 @@ def _body(operator: Operator, of: Lowering, *, is_own: bool) -> tuple[Body, Sour
             others=sheet.others,
             borrowed=tuple(sheet.borrowed.values()),
         )
+        if is_own:
+            reads = {access.tensor: access_dims(access) for access in operator.reads}
+            body = with_own_dims(body, tuple(operator.extents), reads)
     except NoBodyError as error:
         where = f" ({node.origin.line})" if node.origin.line else ""
         outputs = tuple(ModelOutput(name=found.name, dims=(), shape=found.shape) for found in returned)

@@ -12,12 +12,13 @@ RELATIVE = 1e-12
 QUICK = (("unet", 4, (0,)), ("dlrm", 4, (1,)))
 
 OTHER_BYTES = {
-    "swin": "gradients of a table of positions are summed as its rows",
-    "torchvision swin": "gradients of a table of positions are summed as its rows",
-    "mixtral": "every rank has all rows of experts that are split",
-    "qwen2_moe": "every rank has all rows of experts that are split",
+    # Windows that are split are gathered: their dims, those of images and two of places, go by new names one by one.
+    "torchvision swin": ".attn",
+    # Which rows an expert takes depends on the data: devices gather all of them, and the numbers of their experts.
+    "mixtral": ".mlp.experts",
+    "qwen2_moe": ".mlp.experts",
 }
-"""What these send besides what is predicted."""
+"""Models of which layers of such names send other bytes than predicted; all others send what is predicted."""
 EVERY = (None, *range(20))
 
 
@@ -42,8 +43,8 @@ def test_a_module_trains_as_by_itself(ranks: Pool, name: str, world: int, seeds:
             assert own.losses <= RELATIVE, where
             wrong = {k: x for k, x in {**own.gradients, **own.state}.items() if not x <= RELATIVE}
             assert not wrong, (*where, wrong)
-        if name in OTHER_BYTES:
-            continue
         sent, predicted = added([own.sent for own in found]), found[0].predicted
         other = {key: (sent.get(key, 0), predicted.get(key, 0)) for key in {*sent, *predicted}}
-        assert not {key: both for key, both in other.items() if both[0] != both[1]}, (name, world, found[0].seed)
+        wrong_bytes = {key: both for key, both in other.items() if both[0] != both[1]}
+        known = {key for key in wrong_bytes if name in OTHER_BYTES and OTHER_BYTES[name] in key.consumer}
+        assert not wrong_bytes.keys() - known, (name, world, found[0].seed, wrong_bytes)
