@@ -1,4 +1,4 @@
-"""What the source takes apart and puts together again is computed in the dims of the operator, where that is the same."""
+"""What the source takes apart and puts together again is computed in an operator's dims where that is the same."""
 
 from pase.graph.body import Body, Constant, InnerDim, Step
 from pase.importers.lower.own_dims import with_own_dims
