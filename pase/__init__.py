@@ -17,6 +17,7 @@ from pase.errors import PaseError
 
 if TYPE_CHECKING:
     from pase.analysis.baselines.compare import compare
+    from pase.analysis.evaluation import evaluate
     from pase.analysis.explanation import explain
     from pase.analysis.simulation.simulation import simulate
     from pase.graph import Builder, Graph
@@ -37,6 +38,7 @@ else:
             "pase.analysis.baselines.compare": ("compare",),
             "pase.targets.emitter": ("emit",),
             "pase.targets.parallelize": ("parallelize",),
+            "pase.analysis.evaluation": ("evaluate",),
             "pase.analysis.explanation": ("explain",),
             "pase.views.exports": ("export",),
             "pase.graph": ("Builder", "Graph"),
@@ -61,6 +63,7 @@ __all__ = [
     "__version__",
     "compare",
     "emit",
+    "evaluate",
     "explain",
     "export",
     "load",

@@ -30,6 +30,7 @@ PUBLIC = (
     "__version__",
     "compare",
     "emit",
+    "evaluate",
     "explain",
     "export",
     "load",

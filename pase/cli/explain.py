@@ -11,6 +11,7 @@ from pase.analysis.explanation import (
     ExplainOptions,
     Explanation,
     Flip,
+    Improvement,
     LayerExplanation,
     RunnerUp,
     Sensitivity,
@@ -113,6 +114,7 @@ def _document(
         "cost_unit": plan.cost_unit,
         "levels": [{"name": level.name, "devices": level.num_devices} for level in levels],
         **(of_plan or {}),
+        **({"improvement": improvement_document(why.improvement, plan)} if why else {}),
         "layers": [
             _layer_document(plan, plan[name], placements) | ({"why": why_document(why[name], why)} if why else {})
             for name in names
@@ -314,6 +316,8 @@ def print_why(plan: Plan, explanation: Explanation) -> None:
     """Print why every layer has its configuration: layers that are alike in all of it stand in one row."""
     say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
     say(f"  total cost              {_verdict(explanation)}   (cost model {plan.cost_model})")
+    for title, text in improvement_texts(explanation.improvement, plan):
+        say(f"  {title:<23} {text}")
     say(f"  flips                   {_searched(explanation)}")
     say()
     groups = _alike(plan, explanation)
@@ -338,6 +342,32 @@ def print_why(plan: Plan, explanation: Explanation) -> None:
     say("Why:")
     for group in groups:
         say(f"  {group[0].reason}{f'  (+{len(group) - 1})' if len(group) > 1 else ''}")
+
+
+def improvement_texts(found: Improvement | None, plan: Plan) -> list[tuple[str, str]]:
+    """Return what is said, each with its title, of what a plan that is not the cheapest had better change."""
+    if found is None:
+        return []
+    unit = plan.cost_unit
+    share = percent(-found.saving / plan.total_cost)
+    changes = [f"{name} to {configuration_text(splits, plan.num_devices)}" for name, splits in found.changes]
+    return [
+        ("largest excess", f"{found.layer}: {quantity(found.excess, unit)} more than in the cheapest strategy"),
+        ("change first", f"{_listed(changes)}: {share}, {quantity(plan.total_cost - found.saving, unit)} in all"),
+    ]
+
+
+def improvement_document(found: Improvement | None, plan: Plan) -> dict[str, Any] | None:
+    """Return the JSON form of what a plan had better change."""
+    if found is None:
+        return None
+    return {
+        "layer": found.layer,
+        "excess": found.excess,
+        "changes": [{"name": name, "splits": splits} for name, splits in found.changes],
+        "saving": found.saving,
+        "total_cost": plan.total_cost - found.saving,
+    }
 
 
 def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> None:

@@ -18,6 +18,8 @@ from pase.errors import MissingExtraError, PaseError, unknown_name
 
 COMMANDS = {
     "search": ("search", "find the best strategy for a model on a number of devices"),
+    "evaluate": ("evaluate", "say what a strategy of your own costs, and what to change in it first"),
+    "diff": ("evaluate", "say which layers two plans split differently, and what that costs"),
     "compare": ("compare", "compare the best strategy with those of experts and of a random search"),
     "explain": ("explain", "say what a plan or one of its layers costs, where it lies and what it moves"),
     "export": ("documents", "write a plan in formats that other programs read"),

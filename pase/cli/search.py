@@ -28,7 +28,7 @@ from pase.common.quantities import size_text
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, strategy_memory
 from pase.graph import Graph
 from pase.planning.constraints import Constraints, constraint_texts
-from pase.planning.plan import LayerPlan, Plan
+from pase.planning.plan import NOT_SEARCHED, LayerPlan, Plan
 from pase.planning.plan_file import plan_document, write_plan
 from pase.planning.planner import WITHOUT_LIMIT, SearchOptions, check_search, problem_of, search
 from pase.sharding.configurations import data_parallel_splits, enumerate_configurations
@@ -189,6 +189,8 @@ def print_plan(plan: Plan) -> None:
         free = plan.baselines[WITHOUT_LIMIT]
         dearer = plan.total_cost / free - 1 if free else 0.0
         say(f"  without the limit       {quantity(free, unit)}   (the limit costs {dearer:.2%} more)")
+    if plan.search.ordering == NOT_SEARCHED:
+        return
     say(f"  largest dependent set   {plan.search.largest_dependent_set}   (ordering {plan.search.ordering})")
     say(f"  search time             {duration(plan.search.time_s)}")
 

@@ -18,6 +18,9 @@ from pase.planning.constraints import Constraints
 
 SCHEMA_VERSION = 2
 
+NOT_SEARCHED = "none"
+"""For the ordering, of a strategy that was given."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
@@ -77,7 +80,7 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
-    """How the strategy was found."""
+    """How the strategy was found. ordering: NOT_SEARCHED where it was given."""
 
     ordering: str
     largest_dependent_set: int
@@ -144,6 +147,23 @@ class Plan:
     def __contains__(self, name: object) -> bool:
         """Return whether a layer has that name."""
         return name in self.index
+
+    def replace(self, layer: str, *, rest: str = "optimal", **splits: int) -> "Plan":
+        """Return a plan in which a layer has another configuration: ``plan.replace("fc1", n=4, c=2)``.
+
+        Args:
+            layer: its name.
+            rest: "optimal" to choose all other layers anew, the cheapest beside this one; "kept" to keep them.
+            splits: of its dims, those that are not named are not split.
+
+        Returns:
+            A plan with its own costs, and a gap to what this plan's certificate says no strategy can cost less than.
+
+        Raises:
+            PaseError: no such layer, dim or configuration, or what the plan's constraints or memory limit rule out.
+        """
+        plan: Plan = _found("pase.analysis.evaluation", "replaced")(self, layer, rest=rest, **splits)
+        return plan
 
     def save(self, path: StrPath) -> None:
         """Write the plan as a JSON file, which `pase.load_plan` and all commands read; PlanError where it cannot be."""

@@ -26,6 +26,11 @@ SURFACE = {
         "--constraints-schema",
         *("--output -o", "--json"),
     ],
+    "evaluate": [
+        *("strategy", *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL)),
+        *("--cost-model", "--optimizer", "--time-limit", "--output -o", "--json"),
+    ],
+    "diff": ["first", "second", "--model", *OF_MODEL, "--cost-model", "--json"],
     "compare": [
         *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness", "--keep-batch"),
         *("--output -o", "--json"),

@@ -10,7 +10,7 @@ from pase.common.documents import StrPath
 from pase.costs import Problem
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
-from pase.planning.plan import Plan
+from pase.planning.plan import NOT_SEARCHED, Plan
 from pase.planning.planner import Progress, check_search, data_parallel_choice, plan_of, problem_of
 from pase.solver import Solution, solve
 
@@ -128,7 +128,7 @@ def _solution(problem: Problem, choice: tuple[int, ...], ours: Solution, time_s:
         lower_bound=bound,
         exact=isclose(cost, bound, rel_tol=1e-12),
         choice=choice,
-        ordering="none",
+        ordering=NOT_SEARCHED,
         largest_dependent_set=0,
         time_s=time_s,
         peak_memory_bytes=0,

@@ -4,6 +4,7 @@ A rule completes what people do with networks of a kind for any network of it. I
 a few sizes of its own.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -351,6 +352,21 @@ def baselines(sampling: Sampling | None = None) -> Mapping[str, Baseline]:
 
 
 BASELINES: Mapping[str, Baseline] = baselines()
+
+
+def baseline_of(name: str) -> Baseline:
+    """Return the baseline of a name, or "grid 8x4", that grid of processes; ConfigurationError for another name."""
+    grid = re.fullmatch(r"grid ([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", name)
+    if grid is None:
+        return chosen([name])[0]
+    pr, pc = int(grid[1]), int(grid[2])
+    return Baseline(
+        name=name,
+        choose=lambda problem, _machine: _indices(problem, grid_strategy(problem.graph, problem.num_devices, pr, pc)),
+        source="Gholami et al. 2018",
+        needs="dims that it divides",
+        description=f"the batch {pc} ways, the out-channels of weighted layers {pr} ways",
+    )
 
 
 def chosen(names: Iterable[str] = (), sampling: Sampling | None = None) -> tuple[Baseline, ...]:

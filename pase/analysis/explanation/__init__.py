@@ -2,6 +2,7 @@
 
 from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.explain import ExplainOptions, LayerOverview, Overview, explain, overview
+from pase.analysis.explanation.improvement import Improvement, improvement
 from pase.analysis.explanation.sensitivity import FARTHEST, Sensitivity, sensitivity
 from pase.analysis.explanation.why_not import (
     Explanation,
@@ -21,6 +22,7 @@ __all__ = [
     "ExplainOptions",
     "Explanation",
     "Flip",
+    "Improvement",
     "LayerExplanation",
     "LayerOverview",
     "MemoryBinding",
@@ -31,6 +33,7 @@ __all__ = [
     "Sensitivity",
     "configuration_text",
     "explain",
+    "improvement",
     "overview",
     "own_parts",
     "sensitivity",

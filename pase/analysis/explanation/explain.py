@@ -16,6 +16,7 @@ from pase.analysis.explanation.constrained_search import (
     planned_choice,
     present_optimum,
 )
+from pase.analysis.explanation.improvement import improvement
 from pase.analysis.explanation.sensitivity import FARTHEST, NO_FLIPS, Side, breakpoints, scaled_tables
 from pase.analysis.explanation.why_not import (
     CostParts,
@@ -79,6 +80,7 @@ def explain(
         flop_per_byte=plan.machine.flop_per_byte(plan.num_devices) if plan.cost_unit == "FLOP" else None,
         searched=(below.searched_to, above.searched_to),
         layers=tuple(found),
+        improvement=improvement(problem, choice, optimum.choice, search.fits),
     )
 
 

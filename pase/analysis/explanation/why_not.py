@@ -11,6 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from pase.analysis.explanation.alternatives import Alternative
+from pase.analysis.explanation.improvement import Improvement
 from pase.common.quantities import percent, quantity
 from pase.costs import (
     CostModel,
@@ -254,7 +255,7 @@ class Explanation:
 
     optimum_cost: of the cheapest strategy found now; is_proven: whether it is proven to be cheapest. is_optimal:
     the plan costs no more than that. flop_per_byte: r of Eq. 1, None for a cost model in seconds. searched: the
-    scales, from and to, within which flips are complete.
+    scales, from and to, within which flips are complete. improvement: what to change first; None where nothing is.
     """
 
     plan_cost: float
@@ -265,6 +266,7 @@ class Explanation:
     flop_per_byte: float | None
     searched: tuple[float, float]
     layers: tuple[LayerExplanation, ...]
+    improvement: Improvement | None = None
 
     @cached_property
     def index(self) -> dict[str, int]:

@@ -1,0 +1,414 @@
+"""`evaluate`: what a strategy costs that somebody wrote or that has a name, and how far it is from the cheapest one.
+
+A strategy file (TOML, or the same as JSON) is a file of constraints (`pase.planning.constraints`) that says, too, what
+layers have of which no pin speaks: `rest`, the cheapest that there is or data parallelism, or `start`, what they have
+in a known strategy or in a plan.
+
+    start = "megatron"
+
+    [pin]
+    "head" = "n=4 c=2"
+
+    [devices]
+    "head" = [0, 2, 4, 6, 1, 3, 5, 7]
+"""
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isclose
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pase.analysis.baselines.registry import BASELINES, baseline_of
+from pase.analysis.explanation.constrained_search import nearest
+from pase.analysis.explanation.improvement import Improvement, improvement
+from pase.common.codecs import choice
+from pase.common.documents import Field, StrPath
+from pase.common.names import short
+from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError
+from pase.errors import ConfigurationError, PlanError, unknown_name
+from pase.graph import Graph
+from pase.graph.operators import with_fan_outs
+from pase.importers import load
+from pase.machine import DEFAULT_MACHINE, Machine, load_machine
+from pase.machine.lines import field_lines
+from pase.planning.constraints import CONSTRAINTS, Constraint, Constraints, DevicesOf, Pin, allowed, constraints_of
+from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
+from pase.planning.plan_file import plan_from_document
+from pase.planning.planner import Progress, check_search, data_parallel_choice, problem_of, search
+from pase.sharding.configurations import data_parallel_splits
+from pase.solver import RELATIVE_TOLERANCE, default_solver_memory_bytes, solve
+
+OPTIMAL, DATA_PARALLEL = "optimal", "data_parallel"
+"""What layers may have of which a strategy does not speak: the cheapest that there is, or their batch split alone."""
+
+BOUND_TIME_S = 60.0
+"""How long the cheapest strategy is looked for, with which a given one is compared."""
+
+KEPT = "kept"
+"""Instead of the cheapest rest: all other layers as they are."""
+
+STRATEGY_SUFFIXES = (".toml", ".json")
+
+_PROOF = 1e-12
+"""Costs that differ by no more than this part of them are the same sum in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """What somebody says of a strategy.
+
+    constraints: what it keeps to: pinned layers, above all. rest: what the layers have that no pin is about: a known
+    strategy, by name, or those of a plan. where: what messages call that.
+    """
+
+    constraints: Constraints = ()
+    rest: str | Plan = OPTIMAL
+    where: str = "the strategy"
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan that it starts from."""
+        return self.rest if isinstance(self.rest, Plan) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """A strategy's plan beside the cheapest strategy.
+
+    optimum_cost: of the cheapest one known; None where there was no time to look for it. improvement: what to change;
+    None where no cheaper strategy is known.
+    """
+
+    plan: Plan
+    optimum_cost: float | None
+    improvement: Improvement | None
+
+
+def evaluate(
+    model: object,
+    strategy: object,
+    devices: int | None = None,
+    *,
+    machine: Machine | StrPath | None = None,
+    cost_model: str | None = None,
+    optimiser: str | None = None,
+    time_limit_s: float | None = BOUND_TIME_S,
+    on_progress: Progress | None = None,
+) -> Plan:
+    """Return the plan of a strategy: its costs, memory and bytes, and by its gap how far it is from the cheapest one.
+
+    Args:
+        model: a `Graph`, or anything that `load` takes.
+        strategy: the name of a known one ("megatron", "grid 8x4", "optimal"), a plan, the path of a strategy file or
+            of a plan, or a dict as such files hold ({"pin": {"fc1": "n=4 c=2"}, "rest": "data_parallel"}).
+        devices: their number; those of a plan by default.
+        machine: as `search` takes it; that of a plan, or the default one.
+        cost_model: by name; that of a plan, or the paper's.
+        optimiser: whose state counts as memory; that of a plan, or the default one.
+        time_limit_s: for the cheapest strategy, from which the plan's lower bound is; None for no limit.
+        on_progress: called with what is being done and the fraction of it that is done.
+
+    Raises:
+        PaseError: a strategy that cannot be read, or that the model does not have on so many devices.
+    """
+    return evaluation(
+        model,
+        strategy,
+        devices,
+        machine=machine,
+        cost_model=cost_model,
+        optimiser=optimiser,
+        time_limit_s=time_limit_s,
+        on_progress=on_progress,
+    ).plan
+
+
+def evaluation(
+    model: object,
+    strategy: object,
+    devices: int | None = None,
+    *,
+    machine: Machine | StrPath | None = None,
+    cost_model: str | None = None,
+    optimiser: str | None = None,
+    time_limit_s: float | None = BOUND_TIME_S,
+    on_progress: Progress | None = None,
+) -> Evaluation:
+    """Return the plan of a strategy with what to change in it; arguments and errors as for `evaluate`."""
+    chosen = strategy_of(strategy)
+    setting = _Setting.of(model, chosen, devices, machine, cost_model, optimiser)
+    start_s = perf_counter()
+    deadline_s = inf if time_limit_s is None else start_s + time_limit_s
+    problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress)
+    plan = setting.plan_of(chosen, problem, time_limit_s, on_progress)
+    if problem is None:
+        return Evaluation(plan=_certified(plan, bound), optimum_cost=None, improvement=None)
+    choice = tuple(problem.choice(v, tuple(layer.splits.values())) for v, layer in enumerate(plan.layers))
+    own = [index for index in choice if index is not None]
+    known = [data_parallel_choice(problem), *([own] if len(own) == len(choice) else [])]
+    left_s = None if time_limit_s is None else max(1e-9, deadline_s - perf_counter())
+    optimum = solve(problem.tables, known=known, time_limit_s=left_s, on_progress=on_progress)
+    found = None
+    if len(own) == len(choice):
+        found = improvement(problem, own, nearest([problem.tables], own, optimum.choice))
+    return Evaluation(plan=_certified(plan, optimum.lower_bound), optimum_cost=optimum.cost, improvement=found)
+
+
+def _certified(plan: Plan, bound: float) -> Plan:
+    """Return a plan with what is proven of it among all strategies, not among those that keep to its constraints."""
+    bound = min(bound, plan.total_cost)
+    exact = isclose(bound, plan.total_cost, rel_tol=_PROOF)
+    return replace(plan, constraints=(), exact=exact, lower_bound=plan.total_cost if exact else bound)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """For what a strategy is evaluated."""
+
+    graph: Graph
+    devices: int
+    machine: Machine
+    cost_model: str
+    optimiser: str
+
+    @classmethod
+    def of(
+        cls,
+        model: object,
+        strategy: Strategy,
+        devices: int | None,
+        machine: Machine | StrPath | None,
+        cost_model: str | None,
+        optimiser: str | None,
+    ) -> "_Setting":
+        """Return what is asked for, the rest as in the strategy's plan if it has one."""
+        plan, graph = strategy.plan, load(model)
+        if devices is None:
+            if plan is None:
+                raise ConfigurationError(f"the number of devices is missing, which {strategy.where} does not say")
+            devices = plan.num_devices
+        if machine is None:
+            machine = plan.machine if plan else DEFAULT_MACHINE
+        return cls(
+            graph=with_fan_outs(graph),
+            devices=check_search(graph, devices, keep_batch=True),
+            machine=machine if isinstance(machine, Machine) else load_machine(machine),
+            cost_model=cost_model or (plan.cost_model if plan else "paper"),
+            optimiser=optimiser or (plan.optimiser if plan else DEFAULT_OPTIMISER),
+        )
+
+    def problem(self, allowance: Allowance, on_progress: Progress | None) -> tuple[Problem | None, float]:
+        """Return the problem of all strategies, None where there is not the time, and a bound on what they cost."""
+        allowance = replace(allowance, memory_bytes=default_solver_memory_bytes())
+        try:
+            return self._problem(on_progress, allowance=allowance), 0.0
+        except TimeUpError as stopped:
+            return None, stopped.bound * (1 - RELATIVE_TOLERANCE)
+
+    def _problem(self, on_progress: Progress | None, **others: Any) -> Problem:
+        return problem_of(self.graph, self.devices, self.machine, self.cost_model, on_progress, **others)
+
+    def plan_of(
+        self, strategy: Strategy, problem: Problem | None, time_limit_s: float | None, on_progress: Progress | None
+    ) -> Plan:
+        """Return the plan of a strategy, its certificate among those that keep to it. problem: of all strategies."""
+        pinned = allowed(strategy.constraints, self.graph, self.devices).of
+        open_layers = [name for name, about in pinned.items() if not any(isinstance(each, Pin) for each in about)]
+        rest = tuple(self._rest(strategy, open_layers, problem, on_progress))
+        start_s = perf_counter()
+        plan = search(
+            self.graph,
+            self.devices,
+            machine=self.machine,
+            cost_model=self.cost_model,
+            optimiser=self.optimiser,
+            keep_batch=True,
+            constraints=(*strategy.constraints, *rest),
+            # What is pinned as a whole is not searched for.
+            time_limit_s=None if rest else time_limit_s,
+            on_progress=on_progress,
+        )
+        if not rest:
+            return plan
+        time_s = perf_counter() - start_s
+        return replace(
+            plan,
+            search=SearchRecord(ordering=NOT_SEARCHED, largest_dependent_set=0, time_s=time_s, peak_memory_bytes=0),
+        )
+
+    def _rest(
+        self, strategy: Strategy, names: Sequence[str], problem: Problem | None, on_progress: Progress | None
+    ) -> Iterator[Constraint]:
+        """Yield what pins the layers that a strategy's own pins leave open."""
+        graph, rest, where = self.graph, strategy.rest, strategy.where
+        if rest == OPTIMAL:
+            return
+        if isinstance(rest, Plan):
+            _check_same_layers(rest, graph, where)
+            splits = [dict(rest[name].splits) for name in graph.index]
+        elif rest == DATA_PARALLEL:
+            splits = data_parallel_splits(graph, self.devices)
+        else:
+            splits = self._scheme(rest, where, problem or self._problem(on_progress))
+        is_placed = any(isinstance(each, DevicesOf) for each in strategy.constraints)
+        for name in names:
+            # Fan-outs, of which no expert speaks, follow their neighbours where these are others.
+            if strategy.constraints and graph[name].is_fan_out:
+                continue
+            yield Pin(layers=(name,), splits=splits[graph.index[name]], where=where)
+            if isinstance(rest, Plan) and rest.num_devices == self.devices and not is_placed:
+                yield DevicesOf(layers=(name,), devices=rest[name].devices, where=where)
+
+    def _scheme(self, name: str, where: str, problem: Problem) -> list[dict[str, int]]:
+        scheme = baseline_of(name)
+        choice = scheme.choose(problem, self.machine)
+        if choice is None:
+            raise ConfigurationError(
+                f"{where} does not apply to {short(self.graph.name)!r} on {self.devices} devices: it needs "
+                f"{scheme.needs}"
+            )
+        return [problem.splits(vertex, index) for vertex, index in enumerate(choice)]
+
+
+def replaced(plan: Plan, layer: str, rest: str = OPTIMAL, **splits: int) -> Plan:
+    """Return a plan in which a layer has another configuration, as `Plan.replace` does."""
+    if rest not in (OPTIMAL, KEPT):
+        raise ConfigurationError(f"rest is {rest!r}; expected {OPTIMAL!r} or {KEPT!r}")
+    if layer not in plan:
+        raise PlanError(unknown_name("layer", layer, plan.index))
+    for dim, factor in splits.items():
+        if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
+            raise ConfigurationError(f"{layer}: {dim} is {factor!r}; expected a whole number of 1 or more")
+    pins: list[Constraint] = [Pin(layers=(layer,), splits=splits, where=f"replacing {layer!r}")]
+    if rest == KEPT:
+        for other in plan:
+            # Fan-outs follow their neighbours.
+            if other.name != layer and not plan.graph[other.name].is_fan_out:
+                where = f"layer {other.name!r} of the plan"
+                pins.append(Pin(layers=(other.name,), splits=other.splits, where=where))
+                pins.append(DevicesOf(layers=(other.name,), devices=other.devices, where=where))
+    found = search(
+        plan.graph,
+        plan.num_devices,
+        machine=plan.machine,
+        cost_model=plan.cost_model,
+        optimiser=plan.optimiser,
+        device_memory_bytes=plan.device_memory_bytes,
+        keep_batch=True,
+        constraints=(*plan.constraints, *pins),
+    )
+    # No strategy that keeps to what the plan keeps to costs less than its own bound.
+    return replace(_certified(found, plan.lower_bound), constraints=plan.constraints, baselines=plan.baselines)
+
+
+def _check_same_layers(plan: Plan, graph: Graph, where: str) -> None:
+    """Raise PlanError unless a plan has the layers and dims of a model."""
+    other = next((name for name in graph.index if name not in plan), None) or next(
+        (name for name in plan.index if name not in graph.index), None
+    )
+    if other is not None:
+        has, lacks = (plan.graph.name, graph.name) if other in plan else (graph.name, plan.graph.name)
+        raise PlanError(
+            f"{where} is of another model: {short(has)!r} has a layer {short(other)!r}, {short(lacks)!r} has none"
+        )
+    for layer in plan:
+        if list(layer.dims) != list(graph[layer.name].extents):
+            raise PlanError(
+                f"{where} is of another model: its layer {short(layer.name)!r} has the dims {', '.join(layer.dims)}; "
+                f"expected {', '.join(graph[layer.name].extents)}"
+            )
+
+
+# -- from names, files and Python
+
+
+def strategy_of(given: object) -> Strategy:
+    """Return the strategy that a caller gives: a name, a plan, the path of a file, or a dict as files hold.
+
+    Raises:
+        ConfigurationError: what is none of these, or wrong in a file, by its field and, in TOML, its line.
+        PlanError: a plan's file that is not whole, or not consistent.
+    """
+    if isinstance(given, Strategy):
+        return given
+    if isinstance(given, Plan):
+        return Strategy(rest=given, where=f"the plan of {short(given.graph.name)!r}")
+    if isinstance(given, Mapping):
+        said = {key: given[key] for key in ("start", "rest") if key in given}
+        found = _from_document(Field(said, "", ConfigurationError, "strategy"), Path())
+        return replace(found, constraints=constraints_of({key: given[key] for key in given if key not in said}))
+    if isinstance(given, str) and _is_scheme(given):
+        return Strategy(rest=given, where=f"strategy {given!r}")
+    if isinstance(given, str | Path):
+        path = Path(given)
+        if isinstance(given, str) and path.suffix.lower() not in STRATEGY_SUFFIXES and not path.exists():
+            raise ConfigurationError(f"{unknown_name('scheme', given, _SCHEMES)}; or name a .toml or .json file")
+        return _from_file(path)
+    raise ConfigurationError(
+        f"a strategy is {given!r:.60}; expected a name, a plan, the path of a file, or a dict such as "
+        "{'pin': {'fc1': 'n=4 c=2'}}"
+    )
+
+
+_SCHEMES = (OPTIMAL, *BASELINES, "grid PRxPC")
+
+
+def _is_scheme(name: str) -> bool:
+    if name == OPTIMAL:
+        return True
+    try:
+        baseline_of(name)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _from_file(path: Path) -> Strategy:
+    source = f"strategy file {path}"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"{source} cannot be read: {reason}") from None
+    if path.suffix.lower() == ".json" or text.lstrip().startswith("{"):
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{source} is not complete JSON ({error}); it may be truncated") from None
+        if isinstance(document, dict) and "schema_version" in document:
+            where = f"plan file {path}"
+            return Strategy(rest=plan_from_document(Field(document, "", PlanError, where)), where=where)
+        field = Field(document, "", ConfigurationError, source)
+    else:
+        try:
+            document = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{source} is not TOML: {error}") from None
+        field = Field(document, "", ConfigurationError, source, field_lines(text, document))
+    return _from_document(field, path.parent)
+
+
+def _from_document(document: Field, folder: Path) -> Strategy:
+    members, known = dict(document.members()), CONSTRAINTS.definitions["constraints"]["properties"]
+    start, rest = members.pop("start", None), members.pop("rest", None)
+    for key, member in members.items():
+        if key not in known:
+            raise member.fail(f"is no part of a strategy; expected start, rest, {', '.join(known)}")
+    if start and rest:
+        raise start.fail("says what layers have that no pin is about, and so does rest; give one of them")
+    given = {key: member.value for key, member in members.items()}
+    found = Strategy(constraints=CONSTRAINTS.read(replace(document, value=given)), where=document.source)
+    if start:
+        name = start.text()
+        if _is_scheme(name):
+            return replace(found, rest=name, where=str(start.fail(repr(name))))
+        begun = _from_file(folder / name) if (folder / name).is_file() else None
+        if begun is None or begun.plan is None or begun.constraints:
+            what = "it is no plan" if begun else unknown_name("scheme", name, _SCHEMES)
+            raise start.fail(f"is {name!r}; expected a scheme or a plan's file: {what}")
+        return replace(found, rest=begun.rest, where=begun.where)
+    return replace(found, rest=choice((OPTIMAL, DATA_PARALLEL)).read(rest)) if rest else found

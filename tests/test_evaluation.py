@@ -1,0 +1,364 @@
+"""Strategies of one's own: beside the search, the baselines' plans and all strategies one by one; what is refused."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pase
+from pase import Graph, Plan
+from pase.analysis.baselines.compare import compare
+from pase.analysis.baselines.registry import BASELINES, baseline_of, grid_strategy
+from pase.analysis.differences import difference
+from pase.analysis.evaluation import evaluation, strategy_of
+from pase.costs import Problem
+from pase.errors import ConfigurationError, IntegratedError, MemoryLimitError, PaseError, PlanError
+from pase.models import MODELS
+from pase.planning.planner import problem_of
+from tests.networks import SMALL, slow_machine, small_graph, small_plan, tiny_graph, tiny_plan
+
+TINY = {"machine": slow_machine()}
+
+
+def _choice(problem: Problem, plan: Plan) -> list[int]:
+    found = [problem.choice(vertex, tuple(layer.splits.values())) for vertex, layer in enumerate(plan)]
+    return [index for index in found if index is not None]
+
+
+def _all(problem: Problem) -> list[tuple[int, ...]]:
+    return list(product(*(range(size) for size in problem.tables.domain_sizes)))
+
+
+# -- what is evaluated
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_plan_costs_what_its_search_said(name: str) -> None:
+    plan = small_plan(name, 8)
+    found = pase.evaluate(small_graph(name), plan)
+    assert found.total_cost == plan.total_cost
+    assert found.layers == plan.layers
+    assert (found.exact, found.gap, found.lower_bound) == (True, 0.0, plan.total_cost)
+
+
+def test_all_built_in_networks_are_here() -> None:
+    assert set(MODELS) == set(SMALL)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer"])
+@pytest.mark.parametrize("cost_model", ["paper", "alpha_beta"])
+def test_a_scheme_costs_what_it_does_in_a_comparison(name: str, cost_model: str) -> None:
+    graph = small_graph(name)
+    comparison = compare(graph, 8, cost_model=cost_model)
+    for contender in comparison.contenders[1:]:
+        found = pase.evaluate(graph, contender.name, 8, cost_model=cost_model)
+        assert found.total_cost == contender.plan.total_cost
+        assert [layer.splits for layer in found] == [layer.splits for layer in contender.plan]
+        assert (found.lower_bound, found.exact) == (contender.plan.lower_bound, contender.plan.exact)
+        assert found.memory == contender.plan.memory
+    for absent in comparison.absent:
+        with pytest.raises(ConfigurationError, match=absent.needs[:30]):
+            pase.evaluate(graph, absent.name, 8)
+    assert {entry.name for entry in comparison.absent} | {c.name for c in comparison.contenders[1:]} == set(BASELINES)
+
+
+@pytest.mark.parametrize(("pr", "pc"), [(1, 8), (2, 4), (8, 1)])
+def test_a_grid_has_a_name(pr: int, pc: int) -> None:
+    graph = small_graph("alexnet")
+    found = pase.evaluate(graph, f"grid {pr}x{pc}", 8)
+    assert [layer.splits for layer in found] == list(grid_strategy(graph, 8, pr, pc))
+    with pytest.raises(IntegratedError, match="choose factors"):
+        pase.evaluate(graph, "grid 3x2", 8)
+
+
+def test_pins_are_completed_at_the_least_cost() -> None:
+    problem = problem_of(tiny_graph(), 4, slow_machine(), "paper")
+    costs = {choice: problem.tables.evaluate(choice) for choice in _all(problem)}
+    for vertex, layer in enumerate(problem.graph.operators):
+        for index in range(problem.tables.domain_sizes[vertex]):
+            splits = problem.splits(vertex, index)
+            pin = " ".join(f"{dim}={k}" for dim, k in splits.items())
+            plan = pase.evaluate(tiny_graph(), {"pin": {layer.name: pin}}, 4, **TINY)
+            least = min(cost for choice, cost in costs.items() if choice[vertex] == index)
+            assert plan[layer.name].splits == splits
+            assert plan.total_cost == pytest.approx(least, rel=1e-12)
+            assert plan.lower_bound == pytest.approx(min(costs.values()), rel=1e-12)
+            assert plan.exact == (least == pytest.approx(min(costs.values()), rel=1e-12))
+            assert plan.constraints == ()
+
+
+def test_the_rest_is_as_asked() -> None:
+    graph, pin = small_graph("alexnet"), {"fc1": "n=2 c=4"}
+    optimal, batch, owt, plan = (
+        pase.evaluate(graph, {"pin": pin, **rest}, 8)
+        for rest in ({}, {"rest": "data_parallel"}, {"start": "owt"}, {"rest": "optimal"})
+    )
+    others = [layer.name for layer in optimal if layer.name != "fc1"]
+    for found in (optimal, batch, owt, plan):
+        assert dict(found["fc1"].splits) == {"b": 1, "n": 2, "c": 4}
+    for found, scheme in ((batch, "data_parallel"), (owt, "owt")):
+        whole = pase.evaluate(graph, scheme, 8)
+        assert [found[name].splits for name in others] == [whole[name].splits for name in others]
+    assert optimal == plan.__class__(**{**_fields(plan), "search": optimal.search})
+    assert optimal.total_cost <= min(batch.total_cost, owt.total_cost)
+
+
+def _fields(plan: Plan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}
+
+
+def test_devices_are_those_given_by_hand(tmp_path: Path) -> None:
+    order = [3, 1, 0, 2]
+    plan = pase.evaluate(tiny_graph(), {"rest": "data_parallel", "devices": {"fc1": order}}, 4, **TINY)
+    assert plan["fc1"].devices == tuple(order)
+    plan.save(tmp_path / "plan.json")
+    again = pase.evaluate(tiny_graph(), tmp_path / "plan.json")
+    assert again.layers == plan.layers
+    assert pase.load_plan(tmp_path / "plan.json") == plan
+
+
+def test_a_plan_is_evaluated_on_another_machine_and_as_a_start(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    tiny_plan().save(path)
+    there = pase.evaluate(tiny_graph(), path, machine="h100", cost_model="alpha_beta")
+    assert (there.machine.name, there.cost_model, there.num_devices) == ("h100", "alpha_beta", 4)
+    assert [layer.splits for layer in there] == [layer.splits for layer in tiny_plan()]
+    file = tmp_path / "strategy.toml"
+    file.write_text('start = "plan.json"\n[pin]\nfc1 = "b=4"\n')
+    changed = pase.evaluate(tiny_graph(), file)
+    assert [layer.name for layer in changed if layer.splits != tiny_plan()[layer.name].splits] == ["fc1"]
+    assert changed.total_cost > tiny_plan().total_cost
+
+
+def test_without_time_there_is_a_bound_all_the_same() -> None:
+    plan = pase.evaluate(small_graph("transformer"), "data_parallel", 8, time_limit_s=1e-9)
+    full = pase.evaluate(small_graph("transformer"), "data_parallel", 8)
+    assert plan.total_cost == full.total_cost
+    assert 0 <= plan.lower_bound <= full.lower_bound * (1 + 1e-9)
+    assert not plan.exact
+
+
+# -- what to change first
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "owt", "mcmc"])
+@pytest.mark.parametrize("network", ["alexnet", "lenet5", "mlp"])
+def test_what_to_change_first_saves_what_is_said(name: str, network: str) -> None:
+    if baseline_of(name).choose(problem_of(small_graph(network), 8, slow_machine(), "paper"), slow_machine()) is None:
+        return
+    found = evaluation(small_graph(network), name, 8)
+    plan, best = found.plan, pase.search(small_graph(network), 8)
+    assert found.optimum_cost == pytest.approx(best.total_cost, rel=1e-12)
+    if found.improvement is None:
+        assert plan.exact
+        return
+    problem = problem_of(plan.graph, 8, plan.machine, "paper")
+    own = _choice(problem, plan)
+    other = list(own)
+    for layer, splits in found.improvement.changes:
+        index = problem.choice(plan.index[layer], tuple(splits.values()))
+        assert index is not None
+        other[plan.index[layer]] = index
+    saving = problem.tables.evaluate(own) - problem.tables.evaluate(other)
+    assert found.improvement.saving == pytest.approx(saving, rel=1e-9)
+    assert sum(a != b for a, b in zip(own, other, strict=True)) == len(found.improvement.changes)
+    # No layer alone saves more than what is advised does for each of its layers.
+    for vertex in range(len(own)):
+        alone = problem.tables.costs_beside(vertex, own)
+        assert alone[own[vertex]] - alone.min() <= saving / len(found.improvement.changes) * (1 + 1e-9)
+    rows = difference(best, plan).layers
+    assert max(row.cost for row in rows) >= found.improvement.excess * (1 - 1e-9)
+
+
+def test_explain_says_what_to_change_first() -> None:
+    plan = pase.evaluate(small_graph("alexnet"), "data_parallel", 8)
+    why = pase.explain(plan, ["fc1"])
+    assert why.improvement == evaluation(small_graph("alexnet"), plan).improvement
+    assert why.improvement is not None
+    assert why.improvement.layer.startswith("fc")
+    assert pase.explain(small_plan("alexnet", 8), ["fc1"]).improvement is None
+
+
+# -- another configuration in a plan
+
+
+@pytest.mark.parametrize("rest", ["optimal", "kept"])
+def test_a_layer_is_replaced(rest: str, tmp_path: Path) -> None:
+    plan = tiny_plan()
+    problem = problem_of(plan.graph, 4, plan.machine, plan.cost_model)
+    own = _choice(problem, plan)
+    costs = {choice: problem.tables.evaluate(choice) for choice in _all(problem)}
+    for vertex, layer in enumerate(plan):
+        for index in range(problem.tables.domain_sizes[vertex]):
+            found = plan.replace(layer.name, rest=rest, **problem.splits(vertex, index))
+            kept = (*own[:vertex], index, *own[vertex + 1 :])
+            expected = (
+                costs[kept]
+                if rest == "kept"
+                else min(cost for choice, cost in costs.items() if choice[vertex] == index)
+            )
+            assert found.total_cost == pytest.approx(expected, rel=1e-12)
+            assert found.lower_bound == pytest.approx(plan.total_cost, rel=1e-12)
+            assert found.exact == (found.total_cost <= plan.total_cost * (1 + 1e-12))
+            if rest == "kept":
+                assert [x.devices for x in found if x.name != layer.name] == [
+                    x.devices for x in plan if x.name != layer.name
+                ]
+            found.save(tmp_path / "plan.json")
+            assert pase.load_plan(tmp_path / "plan.json") == found
+
+
+def test_replacing_keeps_to_what_the_plan_keeps_to() -> None:
+    graph = small_graph("alexnet")
+    plan = pase.search(graph, 8, constraints={"forbid": {"fc2": "n"}})
+    found = plan.replace("fc1", n=8)
+    assert found.constraints == plan.constraints
+    assert found["fc2"].splits["n"] == 1
+    with pytest.raises(ConfigurationError, match="with the constraints before it"):
+        plan.replace("fc2", n=8)
+    tight = pase.search(graph, 8, device_memory_bytes=small_plan("alexnet", 8).memory.total_bytes)
+    with pytest.raises(MemoryLimitError):
+        tight.replace("conv1", rest="kept")
+
+
+@pytest.mark.parametrize(
+    ("layer", "splits", "says"),
+    [
+        ("fc9", {"n": 2}, "unknown layer 'fc9': did you mean"),
+        ("fc1", {"z": 2}, "has no dim 'z'; it has b=16, n="),
+        ("fc1", {"n": 3}, "leaves layer 'fc1' no configuration"),
+        ("fc1", {"n": 0}, "n is 0; expected a whole number of 1 or more"),
+        ("fc1", {"n": 2.0}, "n is 2.0; expected a whole number"),
+        ("fc1", {"rest": "data_parallel"}, "rest is 'data_parallel'; expected 'optimal' or 'kept'"),
+    ],
+)
+def test_what_cannot_be_replaced_is_named(layer: str, splits: dict[str, Any], says: str) -> None:
+    with pytest.raises(PaseError) as failure:
+        small_plan("alexnet", 8).replace(layer, **splits)
+    assert says in str(failure.value)
+    assert "\n" not in str(failure.value)
+
+
+# -- two plans
+
+
+@pytest.mark.parametrize("network", ["alexnet", "transformer", "rnnlm"])
+def test_differences_add_up(network: str) -> None:
+    graph = small_graph(network)
+    first, second = pase.evaluate(graph, "data_parallel", 8), small_plan(network, 8)
+    found = difference(first, second)
+    assert found.cost == pytest.approx(second.total_cost - first.total_cost, rel=1e-9)
+    assert {row.name for row in found.layers} >= {x.name for x in first if x.splits != second[x.name].splits}
+    for row in found.layers:
+        before, after = first[row.name], second[row.name]
+        assert row.costs == (before.layer_cost + before.transfer_cost, after.layer_cost + after.transfer_cost)
+    assert difference(second, first).cost == pytest.approx(-found.cost)
+    assert difference(first, first).layers == ()
+
+
+def test_plans_of_other_models_are_not_compared() -> None:
+    with pytest.raises(PlanError, match="different models"):
+        difference(small_plan("alexnet", 8), small_plan("vgg16", 8))
+    with pytest.raises(PlanError, match="not comparable"):
+        difference(small_plan("mlp", 8), pase.search(small_graph("mlp"), 8, cost_model="alpha_beta"))
+
+
+# -- what is refused
+
+WRONG = {
+    "unknown layer": (
+        '[pin]\nfc1 = "n=2"\nfc7 = "n=2"\n',
+        "line 3: pin.fc7: no layer of 'alexnet' is 'fc7'; there are",
+    ),
+    "unknown dim": ('[pin]\n\nfc1 = "q=2"\n', "line 3: pin.fc1: layer 'fc1' has no dim 'q'; it has b=16, n="),
+    "impossible": ('[pin]\nfc1 = "n=3"\n', "line 2: pin.fc1: that leaves layer 'fc1' no configuration; it has"),
+    "too many parts": ('[pin]\nfc1 = "b=8 n=8"\n', "line 2: pin.fc1: that leaves layer 'fc1' no configuration"),
+    "no splits": ('[pin]\nfc1 = "n=2x"\n', "line 2: pin.fc1 has 'n=2x'; expected splits such as 'n=4 c=2'"),
+    "wrong type": ("[pin]\nfc1 = 3\n", "line 2: pin.fc1 is 3; expected text"),
+    "no table": ("pin = 3\n", "line 1: pin is 3; expected an object"),
+    "unknown key": ('[layers]\nfc1 = "n=2"\n', "line 1: layers is no part of a strategy; expected start, rest, pin"),
+    "unknown start": (
+        '\nstart = "owtt"\n',
+        "line 2: start is 'owtt'; expected a scheme or a plan's file: unknown scheme",
+    ),
+    "a start that is no text": ("start = 3\n", "line 1: start is 3; expected text"),
+    "a start that does not apply": (
+        'start = "rnn"\n',
+        "line 1: start 'rnn' does not apply to 'alexnet' on 8 devices: it needs",
+    ),
+    "unknown rest": ('rest = "foo"\n', "line 1: rest is 'foo'; expected one of optimal, data_parallel"),
+    "start and rest": ('start = "owt"\nrest = "optimal"\n', "line 1: start says what layers have that no pin is about"),
+    "devices": ("[devices]\nfc1 = [0, 1]\n", "line 2: devices.fc1: expected each device 0 to 7 once"),
+    "no TOML": ("[pin\n", "is not TOML: Expected ']' at the end of a table declaration (at line 1, column 5)"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_file_is_told_by_line_and_field(kind: str, tmp_path: Path) -> None:
+    text, says = WRONG[kind]
+    path = tmp_path / "strategy.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as failure:
+        pase.evaluate(small_graph("alexnet"), path, 8)
+    message = str(failure.value)
+    assert says in message
+    assert message.startswith(f"strategy file {path}")
+    assert "\n" not in message
+
+
+def test_a_wrong_plan_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    small_plan("alexnet", 8).save(path)
+    whole = path.read_text()
+    for text, says in (
+        (whole[:2000], "is not complete JSON"),
+        ("[1]", "expected an object"),
+        (whole.replace('"total_cost": ', '"total_cost": 1', 1), "total_cost is"),
+    ):
+        path.write_text(text)
+        with pytest.raises(PaseError, match=says) as failure:
+            pase.evaluate(small_graph("alexnet"), path)
+        assert str(path) in str(failure.value)
+        assert "\n" not in str(failure.value)
+    path.write_text(whole)
+    with pytest.raises(PlanError, match="of another model: 'vgg16' has a layer 'conv1_1', 'alexnet' has none"):
+        pase.evaluate(small_graph("vgg16"), path)
+    with pytest.raises(ConfigurationError, match="leaves layer"):
+        pase.evaluate(small_graph("alexnet"), path, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("megatorn", "unknown scheme 'megatorn': did you mean 'megatron'?"),
+        ("missing.toml", "strategy file missing.toml cannot be read: No such file"),
+        (3, "a strategy is 3; expected a name, a plan"),
+        ({"pin": {"fc1": 4}}, "pin.fc1 is 4; expected text"),
+        ({"pins": {}}, "pins is no"),
+    ],
+)
+def test_what_is_no_strategy_is_told(given: object, says: str) -> None:
+    with pytest.raises(ConfigurationError) as failure:
+        strategy_of(given)
+    assert says in str(failure.value)
+
+
+def test_a_number_of_devices_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match="number of devices is missing"):
+        pase.evaluate(small_graph("mlp"), "owt")
+
+
+def test_json_says_the_same_as_toml(tmp_path: Path) -> None:
+    graph: Graph = small_graph("alexnet")
+    document = {"start": "owt", "pin": {"fc1": "n=4 c=2"}, "devices": {"fc1": [7, 6, 5, 4, 3, 2, 1, 0]}}
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    (tmp_path / "a.toml").write_text(
+        'start = "owt"\n[pin]\nfc1 = "n=4 c=2"\n[devices]\nfc1 = [7, 6, 5, 4, 3, 2, 1, 0]\n'
+    )
+    plans = [pase.evaluate(graph, given, 8) for given in (document, tmp_path / "a.json", tmp_path / "a.toml")]
+    assert len({tuple(layer.devices for layer in plan) for plan in plans}) == 1
+    assert len({plan.total_cost for plan in plans}) == 1
+    assert np.array_equal(plans[0]["fc1"].devices, document["devices"]["fc1"])
