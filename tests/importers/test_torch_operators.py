@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pase
+from pase.importers.frameworks import import_model
 from pase.importers.ir import (
     Broadcast,
     Concat,
@@ -292,3 +293,27 @@ def test_a_normalisation_adds_what_pytorch_adds(given: float | None, expected: f
     graph = pase.load((torch.nn.RMSNorm(8, eps=given), torch.zeros(4, 8)))
     (added,) = (s for op in graph.operators for s in (op.body.steps if op.body else ()) if s.function == "add")
     assert added.operands[1] == expected
+
+
+def test_what_attention_would_drop_is_named() -> None:
+    class Attention(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.attn_dropout, self.lin = rate, torch.nn.Linear(8, 24)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.lin(x).chunk(3, -1))
+            rate = self.attn_dropout if self.training else 0.0
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=rate).transpose(1, 2).flatten(2)
+
+    def notes(rate: float) -> list[str]:
+        model = torch.nn.Sequential(Attention(rate), torch.nn.Linear(8, 8), Attention(rate))
+        return [n for n in import_model((model, torch.zeros(4, 6, 8))).traces[0].notes if "attention" in n]
+
+    assert notes(0.0) == []
+    assert notes(0.25) == [
+        (
+            "attention of '0' and 1 more has attn_dropout=0.25: in training its weights are not dropped, since "
+            "scaled_dot_product_attention is traced outside training"
+        )
+    ]

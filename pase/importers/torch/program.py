@@ -48,7 +48,7 @@ def trace_of(reader: "Reader", module: Any, name: str, notes: tuple[str, ...] = 
         leaves=tuple(reader.leaves),
         nodes=tuple(reader.nodes),
         outputs=tuple(dict.fromkeys(reader.outputs)),
-        notes=(*notes, *_notes(module, reader.unused)),
+        notes=(*notes, *_notes(module, reader.unused), *_dropped_in_attention(module, reader.attentions)),
         num_source_operators=reader.count,
         has_calls=True,
     )
@@ -63,6 +63,25 @@ def _notes(module: Any, unused: list[str]) -> Iterator[str]:
         shown = ", ".join(unused[:_MAX_SHOWN]) + (", …" if len(unused) > _MAX_SHOWN else "")
         found = "1 weight takes" if len(unused) == 1 else f"{len(unused)} weights take"
         yield f"{found} no part in what the module returns: {shown}"
+
+
+def _dropped_in_attention(module: Any, paths: Iterable[str]) -> Iterator[str]:
+    """Yield what is to be said of modules that would drop points of attention's weights, outside their sight here.
+
+    They are traced outside training, where they tell `scaled_dot_product_attention` of no rate; those of PyTorch and
+    transformers keep it as a number whose name says so. paths: of the modules that call it.
+    """
+    rates: dict[str, list[str]] = {}
+    for path in paths:
+        for name, rate in vars(module.get_submodule(path)).items():
+            if "drop" in name and isinstance(rate, float) and 0 < rate < 1:
+                rates.setdefault(f"{name}={rate:g}", []).append(path)
+    for rate, found in rates.items():
+        others = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        yield (
+            f"attention of {found[0] or 'the model'!r}{others} has {rate}: in training its weights are not dropped, "
+            "since scaled_dot_product_attention is traced outside training"
+        )
 
 
 # -- values that depend on no input
@@ -175,7 +194,10 @@ def _tied(name: str, weight: Any, holder: str, first: Any) -> tuple[str, int | N
 
 
 class Reader:
-    """Reads nodes one after the other. made: by the program's names, what they are in the trace."""
+    """Reads nodes one after the other. made: by the program's names, what they are in the trace.
+
+    attentions: paths of the modules that call attention.
+    """
 
     def __init__(self, torch: Any, program: Any, tied: Mapping[str, tuple[str, int | None]]) -> None:
         self.leaves: list[Leaf] = []
@@ -184,6 +206,7 @@ class Reader:
         self.unused: list[str] = []
         self.count = 0
         self.made: dict[str, Any] = {}
+        self.attentions: dict[str, None] = {}
         self._torch, self._program, self._tied = torch, program, tied
         self._taken: set[str] = set()
 
@@ -266,6 +289,8 @@ class Reader:
         self.made[node.name] = results[0] if is_one and results else results
         if not any(results):
             return
+        if "scaled_dot_product" in function:
+            self.attentions[_scope(node)] = None
         numbers = self._numbers(node) if function in _BY_NUMBERS else {}
         rate = (node.meta.get("custom") or {}).get("rate")
         arguments = dict(self._arguments(node)) | ({"rate": rate} if rate else {})
