@@ -20,6 +20,7 @@ from pase.analysis.explanation import (
     sensitivity,
 )
 from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
+from pase.cli.layer_table import all_layers_option, print_layers, times_text
 from pase.cli.options import chosen_plan, json_option, plan_argument, plan_options, time_limit_option
 from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
 from pase.cli.progress import progress
@@ -39,6 +40,7 @@ _SHOWN_DEVICES = 16
 @plan_options
 @click.option("--why/--no-why", "is_why", default=True, help="Say why, or costs and bytes alone.")
 @click.option("--sensitivity", "is_sensitivity", is_flag=True, help="Search with each machine figure 20% off, too.")
+@all_layers_option
 @time_limit_option("Seconds for one search, of the many that it takes.")
 @json_option
 def explain_command(
@@ -46,6 +48,7 @@ def explain_command(
     layer: str | None,
     is_why: bool,
     is_sensitivity: bool,
+    shows_all: bool,
     time_limit_s: float | None,
     as_json: bool,
     **model: Any,
@@ -71,7 +74,7 @@ def explain_command(
         print_json(_document(found, names, placements, why, moves))
         return
     if layer is None:
-        _print_plan(found, placements, why)
+        _print_plan(found, placements, why, shows_all=shows_all)
     else:
         _print_layer(found, found[layer], placements, why)
     if moves is not None:
@@ -173,14 +176,17 @@ def _bytes_document(plan: Plan, flows: Sequence[Flow]) -> dict[str, Any]:
 # -- for people
 
 
-def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Explanation | None) -> None:
+def _print_plan(
+    plan: Plan, placements: Sequence[PlacementTraffic], why: Explanation | None, *, shows_all: bool
+) -> None:
     ours = placements[0].flows
     if why:
-        print_why(plan, why)
+        print_why(plan, why, shows_all=shows_all)
         say()
         say("Costs of each layer, and the bytes that its edges and itself move:")
         say()
-    print_table(
+    print_layers(
+        plan.graph,
         ["<layer", "<configuration", "compute", "communication", "transfers", "memory", "edges in", "within"],
         [
             [
@@ -196,6 +202,8 @@ def _print_plan(plan: Plan, placements: Sequence[PlacementTraffic], why: Explana
             ]
             for layer in plan.layers
         ],
+        [(layer.kind, tuple(layer.dims.items())) for layer in plan.layers],
+        shows_all=shows_all,
     )
     if not why:
         say()
@@ -312,16 +320,18 @@ def _moved(flows: Iterable[Flow]) -> str:
     return quantity(sum(flow.total_bytes for flow in flows), "B")
 
 
-def print_why(plan: Plan, explanation: Explanation) -> None:
-    """Print why every layer has its configuration: layers that are alike in all of it stand in one row."""
+def print_why(plan: Plan, explanation: Explanation, *, shows_all: bool = False) -> None:
+    """Print why every layer has its configuration; layers that are alike in all of it stand in one row unless it
+    shows all.
+    """
     say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
     say(f"  total cost              {_verdict(explanation)}   (cost model {plan.cost_model})")
     for title, text in improvement_texts(explanation.improvement, plan):
         say(f"  {title:<23} {text}")
     say(f"  flips                   {_searched(explanation)}")
     say()
-    groups = _alike(plan, explanation)
-    names = [_called(group) for group in groups]
+    groups = [[layer] for layer in explanation.layers] if shows_all else _alike(plan, explanation)
+    times = [f" {times_text(len(group))}" if len(group) > 1 else "" for group in groups]
     at = "at r" if explanation.flop_per_byte else "at"
     print_table(
         [
@@ -333,15 +343,18 @@ def print_why(plan: Plan, explanation: Explanation) -> None:
             f"<flips below {at}",
             f"<flips above {at}",
         ],
-        [[name, *_row(plan, group[0], explanation)] for name, group in zip(names, groups, strict=True)],
+        [
+            [f"{group[0].name}{count}", *_row(plan, group[0], explanation)]
+            for group, count in zip(groups, times, strict=True)
+        ],
     )
-    if len(groups) < len(explanation.layers):
+    if any(times):
         say()
-        say("+n: so many more layers with the same row; 'pase explain PLAN LAYER' has each in full.")
+        say("× n: n layers with the same row, the first of which is named; --all-layers prints each.")
     say()
     say("Why:")
-    for group in groups:
-        say(f"  {group[0].reason}{f'  (+{len(group) - 1})' if len(group) > 1 else ''}")
+    for group, count in zip(groups, times, strict=True):
+        say(f"  {group[0].reason}{f'  ({count.strip()})' if count else ''}")
 
 
 def improvement_texts(found: Improvement | None, plan: Plan) -> list[tuple[str, str]]:
@@ -490,10 +503,6 @@ def _alike(plan: Plan, explanation: Explanation) -> list[list[LayerExplanation]]
         dims = tuple(plan[layer.name].dims.items())
         groups.setdefault((layer.kind, dims, *row), []).append(layer)
     return list(groups.values())
-
-
-def _called(group: Sequence[LayerExplanation]) -> str:
-    return group[0].name if len(group) == 1 else f"{group[0].name} +{len(group) - 1}"
 
 
 def _costs(runner_up: RunnerUp, explanation: Explanation) -> str:

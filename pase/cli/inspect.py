@@ -1,11 +1,11 @@
 """What there is: `pase models`, `pase machines`, and `pase inspect`, what importing a model makes of it."""
 
 import textwrap
-from collections.abc import Hashable, Sequence
 from typing import Any
 
 import click
 
+from pase.cli.layer_table import print_layers
 from pase.cli.options import arguments_option, batch_option, complete_machines, json_option, model_argument
 from pase.cli.output import print_json, print_table, quantity, say, warn
 from pase.cli.progress import READING, progress
@@ -18,9 +18,6 @@ from pase.models import MODELS
 
 _SHOWN_VERTICES = 60
 """Of a model with more, layers that repeat are listed once unless --all is given."""
-
-_LONGEST_REPEAT = 250
-"""Vertices of a layer that repeats."""
 
 
 @click.command("inspect", epilog="Example: pase inspect package.module:factory --batch 32")
@@ -77,9 +74,13 @@ def _document(graph: Graph, found: ImportedModel | None) -> dict[str, Any]:
 
 
 def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> None:
-    print_table(
+    print_layers(
+        graph,
         ["<vertex", "<kind", "<iteration space", "parameters"],
-        _rows(graph, folds=not shows_all),
+        [_row(operator) for operator in graph.operators],
+        [operator.unsplittable for operator in graph.operators],
+        shows_all=shows_all or len(graph.operators) <= _SHOWN_VERTICES,
+        flag="--all",
     )
     say()
     if found is not None:
@@ -100,51 +101,13 @@ def _print(graph: Graph, found: ImportedModel | None, *, shows_all: bool) -> Non
         warn(f"{text}: a defect of the importer, please report it")
 
 
-def _rows(graph: Graph, *, folds: bool) -> list[list[str]]:
-    """Return the rows of the vertices; of vertices that repeat (layers of one kind) those of the first time alone."""
-    rows = [
-        [
-            op.name,
-            op.kind,
-            " ".join(f"{dim.name}={dim.extent}" for dim in op.dims),
-            f"{sum(access.size for access in op.parameters):,}",
-        ]
-        for op in graph.operators
+def _row(operator: Operator) -> list[str]:
+    return [
+        operator.name,
+        operator.kind,
+        " ".join(f"{dim.name}={dim.extent}" for dim in operator.dims),
+        f"{sum(access.size for access in operator.parameters):,}",
     ]
-    if not folds or len(rows) <= _SHOWN_VERTICES:
-        return rows
-    found: list[list[str]] = []
-    for start, length, times in repeats([(op.kind, op.dims, op.unsplittable) for op in graph.operators]):
-        found += rows[start : start + length]
-        if times > 1:
-            last = graph.operators[start + length * times - 1].name
-            found.append([f"… {times - 1} × these {length}", "", f"to {last}; --all lists them", ""])
-    return found
-
-
-def repeats(signs: Sequence[Hashable]) -> list[tuple[int, int, int]]:
-    """Return how a sequence is made of stretches that follow one another again and again: (start, length, times)."""
-    numbers = {sign: i for i, sign in enumerate(dict.fromkeys(signs))}
-    sequence = [numbers[sign] for sign in signs]
-    found: list[tuple[int, int, int]] = []
-    at = 0
-    while at < len(sequence):
-        best = (1, 1)
-        for length in range(1, min(_LONGEST_REPEAT, (len(sequence) - at) // 2) + 1):
-            block, times = sequence[at : at + length], 1
-            while sequence[at + times * length : at + (times + 1) * length] == block:
-                times += 1
-            # What is left out counts: 32 layers of 13 rather than the 3 equal projections at the start of each.
-            if times > 1 and length * (times - 1) > best[0] * (best[1] - 1):
-                best = length, times
-        is_worth_it = best[0] * (best[1] - 1) > 2
-        length, times = best if is_worth_it else (1, 1)
-        if length == times == 1 and found and found[-1][2] == 1:
-            found[-1] = (found[-1][0], found[-1][1] + 1, 1)
-        else:
-            found.append((at, length, times))
-        at += length * times
-    return found
 
 
 def _print_approximations(graph: Graph, found: ImportedModel) -> None:

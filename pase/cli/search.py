@@ -8,6 +8,7 @@ import click
 
 from pase.analysis.explanation.sensitivity import Held, held_by_opaque_layers, worthwhile_padding
 from pase.analysis.explanation.why_not import configuration_text
+from pase.cli.layer_table import all_layers_option, print_layers
 from pase.cli.options import (
     ByteSize,
     ModelArguments,
@@ -80,6 +81,7 @@ class DeviceMemorySize(ByteSize):
 @constraint_options
 @click.option("--keep-batch", is_flag=True, help="Search although the batch cannot be split.")
 @click.option("--strict", is_flag=True, help="Refuse a model with an operator that nothing is known of.")
+@all_layers_option
 @output_option("Write the plan to this file.")
 @json_option
 def search_command(
@@ -93,6 +95,7 @@ def search_command(
     constraints: Constraints,
     keep_batch: bool,
     strict: bool,
+    shows_all: bool,
     output: Path | None,
     as_json: bool,
     **model: object,
@@ -135,7 +138,7 @@ def search_command(
             document |= {"opaque": {"layers": layers, "lower_bound_if_free": held.lower_bound}}
         print_json(document | ({"orderings": orderings_document(reports)} if reports else {}))
     else:
-        print_plan(plan)
+        print_plan(plan, shows_all=shows_all)
         if reports:
             say()
             print_orderings(reports)
@@ -168,11 +171,14 @@ def _ordering_reports(graph: Graph, num_devices: int) -> list[OrderingReport]:
     return [report_ordering(name, graph.neighbours, sizes) for name in ORDERINGS]
 
 
-def print_plan(plan: Plan) -> None:
-    """Print the strategy layer by layer, then what is known of it."""
-    print_table(
+def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
+    """Print the strategy layer by layer, blocks that repeat once unless it shows all, then what is known of it."""
+    print_layers(
+        plan.graph,
         ["<layer", "<iteration space", "<configuration", "layer cost", "transfer cost", "share"],
         [_layer_row(layer, plan) for layer in plan.layers],
+        [layer.kind for layer in plan.layers],
+        shows_all=shows_all,
     )
     unit = plan.cost_unit
     say()

@@ -161,10 +161,10 @@ def test_repeated_layers_share_a_row(pase: Command, tmp_path: Path) -> None:
     assert pase("search", "transformer", *arguments, "-p", "4", "--cost-model", "alpha_beta", "-o", path).status == 0
     shown, document = pase("explain", path).out, document_of(pase, "explain", path)
     table = shown.partition("\n\nWhy:\n")[0].split("\n\n")[1].splitlines()[1:]
-    counts = [1 + int(found[1]) if (found := re.match(r"\S+ \+(\d+) ", row)) else 1 for row in table]
+    counts = [int(found[1]) if (found := re.match(r"\S+ × (\d+) ", row)) else 1 for row in table]
     assert sum(counts) == len(document["layers"])
     assert len(table) < len(document["layers"])
-    assert "+n: so many more layers" in shown
+    assert "× n: n layers with the same row" in shown
     assert document["flop_per_byte"] is None
 
 

@@ -254,7 +254,7 @@ def test_what_is_printable_stays_and_the_rest_is_written_out(text: str) -> None:
 @pytest.mark.parametrize("name", ["alexnet", "transformer"])
 @pytest.mark.parametrize("columns", [80, 132])
 def test_tables_fit_a_terminal(name: str, columns: int) -> None:
-    written = in_terminal("search", name, "-p", "32", columns=columns)
+    written = in_terminal("search", name, "-p", "32", "--all-layers", columns=columns)
     assert "\x1b[1m" in written  # a header in bold
     lines = _unstyled(written).split("\n\n")[0].splitlines()
     # On a slow machine bars of progress come first.
@@ -271,6 +271,15 @@ def test_tables_fit_a_terminal(name: str, columns: int) -> None:
         for dim, factor in layer.splits.items():
             assert factor == 1 or f"{dim}={factor}" in words
     assert sum("%" in line for line in table) == len(plan.layers)
+
+
+def test_a_block_that_repeats_is_told_from_others_on_a_terminal() -> None:
+    shown, whole = (
+        _unstyled(in_terminal("search", "transformer", "-p", "32", *flag, columns=132))
+        for flag in ([], ["--all-layers"])
+    )
+    assert len(shown.splitlines()) < 80 < len(whole.splitlines())
+    assert re.search(r"^× 6 *\n  encoder1_self_q ", shown.replace("\r", ""), re.MULTILINE)
 
 
 def test_a_terminal_that_is_far_too_narrow_loses_nothing() -> None:

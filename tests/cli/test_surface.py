@@ -24,6 +24,7 @@ SURFACE = {
         *("--memory-per-device", "--optimizer"),
         *("--pin", "--forbid", "--tie", "--mesh", "--devices-of", "--constraints"),
         "--constraints-schema",
+        "--all-layers",
         *("--output -o", "--json"),
     ],
     "evaluate": [
@@ -35,7 +36,7 @@ SURFACE = {
         *(*MODEL, "--cost-model", "--only", "--seed", "--steps", "--start", "--coldness", "--keep-batch"),
         *("--output -o", "--json"),
     ],
-    "explain": ["plan", *OF_MODEL, "layer ?", "--why", "--sensitivity", "--time-limit", "--json"],
+    "explain": ["plan", *OF_MODEL, "layer ?", "--why", "--sensitivity", "--all-layers", "--time-limit", "--json"],
     "export": ["plan ?", *OF_MODEL, "--to", "--output -o", "--fold", "--schema", "--json"],
     "report": ["plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--time-limit", "--json"],
     "simulate": ["plan", *OF_MODEL, "--collectives", "--no-overlap", "--trace", "--json"],

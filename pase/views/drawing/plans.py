@@ -6,13 +6,14 @@ text.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 from pase.analysis.explanation.why_not import configuration_text
 from pase.common.names import short
 from pase.common.quantities import quantity
+from pase.graph import Graph
 from pase.planning.plan import LayerPlan, Plan
 from pase.views.drawing.folding import FoldedEdge, FoldedGraph, Repeat, fold, folded
 
@@ -120,11 +121,19 @@ class DrawnPlan:
         return quantity(cost, self.plan.cost_unit), f"{quantity(layer.memory_bytes, 'B')} on each device"
 
 
+def repeated_blocks(graph: Graph, signatures: Sequence[Hashable]) -> tuple[Repeat, ...]:
+    """Return the blocks of a graph's layers that come several times in a row; signatures: [V] what has to be equal."""
+    return fold(signatures, _numbered_edges(graph))
+
+
+def _numbered_edges(graph: Graph) -> list[tuple[int, int]]:
+    return [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in graph.edges]
+
+
 def drawn_plan(plan: Plan, *, is_folded: bool = True) -> DrawnPlan:
     """Return what is drawn of a plan; is_folded: blocks of layers that are alike, and split alike, are drawn once."""
-    edges = [(plan.graph.index[edge.producer], plan.graph.index[edge.consumer]) for edge in plan.graph.edges]
     alike = [(layer.kind, tuple(layer.dims.items()), tuple(layer.splits.items())) for layer in plan.layers]
-    repeats = fold(alike, edges) if is_folded else ()
+    repeats = repeated_blocks(plan.graph, alike) if is_folded else ()
     by_read = {
         (layer.name, transfer.input): transfer.forward_bytes + transfer.backward_bytes
         for layer in plan.layers
@@ -132,7 +141,7 @@ def drawn_plan(plan: Plan, *, is_folded: bool = True) -> DrawnPlan:
     }
     return DrawnPlan(
         plan=plan,
-        graph=folded(len(plan.layers), edges, repeats),
+        graph=folded(len(plan.layers), _numbered_edges(plan.graph), repeats),
         repeats=repeats,
         classes=split_classes(plan.layers),
         moved_bytes=tuple(by_read.get((edge.consumer, edge.input), 0.0) for edge in plan.graph.edges),
