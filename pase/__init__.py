@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pase.planning.plan import LayerPlan, Plan
     from pase.planning.plan_file import load_plan
     from pase.planning.planner import SearchOptions, search
+    from pase.planning.session import Session
     from pase.targets.emitter import emit
     from pase.targets.parallelize import parallelize
     from pase.views.exports import export
@@ -47,6 +48,7 @@ else:
             "pase.planning.plan": ("LayerPlan", "Plan"),
             "pase.planning.plan_file": ("load_plan",),
             "pase.planning.planner": ("SearchOptions", "search"),
+            "pase.planning.session": ("Session",),
             "pase.views.reports.document": ("report",),
             "pase.analysis.simulation.simulation": ("simulate",),
         },
@@ -60,6 +62,7 @@ __all__ = [
     "PaseError",
     "Plan",
     "SearchOptions",
+    "Session",
     "__version__",
     "compare",
     "emit",

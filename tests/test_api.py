@@ -27,6 +27,7 @@ PUBLIC = (
     "PaseError",
     "Plan",
     "SearchOptions",
+    "Session",
     "__version__",
     "compare",
     "emit",

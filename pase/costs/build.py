@@ -1,7 +1,8 @@
 """Cost tables of a graph: what the solver gets, each distinct layer and edge costed once."""
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 from time import perf_counter
 
@@ -10,14 +11,14 @@ from numpy.typing import NDArray
 
 from pase.common.names import visible
 from pase.common.quantities import quantity
-from pase.costs.model import CostModel
+from pase.costs.model import CostModel, PaperCostModel
 from pase.costs.traffic import LayerTraffic, ReadTraits, layer_traffic, sum_name
 from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import with_fan_outs
 from pase.sharding.configurations import enumerate_configurations
 from pase.sharding.edges import SharedWeight, edge_sides, table_edges
-from pase.sharding.overlap import layout_overlap, redistributions
+from pase.sharding.overlap import Overlap, layout_overlap, redistributions
 from pase.sharding.shards import (
     Component,
     FloatArray,
@@ -130,55 +131,137 @@ def build_problem(
     are looked at of each layer of that graph; None: every one. Raises ConfigurationError where a layer has too many
     configurations, SolverError where tables need more memory than is allowed, TimeUpError where they take longer.
     """
-    graph, allowance = with_fan_outs(graph), allowance or Allowance()
-    kinds = _Numbered()
-    vertex_costs: list[FloatArray] = []
-    configurations: list[IndexArray] = []
-    traffic: list[LayerTraffic] = []
-    vertex_table = []
-    for position, operator in enumerate(graph.operators):
+    return costed(alike(graph, num_devices, only), model, on_progress, allowance=allowance)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Alike:
+    """Which layers and edges of a graph cost the same, so that each kind of them is costed once, whatever the model.
+
+    graph: with fan-outs. layers: the first layer of each kind. layer_kind: [V] the kind of each. configurations: those
+    that are looked at of each kind, None: every one. edges: the first edge of each kind. edge_kind: [E] the kind of
+    each. ends: [E] (producer, consumer) by number.
+    """
+
+    graph: Graph
+    num_devices: int
+    layers: tuple[Operator, ...]
+    layer_kind: tuple[int, ...]
+    configurations: tuple[IndexArray | None, ...]
+    edges: tuple[Edge, ...]
+    edge_kind: tuple[int, ...]
+    ends: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What costs were worked out from, for the layers and edges of one `Alike`; filled as it is made.
+
+    layers: by kind. overlaps: by kind of edge, and the first of the producer's layouts that are looked at together.
+    tables: by kind of edge, with the cost model that they were made for.
+    """
+
+    layers: dict[int, LayerTraffic] = field(default_factory=dict)
+    overlaps: dict[int, dict[int, Overlap]] = field(default_factory=dict)
+    tables: dict[int, tuple[CostModel, EdgeTable]] = field(default_factory=dict)
+
+    def table(self, kind: int, model: CostModel, make: Callable[[], EdgeTable]) -> EdgeTable:
+        """Return the transfer costs of a kind of edge: those of before where these are the same but for a factor."""
+        if kind in self.tables:
+            before, table = self.tables[kind]
+            if model == before:
+                return table
+            if isinstance(before, PaperCostModel) and isinstance(model, PaperCostModel) and before.flop_per_byte > 0:
+                return replace(table, values=table.values * (model.flop_per_byte / before.flop_per_byte))
+        self.tables[kind] = model, make()
+        return self.tables[kind][1]
+
+
+def alike(graph: Graph, num_devices: int, only: Callable[[Graph, Operator], IndexArray] | None = None) -> Alike:
+    """Return which layers and edges of a graph cost the same; only: as for `build_problem`."""
+    graph = with_fan_outs(graph)
+    kinds, edge_kinds = _Numbered(), _Numbered()
+    layers, configurations, layer_kind = [], [], []
+    for operator in graph.operators:
         known = None if only is None else only(graph, operator)
         number, is_new = kinds.number((signature(graph, operator), None if known is None else known.tobytes()))
         if is_new:
-            found = enumerate_configurations(operator, num_devices) if known is None else known
+            layers.append(operator)
+            configurations.append(known)
+        layer_kind.append(number)
+    edges, edge_kind, ends = [], [], []
+    for edge in table_edges(graph):
+        u, v = graph.index[edge.producer], graph.index[edge.consumer]
+        number, is_new = edge_kinds.number((layer_kind[u], layer_kind[v], edge_signature(graph, edge)))
+        if is_new:
+            edges.append(edge)
+        edge_kind.append(number)
+        ends.append((u, v))
+    return Alike(
+        graph=graph,
+        num_devices=num_devices,
+        layers=tuple(layers),
+        layer_kind=tuple(layer_kind),
+        configurations=tuple(configurations),
+        edges=tuple(edges),
+        edge_kind=tuple(edge_kind),
+        ends=tuple(ends),
+    )
+
+
+def costed(
+    kinds: Alike,
+    model: CostModel,
+    on_progress: Callable[[str, float], None] | None = None,
+    *,
+    allowance: Allowance | None = None,
+    known: Known | None = None,
+) -> Problem:
+    """Return the cost tables of layers and edges that are sorted by kind; known: of the same kinds, is added to.
+
+    Other arguments and errors as for `build_problem`.
+    """
+    graph, allowance = kinds.graph, allowance or Allowance()
+    layers = Known().layers if known is None else known.layers
+    vertex_costs: list[FloatArray] = []
+    for number, (operator, chosen) in enumerate(zip(kinds.layers, kinds.configurations, strict=True)):
+        if number not in layers:
+            found = enumerate_configurations(operator, kinds.num_devices) if chosen is None else chosen
             what = f"the costs of the {len(found):,} configurations of layer {visible(operator.name)}"
             allowance.hold(found.nbytes + _BYTES_OF_COSTS * len(found), what)
-            does = traffic_of(graph, operator, found)
-            cost = layer_cost(does, model)
-            configurations.append(found)
-            traffic.append(does)
-            vertex_costs.append(cost.compute + cost.communication)
-        allowance.bound += float(vertex_costs[number].min())
+            layers[number] = traffic_of(graph, operator, found)
+        cost = layer_cost(layers[number], model)
+        vertex_costs.append(cost.compute + cost.communication)
+        allowance.bound += float(vertex_costs[number].min()) * kinds.layer_kind.count(number)
         allowance.check()
-        vertex_table.append(number)
         if on_progress:
-            on_progress("costing layers", (position + 1) / len(graph.operators))
-    edge_kinds = _Numbered()
+            on_progress("costing layers", (number + 1) / len(kinds.layers))
     edge_tables: list[EdgeTable] = []
-    edge_table = []
-    edges = table_edges(graph)
-    ends = [(graph.index[edge.producer], graph.index[edge.consumer]) for edge in edges]
-    for position, (edge, (u, v)) in enumerate(zip(edges, ends, strict=True)):
-        number, is_new = edge_kinds.number((vertex_table[u], vertex_table[v], edge_signature(graph, edge)))
-        if is_new:
-            sides = traffic[vertex_table[u]], traffic[vertex_table[v]]
+    firsts = {number: position for position, number in reversed([*enumerate(kinds.edge_kind)])}
+    for number, edge in enumerate(kinds.edges):
+        u, v = kinds.ends[firsts[number]]
+        sides = layers[kinds.layer_kind[u]], layers[kinds.layer_kind[v]]
+        if known is None:
             edge_tables.append(edge_cost(graph, edge, *sides, model, allowance))
-        edge_table.append(number)
+        else:
+            overlaps = known.overlaps.setdefault(number, {})
+            make = partial(edge_cost, graph, edge, *sides, model, allowance, overlaps)
+            edge_tables.append(known.table(number, model, make))
         if on_progress:
-            on_progress("costing edges", (position + 1) / len(edges))
+            on_progress("costing edges", (number + 1) / len(kinds.edges))
     tables = CostTables(
         vertex_names=tuple(operator.name for operator in graph.operators),
         vertex_costs=tuple(vertex_costs),
-        vertex_table=tuple(vertex_table),
-        edges=tuple(ends),
+        vertex_table=kinds.layer_kind,
+        edges=kinds.ends,
         edge_tables=tuple(edge_tables),
-        edge_table=tuple(edge_table),
+        edge_table=kinds.edge_kind,
     )
     return Problem(
         graph=graph,
-        num_devices=num_devices,
+        num_devices=kinds.num_devices,
         tables=tables,
-        configurations=tuple(configurations[number] for number in vertex_table),
+        configurations=tuple(layers[number].splits.values for number in kinds.layer_kind),
     )
 
 
@@ -256,6 +339,7 @@ def edge_cost(
     v: LayerTraffic,
     model: CostModel,
     allowance: Allowance | None = None,
+    overlaps: dict[int, Overlap] | None = None,
 ) -> EdgeTable:
     """Return r · t_x of an edge between all configurations of its two layers, both ways together.
 
@@ -264,7 +348,7 @@ def edge_cost(
     part of the cost. Where both agree nothing is paid: partial sums are added on each device, and the other end's
     all-reduce sums them all (data parallelism reduces a tied weight once).
 
-    allowance: for making it; errors as for `build_problem`.
+    allowance: for making it; errors as for `build_problem`. overlaps: as in `Known`, of this edge; is added to.
     """
     allowance = allowance or Allowance()
     (producer, held), (consumer, wanted) = edge_sides(graph, edge)
@@ -295,7 +379,13 @@ def edge_cost(
         block = slice(first, first + step)
         rows = np.flatnonzero((u_side.layout_of >= block.start) & (u_side.layout_of < block.stop))
         layout_of = u_side.layout_of[rows] - first
-        common = layout_overlap(u_parts, u_side.layouts[block], v_parts, v_side.layouts, has_gradient=flows_back)
+        if overlaps is None or first not in overlaps:
+            sides = u_parts, u_side.layouts[block], v_parts, v_side.layouts
+            common = layout_overlap(*sides, has_gradient=flows_back)
+            if overlaps is not None:
+                overlaps[first] = common
+        else:
+            common = overlaps[first]
         # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
         forward, _ = redistributions(common.of_classes(u=layout_of), graph.itemsize, forward_sums=u_side.members[rows])
         _, backward = redistributions(

@@ -37,14 +37,16 @@ def search_within(
     known: Iterable[Sequence[int]] = (),
     is_constrained: bool = False,
     on_progress: Progress | None = None,
+    memory: MemoryTables | None = None,
 ) -> LimitedSolution:
     """Return the cheapest strategy that takes no more than a limit on each device.
 
-    optimiser: whose state counts. is_constrained: whether the problem has other constraints, for messages. Raises
-    MemoryLimitError where nothing fits: by how much, and which layer binds. Other arguments and errors as for
-    `solve_limited`.
+    optimiser: whose state counts. is_constrained: whether the problem has other constraints, for messages. memory: of
+    the problem, where it is known. Raises MemoryLimitError where nothing fits: by how much, and which layer binds.
+    Other arguments and errors as for `solve_limited`.
     """
-    weighted = weighted_problem(problem.tables, memory_tables(problem, optimiser=optimiser), limit_bytes)
+    memory = memory_tables(problem, optimiser=optimiser) if memory is None else memory
+    weighted = weighted_problem(problem.tables, memory, limit_bytes)
     try:
         return solve_limited(
             weighted,

@@ -97,8 +97,8 @@ def search(
     a PaseError for what cannot be searched: no devices, nothing to split, an invalid graph, an unknown name, no memory
     for any strategy, constraints that leave none.
     """
-    options = _chosen(options, settings)
-    _check_memory(options)
+    options = chosen_options(options, settings)
+    check_memory(options)
     graph = load(model)
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
@@ -166,7 +166,7 @@ def search(
     )
 
 
-def _chosen(options: SearchOptions | Mapping[str, Any] | None, settings: SearchSettings) -> SearchOptions:
+def chosen_options(options: SearchOptions | Mapping[str, Any] | None, settings: SearchSettings) -> SearchOptions:
     """Return the options of a search; ConfigurationError for those that no search has."""
     given: dict[str, Any] = {**options, **settings} if isinstance(options, Mapping) else {**settings}
     known = [field.name for field in fields(SearchOptions)]
@@ -180,7 +180,7 @@ def _chosen(options: SearchOptions | Mapping[str, Any] | None, settings: SearchS
     return replace(chosen, constraints=constraints_of(chosen.constraints))
 
 
-def _check_memory(options: SearchOptions) -> None:
+def check_memory(options: SearchOptions) -> None:
     """Raise CostError for an unknown optimiser, MemoryLimitError for a limit that is none."""
     optimiser_state(options.optimiser)
     limit = options.device_memory_bytes

@@ -11,7 +11,15 @@ from pase.solver.constrained import (
     lightest_strategy,
     solve_limited,
 )
-from pase.solver.search import check_limits, default_solver_memory_bytes, solve
+from pase.solver.search import (
+    WarmStart,
+    check_limits,
+    default_solver_memory_bytes,
+    nearest,
+    solve,
+    solve_again,
+    warm_start,
+)
 from pase.solver.solution import RELATIVE_TOLERANCE, Progress, Solution, Statistics
 from pase.solver.two_pass import Marginals, min_marginals
 
@@ -24,11 +32,15 @@ __all__ = [
     "Progress",
     "Solution",
     "Statistics",
+    "WarmStart",
     "check_limits",
     "default_solver_memory_bytes",
     "lightest_strategy",
     "min_marginals",
     "near_optimal",
+    "nearest",
     "solve",
+    "solve_again",
     "solve_limited",
+    "warm_start",
 ]

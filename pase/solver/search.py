@@ -8,14 +8,16 @@ branching can hope to, the problem is reduced further (`reductions`) and then sp
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import count
 
 import numpy as np
 
 from pase.errors import SolverError
-from pase.solver.bounds import decode, tighten_bounds
+from pase.solver.bounds import decode, sweep, tighten_bounds
 from pase.solver.elimination import Ordered, eliminate_exactly, eliminate_tree, optimal_strategy
 from pase.solver.ordering import (
     AUTO,
@@ -37,7 +39,7 @@ from pase.solver.solution import (
     Solution,
     Statistics,
 )
-from pase.tables.cost_tables import CostTables, verify_tables
+from pase.tables.cost_tables import CostTables, IndexArray, verify_tables
 
 DIRECT_OPERATIONS = NOT_WORTH_WEIGHING
 """A problem whose elimination looks at no more combinations than this is not worth bounding first."""
@@ -103,6 +105,120 @@ def solve(
     return _solution(tables, report, budget, outcome)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WarmStart:
+    """What a search leaves to others for the same tables, in which some vertices have fewer configurations.
+
+    model: all configurations, with messages that prove about as high a bound as they can. They are as good where
+    configurations are missing: a bound holds for all strategies, and what costs more than it says is dropped at once.
+    report: of the ordering that solutions name.
+    """
+
+    model: PairwiseModel
+    report: OrderingReport
+
+
+WARM_SWEEPS = 24
+"""Passes that prepare a warm start at most."""
+PROVEN = 1e-12
+"""A strategy is cheapest where the bound is within so much of its cost, which is what sums of costs are rounded by."""
+
+
+def warm_start(tables: CostTables, solution: Solution) -> WarmStart | None:
+    """Return what starts searches among some of the strategies; None where costs are too far apart for that.
+
+    solution: for the tables. Passes go on until the bound is the solution's cost, or hardly rises.
+    """
+    if cost_ceiling(tables, solution.cost) < np.inf:
+        return None
+    model = PairwiseModel.of_tables(tables)
+    gap = np.inf
+    for _ in range(WARM_SWEEPS // 2):
+        sweep(model, np.inf, True, lambda: None)
+        before, gap = gap, solution.cost - sweep(model, np.inf, False, lambda: None)
+        if not PROVEN * solution.cost < gap < 0.9 * before:
+            break
+    return WarmStart(model=model, report=report_ordering(solution.ordering, tables.neighbours, tables.domain_sizes))
+
+
+def solve_again(
+    tables: CostTables,
+    start: WarmStart,
+    kept: Mapping[int, IndexArray],
+    near: Sequence[int],
+    *,
+    solver_memory_bytes: int | None = None,
+    time_limit_s: float | None = None,
+) -> Solution:
+    """Return a cheapest strategy in which some vertices have one of some configurations each, with its proof.
+
+    kept: by vertex, ascending. near: a strategy to start from, which need not be one of these. Everything in the
+    solution is numbered as in the tables. Of strategies that cost the same it may be another than `solve` finds. Other
+    arguments and errors as for `solve`.
+    """
+    started_s = time.perf_counter()
+    limit_bytes = default_solver_memory_bytes() if solver_memory_bytes is None else solver_memory_bytes
+    check_limits(limit_bytes, time_limit_s)
+    budget = SearchBudget(
+        started_s=started_s,
+        deadline_s=None if time_limit_s is None else started_s + time_limit_s,
+        solver_memory_bytes=limit_bytes,
+        on_progress=None,
+    )
+    outcome = Outcome(tables=tables, ordering=start.report.name)
+    outcome.offer(dict(enumerate(nearest(tables, near, kept))))
+    model = start.model.copy()
+    model.least = dict(start.model.least or {})
+    for v, rows in kept.items():
+        if len(rows) < tables.domain_sizes[v]:
+            keep = np.zeros(tables.domain_sizes[v], dtype=bool)
+            keep[rows] = True
+            model.restrict(v, keep)
+            model.least[v] = float(model.reparametrised(v).min())
+    try:
+        for forward in (True, False):
+            bound = sweep(model, outcome.limit, forward, budget.check)
+            budget.sweeps += 1
+            if bound >= outcome.cost * (1 - PROVEN):
+                outcome.prove()
+                break
+            model.fix_singles()
+            outcome.raise_bound(bound)
+            outcome.offer(model.complete(decode(model, not forward)[1]))
+        else:
+            _narrow(model, partial(_ordered, AUTO, outcome), budget, outcome)
+    except (OutOfTimeError, KeyboardInterrupt):
+        pass
+    return _solution(tables, start.report, budget, outcome)
+
+
+def nearest(tables: CostTables, near: Sequence[int], kept: Mapping[int, IndexArray]) -> list[int]:
+    """Return a good strategy of those in which vertices have one of some configurations, near to one that is given.
+
+    Vertex after vertex takes what is best beside the others; kept: as for `solve_again`.
+    """
+    choice = list(near)
+    waiting = dict.fromkeys(v for v, rows in kept.items() if choice[v] not in rows)
+    for v in waiting:
+        choice[v] = int(kept[v][tables.costs_beside(v, choice)[kept[v]].argmin()])
+    waiting = dict.fromkeys(w for v in waiting for w in (v, *sorted(tables.neighbours[v])))
+    for _ in range(DESCENT_STEPS * len(waiting)):
+        if not waiting:
+            break
+        v = next(iter(waiting))
+        del waiting[v]
+        costs = tables.costs_beside(v, choice)
+        best = int(costs.argmin()) if v not in kept else int(kept[v][costs[kept[v]].argmin()])
+        if costs[best] < costs[choice[v]]:
+            choice[v] = best
+            waiting |= dict.fromkeys(sorted(tables.neighbours[v]))
+    return choice
+
+
+DESCENT_STEPS = 20
+"""For each vertex that has to change, or is next to one."""
+
+
 def check_limits(solver_memory_bytes: int | None, time_limit_s: float | None) -> None:
     """Raise SolverError for limits that make no sense."""
     if solver_memory_bytes is not None and solver_memory_bytes <= 0:
@@ -117,12 +233,7 @@ def default_solver_memory_bytes() -> int:
 
 
 def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: SearchBudget, outcome: Outcome) -> None:
-    def ordered(model: PairwiseModel) -> list[int]:
-        around, sizes = model.neighbours()
-        chosen = choose_ordering(ordering, around, sizes)
-        outcome.ordering = chosen.name
-        return [model.live[i] for i in chosen.order]
-
+    ordered = partial(_ordered, ordering, outcome)
     if report.largest_dependent_set <= 1:
         best = eliminate_tree(PairwiseModel.of_tables(tables), report.order, budget.check)
         if best is not None:
@@ -143,6 +254,11 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
         model.repeats = {}
         _reduce(model, budget)
         model.repeats = None
+    _narrow(model, ordered, budget, outcome)
+
+
+def _narrow(model: PairwiseModel, ordered: Ordered, budget: SearchBudget, outcome: Outcome) -> None:
+    """Bound and reduce a model until what is left can be eliminated; split it where that would take too long."""
     tighten_bounds(model, budget, outcome)
     if eliminate_exactly(model, ordered, QUICK_OPERATIONS, budget, outcome):
         return
@@ -157,6 +273,14 @@ def _search(tables: CostTables, report: OrderingReport, ordering: str, budget: S
     if eliminate_exactly(model, ordered, MAX_OPERATIONS, budget, outcome):
         return
     branch(model, ordered, QUICK_OPERATIONS, budget, outcome)
+
+
+def _ordered(ordering: str, outcome: Outcome, model: PairwiseModel) -> list[int]:
+    """Return the sequence in which to eliminate the live vertices of a model, and note the ordering's name."""
+    around, sizes = model.neighbours()
+    chosen = choose_ordering(ordering, around, sizes)
+    outcome.ordering = chosen.name
+    return [model.live[i] for i in chosen.order]
 
 
 def _repeats_much(tables: CostTables) -> bool:

@@ -294,16 +294,27 @@ def _distinct_rows(values: FloatArray) -> tuple[NDArray[np.intp], IndexArray]:
 
 
 def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables:
-    """Return the problem in which some vertices have some configurations alone, numbered by position in `kept`."""
+    """Return the problem in which some vertices have some configurations alone, numbered by position in `kept`.
+
+    Vertices that are alike, and for which the same array is kept, stay alike.
+    """
     vertex_costs, vertex_table = list(tables.vertex_costs), list(tables.vertex_table)
-    for vertex, rows in kept.items():
-        vertex_table[vertex] = len(vertex_costs)
-        vertex_costs.append(tables.layer_costs(vertex)[rows])
     edge_tables, edge_table = list(tables.edge_tables), list(tables.edge_table)
+    known: dict[tuple[int, ...], int] = {}
+    for vertex, rows in kept.items():
+        key: tuple[int, ...] = tables.vertex_table[vertex], id(rows)
+        if key not in known:
+            known[key] = len(vertex_costs)
+            vertex_costs.append(tables.layer_costs(vertex)[rows])
+        vertex_table[vertex] = known[key]
+    known = {}
     for number, (u, v) in enumerate(tables.edges):
         if u in kept or v in kept:
-            edge_table[number] = len(edge_tables)
-            edge_tables.append(restricted_edge(tables.edge(number), kept.get(u), kept.get(v)))
+            key = tables.edge_table[number], id(kept.get(u)), id(kept.get(v))
+            if key not in known:
+                known[key] = len(edge_tables)
+                edge_tables.append(restricted_edge(tables.edge(number), kept.get(u), kept.get(v)))
+            edge_table[number] = known[key]
     return replace(
         tables,
         vertex_costs=tuple(vertex_costs),

@@ -8,6 +8,7 @@ BENCHMARKS = {
     "paper": "the strategies beside those of the PaSE paper (docs/paper.md)",
     "report": "what a report takes to make and to open (docs/benchmarks.md)",
     "startup": "what `import pase` and `pase --help` take (docs/benchmarks.md)",
+    "session": "planning again after one change, beside a search (docs/benchmarks.md)",
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
     "levels": "strategies for machines with and without levels (docs/machines.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",

@@ -1,0 +1,157 @@
+"""Sessions beside searches from the start: whatever has changed, what they answer costs the same, proof and all."""
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import pytest
+
+import pase
+from pase.costs import build as costs_build
+from pase.errors import ConfigurationError, MachineError, MemoryLimitError, ModelError, PaseError
+from pase.planning import session as sessions
+from pase.planning.session import Answer, Session
+from tests.networks import slow_machine, small_graph
+
+Changes = dict[str, Any]
+
+
+def _fresh(graph: pase.Graph, answer: Answer) -> pase.Plan:
+    return pase.search(
+        graph,
+        answer.problem.num_devices,
+        machine=answer.machine,
+        cost_model=answer.cost_model,
+        constraints=answer.constraints,
+        device_memory_bytes=answer.device_memory_bytes,
+    )
+
+
+def _agrees(graph: pase.Graph, answer: Answer) -> None:
+    """Check an answer, and the plan of it, beside a search from the start."""
+    fresh, plan = _fresh(graph, answer), answer.plan
+    assert answer.total_cost == pytest.approx(fresh.total_cost, rel=1e-12)
+    assert plan.total_cost == pytest.approx(fresh.total_cost, rel=1e-12)
+    assert (answer.exact, plan.exact, plan.cost_unit) == (fresh.exact, fresh.exact, fresh.cost_unit)
+    assert answer.lower_bound == pytest.approx(fresh.lower_bound, rel=1e-12)
+    for found in (answer, plan):
+        assert dict(found.baselines) == pytest.approx(dict(fresh.baselines), rel=1e-12)
+    assert (plan.constraints, plan.device_memory_bytes) == (fresh.constraints, fresh.device_memory_bytes)
+    assert {layer.name: dict(layer.splits) for layer in plan} == {k: dict(v) for k, v in answer.splits.items()}
+
+
+def _pin(random: Random, session: Session) -> Changes:
+    problem = session.answer.problem
+    found = {}
+    for vertex in random.sample(range(len(problem.graph.operators)), random.choice([1, 1, 2])):
+        splits = problem.splits(vertex, random.randrange(len(problem.configurations[vertex])))
+        text = " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1)
+        found[problem.graph.operators[vertex].name] = text or "not split"
+    return {"constraints": {"pin": found}}
+
+
+def _some_changes(random: Random, session: Session) -> Changes:
+    least = session.answer.plan.memory.total_bytes
+    return random.choice(
+        [
+            _pin(random, session),
+            _pin(random, session),
+            {"constraints": {"forbid": {"*": random.choice(["n", "c", "b"])}}},
+            {"constraints": {"mesh": {"data": 2, "model": 2}}},
+            {"constraints": None},
+            {"bandwidth_bytes_per_s": random.uniform(1e8, 1e11)},
+            {"flop_per_byte": random.uniform(1, 1e4)},
+            {"bandwidth_bytes_per_s": None},
+            {"devices": random.choice([4, 8, 16])},
+            {"device_memory_bytes": int(least * random.uniform(1, 1.5)), "constraints": None},
+            {"device_memory_bytes": None},
+        ]
+    )
+
+
+@pytest.mark.parametrize("cost_model", ["paper", "alpha_beta"])
+@pytest.mark.parametrize("name", ["gpt", "lenet5", "mlp", "rnnlm", "transformer"])
+def test_answers_are_those_of_searches_from_the_start(name: str, cost_model: str) -> None:
+    graph, random = small_graph(name), Random(f"{name} {cost_model}")
+    session = Session(graph, 8, slow_machine(), cost_model=cost_model)
+    _agrees(graph, session.answer)
+    failures = 0
+    for _ in range(12):
+        try:
+            session.replan(**_some_changes(random, session))
+        except PaseError:  # no layer has such a dim, or nothing fits
+            failures += 1
+        _agrees(graph, session.answer)
+        assert session.plan is session.answer.plan
+    assert failures < 6
+
+
+def test_a_pin_is_kept_to_until_others_are_given() -> None:
+    session = Session(small_graph("transformer"), 8)
+    free = session.answer
+    pinned = session.replan(constraints={"pin": {"fc": "v=8"}})
+    assert pinned.splits["fc"] == {"b": 1, "s": 1, "v": 8, "d": 1} != free.splits["fc"]
+    assert session.replan(bandwidth_bytes_per_s=1e9).splits["fc"] == pinned.splits["fc"]
+    assert session.replan(bandwidth_bytes_per_s=None).total_cost == pinned.total_cost > free.total_cost
+    assert session.replan(constraints={}).total_cost == free.total_cost
+
+
+def test_layers_that_are_tied_are_alike() -> None:
+    graph = small_graph("gpt")
+    session = Session(graph, 8)
+    tied = session.replan(constraints={"pin": {"layer1_ff_1": "b=2 *"}, "tie": ["layer*_ff_1"]})
+    assert tied.splits["layer1_ff_1"] == tied.splits["layer2_ff_1"]
+    assert tied.splits["layer1_ff_1"]["b"] == 2
+    _agrees(graph, tied)
+
+
+@pytest.mark.parametrize("cost_model", ["paper", "alpha_beta"])
+def test_only_what_changes_is_worked_out_again(cost_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = small_graph("gpt")
+    session = Session(graph, 8, slow_machine(), cost_model=cost_model)
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("this was known already")
+
+    for name in ("layout_overlap", "traffic_of", "enumerate_configurations", "signature"):
+        monkeypatch.setattr(costs_build, name, never)
+    slower = session.replan(bandwidth_bytes_per_s=2e9)
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "costed", never)
+        pinned = session.replan(constraints={"pin": {"fc": "v=8"}})
+    monkeypatch.undo()
+    _agrees(graph, slower)
+    _agrees(graph, pinned)
+
+
+def test_another_batch() -> None:
+    small, large = (pase.load("mlp", batch=batch) for batch in (64, 256))
+    session = Session("mlp", 8, batch=64)
+    _agrees(small, session.answer)
+    _agrees(large, session.replan(batch=256))
+    assert session.replan(batch=64, constraints={"pin": {"fc1": "b=8"}}).splits["fc1"]["b"] == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"bandwidth": 1e9}, ConfigurationError, "bandwidth_bytes_per_s"),
+        ({"bandwidth_bytes_per_s": -1.0}, ConfigurationError, "bandwidth_bytes_per_s is -1.0; expected a positive"),
+        ({"bandwidth_bytes_per_s": 1e9, "flop_per_byte": 3.0}, ConfigurationError, "give one of them"),
+        ({"constraints": {"pin": {"fc9": "n=2"}}}, ConfigurationError, "no layer of 'mlp' is 'fc9'"),
+        ({"devices": 0}, ConfigurationError, "0 devices"),
+        ({"device_memory_bytes": 1000}, MemoryLimitError, "no strategy of 'mlp' fits"),
+        ({"device_memory_bytes": -5}, MemoryLimitError, "expected a whole number"),
+        ({"machine": "abacus"}, MachineError, "abacus"),
+        ({"batch": 7}, ModelError, "built already"),
+    ],
+)
+def test_what_makes_no_sense_leaves_a_session_as_it_was(
+    changes: Mapping[str, Any], error: type[PaseError], text: str
+) -> None:
+    session = Session(small_graph("mlp"), 8)
+    before = session.answer
+    with pytest.raises(error, match=text.replace("(", r"\(")):
+        session.replan(**changes)
+    assert session.answer is before
+    assert session.replan().total_cost == before.total_cost
