@@ -331,8 +331,8 @@ def _reverse_splits(document: Any) -> None:
         (_set("layers", 0, "kind", to="conv2d"), r"layers\[0\].kind is 'conv2d'; the graph has 'dense' here"),
         (_set("layers", 0, "dims", "n", to=16), r"layers\[0\].dims is .*16.*; layer 'fc1' of the graph has .*8"),
         (
-            _set("layers", 0, "splits", "b", to=3),
-            r"layers\[0\].splits.b is 3, which does not divide the dim's extent 8",
+            _set("layers", 0, "splits", "b", to=9),
+            r"layers\[0\].splits.b is 9, more than the dim's extent 8",
         ),
         (_set("layers", 0, "splits", "b", to=8), r"layers\[0\].splits makes \d+ parts, which do not divide 4 devices"),
         (_set("layers", 0, "splits", "b", to=0), r"layers\[0\].splits.b is 0; expected a whole number of 1 or more"),

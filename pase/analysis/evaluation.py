@@ -38,7 +38,14 @@ from pase.machine.lines import field_lines
 from pase.planning.constraints import CONSTRAINTS, Constraint, Constraints, DevicesOf, Pin, allowed, constraints_of
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.plan_file import plan_from_document
-from pase.planning.planner import Progress, check_search, data_parallel_choice, problem_of, search
+from pase.planning.planner import (
+    Progress,
+    check_search,
+    configurations_beside,
+    data_parallel_choice,
+    problem_of,
+    search,
+)
 from pase.sharding.configurations import data_parallel_splits
 from pase.solver import RELATIVE_TOLERANCE, default_solver_memory_bytes, solve
 
@@ -145,6 +152,8 @@ def evaluation(
     deadline_s = inf if time_limit_s is None else start_s + time_limit_s
     problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress)
     plan = setting.plan_of(chosen, problem, time_limit_s, on_progress)
+    if problem is not None and (only := configurations_beside(plan)) is not None:
+        problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress, only=only)
     if problem is None:
         return Evaluation(plan=_certified(plan, bound), optimum_cost=None, improvement=None)
     choice = tuple(problem.choice(v, tuple(layer.splits.values())) for v, layer in enumerate(plan.layers))
@@ -201,11 +210,13 @@ class _Setting:
             optimiser=optimiser or (plan.optimiser if plan else DEFAULT_OPTIMISER),
         )
 
-    def problem(self, allowance: Allowance, on_progress: Progress | None) -> tuple[Problem | None, float]:
+    def problem(
+        self, allowance: Allowance, on_progress: Progress | None, **others: Any
+    ) -> tuple[Problem | None, float]:
         """Return the problem of all strategies, None where there is not the time, and a bound on what they cost."""
         allowance = replace(allowance, memory_bytes=default_solver_memory_bytes())
         try:
-            return self._problem(on_progress, allowance=allowance), 0.0
+            return self._problem(on_progress, allowance=allowance, **others), 0.0
         except TimeUpError as stopped:
             return None, stopped.bound * (1 - RELATIVE_TOLERANCE)
 

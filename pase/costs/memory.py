@@ -490,7 +490,10 @@ def optimiser_state(name: str) -> "State":
 
 
 def _parts(operator: Operator, access: Access, splits: Splits) -> Parts:
-    return held_extents(operator, access.shape, access.index_map, lambda dim: splits.of(dim).astype(np.int64))
+    def largest(dim: str, extent: int) -> IntArray:
+        return -(-extent // splits.of(dim).astype(np.int64))
+
+    return held_extents(operator, access.shape, access.index_map, largest)
 
 
 def _points(parts: Parts, num_configurations: int) -> IntArray:

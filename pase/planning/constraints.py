@@ -317,7 +317,8 @@ def constraints_schema() -> str:
 class Allowed:
     """What constraints leave of the strategies for a graph on a number of devices.
 
-    every: the configurations that a layer has without them. of: by layer, the constraints that are about it. ties:
+    every: the configurations that a layer has without them, beside those that a pin names as a whole: their splits need
+    not divide the extents. of: by layer, the constraints that are about it. ties:
     groups of layers that are alike, by name, each with one of the ties that make it. devices: of the parts of layers,
     by name.
     """
@@ -326,6 +327,7 @@ class Allowed:
     of: Mapping[str, Constraints]
     ties: tuple[tuple[Tie, tuple[str, ...]], ...]
     devices: Mapping[str, tuple[int, ...]]
+    num_devices: int
     _known: dict[Hashable, IndexArray] = field(default_factory=dict)
 
     def configurations(self, graph: Graph, operator: Operator) -> IndexArray:
@@ -344,9 +346,24 @@ class Allowed:
         self._known[key] = found
         return found
 
+    def with_pinned(self, graph: Graph, operator: Operator) -> IndexArray:
+        """Return all configurations of a layer, and those that pins name as a whole if parts are one point or more."""
+        found = self.every(graph, operator)
+        for each in self.of[operator.name]:
+            if not isinstance(each, Pin) or each.is_partial:
+                continue
+            row = np.array([each.splits.get(dim, 1) for dim in operator.extents], dtype=found.dtype)
+            is_possible = self.num_devices % prod(row.tolist()) == 0 and all(
+                k == 1 or (k <= extent and dim not in operator.unsplittable)
+                for k, (dim, extent) in zip(row.tolist(), operator.extents.items(), strict=True)
+            )
+            if is_possible and not (found == row).all(axis=1).any():
+                found = np.concatenate([found, row[np.newaxis]])
+        return found
+
     def _own(self, graph: Graph, operator: Operator) -> IndexArray:
         """Return what is left where other layers are no matter."""
-        found = self.every(graph, operator)
+        found = self.with_pinned(graph, operator)
         for number, each in enumerate(self.of[operator.name]):
             left = found[each.allowed(operator, found)]
             if not len(left):
@@ -397,6 +414,7 @@ def allowed(
         of={name: tuple(found) for name, found in of.items()},
         ties=tuple((each, tuple(name for name in graph.index if name in group)) for each, group in ties),
         devices=devices,
+        num_devices=num_devices,
     )
 
 

@@ -12,6 +12,7 @@ from pase.common.frozen import FrozenDict
 from pase.common.names import short
 from pase.common.quantities import quantity
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
+from pase.errors import PlanError
 from pase.graph import Graph
 from pase.machine import Machine
 from pase.planning.constraints import Constraints
@@ -66,6 +67,11 @@ class LayerPlan:
     def num_parts(self) -> int:
         """Product of the splits."""
         return prod(self.splits.values())
+
+    @property
+    def uneven_dims(self) -> tuple[str, ...]:
+        """The dims that their splits do not divide: of their parts the first have a point more than the others."""
+        return tuple(dim for dim, parts in self.splits.items() if self.dims[dim] % parts)
 
     @property
     def num_replicas(self) -> int:
@@ -198,6 +204,16 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return str(_view("html")(self))
+
+
+def check_even(plan: Plan, what: str) -> None:
+    """Raise PlanError where a split does not divide its dim; what: needs that it does."""
+    for layer in plan:
+        for dim in layer.uneven_dims:
+            raise PlanError(
+                f"layer {short(layer.name)!r} splits {dim} = {layer.dims[dim]} in {layer.splits[dim]} parts of other "
+                f"sizes; {what} needs splits that divide their dims (programs for PyTorch take others: emit, run)"
+            )
 
 
 def _view(name: str) -> Callable[..., Any]:

@@ -184,8 +184,8 @@ def _verify_layers(document: Field, plan: Plan) -> None:
         if list(layer.splits) != list(layer.dims):
             raise splits.fail(f"names dims {found}; expected {', '.join(layer.dims)}, in this order")
         for name, factor in layer.splits.items():
-            if layer.dims[name] % factor:
-                raise splits[name].fail(f"is {factor}, which does not divide the dim's extent {layer.dims[name]}")
+            if factor > layer.dims[name]:
+                raise splits[name].fail(f"is {factor}, more than the dim's extent {layer.dims[name]}")
         if plan.num_devices % layer.num_parts:
             raise splits.fail(f"makes {layer.num_parts} parts, which do not divide {plan.num_devices} devices")
         if len(layer.devices) != plan.num_devices or sorted(layer.devices) != list(range(plan.num_devices)):

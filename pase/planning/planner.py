@@ -19,7 +19,7 @@ from pase.graph import Graph, Operator
 from pase.graph.operators import with_fan_outs
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
-from pase.planning.constraints import Constraints, allowed, constraints_of, with_ties
+from pase.planning.constraints import Constraints, Pin, allowed, constraints_of, with_ties
 from pase.planning.memory_limit import search_within
 from pase.planning.plan import Plan, SearchRecord
 from pase.planning.strategy import plan_layers, total_cost
@@ -273,7 +273,24 @@ def problem_of(
 def problem_of_plan(plan: Plan, on_progress: Progress | None = None, *, machine: Machine | None = None) -> Problem:
     """Return the search problem that a plan answers, or the same on another machine."""
     machine = plan.machine if machine is None else machine
-    return problem_of(plan.graph, plan.num_devices, machine, plan.cost_model, on_progress, constraints=plan.constraints)
+    return problem_of(
+        plan.graph,
+        plan.num_devices,
+        machine,
+        plan.cost_model,
+        on_progress,
+        only=configurations_beside(plan),
+        constraints=plan.constraints,
+    )
+
+
+def configurations_beside(plan: Plan) -> Callable[[Graph, Operator], IndexArray] | None:
+    """Return the configurations of each layer that a plan is compared with, its own included; None for all there are.
+
+    A search looks at splits that divide their dims alone, which those of a plan need not do.
+    """
+    own = tuple(Pin(layers=(layer.name,), splits=layer.splits) for layer in plan if layer.uneven_dims)
+    return allowed(own, plan.graph, plan.num_devices).with_pinned if own else None
 
 
 def plan_of(

@@ -57,6 +57,13 @@ def offsets(box: Box, origin: Box) -> tuple[int, ...]:
     return tuple(low - first for (low, _), (first, _) in zip(box, origin, strict=True))
 
 
+def even_part(extent: int, parts: int, number: int) -> Range:
+    """Return one part of a balanced partition: the first extent mod parts parts have one point more."""
+    small, extra = divmod(extent, parts)
+    low = number * small + min(number, extra)
+    return low, low + small + (number < extra)
+
+
 def even_bounds(extent: int, parts: int) -> NDArray[np.int64]:
     """Return the [parts + 1] bounds of a balanced partition: the first extent mod parts get one more."""
     small, extra = divmod(extent, parts)

@@ -8,7 +8,7 @@ from math import prod
 
 from pase.errors import EmitError, ProgramError
 from pase.graph import Access, DimIndex, Operator, SliceOf, Window
-from pase.sharding.boxes import Box, Partition, Range
+from pase.sharding.boxes import Box, Partition, Range, even_part
 from pase.sharding.shards import held_extents
 
 REPLICA = "replica"
@@ -107,9 +107,7 @@ class PlainDim:
 
     def range(self, mesh: DeviceMesh, point: Mapping[str, int]) -> Range:
         """Return the part at a point of a mesh."""
-        size = self.extent // mesh.size(self.name)
-        low = point.get(self.name, 0) * size
-        return low, low + size
+        return even_part(self.extent, mesh.size(self.name), point.get(self.name, 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +134,19 @@ class WindowDim:
 
     def range(self, mesh: DeviceMesh, point: Mapping[str, int]) -> Range:
         """Return the points that the part at a point of a mesh reads."""
-        out, kernel = (point.get(name, 0) * (extent // mesh.size(name)) for name, extent in self.axes)
-        low = out * self.stride + kernel * self.dilation - self.pad
-        return low, low + self.reach(mesh)
+        outs, kernels = self.parts(mesh, point)
+        low = outs[0] * self.stride + kernels[0] * self.dilation - self.pad
+        return low, low + self.reach(mesh, point)
 
-    def reach(self, mesh: DeviceMesh) -> int:
-        """Return how many points one part reads."""
-        outs = self.out_extent // mesh.size(self.out)
-        kernels = self.kernel_extent // mesh.size(self.kernel)
-        return (outs - 1) * self.stride + (kernels - 1) * self.dilation + 1
+    def parts(self, mesh: DeviceMesh, point: Mapping[str, int]) -> tuple[Range, Range]:
+        """Return the outputs, and the points of the kernel, that the part at a point of a mesh has."""
+        outs, kernels = (even_part(extent, mesh.size(name), point.get(name, 0)) for name, extent in self.axes)
+        return outs, kernels
+
+    def reach(self, mesh: DeviceMesh, point: Mapping[str, int]) -> int:
+        """Return how many points the part at a point of a mesh reads."""
+        (first_out, last_out), (first, last) = self.parts(mesh, point)
+        return (last_out - first_out - 1) * self.stride + (last - first - 1) * self.dilation + 1
 
 
 TensorDim = PlainDim | WindowDim
@@ -189,9 +191,16 @@ def check_split(layer: str, mesh: DeviceMesh, axes: Iterable[tuple[str, int]]) -
 
 
 def layout_of(mesh: DeviceMesh, dims: Sequence[TensorDim], *, layer: str = "") -> Layout:
-    """Return how a tensor of these dims lies on a mesh; ProgramError where a split does not divide its dim."""
+    """Return how a tensor of these dims lies on a mesh; ProgramError where a dim has more parts than points.
+
+    Where a split does not divide its dim, the first parts have a point more.
+    """
     used = [axis for dim in dims for axis in dim.axes]
-    check_split(layer, mesh, used)
+    for name, extent in used:
+        if mesh.size(name) > extent:
+            raise ProgramError(
+                f"layer {layer!r} splits {name} = {extent} in {mesh.size(name)} parts; choose at most as many as points"
+            )
     numbers: dict[tuple[int, ...], int] = {}
     parts = []
     for point in mesh.coordinates:
@@ -280,7 +289,28 @@ def tensor_dims(operator: Operator, access: Access) -> tuple[TensorDim, ...]:
 
 def shard_points(operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], mesh: DeviceMesh) -> int:
     """Return the points of the largest shard as a program holds it: those under all its windows, padding included."""
-    return prod(part for _, part in held_extents(operator, shape, axes, mesh.size))
+
+    def largest(dim: str, extent: int) -> int:
+        return -(-extent // mesh.size(dim))
+
+    return prod(part for _, part in held_extents(operator, shape, axes, largest))
+
+
+def points_by_device(
+    operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], mesh: DeviceMesh
+) -> dict[int, int]:
+    """Return the points of each device's shard, counted as `shard_points` counts them."""
+    if not any(extent % mesh.size(dim) for dim, extent in operator.extents.items()):
+        return dict.fromkeys(mesh.devices, shard_points(operator, shape, axes, mesh))
+
+    def points(at: Mapping[str, int]) -> int:
+        def part(dim: str, extent: int) -> int:
+            low, high = even_part(extent, mesh.size(dim), at.get(dim, 0))
+            return high - low
+
+        return prod(part for _, part in held_extents(operator, shape, axes, part))
+
+    return {device: points(at) for device, at in zip(mesh.devices, mesh.coordinates, strict=True)}
 
 
 def single_points(access: Access) -> tuple[str, ...]:

@@ -131,8 +131,9 @@ def mean_weights(
     """
     found = np.ones(())
     for dim in windows:
-        num_outs = dim.out_extent // mesh.size(dim.out)
-        first = (np.arange(num_outs) + point.get(dim.out, 0) * num_outs) * dim.stride - dim.pad
+        low, high = dim.parts(mesh, point)[0]
+        num_outs = high - low
+        first = np.arange(low, high) * dim.stride - dim.pad
         points = first[:, np.newaxis] + np.arange(dim.kernel_extent) * dim.dilation
         inside = np.maximum(((points >= 0) & (points < dim.extent)).sum(axis=1), 1)
         found = np.multiply.outer(found, np.full(num_outs, dim.kernel_extent) if count_padding else inside)

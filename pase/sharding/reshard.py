@@ -12,7 +12,7 @@ they are added on each device. What its windows reach beyond its own part goes t
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -349,11 +349,11 @@ def all_reduce_stages(group: Sequence[int], shard_points: int) -> tuple[Stage, S
     return there, [((adder, other), share) for (other, adder), share in there]
 
 
-def all_reduce_pairs(mesh: DeviceMesh, over: Iterable[str], shard_points: int) -> Pairs:
-    """Return the points that an all-reduce of shards along some axes takes from one device to another."""
+def all_reduce_pairs(mesh: DeviceMesh, over: Iterable[str], shard_points: Mapping[int, int]) -> Pairs:
+    """Return the points that an all-reduce along some axes of shards, of so many points by device, takes to others."""
     pairs: Pairs = {}
     for group in sum_groups(mesh, over):
-        for stage in all_reduce_stages(group, shard_points):
+        for stage in all_reduce_stages(group, shard_points[group[0]]):
             add_pairs(pairs, stage)
     return pairs
 

@@ -138,7 +138,7 @@ def part_labels(component: Component, split: int) -> IntArray:
 
 
 def held_extents(
-    operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], ways: Callable[[str], Any]
+    operator: Operator, shape: tuple[int, ...], axes: tuple[DimIndex, ...], part_of: Callable[[str, int], Any]
 ) -> list[tuple[int, Any]]:
     """Return a tensor's dims as a program holds them: each one's extent, and that of a device's part of it.
 
@@ -148,18 +148,18 @@ def held_extents(
         operator: whose iteration dims index the tensor.
         shape: of the whole tensor.
         axes: how each dim is indexed.
-        ways: in how many parts an iteration dim is split: a number, or [K] numbers.
+        part_of: of an iteration dim and an extent: how many points of these a part has, a number or [K] numbers.
     """
     found: list[tuple[int, Any]] = []
     for part in components(shape, axes, operator.extents):
         match part.axis:
             case str():
-                found.append((part.length, -(-part.length // ways(part.axis))))
+                found.append((part.length, part_of(part.axis, part.length)))
             case Window(out=out, kernel=kernel, stride=stride, dilation=dilation):
-                outs, kernels = -(-part.dim_extent // ways(out)), -(-part.kernel_extent // ways(kernel))
+                outs, kernels = part_of(out, part.dim_extent), part_of(kernel, part.kernel_extent)
                 found.append((part.length, (outs - 1) * stride + (kernels - 1) * dilation + 1))
             case SliceOf() if part.length > 1:
-                found.append((part.length, -(-part.length // ways(part.axis.dim))))
+                found.append((part.length, part_of(part.axis.dim, part.length)))
             case None if part.length > 1:
                 found.append((part.length, part.length))
             case _:

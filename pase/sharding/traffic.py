@@ -26,7 +26,7 @@ from pase.sharding.edges import (
     sum_ends,
     summed_dims,
 )
-from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, shard_points, single_points, tensor_dims
+from pase.sharding.layouts import DeviceMesh, PlainDim, layout_of, points_by_device, single_points, tensor_dims
 from pase.sharding.reshard import Pairs, ReshardStep, add_pairs, all_reduce_pairs, moved_pairs, reshard_steps
 
 
@@ -68,15 +68,15 @@ class Purpose(StrEnum):
 class Summed:
     """Partial sums that a layer adds up, between the devices that differ along some axes of its mesh.
 
-    read: position of the read whose gradient it is, if it is one. over: axes. points: of a shard. times: how often in
-    a step.
+    read: position of the read whose gradient it is, if it is one. over: axes. points: of a shard, by device. times: how
+    often in a step.
     """
 
     tensor: str
     phase: Phase
     purpose: Purpose
     over: tuple[str, ...]
-    points: int
+    points: Mapping[int, int]
     read: int | None = None
     times: int = 1
 
@@ -102,10 +102,11 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     if operator.is_loss:
         # What it writes is one number, the mean over all points: that is all that a program keeps of it.
         over = tuple(dim.name for dim in operator.dims[:-1])
-        yield Summed(tensor="loss", phase=forward, purpose=Purpose.OUTPUT, over=over, points=1)
+        one = dict.fromkeys(mesh.devices, 1)
+        yield Summed(tensor="loss", phase=forward, purpose=Purpose.OUTPUT, over=over, points=one)
     else:
         for position, write in enumerate(operator.writes):
-            points = shard_points(operator, write.shape, write.index_map, mesh)
+            points = points_by_device(operator, write.shape, write.index_map, mesh)
             over = operator.partial_dims(write)
             if position not in operator.wholes:
                 yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
@@ -116,7 +117,7 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
-            points = shard_points(operator, read.shape, read.index_map, mesh)
+            points = points_by_device(operator, read.shape, read.index_map, mesh)
             for over in gradient_sums(plan, operator, position):
                 yield Summed(
                     tensor=f"gradient of {read.tensor}",
@@ -143,7 +144,7 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh) -> Summ
                 phase=Phase.FORWARD,
                 purpose=Purpose.EXCHANGE,
                 over=tuple(exchange.over),
-                points=shard_points(operator, exchange.shape, exchange.index_map, mesh),
+                points=points_by_device(operator, exchange.shape, exchange.index_map, mesh),
                 times=exchange.times,
             )
         case Relayout():
@@ -154,7 +155,7 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh) -> Summ
             return sent(moved_pairs(reshard_steps(written, read_back)))
         case Handoff():
             return sent(
-                _handed(mesh, exchange.across, shard_points(operator, exchange.shape, exchange.index_map, mesh))
+                _handed(mesh, exchange.across, points_by_device(operator, exchange.shape, exchange.index_map, mesh))
             )
 
 
@@ -191,14 +192,14 @@ def gradient_phase(graph: Graph, operator: Operator, position: int) -> Phase | N
     return Phase.UPDATE if is_own else Phase.BACKWARD
 
 
-def _handed(mesh: DeviceMesh, across: str, points: int) -> Pairs:
+def _handed(mesh: DeviceMesh, across: str, points: Mapping[int, int]) -> Pairs:
     """Return what goes from each part along an axis to the next."""
     where = {tuple(point.items()): device for point, device in zip(mesh.coordinates, mesh.devices, strict=True)}
     pairs: Pairs = {}
     for point, device in zip(mesh.coordinates, mesh.devices, strict=True):
         following = where.get(tuple({**point, across: point[across] + 1}.items())) if across in point else None
         if following is not None:
-            add_pairs(pairs, [((device, following), points)])
+            add_pairs(pairs, [((device, following), points[device])])
     return pairs
 
 

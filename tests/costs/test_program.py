@@ -28,7 +28,7 @@ def test_a_device_gets_what_a_program_sends_it(inside: int, outside: int) -> Non
     rest = [d for d in range(p) if d not in group]
     splits = [("k", len(group)), ("others", 1)] if not rest else [("k", len(group))]
     mesh = device_mesh("layer", splits, len(group), list(range(len(group))))
-    pairs = all_reduce_pairs(mesh, ["k"], WORDS)
+    pairs = all_reduce_pairs(mesh, ["k"], dict.fromkeys(mesh.devices, WORDS))
     received = dict.fromkeys((0, 1), 0)
     for (sender, receiver), points in pairs.items():
         if receiver == 0:

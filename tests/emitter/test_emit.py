@@ -179,7 +179,10 @@ def test_networks_without_one_loss_are_refused() -> None:
 @pytest.mark.parametrize(
     ("splits", "message"),
     [
-        ({"conv": {"b": 4}}, r"layer 'conv' splits b = 6 in 4 parts; a program needs splits that divide their dims"),
+        (
+            {"conv": {"b": 4}},
+            r"layer 'conv' splits b = 6 in 4 parts; a program for mesh_tensorflow needs splits that divide their",
+        ),
         ({"pool": {"r": 2}}, r"layer 'pool' splits r = 2 in 2 parts; .*\(of b, c, h, w\)"),
     ],
 )

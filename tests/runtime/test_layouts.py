@@ -51,9 +51,22 @@ def test_what_is_no_mesh_is_refused(axes: list[tuple[str, int]], devices: list[i
         device_mesh("fc1", axes, 4, devices)
 
 
-def test_a_split_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ProgramError, match=r"layer 'fc1' splits b = 6 in 4 parts, which do not divide it"):
-        layout_of(device_mesh("fc1", [("b", 4)], 4), [PlainDim("b", 6)], layer="fc1")
+def test_a_split_that_does_not_divide_leaves_the_first_parts_a_point_more() -> None:
+    mesh = device_mesh("fc1", [("b", 4)], 4)
+    assert [box for (box,) in layout_of(mesh, [PlainDim("b", 6)], layer="fc1").boxes] == [
+        (0, 2),
+        (2, 4),
+        (4, 5),
+        (5, 6),
+    ]
+    with pytest.raises(ProgramError, match=r"layer 'fc1' splits b = 3 in 4 parts; choose at most as many as points"):
+        layout_of(mesh, [PlainDim("b", 3)], layer="fc1")
+
+
+def test_windows_of_parts_of_other_sizes() -> None:
+    mesh = device_mesh("pool", [("h", 2)], 2)
+    dim = WindowDim(out="h", out_extent=5, kernel="r", kernel_extent=2, extent=10, stride=2)
+    assert [box for (box,) in layout_of(mesh, [dim], layer="pool").boxes] == [(0, 6), (6, 10)]
 
 
 def test_shifted_is_in_the_coordinates_of_the_whole() -> None:

@@ -385,7 +385,7 @@ class _Builder:
                     self._network.send(label, found.pairs.items(), itemsize, found.times, front)
                 case Summed():
                     for group in sum_groups(layer_mesh(self._plan, operator.name), found.over):
-                        self._way(self._network, label, group, found.points, itemsize, found.times, front)
+                        self._way(self._network, label, group, found.points[group[0]], itemsize, found.times, front)
 
     def _carry(self, front: Front, steps: Iterable[ReshardStep], moved: Edge, phase: Phase) -> None:
         """Add what moves from layer to layer, step by step: along an edge, or of a weight that both use."""

@@ -134,7 +134,7 @@ def _bodies(plan: Plan, target: Target, *, trains: bool) -> dict[str, Body]:
     return found
 
 
-def _checked(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], *, trains: bool) -> set[str]:
+def _checked(plan: Plan, target: Target, bodies: Mapping[str, Body], ends: Sequence[str], *, trains: bool) -> set[str]:
     """Return the layers that lead to some; EmitError for the first that cannot be written."""
     wanted = plan.graph.leading_to(ends)
     for name in sorted(wanted, key=plan.index.__getitem__):
@@ -146,18 +146,20 @@ def _checked(plan: Plan, bodies: Mapping[str, Body], ends: Sequence[str], *, tra
                 f"{body.problem or untrained or 'it has no steps'}; replace it in the model, or use the plan without "
                 "a program"
             )
-        _check_splits(plan[name], operator)
+        _check_splits(plan[name], operator, target)
     return wanted
 
 
-def _check_splits(layer: LayerPlan, operator: Operator) -> None:
+def _check_splits(layer: LayerPlan, operator: Operator, target: Target) -> None:
     """Raise EmitError where a layer's splits are none that a program can have."""
     for dim, parts in layer.splits.items():
         extent = operator.extents.get(dim, 0)
-        if not extent or extent % parts or (parts != 1 and dim in operator.unsplittable):
+        is_possible = parts <= extent if target.takes_uneven_parts else extent > 0 and not extent % parts
+        if not is_possible or (parts != 1 and dim in operator.unsplittable):
+            needed = "leave a point to each part" if target.takes_uneven_parts else "divide their dims"
             raise EmitError(
-                f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program needs splits that divide "
-                f"their dims (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
+                f"layer {layer.name!r} splits {dim} = {extent} in {parts} parts; a program for {target.name} needs "
+                f"splits that {needed} (of {', '.join(d for d in operator.extents if d not in operator.unsplittable)})"
             )
 
 
@@ -205,7 +207,7 @@ def _program(
     the others.
     """
     ends = [loss, *outputs] if loss else outputs
-    wanted = _checked(plan, bodies, ends, trains=trains)
+    wanted = _checked(plan, target, bodies, ends, trains=trains)
     body = list(_body(plan, target, bodies, wanted, form, loss=loss, outputs=outputs, trains=trains))
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     made = "imported" if plan.graph.is_imported else "built"

@@ -21,6 +21,7 @@ MESH_TENSORFLOW = Target(
         returned=code("mtf.Tensor"),
     ),
     with_outputs=None,
+    takes_uneven_parts=False,
     outputs=Form(
         title="its forward pass, a program for Mesh-TensorFlow",
         usage=lambda _: (

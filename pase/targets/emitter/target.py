@@ -69,7 +69,7 @@ class Target:
     module: of its layers. layers: their names. kernels: steps of bodies that it has a layer for, as they are. words:
     that its programs use besides and no variable is called. loss: programs that return the loss alone. with_outputs:
     those that return the model's other outputs beside it; None where programs that train return no outputs. outputs:
-    those that return what the model computes.
+    those that return what the model computes. takes_uneven_parts: whether splits need not divide their dims.
     """
 
     name: str
@@ -80,3 +80,4 @@ class Target:
     loss: Form
     with_outputs: Form | None
     outputs: Form
+    takes_uneven_parts: bool

@@ -51,6 +51,7 @@ TORCH = Target(
         after=(_PROGRAM, _WITH_OUTPUTS, _TENSOR),
         returned=code("tuple[Tensor, Outputs]"),
     ),
+    takes_uneven_parts=True,
     outputs=Form(
         title="a program for PyTorch that computes its outputs",
         usage=_computing,

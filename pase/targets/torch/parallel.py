@@ -17,7 +17,7 @@ from pase.importers.difference import difference
 from pase.importers.ir import Use
 from pase.importers.torch.export import call_inputs
 from pase.importers.torch.live import LiveModel, Part, trace_live
-from pase.planning.plan import Plan
+from pase.planning.plan import Plan, check_even
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
@@ -68,6 +68,7 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
     Raises:
         PaseError: The model is another one than the plan's, or the process group has another size.
     """
+    check_even(plan, "a module made parallel")
     ranks = join()
     if ranks.world_size != plan.num_devices:
         raise ProgramError(

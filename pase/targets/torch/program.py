@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from pase.errors import ProgramError
 from pase.sharding.boxes import Box
-from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, check_split, device_mesh
+from pase.sharding.layouts import HOST, DeviceMesh, Layout, PlainDim, TensorDim, device_mesh
 from pase.sharding.named_dims import check_shared
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, sum_groups
 from pase.sharding.traffic import Movement, Phase
@@ -277,7 +277,7 @@ class Program:
     def count_correct(self, loss: Tensor, labels: Tensor, count: Callable[[], Any]) -> None:
         """Have a loss known to be one of labels. count: how many of this rank's are right."""
         if self.counts:
-            parts = prod(dim.size // part for dim, part in zip(labels.dims, labels.shard, strict=True))
+            parts = prod(labels.mesh.devices.size(dim.name) for dim in labels.dims)
             self._correct[loss.value.node] = Correct(
                 count=count(), num_points=labels.size, num_holders=self.num_devices // parts
             )
@@ -415,7 +415,6 @@ class Program:
             self._shared.add(name)
             check_shared(name, first.mesh.layer, first.dims, mesh.layer, dims)
             return reshard(first, mesh, dims)
-        check_split(mesh.layer, mesh.devices, ((dim.name, dim.size) for dim in dims))
         lacking = frozenset(mesh.devices.split_axes) - {dim.name for dim in dims} if is_trained else None
         tensor = Tensor(value=None, mesh=mesh, dims=tuple(dims), over=lacking)
         tensor = replace(tensor, value=self.declared(name, tensor, is_trained=is_trained, is_statistic=is_statistic))

@@ -24,7 +24,7 @@ def reshard(x: Tensor, mesh: LayerMesh, dims: Sequence[Dim | WindowDim], *, fill
         fill: the value of the padding.
 
     Raises:
-        ProgramError: sizes differ, or a split does not divide its dim.
+        ProgramError: sizes differ, or a dim has more parts than points.
     """
     x = resolved(x)
     wanted = [dim if isinstance(dim, WindowDim) else PlainDim(dim.name, dim.size) for dim in dims]
@@ -43,7 +43,10 @@ def _result_dims(dim: TensorDim, mesh: LayerMesh) -> list[Dim]:
     if isinstance(dim, PlainDim):
         return [Dim(dim.name, dim.extent)]
     parts, kernel_parts = mesh.devices.size(dim.out), mesh.devices.size(dim.kernel)
-    points = Dim(dim.out, parts * dim.reach(mesh.devices))
+    # Of a kernel that is split, this rank's part decides.
+    kernel = mesh.point.get(dim.kernel, 0)
+    reaches = tuple(dim.reach(mesh.devices, {dim.out: number, dim.kernel: kernel}) for number in range(parts))
+    points = Dim(dim.out, sum(reaches), reaches if len(set(reaches)) > 1 else ())
     return [points] if kernel_parts == 1 else [Dim(dim.kernel, kernel_parts), points]
 
 

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any, Protocol
 
 from pase.errors import ProgramError
+from pase.sharding.boxes import even_part
 from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, layout_of
 from pase.sharding.reshard import ReshardStep
 
@@ -76,10 +77,14 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A dim of a tensor with its extent on all ranks together."""
+    """A dim of a tensor with its extent on all ranks together.
+
+    parts: how many points each part has, where that is not the balanced partition.
+    """
 
     name: str
     size: int
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +103,15 @@ class LayerMesh:
 
     def part(self, dim: Dim) -> int:
         """Return how many points of a dim this rank holds."""
-        return dim.size // self.devices.size(dim.name)
+        number = self.point.get(dim.name, 0)
+        if dim.parts:
+            return dim.parts[number]
+        low, high = even_part(dim.size, self.devices.size(dim.name), number)
+        return high - low
 
     def begin(self, dim: Dim) -> int:
         """Return which point of a dim is the first that this rank holds."""
-        return self.point.get(dim.name, 0) * self.part(dim)
+        return even_part(dim.size, self.devices.size(dim.name), self.point.get(dim.name, 0))[0]
 
     def split(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of some dims that are split."""

@@ -9,7 +9,7 @@ import numpy as np
 from pase.common.quantities import quantity
 from pase.graph import Graph, Operator
 from pase.graph.operator import SCANNED
-from pase.planning.plan import Plan
+from pase.planning.plan import Plan, check_even
 from pase.planning.planner import problem_of
 from pase.solver import Solution, solve
 from pase.tables.cost_tables import CostTables, EdgeTable
@@ -146,6 +146,7 @@ def write(plan: Plan, options: ExportOptions) -> Exported:
     data and parameters are not split there, nor what XLA would compute wrong (`without_miscomputed`). Notes name the
     layers.
     """
+    check_even(plan, "JAX")
     mesh = without_miscomputed(plan, named_mesh(plan))
     found = (*scan_notes(plan), *notes(mesh))
     groups = {"inputs": _spec, "parameters": _spec, "outputs": _spec}

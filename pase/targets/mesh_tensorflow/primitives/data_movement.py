@@ -21,7 +21,7 @@ from pase.sharding.boxes import (
     whole,
 )
 from pase.sharding.halos import Buffers, exchange_steps
-from pase.sharding.layouts import Layout, Place, PlainDim, apart, layout_of, partition_layout
+from pase.sharding.layouts import Layout, Place, PlainDim, apart, check_split, layout_of, partition_layout
 from pase.sharding.reshard import ReshardStep, addition, clearing, framing
 from pase.targets.mesh_tensorflow.primitives.compat import mtf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
@@ -215,7 +215,9 @@ def to_tensor(x: Distributed, mesh: LayerMesh, dims: Sequence[Any]) -> Any:
 
 
 def _plain(mesh: LayerMesh, shape: Any) -> Layout:
-    return layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in shape.dims], layer=mesh.layer)
+    dims = [PlainDim(dim.name, dim.size) for dim in shape.dims]
+    check_split(mesh.layer, mesh.devices, [axis for dim in dims for axis in dim.axes])
+    return layout_of(mesh.devices, dims, layer=mesh.layer)
 
 
 def _moved(

@@ -7,7 +7,7 @@ before these are summed: Hewett and Grady (2020) call it the broadcast, whose ad
 from collections.abc import Sequence
 from typing import Any
 
-from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, layout_of
+from pase.sharding.layouts import Layout, PlainDim, TensorDim, WindowDim, check_split, layout_of
 from pase.sharding.reshard import SumEnd, joint_steps, reshard_steps
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
 from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
@@ -128,7 +128,13 @@ class _Return(Reshard):
 
 def layout_of_tensor(x: Any) -> Layout:
     """Return how a tensor lies on its mesh."""
-    return layout_of(x.mesh.devices, [PlainDim(dim.name, dim.size) for dim in x.shape.dims], layer=x.mesh.layer)
+    return even_layout(x.mesh, [PlainDim(dim.name, dim.size) for dim in x.shape.dims])
+
+
+def even_layout(mesh: LayerMesh, dims: Sequence[TensorDim]) -> Layout:
+    """Return how a tensor of these dims lies on a mesh; ProgramError where a split does not divide its dim."""
+    check_split(mesh.layer, mesh.devices, [axis for dim in dims for axis in dim.axes])
+    return layout_of(mesh.devices, dims, layer=mesh.layer)
 
 
 def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, name: str = "") -> Any:
@@ -144,7 +150,7 @@ def reshard(x: Any, mesh: LayerMesh, dims: Sequence[Any], *, fill: float = 0.0, 
     if is_handed:
         x = x.operation.new_output()
     wanted = [_tensor_dim(dim) for dim in dims]
-    target = layout_of(mesh.devices, wanted, layer=mesh.layer)
+    target = even_layout(mesh, wanted)
     steps = reshard_steps(layout_of_tensor(x), target)
     shape = [dim for one in wanted for dim in _result_dims(one, mesh)]
     if is_handed:
@@ -162,5 +168,5 @@ def _result_dims(dim: TensorDim, mesh: LayerMesh) -> list[Any]:
     if isinstance(dim, PlainDim):
         return [mtf.Dimension(dim.name, dim.extent)]
     parts, kernel_parts = mesh.devices.size(dim.out), mesh.devices.size(dim.kernel)
-    points = mtf.Dimension(dim.out, parts * dim.reach(mesh.devices))
+    points = mtf.Dimension(dim.out, parts * dim.reach(mesh.devices, {}))
     return [points] if kernel_parts == 1 else [mtf.Dimension(dim.kernel, kernel_parts), points]

@@ -30,9 +30,9 @@ def convolve(x: Tensor, filters: Tensor, windows: Sequence[WindowDim], out: Sequ
     names = [dim.name for dim in out]
     own = filter_dims(x.names, filters.names, names, {*kernels, *positions})
     split_kernels = [name for name in kernels if name in x.names]
-    points = [window.reach(mesh.devices) for window in windows]
-    taps = [window.kernel_extent // mesh.devices.size(window.kernel) for window in windows]
-    outs = [window.out_extent // mesh.devices.size(window.out) for window in windows]
+    points = [window.reach(mesh.devices, mesh.point) for window in windows]
+    taps = [mesh.part(Dim(window.kernel, window.kernel_extent)) for window in windows]
+    outs = [mesh.part(Dim(window.out, window.out_extent)) for window in windows]
     num_groups, num_inputs, num_outputs, num_batch = own.extents(sizes)
     # A kernel that is split stands as a dim of one point.
     order = [name for name in (*own.batch, *split_kernels, *own.groups, *own.inputs, *positions) if name in x.names]
@@ -134,8 +134,8 @@ def pool(
     present = [name for name in others if name in x.names]
     order = [*present, *positions]
     absent = [name for name in x.names if name not in order]
-    points = [one.reach(mesh.devices) for one in windows]
-    outs = [one.out_extent // mesh.devices.size(one.out) for one in windows]
+    points = [one.reach(mesh.devices, mesh.point) for one in windows]
+    outs = [mesh.part(Dim(one.out, one.out_extent)) for one in windows]
     kernels, strides = [one.kernel_extent for one in windows], [one.stride for one in windows]
     dilations = [one.dilation for one in windows]
     lead = prod(sizes[name] for name in present)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pase.sharding.boxes import extents
-from pase.sharding.layouts import PlainDim, layout_of, shifted
+from pase.sharding.layouts import PlainDim, shifted
 from pase.sharding.named_dims import not_joined, place_of_piece
 from pase.sharding.reshard import ReshardStep
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
@@ -12,7 +12,7 @@ from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
 from pase.targets.mesh_tensorflow.primitives.operations import Reshard
 from pase.targets.mesh_tensorflow.primitives.parts import run_step
 from pase.targets.mesh_tensorflow.runtime.layers.points import arrange
-from pase.targets.mesh_tensorflow.runtime.reshard import layout_of_tensor, reshard
+from pase.targets.mesh_tensorflow.runtime.reshard import even_layout, layout_of_tensor, reshard
 
 
 def dims(*named: tuple[str, int], **extents: int) -> tuple[Any, ...]:
@@ -63,7 +63,7 @@ class _Concat(mtf.Operation):
         super().__init__(list(xs), mesh=mesh, name=f"{mesh.name}/concat")
         self._position = position
         self._outputs = [mtf.Tensor(self, mtf.Shape(list(dims)), xs[0].dtype)]
-        target = layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in dims], layer=mesh.layer)
+        target = even_layout(mesh, [PlainDim(dim.name, dim.size) for dim in dims])
         self._hops = []
         offset = 0
         for x in xs:
@@ -108,7 +108,7 @@ def piece(x: Any, along: str, start: int, size: int) -> Any:
     own = list(x.shape.dims)
     own[position] = mtf.Dimension(f"{along}[{start}:{start + size}]", size)
     source = layout_of_tensor(x)
-    target = layout_of(x.mesh.devices, [PlainDim(dim.name, dim.size) for dim in own], layer=x.mesh.layer)
+    target = even_layout(x.mesh, [PlainDim(dim.name, dim.size) for dim in own])
     hop = ReshardStep(source, shifted(target, source.shape, position, start))
     return Reshard(x, [hop], mesh=x.mesh, shape=own, name=f"{x.mesh.name}/piece").outputs[0]
 
@@ -121,7 +121,7 @@ def padded(x: Any, mesh: LayerMesh, dims: Sequence[Any], before: Sequence[int], 
             for dim, extent in zip(dims, shape, strict=True)
         ]
         x = reshard(x, mesh, own)
-    target = layout_of(mesh.devices, [PlainDim(dim.name, dim.size) for dim in dims], layer=mesh.layer)
+    target = even_layout(mesh, [PlainDim(dim.name, dim.size) for dim in dims])
     source = layout_of_tensor(x)
     for position, offset in enumerate(before):
         source = shifted(source, target.shape, position, offset)

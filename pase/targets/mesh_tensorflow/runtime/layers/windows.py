@@ -42,7 +42,7 @@ class _Convolution:
         self._x, self._w, self._y = ([d.name for d in dims] for dims in (x.shape.dims, filters.shape.dims, out))
         self._dims = filter_dims(self._x, self._w, self._y, spatial)
         self._kernels, self._positions = kernels, positions
-        self._points = [window.reach(devices) for window in windows]
+        self._points = [window.reach(devices, {}) for window in windows]
         self._extents = [window.kernel_extent // devices.size(window.kernel) for window in windows]
         self._outs = [window.out_extent // devices.size(window.out) for window in windows]
 
@@ -196,7 +196,7 @@ def pool(
     present = [n for n in order if n in names]
     absent = [n for n in names if n not in present]
     lead, rest = (prod(sizes[names.index(n)] for n in part if n in names) for part in (others[:1], others[1:]))
-    shape = [lead, *(window.reach(devices) for window in windows), rest]
+    shape = [lead, *(window.reach(devices, {}) for window in windows), rest]
     outs = [window.out_extent // devices.size(window.out) for window in windows]
 
     def compute(weight: _NumPy | None, local: Any) -> Any:

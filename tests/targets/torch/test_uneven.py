@@ -1,0 +1,148 @@
+"""Splits that do not divide their dims: ranks train as one does, and send what is predicted; LeNet-5 on 2 x 2."""
+
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from math import prod
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+import pase
+from pase import Plan
+from pase.errors import EmitError, PlanError
+from pase.graph import Operator
+from pase.sharding.boxes import extents
+from pase.sharding.traffic import held_weights
+from tests.targets.torch.lockstep import Trained
+from tests.targets.torch.networks import differences, graph_of, predicted, trained_by
+
+RELATIVE = 1e-12
+
+STRATEGY = """\
+rest = "data_parallel"
+
+[pin]
+"conv*" = "h=2 w=2"
+"pool*" = "h=2 w=2"
+"fc*" = "n=2 c=2"
+"""
+
+TABLE_1 = {
+    "conv1/w": (6, 1, 5, 5),
+    "conv1/bias": (6,),
+    "conv2/w": (16, 6, 5, 5),
+    "conv2/bias": (16,),
+    "fc1/w": (200, 60),
+    "fc1/bias": (60,),
+    "fc2/w": (60, 42),
+    "fc2/bias": (42,),
+    "fc3/w": (42, 5),
+    "fc3/bias": (5,),
+}
+"""Hewett and Grady 2020, Table 1: what workers hold, matrices transposed; there worker 0 alone holds convolutions."""
+
+
+@cache
+def lenet5() -> Plan:
+    graph = pase.load("lenet5", batch=8)
+    document = {"rest": "data_parallel", "pin": {"conv*": "h=2 w=2", "pool*": "h=2 w=2", "fc*": "n=2 c=2"}}
+    return pase.evaluate(graph, document, devices=4)
+
+
+optimizer = partial(torch.optim.AdamW, lr=1e-3)
+
+
+def check(found: Trained, alone: Trained, plan: Plan) -> None:
+    for loss, own in zip(found.losses, alone.losses, strict=True):
+        assert abs(loss - own) <= RELATIVE * abs(own)
+    assert max(differences(found.gradients, alone.gradients).values()) <= RELATIVE
+    assert {what: size for what, size in found.sent.items() if size} == predicted(plan)
+
+
+def test_lenet_5_on_2_by_2_workers_trains_as_on_one() -> None:
+    plan = lenet5()
+    assert plan["pool2"].dims["h"] == 5
+    assert plan["pool2"].uneven_dims == ("h", "w")
+    alone = pase.search(pase.load("lenet5", batch=8), 1)
+    found, own = trained_by(plan, optimizer), trained_by(alone, optimizer)
+    check(found, own, plan)
+    assert max(differences(found.weights, own.weights, are_weights=True).values()) <= RELATIVE
+
+
+def test_workers_hold_what_the_paper_says() -> None:
+    held = {weight.name: {extents(box) for box in weight.parts} for weight in held_weights(lenet5())}
+    assert held == {name: {shape} for name, shape in TABLE_1.items()}
+
+
+def test_such_a_strategy_is_a_plan_like_any_other(tmp_path: Path) -> None:
+    file, path = tmp_path / "lenet5.toml", tmp_path / "plan.json"
+    file.write_text(STRATEGY)
+    graph = pase.load("lenet5", batch=8)
+    plan = pase.evaluate(graph, file, devices=4)
+    assert plan.layers == lenet5().layers
+    plan.save(path)
+    assert pase.load_plan(path) == plan
+    assert pase.evaluate(graph, path).layers == plan.layers
+    assert pase.evaluate(graph, path).total_cost == plan.total_cost
+    best = pase.search(graph, 4)
+    assert plan.lower_bound == pytest.approx(best.total_cost)
+    why = pase.explain(plan, ["pool2"])
+    assert why.optimum_cost == pytest.approx(best.total_cost)
+    assert why.improvement is not None
+    assert plan.replace("pool2", rest="kept", b=4).total_cost != plan.total_cost
+    assert pase.emit(plan, target="torch")
+    assert pase.simulate(plan).step_time_s > 0
+
+
+def test_what_cannot_run_it_says_so() -> None:
+    plan = lenet5()
+    with pytest.raises(EmitError, match=r"'pool2' splits h = 5 in 2 parts; a program for mesh_tensorflow needs splits"):
+        pase.emit(plan, target="mesh_tensorflow")
+    for name in ("jax", "torch", "mesh-tensorflow-layout"):
+        with pytest.raises(PlanError, match=r"'pool2' splits h = 5 in 2 parts .*needs splits that divide their dims"):
+            pase.export(plan, name)
+
+
+def _ways(operator: Operator, p: int) -> list[dict[str, int]]:
+    """Every split of a layer in parts of a point or more, on a number of devices that the parts divide."""
+    every = [
+        [1] if dim.name in operator.unsplittable else [k for k in range(1, p + 1) if p % k == 0 and k <= dim.extent]
+        for dim in operator.dims
+    ]
+    found = (dict(zip(operator.extents, way, strict=True)) for way in product(*every))
+    return [way for way in found if p % prod(way.values()) == 0]
+
+
+def unevenly(plan: Plan, seed: int) -> Plan:
+    """Return a plan with random splits on random devices, half of the layers with some that do not divide."""
+    random, p, layers = Random(seed), plan.num_devices, []
+    for layer in plan:
+        ways = _ways(plan.graph[layer.name], p)
+        uneven = [way for way in ways if any(layer.dims[dim] % k for dim, k in way.items())]
+        whole = [way for way in ways if prod(way.values()) == p]
+        splits = random.choice(uneven if uneven and random.random() < 0.5 else whole or ways)
+        layers.append(replace(layer, splits=splits, devices=tuple(random.sample(range(p), p))))
+    return replace(plan, layers=tuple(layers))
+
+
+@cache
+def alone(name: str) -> Trained:
+    return trained_by(pase.search(graph_of(name), 1), optimizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_devices", "seed"),
+    [
+        *(("mlp", 6, seed) for seed in range(3)),
+        *(("lenet5", 6, seed) for seed in range(3)),
+        *(("lenet5", 4, seed) for seed in range(1, 3)),
+        *((name, 6, 0) for name in ("rnnlm", "gpt")),
+    ],
+)
+def test_training_is_that_of_one_rank(name: str, num_devices: int, seed: int) -> None:
+    plan = unevenly(pase.search(graph_of(name), num_devices, keep_batch=True), seed)
+    assert any(layer.uneven_dims for layer in plan)
+    check(trained_by(plan, optimizer), alone(name), plan)
