@@ -82,11 +82,17 @@ class Operand(NamedTuple):
     maps: tuple[ClassArray | None, ...]
     shape: tuple[int, ...]
 
-    def aligned(self) -> FloatArray:
-        """Return the table's values with one axis for each of the step's, in its order."""
+    def aligned(self, rows: Sequence[ClassArray] | None = None) -> FloatArray:
+        """Return the table's values with one axis for each of the step's, in its order.
+
+        rows: the classes on each of the step's axes that are looked at; None: all.
+        """
         values = self.table.filled()
         if self.turned is not None:
             values = values.transpose(self.turned)
+        if rows is not None:
+            chosen = [rows[a] if m is None else m[rows[a]] for a, m in zip(self.axes, self.maps, strict=True)]
+            return values[np.ix_(*chosen)].reshape([len(rows[a]) if a in self.axes else 1 for a in range(len(rows))])
         for axis, classes in enumerate(self.maps):
             if classes is not None:
                 values = values.take(classes, axis=axis)

@@ -56,11 +56,17 @@ def least_totals(plan: EliminationPlan, optimum: float, outer: list[FloatArray],
         yield total
 
 
-def least_total(step: EliminationStep, outer: FloatArray) -> FloatArray:
-    """Return, over the joint classes of a step's scope, the least cost of the whole with each combination."""
+def least_total(step: EliminationStep, outer: FloatArray, rows: Sequence[ClassArray] | None = None) -> FloatArray:
+    """Return, over the joint classes of a step's scope, the least cost of the whole with each combination.
+
+    rows: for each vertex of the scope the classes that are looked at; None: all.
+    """
+    costs = step.kernel.costs
+    if rows is not None:
+        costs, outer = costs[rows[0]], np.asarray(outer[np.ix_(*rows[1:])])
     # Small tables are added up first, and all to one large array in place: making such arrays is most of the work.
-    total = outer[None] + step.kernel.costs.reshape(-1, *(1,) * outer.ndim)
-    for operand in sorted([operand.aligned() for operand in step.kernel.operands], key=np.size):
+    total = outer[None] + costs.reshape(-1, *(1,) * outer.ndim)
+    for operand in sorted([operand.aligned(rows) for operand in step.kernel.operands], key=np.size):
         if np.broadcast_shapes(total.shape, operand.shape) == total.shape:
             total += operand
         else:
@@ -135,9 +141,9 @@ class Marginals:
         changes = {vertex: configuration}
         path = [self._step_of[vertex]]
         step = self._steps[path[0]]
-        allowed = np.zeros([p.num_classes for p in step.kernel.partitions], dtype=bool)
-        allowed[step.kernel.partitions[0].of[configuration]] = True
-        classes = self._decide(path[0], allowed, changes)
+        rows = _all_classes(step)
+        rows[0] = step.kernel.partitions[0].of[[configuration]]
+        classes = self._decide(path[0], rows, changes)
         while classes is not None:
             number = self._parent[path[-1]]
             classes = self._decide(number, _agreeing(self._steps[number], path[-1], classes), changes)
@@ -146,23 +152,24 @@ class Marginals:
             self._descend(number, above, changes)
         return changes
 
-    def _decide(self, number: int, allowed: Mask, changes: dict[int, int]) -> tuple[int, ...] | None:
+    def _decide(self, number: int, rows: Sequence[ClassArray], changes: dict[int, int]) -> tuple[int, ...] | None:
         """Choose a step's vertex among some combinations; return the classes of its dependents, None: the reference's.
 
-        allowed: [joint classes of the scope]. Of equals those of the reference, or of what has changed already.
+        rows: for each vertex of the scope its joint classes that are possible, ascending. Of equals those of the
+        reference, or of what has changed already.
         """
         step = self._steps[number]
         vertex, partitions = step.scope[0], step.kernel.partitions
         now = [changes.get(vertex, self._reference[vertex]), *(self._reference[x] for x in step.scope[1:])]
         present = tuple(int(p.of[c]) for p, c in zip(partitions, now, strict=True))
-        total = np.where(allowed, least_total(step, self._outer[number]), np.inf)
-        least = float(total.min()) + self._slack
-        if total[present] <= least:
+        total = least_total(step, self._outer[number], rows)
+        is_least = total <= float(total.min()) + self._slack
+        places = [np.flatnonzero(own == c) for own, c in zip(rows, present, strict=True)]  # of one number, or none
+        if is_least[np.ix_(*places)].any():
             return None
-        if (total[present[0]] <= least).any():
-            found = (present[0], *_first(total[present[0]] <= least))
-        else:
-            found = _first(total <= least)
+        if is_least[places[0]].any():
+            is_least[np.arange(len(is_least)) != places[0]] = False
+        found = tuple(int(own[i]) for own, i in zip(rows, _first(is_least), strict=True))
         if found[0] != present[0]:
             changes[vertex] = int(np.where(partitions[0].of == found[0], step.costs, np.inf).argmin())
         return None if found[1:] == present[1:] else found[1:]
@@ -209,16 +216,18 @@ def min_marginals(
     return Marginals(tuple(costs), tuple(reference), plan.steps, outer)
 
 
-def _agreeing(step: EliminationStep, child: int, classes: Sequence[int]) -> Mask:
-    """Return which combinations of a step's joint classes are those of given ones of one of its tables."""
+def _all_classes(step: EliminationStep) -> list[ClassArray]:
+    return [np.arange(p.num_classes, dtype=np.int32) for p in step.kernel.partitions]
+
+
+def _agreeing(step: EliminationStep, child: int, classes: Sequence[int]) -> list[ClassArray]:
+    """Return for each vertex of a step its joint classes that are given ones of one of the step's tables."""
     operand = step.kernel.operands[[factor.producer for factor in step.factors].index(child)]
     wanted = classes if operand.turned is None else [classes[t] for t in operand.turned]
-    allowed = np.ones([p.num_classes for p in step.kernel.partitions], dtype=bool)
+    rows = _all_classes(step)
     for axis, of, chosen in zip(operand.axes, operand.maps, wanted, strict=True):
-        size = allowed.shape[axis]
-        agrees = np.arange(size) == chosen if of is None else of == chosen
-        allowed &= agrees.reshape([size if a == axis else 1 for a in range(allowed.ndim)])
-    return allowed
+        rows[axis] = rows[axis][(rows[axis] if of is None else of) == chosen]
+    return rows
 
 
 def _first(mask: Mask) -> tuple[int, ...]:
