@@ -89,6 +89,7 @@ def export_command(
     "--sweep", "numbers", metavar="A..B", help="Search the first plan's model on other numbers of devices, too: 1..64."
 )
 @click.option("--why/--no-why", "explains", default=True, help="Say why each layer is as it is.")
+@click.option("--interactive", is_flag=True, help="Carry what other configurations of each layer would cost.")
 @time_limit_option(
     "Seconds for saying why, after which the rest of the layers is left out.", default=30.0, show_default=True
 )
@@ -98,6 +99,7 @@ def report_command(
     output: Path,
     numbers: str | None,
     explains: bool,
+    interactive: bool,
     time_limit_s: float,
     as_json: bool,
     **model: Any,
@@ -118,6 +120,7 @@ def report_command(
             named,
             sweep=None if devices is None else sweep(found[0], devices, on_progress=on_progress),
             explains=explains,
+            interactive=interactive,
             time_limit_s=time_limit_s,
             on_progress=on_progress,
         )

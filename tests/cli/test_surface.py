@@ -38,7 +38,7 @@ SURFACE = {
     ],
     "explain": ["plan", *OF_MODEL, "layer ?", "--why", "--sensitivity", "--all-layers", "--time-limit", "--json"],
     "export": ["plan ?", *OF_MODEL, "--to", "--output -o", "--fold", "--schema", "--json"],
-    "report": ["plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--time-limit", "--json"],
+    "report": ["plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--interactive", "--time-limit", "--json"],
     "simulate": ["plan", *OF_MODEL, "--collectives", "--no-overlap", "--trace", "--json"],
     "emit": ["plan", *OF_MODEL, "--output -o", "--target", "--forward", "--json"],
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],

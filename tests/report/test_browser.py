@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 import pase
+from pase.analysis.explanation import configuration_text
 from pase.common.quantities import duration, quantity
 from pase.views.reports.document import render, report_document
-from tests.hostile import HOSTILE_NAMES
+from tests.hostile import HOSTILE_NAMES, hostile_plan
+from tests.networks import slow_machine, small_graph
 from tests.report import handmade
 from tests.report.browser import PHONE, opened
 
@@ -521,6 +523,83 @@ def test_a_searched_plan_is_told_as_it_is(look: Look) -> None:
             # Every device holds one part of every tensor.
             assert not cells or sorted(int(device) for cell in cells for device in cell) == list(range(8))
     until(page, DRAWN)
+
+
+def test_another_configuration_says_what_it_costs_and_what_else_would_change(look: Look) -> None:
+    plan = pase.search(small_graph("transformer"), 8, machine=slow_machine())
+    document = report_document({"small": plan}, explains=False, interactive=True)
+    choices, layers = document["plans"][0]["choices"], document["plans"][0]["layers"]
+    page = look(document)
+    seen = 0
+    for index in range(0, len(plan.layers), 7):
+        page.locator("#fit").click()
+        items = select(page, index).locator(".others > li")
+        found = choices["lists"][choices["layers"][index]]
+        assert items.count() == len(found["entries"])
+        own = configuration_text(plan.layers[index].splits, 8)
+        assert items.first.inner_text() == f"{own} as it is"
+        for number in range(1, min(items.count(), 12), 3):
+            row, difference, changed = found["entries"][number]
+            item, flat = items.nth(number), choices["changes"][changed]
+            text = configuration_text(dict(zip(plan.layers[index].dims, choices["splits"][row], strict=True)), 8)
+            cost = "the same cost: a tie"
+            if difference:
+                percent = f"{100 * difference:.{3 if difference < 0.01 else 1}f}".replace("0.000", "<0.001")
+                cost = f"+{percent}% · +{quantity(difference * plan.total_cost, 'FLOP')}"
+            assert item.locator("summary").inner_text() == f"{text} {cost}"
+            item.locator("summary").click()
+            item.locator("table, .note").first.wait_for()
+            if not flat:
+                assert "No other layer would change." in item.inner_text()
+                continue
+            expected = [
+                [
+                    layers[index + beside]["name"],
+                    configuration_text(plan.layers[index + beside].splits, 8),
+                    configuration_text(
+                        dict(zip(plan.layers[index + beside].dims, choices["splits"][to], strict=True)), 8
+                    ),
+                ]
+                for beside, to in zip(flat[::2], flat[1::2], strict=True)
+            ]
+            cells = item.locator("tbody tr").evaluate_all(
+                "rows => rows.map((row) => [...row.cells].map((c) => c.textContent))"
+            )
+            assert cells == expected
+            seen += 1
+    assert seen > 5
+    # A layer that would change is a click away.
+    name = cells[0][0]
+    page.locator("#panel .others tbody button", has_text=name).first.click()
+    assert page.locator("#panel h3").inner_text() == name
+    page.locator("#panel .others summary").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("#panel .others details[open] :is(table, .note)").first.wait_for()
+    assert page.evaluate(OVERFLOW) == 0
+
+
+def test_where_other_configurations_are_not_known_the_page_says_so(look: Look) -> None:
+    document = handmade.small()
+    page = look(document)
+    assert select(page, 3).locator("h4", has_text="Other configurations").count() == 0
+    document["plans"][0] |= {"choices": None, "choices_note": "a plan within a memory limit <b>"}
+    page = look(document)
+    assert select(page, 3).locator(".part", has_text="Other configurations").locator(".note").inner_text() == (
+        "a plan within a memory limit <b>"
+    )
+
+
+def test_other_configurations_of_hostile_names_are_text(look: Look) -> None:
+    page = look(report_document({"hostile": hostile_plan()}, explains=False, interactive=True))
+    page.locator("#find").fill("alert")
+    page.keyboard.press("Enter")
+    summaries = page.locator("#panel.open .others summary")
+    for summary in summaries.all():
+        summary.click()
+    assert summaries.count() > 0
+    until(page, "[...document.querySelectorAll('.others details')].every((one) => one.querySelector('table, p'))")
+    assert page.locator("#panel img, #panel script, #panel iframe").count() == 0
+    assert page.evaluate("window.__pwned") is None
 
 
 def test_ninety_six_layers_are_there_at_once(look: Look) -> None:

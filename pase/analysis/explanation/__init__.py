@@ -1,5 +1,6 @@
 """Why a plan is as it is: what binds each layer, what the next best would cost, and when the choice would change."""
 
+from pase.analysis.explanation.choices import Choice, LayerChoices, every_choice
 from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.explain import ExplainOptions, LayerOverview, Overview, explain, overview
 from pase.analysis.explanation.improvement import Improvement, improvement
@@ -19,10 +20,12 @@ from pase.analysis.explanation.why_not import (
 __all__ = [
     "FARTHEST",
     "TIE",
+    "Choice",
     "ExplainOptions",
     "Explanation",
     "Flip",
     "Improvement",
+    "LayerChoices",
     "LayerExplanation",
     "LayerOverview",
     "MemoryBinding",
@@ -32,6 +35,7 @@ __all__ = [
     "RunnerUp",
     "Sensitivity",
     "configuration_text",
+    "every_choice",
     "explain",
     "improvement",
     "overview",

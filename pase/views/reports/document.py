@@ -25,6 +25,7 @@ from pase.planning.planner import Progress
 from pase.sharding.traffic import Phase, flows
 from pase.views.drawing.arrangement import arranged
 from pase.views.drawing.plans import SplitClasses, drawn_plan, split_classes
+from pase.views.reports.choices import choices_document
 
 
 def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
@@ -238,13 +239,15 @@ def report_document(
     *,
     sweep: dict[str, Any] | None = None,
     explains: bool = True,
+    interactive: bool = False,
     time_limit_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Return the JSON form of a report of one or more plans, by the names that it calls them.
 
     sweep: costs on other numbers of devices. explains: whether it says why each layer is as it is; time_limit_s: for
-    saying so, of all plans together. The same plans give the same object.
+    saying so, of all plans together. interactive: whether it says what each layer's other configurations would cost.
+    The same plans give the same object.
     """
     share_s = None if time_limit_s is None else time_limit_s / len(plans)
     return {
@@ -252,7 +255,12 @@ def report_document(
         "tool_version": __version__,
         "title": ", ".join(dict.fromkeys(plan.graph.name for plan in plans.values())),
         "plans": [
-            _plan(name, plan, *(_explained(plan, share_s, on_progress) if explains else (None, "")))
+            _plan(
+                name,
+                plan,
+                *(_explained(plan, share_s, on_progress) if explains else (None, "")),
+                choices_document(plan, on_progress) if interactive else (None, ""),
+            )
             for name, plan in plans.items()
         ],
         "sweep": sweep,
@@ -267,7 +275,9 @@ def _explained(plan: Plan, time_limit_s: float | None, on_progress: Progress | N
         return None, str(error)
 
 
-def _plan(name: str, plan: Plan, why: Overview | None, why_note: str) -> dict[str, Any]:
+def _plan(
+    name: str, plan: Plan, why: Overview | None, why_note: str, choices: tuple[dict[str, Any] | None, str]
+) -> dict[str, Any]:
     classes = split_classes(plan.layers)
     moved = movements(plan)
     parts = [layer.parts for layer in why.layers] if why else cost_parts(plan)
@@ -293,6 +303,8 @@ def _plan(name: str, plan: Plan, why: Overview | None, why_note: str) -> dict[st
             "optimiser": plan.optimiser,
         },
         "why_note": why_note,
+        "choices": choices[0],
+        "choices_note": choices[1],
         "cost_parts": list(COST_PARTS),
         "split_classes": [
             {"dims": list(found.dims), "label": found.label, "light": found.light, "dark": found.dark}
@@ -425,6 +437,7 @@ MODULES = (
     "shards",
     "panel",
     "panel_parts",
+    "choices",
     "charts",
     "costs",
     "memory",
@@ -442,15 +455,21 @@ LICENCES = ("vendor/NOTICE.txt", "vendor/LICENSE.txt", "vendor/LICENSE-d3.txt")
 
 
 def report(
-    plans: Plan | Mapping[str, Plan], path: StrPath | None = None, *, explains: bool = True, time_limit_s: float = 30.0
+    plans: Plan | Mapping[str, Plan],
+    path: StrPath | None = None,
+    *,
+    explains: bool = True,
+    interactive: bool = False,
+    time_limit_s: float = 30.0,
 ) -> str:
     """Return a page that shows a plan, or several by name beside one another, as HTML that needs nothing else.
 
     path: where it is written, too. explains: whether it says why each layer is as it is; time_limit_s: for saying so.
+    interactive: whether a click on another configuration of a layer says what it would cost and what else would change.
     Raises PlanError where the file cannot be written.
     """
     by_name = plans if isinstance(plans, Mapping) else {plans.graph.name: plans}
-    page = render(report_document(by_name, explains=explains, time_limit_s=time_limit_s))
+    page = render(report_document(by_name, explains=explains, interactive=interactive, time_limit_s=time_limit_s))
     if path is not None:
         write_or_fail(path, page, PlanError)
     return page

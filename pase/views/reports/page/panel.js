@@ -65,6 +65,7 @@ function layerPanel(of, index) {
     whySection(of, layer),
     costSection(of, layer),
     runnerUpSection(of, layer),
+    choicesSection(of, index),
     spaceSection(layer),
     tensorSection(of, layer),
     neighbourSection(of, index),
