@@ -223,7 +223,7 @@ def _print_difference(found: Difference) -> None:
     )
     say()
     unlike = sum(not layer.is_split_alike for layer in found.layers)
-    say(f"  {unlike} of {len(first.layers)} layers have another configuration.")
+    say(f"  {unlike} of {len(first.layers)} layers {'has' if unlike == 1 else 'have'} another configuration.")
     if any(layer.is_split_alike for layer in found.layers):
         say("  =: the same configuration, which costs more or less beside other neighbours.")
     if found.placed:
