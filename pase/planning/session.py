@@ -45,7 +45,14 @@ MAX_KEPT = 4
 
 
 class Changes(TypedDict, total=False):
-    """What `Session.replan` changes; each stays until it is changed again."""
+    """What `Session.replan` changes; each stays until it is changed again.
+
+    constraints: all that hold from now on, in place of those before, as for `pase.search`; None: none do. batch:
+    examples in a step, of a model that `pase.load` builds; None: as many as it has by itself. devices: how many there
+    are. machine: a `Machine`, the name of a preset, or the path of a file. bandwidth_bytes_per_s: of the slowest link
+    that the devices use; None: the machine's. flop_per_byte: r of Eq. 1, which sets that bandwidth; None: as it is.
+    device_memory_bytes: what a training step may take on each device; None: no limit.
+    """
 
     constraints: object
     batch: int | None
@@ -252,13 +259,7 @@ class Session:
         Where that fails, the session stays as it was, too.
 
         Args:
-            constraints: all that hold from now on, in place of those before, as for `pase.search`; None: none do.
-            batch: examples in a step, of a model that `pase.load` builds; None: as many as it has by itself.
-            devices: how many there are.
-            machine: a `Machine`, the name of a preset, or the path of a file.
-            bandwidth_bytes_per_s: of the slowest link that the devices use; None: the machine's.
-            flop_per_byte: r of Eq. 1, which sets that bandwidth; None: the machine's.
-            device_memory_bytes: what a training step may take on each device; None: no limit.
+            **changes: each by its name in `Changes`.
 
         Raises:
             PaseError: what is asked for makes no sense, or nothing satisfies it.
