@@ -217,12 +217,6 @@ def _positive(name: str, value: float | None) -> float | None:
 class Session:
     """Plans one model again and again, while constraints, the machine, the number of devices and the batch change.
 
-    >>> session = Session("alexnet", 32, machine="1080ti")
-    >>> session.replan(constraints={"pin": {"fc1": "n=32"}}).splits["fc1"]
-    {'b': 1, 'n': 32, 'c': 1}
-    >>> session.replan(constraints=None, bandwidth_bytes_per_s=25e9).exact
-    True
-
     A session has state, and serves one thread. What it answers costs what a search of the same would find, with the
     same certificate; of several strategies that cost the same it may have another one. Settings and errors are those of
     `pase.search`; a limit of time is for the search of each answer, without its tables.
