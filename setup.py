@@ -31,6 +31,8 @@ EXTRAS = {
     "jax": ["jax>=0.5"],
     # The 8×8 digits that scikit-learn ships, to train on.
     "data": ["scikit-learn>=1.6"],
+    # The page of pase serve.
+    "serve": ["starlette>=1.0", "uvicorn>=0.40"],
     # Plans as data frames.
     "notebook": ["pandas>=2.2"],
     # The site of the documentation.
@@ -103,7 +105,7 @@ setup(
     packages=PACKAGES,
     package_dir=PACKAGE_DIR,
     package_data={
-        "pase": ["py.typed", "**/*.json", "**/*.toml", "views/reports/page/**/*"],
+        "pase": ["py.typed", "**/*.json", "**/*.toml", "views/reports/page/**/*", "views/served/page/*"],
         "pase.models": ["**/*.json", "**/*.toml"],
     },
     include_package_data=False,

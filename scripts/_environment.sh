@@ -14,7 +14,7 @@ VENV=${PASE_VENV:-$ROOT/.venv}
 # documentation's site need.
 # shellcheck disable=SC2034
 CORE_EXTRAS=
-BASE_EXTRAS=mesh,data
+BASE_EXTRAS=mesh,data,serve
 # shellcheck disable=SC2034
 ALL_EXTRAS=$BASE_EXTRAS,onnx,torch,keras,jax,notebook,docs,dev
 # Exists while an installation goes on, and after one that was killed.

@@ -30,6 +30,7 @@ PURPOSES: Mapping[str, str] = MappingProxyType(
         "torch": "PyTorch modules",
         "keras": "Keras models and .keras files",
         "jax": "JAX functions, flax and equinox modules",
+        "serve": "the page of serve",
         "notebook": "plans as data frames",
         "docs": "the documentation's site: scripts/docs",
         "bench": "scripts/bench: other solvers, plots",

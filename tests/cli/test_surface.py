@@ -39,6 +39,7 @@ SURFACE = {
     "explain": ["plan", *OF_MODEL, "layer ?", "--why", "--sensitivity", "--all-layers", "--time-limit", "--json"],
     "export": ["plan ?", *OF_MODEL, "--to", "--output -o", "--fold", "--schema", "--json"],
     "report": ["plans", *OF_MODEL, "--output -o", "--sweep", "--why", "--interactive", "--time-limit", "--json"],
+    "serve": ["plan", *OF_MODEL, "--port", "--time-limit"],
     "simulate": ["plan", *OF_MODEL, "--collectives", "--no-overlap", "--trace", "--json"],
     "emit": ["plan", *OF_MODEL, "--output -o", "--target", "--forward", "--json"],
     "weights": ["model", "--batch -b", "--arg", "--output -o !", "--json"],

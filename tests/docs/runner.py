@@ -176,7 +176,8 @@ def parse_pase(arguments: list[str]) -> None:
     verb, *others = arguments
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None, f"pase {verb} is no command"
-    with command.make_context(verb, others) as context:
+    # As the program calls it: a command keeps the flags of the first help that it was asked for.
+    with command.make_context(verb, others, parent=click.Context(cli, **cli.context_settings)) as context:
         assert not context.args
 
 

@@ -39,10 +39,10 @@ def test_what_searches_is_installed_alone_and_the_rest_when_it_is_needed(tmp_pat
     """
     done = _bash(_with_fake_pip(calls), tmp_path / "venv")
     assert done.returncode == 0, done.stderr
-    every = "mesh,data,onnx,torch,keras,jax,notebook,docs,dev"
+    every = "mesh,data,serve,onnx,torch,keras,jax,notebook,docs,dev"
     assert done.stdout.split("\n") == [
         *("setuptools", str(ROOT), "core: ready", "base: missing"),
-        *("setuptools", f"{ROOT}[mesh,data]", "core: ready", "base: ready", "all: missing"),
+        *("setuptools", f"{ROOT}[mesh,data,serve]", "core: ready", "base: ready", "all: missing"),
         *("setuptools", f"{ROOT}[{every}]", "core: ready", "base: ready", "all: ready"),
         "",
     ]

@@ -1,0 +1,159 @@
+"""What the page of `pase serve` asks for and is told: a session's answers as JSON values."""
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+from pase.analysis.explanation.why_not import configuration_text
+from pase.common.quantities import duration, quantity, size_text
+from pase.errors import PaseError
+from pase.graph import Graph
+from pase.machine import Machine
+from pase.planning.plan import Plan
+from pase.planning.session import Answer, Session
+from pase.views.drawing.plans import repeated_blocks
+
+FEWER, MORE = 4, 2
+"""How often the devices of the plan are halved and doubled at most."""
+BANDWIDTH_STEPS = range(-16, 17)
+"""In quarters of a doubling, from a sixteenth to sixteen times the machine's."""
+MEMORY_STEPS = 24
+"""From what the lightest strategy might take to what a device has."""
+
+
+class Planner:
+    """Answers the page, one question at a time."""
+
+    def __init__(self, plan: Plan, *, time_limit_s: float | None = None) -> None:
+        """Get ready to answer; plan: where the page starts from. time_limit_s: for the search of each answer."""
+        self.plan = plan
+        self._lock = Lock()
+        self._session = Session(
+            plan.graph,
+            plan.num_devices,
+            plan.machine,
+            cost_model=plan.cost_model,
+            constraints=plan.constraints,
+            device_memory_bytes=plan.device_memory_bytes,
+            optimiser=plan.optimiser,
+            time_limit_s=time_limit_s,
+            keep_batch=True,
+        )
+
+    def start(self) -> dict[str, Any]:
+        """Return what the page shows first: its sliders with their positions, layers by name, and the first answer."""
+        plan = self.plan
+        return {
+            "model": plan.graph.name,
+            "device": plan.machine.device.name,
+            "layers": list(self._session.answer.problem.graph.index),
+            "sliders": self._sliders(),
+            "answer": told(self._session.answer),
+        }
+
+    def _sliders(self) -> list[dict[str, Any]]:
+        """Return each slider's name, label, texts and values, and where it stands."""
+        plan = self.plan
+        bandwidth = _slowest(plan.machine, plan.num_devices)
+        devices = [
+            int(p)
+            for p in (plan.num_devices * 2.0**k for k in range(-FEWER, MORE + 1))
+            if p == int(p) and _spans(plan.machine, int(p))
+        ]
+        bandwidths = [bandwidth * 2 ** (step / 4) for step in BANDWIDTH_STEPS]
+        most = plan.machine.device.memory_bytes
+        least = min(most / 64, plan.memory.total_bytes / 16)
+        memory = [int(least * (most / least) ** (step / MEMORY_STEPS)) for step in range(MEMORY_STEPS + 1)]
+        limit = plan.device_memory_bytes
+        if limit is not None:
+            memory = sorted({*memory, limit})
+        rows: list[tuple[str, str, list[Any], list[str], int]] = [
+            ("devices", "Devices", devices, list(map(str, devices)), devices.index(plan.num_devices)),
+            (
+                "bandwidth_bytes_per_s",
+                "Bandwidth of the slowest link",
+                [None if value == bandwidth else value for value in bandwidths],
+                [f"{size_text(value)}/s" for value in bandwidths],
+                bandwidths.index(bandwidth),
+            ),
+            (
+                "device_memory_bytes",
+                "Memory of a device for a step",
+                [*memory, None],
+                [*map(size_text, memory), "no limit"],
+                len(memory) if limit is None else memory.index(limit),
+            ),
+        ]
+        names = "name", "label", "values", "texts", "at"
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+    def replan(self, changes: object) -> dict[str, Any]:
+        """Return the answer to what the page sends, or {"error": …} where that cannot be had."""
+        names = {slider["name"] for slider in self._sliders()}
+        if not isinstance(changes, Mapping) or not names.issuperset(changes):
+            return {"error": f"expected values of {', '.join(sorted(names))}"}
+        with self._lock:  # a session serves one thread
+            try:
+                return told(self._session.replan(**changes))
+            except PaseError as error:
+                return {"error": str(error)}
+
+
+def told(answer: Answer) -> dict[str, Any]:
+    """Return an answer as the page shows it.
+
+    of: [V] the number of each layer's configuration among `configurations`. rows: (numbers of the layers in it, how
+    often its block comes): layers of blocks that repeat are in one row.
+    """
+    problem, choice = answer.problem, answer.solution.choice
+    known: dict[tuple[int, int], str] = {}
+    texts = []
+    for vertex, chosen in enumerate(choice):
+        key = id(problem.configurations[vertex]), chosen
+        if key not in known:
+            known[key] = configuration_text(problem.splits(vertex, chosen), problem.num_devices)
+        texts.append(known[key])
+    configurations = sorted(set(texts))
+    number = {text: i for i, text in enumerate(configurations)}
+    certificate = "proven optimal" if answer.exact else f"within {answer.gap:.2%} of the least cost"
+    return {
+        "cost": quantity(answer.total_cost, answer.cost_unit),
+        "total_cost": answer.total_cost,
+        "exact": answer.exact,
+        "certificate": certificate,
+        "speedup": answer.baselines["data_parallel"] / answer.total_cost if answer.total_cost else 1.0,
+        "time": duration(answer.time_s),
+        "devices": problem.num_devices,
+        "configurations": configurations,
+        "of": [number[text] for text in texts],
+        "rows": rows_of(problem.graph, texts),
+    }
+
+
+def rows_of(graph: Graph, texts: Sequence[str]) -> list[tuple[list[int], int]]:
+    """Return the rows of a table of layers, in which a block that comes several times in a row stands once."""
+    alike = [
+        (operator.kind, tuple(operator.extents.items()), text)
+        for operator, text in zip(graph.operators, texts, strict=True)
+    ]
+    rows: list[tuple[list[int], int]] = []
+    at = 0
+    for block in repeated_blocks(graph, alike):
+        rows += [([vertex], 1) for vertex in range(at, block.first)]
+        for vertex in range(block.first, block.first + block.period):
+            rows.append(([vertex + block.period * turn for turn in range(block.count)], block.count))
+        at = block.end
+    return rows + [([vertex], 1) for vertex in range(at, len(texts))]
+
+
+def _slowest(machine: Machine, num_devices: int) -> float:
+    return min(level.bandwidth_bytes_per_s for level in machine.levels_spanned(num_devices))
+
+
+def _spans(machine: Machine, num_devices: int) -> bool:
+    """Return whether a machine has so many devices, in whole groups."""
+    try:
+        machine.levels_for(num_devices)
+    except PaseError:
+        return False
+    return True

@@ -1,0 +1,240 @@
+"""The page of `pase serve` as somebody uses it, in a real browser, and what it keeps from others."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from signal import SIGINT
+from subprocess import PIPE, Popen
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+import pase
+from pase.common.quantities import quantity
+from pase.machine import load_machine, override_machine
+from pase.views.served.planner import Planner, rows_of, told
+from tests.networks import small_graph
+from tests.report.browser import started
+
+pytest.importorskip("uvicorn", reason="the extra 'serve' is not installed")
+
+PLANNED = "performance.getEntriesByName('pase-replan').length"
+
+
+@pytest.fixture(scope="module")
+def plan() -> pase.Plan:
+    machine = override_machine(load_machine("1080ti"), flop_per_s=1e11, bandwidth_bytes_per_s=None)
+    return pase.search(small_graph("transformer"), 8, machine=machine)
+
+
+@contextmanager
+def served(plan: pase.Plan, folder: Path) -> Iterator[str]:
+    """Yield the address that `pase serve` prints for a plan; Ctrl-C ends it at last."""
+    plan.save(folder / "plan.json")
+    command = [sys.executable, "-c", "from pase.cli.main import main; main()", "serve", str(folder / "plan.json")]
+    with Popen(command, stdout=PIPE, stderr=PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            address = process.stdout.readline().strip()
+            assert address.startswith("http://"), process.communicate()
+            yield address
+        finally:
+            process.send_signal(SIGINT)
+            _, errors = process.communicate(timeout=30)
+    assert "Traceback" not in errors, errors
+
+
+@pytest.fixture(scope="module")
+def address(plan: pase.Plan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with served(plan, tmp_path_factory.mktemp("served")) as found:
+        yield found
+
+
+def _asked(
+    address: str, path: str, *, method: str = "GET", body: str | None = None, **headers: str
+) -> tuple[int, str, dict[str, str]]:
+    parts = urlsplit(address)
+    with closing(HTTPConnection("127.0.0.1", parts.port, timeout=30)) as connection:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode(), dict(response.getheaders())
+
+
+# -- who is answered
+
+
+def test_it_listens_on_this_machine_alone(address: str) -> None:
+    assert urlsplit(address).hostname == "127.0.0.1"
+    assert len(urlsplit(address).query) > 30
+
+
+def test_without_the_token_nothing_is_told(address: str) -> None:
+    token = urlsplit(address).query
+    for path in ("/", "/?token=", f"/?{token}x", f"/?{token[:-1]}", "/other", "/?token=%C3%A4"):
+        status, text, _ = _asked(address, path)
+        assert (status, "forbidden" in text) == (403, True), path
+    assert _asked(address, "/replan", method="POST", body="{}")[0] == 403
+    assert _asked(address, f"/?{token}")[0] == 200
+    assert _asked(address, f"/other?{token}")[0] == 404
+
+
+@pytest.mark.parametrize("header", [{"Host": "example.org"}, {"Host": "127.0.0.1"}, {"Origin": "http://example.org"}])
+def test_other_sites_are_refused_even_with_the_token(address: str, header: dict[str, str]) -> None:
+    query = urlsplit(address).query
+    assert _asked(address, f"/?{query}", **header)[0] == 403
+    assert _asked(address, f"/replan?{query}", method="POST", body="{}", **header)[0] == 403
+
+
+def test_the_page_may_load_nothing_from_elsewhere(address: str) -> None:
+    status, text, headers = _asked(address, f"/?{urlsplit(address).query}")
+    policy = headers["content-security-policy"]
+    assert status == 200
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["cache-control"] == "no-store"
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "https://" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ("{", 400, "no JSON"),
+        ("x" * 20_000, 413, "too large"),
+        ("[]", 200, "expected values of bandwidth_bytes_per_s, device_memory_bytes, devices"),
+        ('{"machine": "h100"}', 200, "expected values of"),
+        ('{"devices": 0}', 200, "0 devices"),
+        ('{"devices": "many"}', 200, "devices were asked for"),
+        ('{"bandwidth_bytes_per_s": "fast"}', 200, "expected a positive number"),
+        ('{"device_memory_bytes": 10}', 200, "fits"),
+    ],
+)
+def test_what_makes_no_sense_is_answered_with_a_text(address: str, body: str, status: int, text: str) -> None:
+    found, answer, _ = _asked(address, f"/replan?{urlsplit(address).query}", method="POST", body=body)
+    assert found == status
+    assert text in json.loads(answer)["error"]
+
+
+# -- what is answered
+
+
+def test_answers_are_those_of_searches(plan: pase.Plan) -> None:
+    planner = Planner(plan)
+    start = planner.start()
+    assert start["answer"]["total_cost"] == pytest.approx(plan.total_cost, rel=1e-12)
+    assert start["answer"]["speedup"] == pytest.approx(plan.baselines["data_parallel"] / plan.total_cost, rel=1e-12)
+    for changes in ({"devices": 4}, {"bandwidth_bytes_per_s": 1e8}, {"bandwidth_bytes_per_s": None, "devices": 8}):
+        answer = planner.replan(changes)
+        machine = planner._session.answer.machine
+        fresh = pase.search(small_graph("transformer"), answer["devices"], machine=machine)
+        assert answer["total_cost"] == pytest.approx(fresh.total_cost, rel=1e-12)
+        assert (answer["exact"], answer["certificate"]) == (True, "proven optimal")
+        assert answer["cost"] == quantity(fresh.total_cost, "FLOP")
+
+
+def test_every_layer_is_in_one_row_with_its_configuration(plan: pase.Plan) -> None:
+    session = pase.Session("gpt", 8)
+    answer = told(session.answer)
+    graph = session.answer.problem.graph
+    texts = [answer["configurations"][number] for number in answer["of"]]
+    assert sorted(layer for layers, _ in answer["rows"] for layer in layers) == list(range(len(graph.operators)))
+    assert max(times for _, times in answer["rows"]) >= 10
+    for layers, times in rows_of(graph, texts):
+        assert len(layers) == times
+        assert len({(graph.operators[v].kind, texts[v]) for v in layers}) == 1
+
+
+# -- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with started() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """The page, opened; at the end it must not have complained, nor asked anybody else."""
+    heard: list[str] = []
+    own = browser.new_page()
+    own.set_default_timeout(20_000)
+    own.on("console", lambda message: heard.append(message.text) if message.type in ("warning", "error") else None)
+    own.on("pageerror", lambda error: heard.append(str(error)))
+    site = address.split("?")[0]
+    own.on("request", lambda request: None if request.url.startswith((site, "data:")) else heard.append(request.url))
+    own.goto(address)
+    yield own
+    own.close()
+    assert not heard, heard
+
+
+def _slide(page: Any, name: str, to: int) -> float:
+    """Move a slider; return the time in ms until its answer stood on the page, as the page measures it."""
+    before = page.evaluate(PLANNED)
+    page.locator(f"input[name={name}]").evaluate(
+        "(input, to) => { input.value = to; input.dispatchEvent(new Event('input')); }", to
+    )
+    end = time.monotonic() + 30
+    while page.evaluate(PLANNED) == before:
+        assert time.monotonic() < end
+        page.wait_for_timeout(5)
+    return float(page.evaluate("performance.getEntriesByName('pase-replan').at(-1).duration"))
+
+
+def _at(page: Any, name: str) -> tuple[int, int]:
+    slider = page.locator(f"input[name={name}]")
+    return int(slider.input_value()), int(slider.get_attribute("max"))
+
+
+def test_sliders_plan_again_and_mark_what_has_changed(page: Any, plan: pase.Plan) -> None:
+    assert page.locator("h1").inner_text() == f"transformer on 8 × {plan.machine.device.name}"
+    assert page.locator("#cost").inner_text() == quantity(plan.total_cost, "FLOP")
+    assert page.locator("#certificate").inner_text() == "proven optimal"
+    assert page.locator("tr.changed").count() == 0
+    at, _ = _at(page, "bandwidth_bytes_per_s")
+    _slide(page, "bandwidth_bytes_per_s", 0)
+    slower = page.locator("#cost").inner_text()
+    assert slower != quantity(plan.total_cost, "FLOP")
+    changed = page.locator("tr.changed")
+    assert changed.count() > 0
+    row = changed.first.locator("td").all_inner_texts()
+    assert row[2] != row[3] != ""
+    page.locator("#keep").click()
+    assert page.locator("tr.changed").count() == 0
+    _slide(page, "bandwidth_bytes_per_s", at)
+    assert page.locator("#cost").inner_text() == quantity(plan.total_cost, "FLOP")
+    assert page.locator("tr.changed").count() > 0
+    _slide(page, "devices", 0)
+    assert page.locator("h1").inner_text() != f"transformer on 8 × {plan.machine.device.name}"
+
+
+def test_keys_move_sliders_and_the_last_position_counts(page: Any) -> None:
+    slider = page.locator("input[name=bandwidth_bytes_per_s]")
+    slider.focus()
+    for _ in range(6):
+        page.keyboard.press("ArrowRight")
+    at, _ = _at(page, "bandwidth_bytes_per_s")
+    page.wait_for_timeout(1500)
+    told_of = page.locator("label", has=slider).locator("output").inner_text()
+    shown = page.locator("#cost").inner_text()
+    _slide(page, "bandwidth_bytes_per_s", at)
+    assert page.locator("#cost").inner_text() == shown
+    assert slider.get_attribute("aria-valuetext") == told_of
+
+
+def test_a_limit_that_nothing_fits_is_told_and_the_answer_stays(page: Any) -> None:
+    _, last = _at(page, "device_memory_bytes")
+    _slide(page, "device_memory_bytes", last)
+    shown = page.locator("#cost").inner_text()
+    assert not page.locator("#error").is_visible()
+    assert page.locator("label", has=page.locator("input[name=device_memory_bytes]")).locator(
+        "output"
+    ).inner_text() == ("no limit")
+    assert shown
