@@ -26,7 +26,7 @@ def test_into_a_pipe_goes_plain_text() -> None:
 
 
 def test_into_a_pipe_lines_are_whole() -> None:
-    finished = in_pipe("search", "transformer", "-p", "8", environment={"COLUMNS": "20"})
+    finished = in_pipe("search", "transformer", "-p", "8", "--all-layers", environment={"COLUMNS": "20"})
     assert "decoder6_cross_attention  b=64 h=8 s=256 t=256 k=64  " in finished.stdout
 
 

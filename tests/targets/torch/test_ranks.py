@@ -87,7 +87,8 @@ def test_a_worker_that_dies_or_hangs_is_replaced(ranks: Pool) -> None:
     after = ranks.run(process)
     assert before[1] not in after
     os.kill(after[0], signal.SIGKILL)
-    time.sleep(0.1)
+    while ranks.workers[0].process.poll() is None:
+        time.sleep(0.05)
     assert ranks.run(summed, 2.0) == [(rank, 20.0) for rank in range(4)]
     with pytest.raises(RanksFailedError, match=r"rank 1 of 2: hung, in this run of 3 s at most") as caught:
         ranks.run(sleeping, world=2, timeout_s=3)
