@@ -14,7 +14,6 @@ in a known strategy or in a plan.
 """
 
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isclose
@@ -34,8 +33,17 @@ from pase.graph import Graph
 from pase.graph.operators import with_fan_outs
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
-from pase.machine.lines import field_lines
-from pase.planning.constraints import CONSTRAINTS, Constraint, Constraints, DevicesOf, Pin, allowed, constraints_of
+from pase.planning.constraints import (
+    CONSTRAINTS,
+    Constraint,
+    Constraints,
+    DevicesOf,
+    Pin,
+    allowed,
+    constraints_of,
+    file_text,
+    toml_document,
+)
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.plan_file import plan_from_document
 from pase.planning.planner import (
@@ -380,11 +388,7 @@ def _is_scheme(name: str) -> bool:
 
 def _from_file(path: Path) -> Strategy:
     source = f"strategy file {path}"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigurationError(f"{source} cannot be read: {reason}") from None
+    text = file_text(path, source)
     if path.suffix.lower() == ".json" or text.lstrip().startswith("{"):
         try:
             document = json.loads(text)
@@ -395,11 +399,7 @@ def _from_file(path: Path) -> Strategy:
             return Strategy(rest=plan_from_document(Field(document, "", PlanError, where)), where=where)
         field = Field(document, "", ConfigurationError, source)
     else:
-        try:
-            document = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigurationError(f"{source} is not TOML: {error}") from None
-        field = Field(document, "", ConfigurationError, source, field_lines(text, document))
+        field = toml_document(text, source)
     return _from_document(field, path.parent)
 
 

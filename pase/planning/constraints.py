@@ -148,6 +148,11 @@ def splits_from_text(text: str, where: str) -> tuple[dict[str, int], bool]:
     return splits, is_partial
 
 
+def splits_text(splits: Mapping[str, int]) -> str:
+    """Return what `splits_from_text` reads as a whole configuration: "b=4 n=2", or "not split"."""
+    return " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
+
+
 def pin(layers: str, text: str, where: str) -> Pin:
     """Return the pin of layers to a configuration that is written as text."""
     splits, is_partial = splits_from_text(text, where)
@@ -266,15 +271,25 @@ def combined(constraints: Iterable[Constraint]) -> Constraints:
 def load_constraints(path: StrPath) -> Constraints:
     """Return the constraints in a TOML file; ConfigurationError names the file, the line and the field."""
     source = f"constraints file {path}"
+    return CONSTRAINTS.read(toml_document(file_text(path, source), source))
+
+
+def file_text(path: StrPath, source: str) -> str:
+    """Return the text of a file; ConfigurationError where it cannot be read. source: what messages call it."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        document = tomllib.loads(text)
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigurationError(f"{source} cannot be read: {reason}") from None
+
+
+def toml_document(text: str, source: str) -> Field:
+    """Return a TOML text as a document whose errors name lines; ConfigurationError where it is none."""
+    try:
+        document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{source} is not TOML: {error}") from None
-    return CONSTRAINTS.read(Field(document, "", ConfigurationError, source, field_lines(text, document)))
+    return Field(document, "", ConfigurationError, source, field_lines(text, document))
 
 
 def constraints_of(given: object) -> Constraints:
@@ -490,7 +505,7 @@ def _check_placed(each: DevicesOf, num_devices: int) -> None:
 
 def _nothing_left(each: Constraint, operator: Operator, found: IndexArray, more: str) -> ConfigurationError:
     def shown(rows: IndexArray) -> str:
-        texts = [_text(dict(zip(operator.extents, row, strict=True))) for row in rows[:MOST_SHOWN].tolist()]
+        texts = [splits_text(dict(zip(operator.extents, row, strict=True))) for row in rows[:MOST_SHOWN].tolist()]
         return "; ".join([*texts, *(["…"] if len(rows) > MOST_SHOWN else [])])
 
     near = found
@@ -502,7 +517,3 @@ def _nothing_left(each: Constraint, operator: Operator, found: IndexArray, more:
     return ConfigurationError(
         f"{each.where}: that leaves layer {operator.name!r} no configuration; it has {shown(near)}{more}"
     )
-
-
-def _text(splits: Mapping[str, int]) -> str:
-    return " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"

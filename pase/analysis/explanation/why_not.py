@@ -25,6 +25,7 @@ from pase.costs import (
 )
 from pase.costs.traffic import sum_name
 from pase.graph import Operator, Role
+from pase.planning.constraints import splits_text
 from pase.planning.plan import Plan
 from pase.sharding.configurations import data_parallel
 from pase.sharding.edges import table_edges
@@ -302,7 +303,7 @@ class Excess:
 
 def configuration_text(splits: Mapping[str, int], num_devices: int) -> str:
     """Return a configuration in words: "b=4 n=2", with "×4" where four devices hold each part, or "not split"."""
-    text = " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
+    text = splits_text(splits)
     replicas = num_devices // prod(splits.values())
     return text if replicas == 1 else f"{text} ×{replicas}"
 
