@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import inf, prod
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import pase
+from pase.analysis.explanation import configuration_text
 from pase.costs import strategy_memory
 from pase.errors import ConfigurationError, MemoryLimitError, PlanError
 from pase.graph import Builder, Graph, Operator
@@ -174,6 +176,30 @@ def test_searches_with_constraints_find_what_trying_all_finds(problems: int) -> 
     assert refused > problems / 100
 
 
+def test_without_time_for_tables_constraints_are_kept_to_all_the_same() -> None:
+    random, machine, kinds = Random(4), slow_machine(), set[str]()
+    for _ in range(20):
+        p, graph = random.choice([2, 4, 6, 8]), with_fan_outs(_net(random))
+        document, meaning = _constrained(random, graph, p)
+        problem = problem_of(graph, p, machine, "paper")
+        expected = _least(problem.tables, graph, problem.configurations, meaning)
+        search = partial(pase.search, graph, p, machine=machine, constraints=document, time_limit_s=1e-9)
+        if expected == inf:
+            with pytest.raises(ConfigurationError, match="no configuration"):
+                search()
+            continue
+        for limit in (None, 10**9):
+            plan = search(device_memory_bytes=limit)
+            assert not plan.exact
+            assert plan.constraints == constraints_of(document)
+            assert all(meaning.holds(layer.name, layer.splits) for layer in plan), document
+            assert all(plan[one].splits == plan[other].splits for one, other in meaning.alike)
+            assert plan.lower_bound <= expected * (1 + 1e-9)
+            assert plan.total_cost >= expected * (1 - 1e-9)
+        kinds |= {"partial" for text in document.get("pin", {}).values() if "*" in text} | {*document}
+    assert kinds == {"partial", "pin", "forbid", "tie", "mesh"}
+
+
 def test_the_cheapest_strategy_that_keeps_to_constraints_and_fits() -> None:
     machine = slow_machine()
     graph = with_fan_outs(_net(Random(3)))
@@ -202,6 +228,23 @@ def test_a_pin_to_what_is_cheapest_changes_nothing(name: str) -> None:
     pinned = pase.search(small_graph(name), 8, machine=slow_machine(), constraints={"pin": {middle.name: words}})
     assert pinned.total_cost == plan.total_cost
     assert pinned.exact
+
+
+@pytest.mark.parametrize("sign", ["×", "x"])
+def test_configurations_are_taken_as_they_are_printed(sign: str, tmp_path: Path) -> None:
+    plan = pase.search("alexnet", 8)
+    printed = {layer.name: configuration_text(layer.splits, 8).replace("×", sign) for layer in plan}
+    assert any(f" {sign}" in text for text in printed.values())
+    pinned = pase.search("alexnet", 8, constraints={"pin": printed})
+    assert [layer.splits for layer in pinned] == [layer.splits for layer in plan]
+    assert pinned.total_cost == plan.total_cost
+    pinned.save(tmp_path / "plan.json")
+    assert pase.load_plan(tmp_path / "plan.json") == pinned
+    texts = constraint_texts(pinned.constraints)
+    assert texts == tuple(f"pin {layer.name}: {configuration_text(layer.splits, 8)}" for layer in plan)
+    alone = pase.search("alexnet", 8, constraints={"pin": {"*": f"not split {sign}8"}})
+    assert all(layer.num_parts == 1 for layer in alone)
+    assert constraint_texts(alone.constraints) == ("pin *: not split ×8",)
 
 
 # -- what plans say of them
@@ -330,6 +373,9 @@ def test_a_file_says_what_a_dict_says(tmp_path: Path) -> None:
         ("[pin]\nfc1 = 'n4'", r"line 2: pin\.fc1 has 'n4'; expected splits such as 'n=4 c=2'"),
         ("[pin]\nfc1 = 'n=4 n=2'", r"line 2: pin\.fc1 names dim 'n' twice; expected splits such as"),
         ("[pin]\nfc1 = ''", r"line 2: pin\.fc1 is empty; expected splits such as 'n=4 c=2', or 'not split'"),
+        ("[pin]\nfc1 = 'n=2 ×2'", r"line 2: pin\.fc1: 2 parts ×2 are for 4 devices; there are 8: leave ×2 out"),
+        ("[pin]\nfc1 = 'n=2 * ×4'", r"line 2: pin\.fc1 has '\*'; expected splits such as 'n=4 c=2'"),
+        ("[pin]\nfc1 = '×8'", r"line 2: pin\.fc1 has '×8'; expected splits such as 'n=4 c=2'"),
         ("[pin]\nfc1 = 4", r"line 2: pin\.fc1 is 4; expected text"),
         ("[forbid]\n'fc*' = 'h'", r"line 2: forbid\.fc\*: no such layer has a dim 'h'; they have b, n, c$"),
         ("[forbid]\n'fc*' = ''", r"line 2: forbid\.fc\* names no dim; expected those that are not split"),

@@ -12,7 +12,7 @@ from pase import search
 from pase.costs import OPTIMISER_STATE, memory_tables, strategy_memory
 from pase.costs.memory import MAX_LANES, DeviceMemory, device_memory, keeping, kept_by_layer, optimiser_state
 from pase.errors import CostError
-from pase.graph import Access, AllReduce, Builder, Graph, Operator, Role, SliceOf, Window
+from pase.graph import Access, AllReduce, Builder, Graph, Operator, Role, SliceOf, Window, uniform
 from pase.graph.body import LOSSES
 from pase.graph.operators import attention, conv2d, dense, elementwise, pool2d, softmax_loss, with_fan_outs
 from pase.machine import load_machine
@@ -195,7 +195,7 @@ def tensor_by_tensor(plan: Plan) -> DeviceMemory:
     for (name, _), lane in keeping(graph).lanes.items():
         if lane in held:
             held[lane] = max(held[lane], points(graph[name], graph[name].writes[0], splits[name]))
-    size = graph.itemsize
+    size = graph.precision.itemsize
     return DeviceMemory(
         weights_bytes=weights * size,
         gradients_bytes=weights * size,
@@ -266,7 +266,8 @@ def test_the_state_of_every_optimiser_is_what_its_rule_keeps(name: str) -> None:
     assert set(OPTIMISER_STATE) == set(OPTIMISERS)
     for optimiser in OPTIMISERS:
         found = strategy_memory(graph, splits, optimiser=optimiser)
-        assert found.optimiser_bytes == optimiser_numbers(weights, make_rule(optimiser, {}).slots) * graph.itemsize
+        numbers = optimiser_numbers(weights, make_rule(optimiser, {}).slots)
+        assert found.optimiser_bytes == numbers * graph.precision.itemsize
         assert found.total_bytes == device_memory(plan).total_bytes + found.optimiser_bytes
 
 
@@ -417,7 +418,10 @@ def test_a_shared_weight_is_held_once() -> None:
     copied = device_memory(make_plan(tied(), 4, {"second": {"v": 4}}))
     # A quarter of the table, and its gradient.
     assert copied.activations_bytes == found.activations_bytes + 4 * 2 * 3 * 8
-    assert device_memory(make_plan(tied(), 4, {}), itemsize=8).total_bytes == 2 * found.total_bytes
+    plan = make_plan(tied(), 4, {})
+    wide = replace(plan, graph=plan.graph.in_precision(uniform("float64")))
+    # Whole numbers, what the table is looked up by and the labels, keep their type.
+    assert device_memory(wide).kept_bytes == 2 * found.kept_bytes - 4 * 3 * (4 * 6)
 
 
 def test_pieces_of_every_shape_are_counted() -> None:

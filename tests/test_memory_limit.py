@@ -82,7 +82,13 @@ def _least_bytes(graph: Graph, num_devices: int) -> int:
     return int(float(number) * {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}[unit])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] if name in ("vgg19", "transformer_big", "bert_large") else [])
+        for name in MODELS
+    ],
+)
 def test_every_network_within_half_of_what_it_needs_beyond_the_least(name: str) -> None:
     graph, free = small_graph(name), small_plan(name, 8)
     most = replace(free, optimiser="adam").memory.total_bytes

@@ -215,7 +215,7 @@ def test_every_field_that_is_missing_is_named() -> None:
         "partial_over",
         "shared",
     }
-    optional |= {"memory", "memory_bandwidth_bytes_per_s"}
+    optional |= {"memory", "memory_bandwidth_bytes_per_s", "precision", "overlap"}
     checked = 0
     for path in _paths(document):
         of_step = path[-3:-2] == ("steps",) and path[-1] in ("dims", "options")

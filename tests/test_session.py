@@ -124,6 +124,15 @@ def test_only_what_changes_is_worked_out_again(cost_model: str, monkeypatch: pyt
     _agrees(graph, pinned)
 
 
+@pytest.mark.parametrize("name", ["rnnlm", "transformer"])
+def test_where_every_transfer_costs_so_much_more_no_search_is_needed(name: str) -> None:
+    session = Session(small_graph(name), 8, slow_machine())
+    for bandwidth in (1e10, 6e9, 3e9, 2e10):
+        answer = session.replan(bandwidth_bytes_per_s=bandwidth)
+        assert (answer.exact, answer.solution.statistics.sweeps, answer.solution.statistics.operations) == (True, 0, 0)
+        _agrees(small_graph(name), answer)
+
+
 def test_another_batch() -> None:
     small, large = (pase.load("mlp", batch=batch) for batch in (64, 256))
     session = Session("mlp", 8, batch=64)

@@ -73,6 +73,11 @@ def difference(first: Plan, second: Plan) -> Difference:
             f"the costs of the plans are not comparable: cost models {first.cost_model} and {second.cost_model}; "
             "evaluate one of them with the other's (pase evaluate --cost-model)"
         )
+    if first.precision != second.precision:
+        raise PlanError(
+            f"the costs of the plans are not comparable: they are of {first.precision.name} and "
+            f"{second.precision.name}; evaluate one of them in the other's (pase evaluate --precision)"
+        )
     pairs = [LayerDifference(name=layer.name, layers=(layer, second[layer.name])) for layer in first]
     differing = [pair for pair in pairs if pair.cost or not pair.is_split_alike]
     return Difference(

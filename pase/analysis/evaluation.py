@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import inf, isclose
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from pase.analysis.baselines.registry import BASELINES, baseline_of
 from pase.analysis.explanation.constrained_search import nearest
@@ -29,7 +29,7 @@ from pase.common.documents import Field, StrPath
 from pase.common.names import short
 from pase.costs import DEFAULT_OPTIMISER, Allowance, Problem, TimeUpError
 from pase.errors import ConfigurationError, PlanError, unknown_name
-from pase.graph import Graph
+from pase.graph import Graph, Precision
 from pase.graph.operators import with_fan_outs
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
@@ -47,12 +47,16 @@ from pase.planning.constraints import (
 from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.plan_file import plan_from_document
 from pase.planning.planner import (
+    PROOF,
     Progress,
     check_search,
     configurations_beside,
     data_parallel_choice,
+    given_solution,
+    plan_of,
     problem_of,
     search,
+    settings_of,
 )
 from pase.sharding.configurations import data_parallel_splits
 from pase.solver import RELATIVE_TOLERANCE, default_solver_memory_bytes, solve
@@ -67,9 +71,6 @@ KEPT = "kept"
 """Instead of the cheapest rest: all other layers as they are."""
 
 STRATEGY_SUFFIXES = (".toml", ".json")
-
-_PROOF = 1e-12
-"""Costs that differ by no more than this part of them are the same sum in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,16 +104,26 @@ class Evaluation:
     improvement: Improvement | None
 
 
+class EvaluationSettings(TypedDict, total=False):
+    """How a strategy is evaluated.
+
+    machine: as `search` takes it; that of a plan, or the default one. cost_model: by name; that of a plan, or the
+    paper's. optimiser: whose state counts as memory; that of a plan, or the default one. precision: as `search` takes
+    it; that of a plan, or the model's own. time_limit_s: for the cheapest strategy, from which the plan's lower bound
+    is; `BOUND_TIME_S` by default, None for no limit. on_progress: called with what is being done and the fraction of it
+    that is done.
+    """
+
+    machine: Machine | StrPath | None
+    cost_model: str | None
+    optimiser: str | None
+    precision: Precision | str | None
+    time_limit_s: float | None
+    on_progress: Progress | None
+
+
 def evaluate(
-    model: object,
-    strategy: object,
-    devices: int | None = None,
-    *,
-    machine: Machine | StrPath | None = None,
-    cost_model: str | None = None,
-    optimiser: str | None = None,
-    time_limit_s: float | None = BOUND_TIME_S,
-    on_progress: Progress | None = None,
+    model: object, strategy: object, devices: int | None = None, **settings: Unpack[EvaluationSettings]
 ) -> Plan:
     """Return the plan of a strategy: its costs, memory and bytes, and by its gap how far it is from the cheapest one.
 
@@ -121,41 +132,21 @@ def evaluate(
         strategy: the name of a known one ("megatron", "grid 8x4", "optimal"), a plan, the path of a strategy file or
             of a plan, or a dict as such files hold ({"pin": {"fc1": "n=4 c=2"}, "rest": "data_parallel"}).
         devices: their number; those of a plan by default.
-        machine: as `search` takes it; that of a plan, or the default one.
-        cost_model: by name; that of a plan, or the paper's.
-        optimiser: whose state counts as memory; that of a plan, or the default one.
-        time_limit_s: for the cheapest strategy, from which the plan's lower bound is; None for no limit.
-        on_progress: called with what is being done and the fraction of it that is done.
+        **settings: each by its name in `EvaluationSettings`.
 
     Raises:
         PaseError: a strategy that cannot be read, or that the model does not have on so many devices.
     """
-    return evaluation(
-        model,
-        strategy,
-        devices,
-        machine=machine,
-        cost_model=cost_model,
-        optimiser=optimiser,
-        time_limit_s=time_limit_s,
-        on_progress=on_progress,
-    ).plan
+    return evaluation(model, strategy, devices, **settings).plan
 
 
 def evaluation(
-    model: object,
-    strategy: object,
-    devices: int | None = None,
-    *,
-    machine: Machine | StrPath | None = None,
-    cost_model: str | None = None,
-    optimiser: str | None = None,
-    time_limit_s: float | None = BOUND_TIME_S,
-    on_progress: Progress | None = None,
+    model: object, strategy: object, devices: int | None = None, **settings: Unpack[EvaluationSettings]
 ) -> Evaluation:
     """Return the plan of a strategy with what to change in it; arguments and errors as for `evaluate`."""
-    chosen = strategy_of(strategy)
-    setting = _Setting.of(model, chosen, devices, machine, cost_model, optimiser)
+    chosen, time_limit_s = strategy_of(strategy), settings.get("time_limit_s", BOUND_TIME_S)
+    on_progress = settings.get("on_progress")
+    setting = _Setting.of(model, chosen, devices, settings)
     start_s = perf_counter()
     deadline_s = inf if time_limit_s is None else start_s + time_limit_s
     problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress)
@@ -164,21 +155,27 @@ def evaluation(
         problem, bound = setting.problem(Allowance(deadline_s=deadline_s), on_progress, only=only)
     if problem is None:
         return Evaluation(plan=_certified(plan, bound), optimum_cost=None, improvement=None)
-    choice = tuple(problem.choice(v, tuple(layer.splits.values())) for v, layer in enumerate(plan.layers))
-    own = [index for index in choice if index is not None]
-    known = [data_parallel_choice(problem), *([own] if len(own) == len(choice) else [])]
+    choice = _choice(problem, [layer.splits for layer in plan])
+    known = [data_parallel_choice(problem), *([choice] if choice else [])]
     left_s = None if time_limit_s is None else max(1e-9, deadline_s - perf_counter())
     optimum = solve(problem.tables, known=known, time_limit_s=left_s, on_progress=on_progress)
     found = None
-    if len(own) == len(choice):
-        found = improvement(problem, own, nearest([problem.tables], own, optimum.choice))
+    if choice:
+        found = improvement(problem, choice, nearest([problem.tables], choice, optimum.choice))
     return Evaluation(plan=_certified(plan, optimum.lower_bound), optimum_cost=optimum.cost, improvement=found)
+
+
+def _choice(problem: Problem, splits: Sequence[Mapping[str, int]]) -> tuple[int, ...] | None:
+    """Return a strategy by configuration index; None where it has configurations that the problem has not."""
+    found = [problem.choice(vertex, tuple(factors.values())) for vertex, factors in enumerate(splits)]
+    known = tuple(index for index in found if index is not None)
+    return known if len(known) == len(found) else None
 
 
 def _certified(plan: Plan, bound: float) -> Plan:
     """Return a plan with what is proven of it among all strategies, not among those that keep to its constraints."""
     bound = min(bound, plan.total_cost)
-    exact = isclose(bound, plan.total_cost, rel_tol=_PROOF)
+    exact = isclose(bound, plan.total_cost, rel_tol=PROOF)
     return replace(plan, constraints=(), exact=exact, lower_bound=plan.total_cost if exact else bound)
 
 
@@ -198,12 +195,11 @@ class _Setting:
         model: object,
         strategy: Strategy,
         devices: int | None,
-        machine: Machine | StrPath | None,
-        cost_model: str | None,
-        optimiser: str | None,
+        settings: EvaluationSettings,
     ) -> "_Setting":
         """Return what is asked for, the rest as in the strategy's plan if it has one."""
-        plan, graph = strategy.plan, load(model)
+        plan, machine, precision = strategy.plan, settings.get("machine"), settings.get("precision")
+        graph = load(model).in_precision(plan.precision if plan and precision is None else precision)
         if devices is None:
             if plan is None:
                 raise ConfigurationError(f"the number of devices is missing, which {strategy.where} does not say")
@@ -214,8 +210,8 @@ class _Setting:
             graph=with_fan_outs(graph),
             devices=check_search(graph, devices, keep_batch=True),
             machine=machine if isinstance(machine, Machine) else load_machine(machine),
-            cost_model=cost_model or (plan.cost_model if plan else "paper"),
-            optimiser=optimiser or (plan.optimiser if plan else DEFAULT_OPTIMISER),
+            cost_model=settings.get("cost_model") or (plan.cost_model if plan else "paper"),
+            optimiser=settings.get("optimiser") or (plan.optimiser if plan else DEFAULT_OPTIMISER),
         )
 
     def problem(
@@ -239,6 +235,18 @@ class _Setting:
         open_layers = [name for name, about in pinned.items() if not any(isinstance(each, Pin) for each in about)]
         rest = tuple(self._rest(strategy, open_layers, problem, on_progress))
         start_s = perf_counter()
+        if problem is not None and rest and not strategy.constraints:
+            choice = _choice(problem, [each.splits for each in rest if isinstance(each, Pin)])
+            if choice:
+                return plan_of(
+                    problem,
+                    given_solution(problem, choice, time_s=0.0),
+                    self.machine,
+                    self.cost_model,
+                    time_s=perf_counter() - start_s,
+                    optimiser=self.optimiser,
+                    constraints=tuple(each for each in rest if isinstance(each, DevicesOf)),
+                )
         plan = search(
             self.graph,
             self.devices,
@@ -314,11 +322,7 @@ def replaced(plan: Plan, layer: str, rest: str = OPTIMAL, **splits: int) -> Plan
         plan.graph,
         plan.num_devices,
         machine=plan.machine,
-        cost_model=plan.cost_model,
-        optimiser=plan.optimiser,
-        device_memory_bytes=plan.device_memory_bytes,
-        keep_batch=True,
-        constraints=(*plan.constraints, *pins),
+        options={**settings_of(plan), "constraints": (*plan.constraints, *pins)},
     )
     # No strategy that keeps to what the plan keeps to costs less than its own bound.
     return replace(_certified(found, plan.lower_bound), constraints=plan.constraints, baselines=plan.baselines)

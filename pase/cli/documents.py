@@ -91,7 +91,9 @@ def export_command(
 @click.option("--why/--no-why", "explains", default=True, help="Say why each layer is as it is.")
 @click.option("--interactive", is_flag=True, help="Carry what other configurations of each layer would cost.")
 @time_limit_option(
-    "Seconds for saying why, after which the rest of the layers is left out.", default=30.0, show_default=True
+    "Seconds for saying why, and as many for --interactive; layers that are not reached are left out.",
+    default=30.0,
+    show_default=True,
 )
 @json_option
 def report_command(

@@ -70,6 +70,7 @@ def evaluate_command(
             machine=_machine(arguments, chosen.plan),
             cost_model=cost_model,
             optimiser=optimizer,
+            precision=arguments.precision,
             time_limit_s=time_limit_s,
             on_progress=on_progress,
         )
@@ -168,6 +169,7 @@ def _plans(
             own.devices,
             machine=machine,
             cost_model=cost_model or (known.cost_model if known else None),
+            precision=own.precision or (known.precision if known else None),
             on_progress=on_progress,
         )
 

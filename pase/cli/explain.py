@@ -209,6 +209,8 @@ def _print_plan(
         say()
         say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
         say(f"  total cost              {total_cost_text(plan)}   (cost model {plan.cost_model})")
+        if plan.precision.text:
+            say(f"  precision               {plan.precision.text}")
     say()
     say("Bytes that a step moves between all devices, under this plan's placement and two others:")
     say()
@@ -396,7 +398,9 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
         ("faster", layer.below, explanation.searched[0]),
         ("slower", layer.above, explanation.searched[1]),
     ):
-        found = f"never {'down' if end < 1 else 'up'} to {_ratio(end, explanation, is_long=True)}"
+        found = NOT_LOOKED_FOR
+        if end != 1:
+            found = f"never {'down' if end < 1 else 'up'} to {_ratio(end, explanation, is_long=True)}"
         if flip is not None:
             found = f"{configuration_text(flip.splits, count)} at {_ratio(flip.scale, explanation, is_long=True)}"
         say(f"  with {what} links       {found}")
@@ -460,6 +464,10 @@ def _print_runner_up(runner_up: RunnerUp | None, explanation: Explanation, num_d
     say(f"    all others kept       {alone}")
 
 
+NOT_LOOKED_FOR = "not looked for: costs do not add up under this cost model"
+"""What is said of links of another speed where no scale but that of the machine was looked at."""
+
+
 def _verdict(explanation: Explanation) -> str:
     cost = quantity(explanation.plan_cost, explanation.cost_unit)
     if explanation.is_optimal:
@@ -472,6 +480,8 @@ def _verdict(explanation: Explanation) -> str:
 def _searched(explanation: Explanation) -> str:
     low, high = explanation.searched
     ratio = explanation.flop_per_byte
+    if low == high:
+        return NOT_LOOKED_FOR
     if ratio is None:
         return f"all links so many times as slow, ×1 as they are; looked for from {_factor(low)} to {_factor(high)}"
     return f"r is {number(ratio)} FLOP per byte; looked for from {number(low * ratio)} to {number(high * ratio)}"
@@ -481,7 +491,7 @@ def _row(plan: Plan, layer: LayerExplanation, explanation: Explanation) -> list[
     count = plan.num_devices
     flips = []
     for flip, end in zip((layer.below, layer.above), explanation.searched, strict=True):
-        none = "never" if end in (FARTHEST, 1 / FARTHEST) else "not found"
+        none = "never" if end in (FARTHEST, 1 / FARTHEST) else "not found" if end != 1 else ""
         found = flip and f"{_ratio(flip.scale, explanation)}: {configuration_text(flip.splits, count)}"
         flips.append(found or none)
     return [

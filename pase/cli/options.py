@@ -17,7 +17,7 @@ from pase.cli.output import say, warn
 from pase.common.names import short
 from pase.costs import COST_MODELS
 from pase.errors import PlanError
-from pase.graph import Graph, Scalar
+from pase.graph import PRECISIONS, Graph, Scalar
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS
@@ -114,10 +114,12 @@ class ModelArguments:
     machine: str
     flop_per_s: float | None
     bandwidth_bytes_per_s: float | None
+    precision: str | None = None
 
     def graph(self, *, is_strict: bool = False) -> Graph:
-        """Return the model's graph; is_strict: refuse operators that nothing is known of."""
-        return load(self.model, batch=self.batch, arguments=self.arguments, is_strict=is_strict)
+        """Return the model's graph in the types asked for; is_strict: refuse operators that nothing is known of."""
+        graph = load(self.model, batch=self.batch, arguments=self.arguments, is_strict=is_strict)
+        return graph.in_precision(self.precision)
 
     def loaded_machine(self) -> Machine:
         """Return the machine, with the figures that override it."""
@@ -183,8 +185,13 @@ def machine_option(machine: str | None, text: str, *, shown: bool | str = True) 
     )
 
 
-def model_options(*, devices_required: bool, machine: str | None = DEFAULT_MACHINE) -> Callable[[CommandT], CommandT]:
-    """Return a decorator that adds the options of `ModelArguments`, devices first; machine: where none is given."""
+def model_options(
+    *, devices_required: bool, machine: str | None = DEFAULT_MACHINE, has_precision: bool = True
+) -> Callable[[CommandT], CommandT]:
+    """Return a decorator that adds the options of `ModelArguments`, devices first.
+
+    machine: where none is given. has_precision: whether the types to train in can be chosen.
+    """
     return options_of_all(
         click.option(
             "--devices", "-p", type=WholeNumber(min=1), required=devices_required, help="Number of devices, p."
@@ -202,6 +209,8 @@ def model_options(*, devices_required: bool, machine: str | None = DEFAULT_MACHI
             metavar="BYTES/s",
             help="Of every link, instead of the machine's.",
         ),
+        *[click.option("--precision", type=click.Choice(list(PRECISIONS)), help="Types to train in [the model's own].")]
+        * has_precision,
     )
 
 
@@ -218,8 +227,8 @@ def chosen_plan(
     A model without a number of devices is wrong usage. keeps_machine: whether a plan has no use for another machine.
     """
     if _is_plan(plan_or_model):
-        others = ["devices", "batch", "arguments", "flop_per_s", "bandwidth_bytes_per_s", *["machine"] * keeps_machine]
-        if any(model[name] for name in others):
+        others = ["devices", "batch", "arguments", "precision", "flop_per_s", "bandwidth_bytes_per_s"]
+        if any(model[name] for name in [*others, *["machine"] * keeps_machine]):
             warn("a plan names its own model and devices: --devices, --batch, --arg and others are not used")
         return read_plan(plan_or_model)
     if model["devices"] is None:

@@ -186,7 +186,12 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
         f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name}), "
         f"cost model {plan.cost_model}"
     )
+    if plan.precision.text:
+        say(f"  precision               {plan.precision.text}")
     say(f"  total cost              {total_cost_text(plan)}   ({_certificate(plan)})")
+    if plan.hidden_cost:
+        hideable = sum(layer.hideable_cost or 0.0 for layer in plan)
+        say(f"  hidden                  {quantity(plan.hidden_cost, unit)} of {quantity(hideable, unit)} that can hide")
     say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
     for position, text in enumerate(constraint_texts(plan.constraints)):
         say(f"  {'' if position else 'constraints':<23} {text}")

@@ -212,7 +212,7 @@ def _source(model: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is trained; a file that names its own devices goes before options for them."""
     if Path(model).suffix in _FINISHED:
         return {"source": model}
-    given = {field.name: values[field.name] for field in fields(ModelArguments) if field.name != "model"}
+    given = {field.name: values[field.name] for field in fields(ModelArguments) if field.name in values}
     chosen = ModelArguments(**{**given, "model": model, "devices": values["devices"] or 1})
     return {
         "source": model,
@@ -246,7 +246,7 @@ class _Command(click.Command):
 @click.command("train", cls=_Command, epilog="Example: pase train lenet5 --batch 16 --data digits --learning-rate 0.05")
 @click.argument("model", metavar="MODEL|PLAN|train.py", shell_complete=complete_models)
 @training_across_options
-@model_options(devices_required=False)
+@model_options(devices_required=False, has_precision=False)
 @device_options
 @click.pass_context
 def train_command(ctx: click.Context, /, model: str, as_json: bool, **values: Any) -> int:

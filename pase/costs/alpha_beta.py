@@ -6,7 +6,7 @@ device's memory bandwidth), and sums of which the next layer needs a part alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
 from math import prod
 from operator import mul
@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
+from pase.common.frozen import FrozenDict
 from pase.costs.collectives import (
     Link,
     hierarchical_all_gather,
@@ -21,6 +22,7 @@ from pase.costs.collectives import (
     hierarchical_reduce_scatter,
 )
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
+from pase.graph.precision import FLOAT32, Precision
 from pase.machine import Machine
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
@@ -30,7 +32,8 @@ from pase.sharding.shards import FloatArray, IndexArray, IntArray
 class AlphaBetaCostModel:
     """Seconds of a step in which layers and edges follow one another, as in Eq. 1; nothing overlaps.
 
-    flop_per_s: of one device. memory_bytes_per_s: what it reads and writes; infinite where the machine does not say.
+    flop_per_s: of one device. product_flop_per_s: of products, by the type that they multiply in, where it is another.
+    memory_bytes_per_s: what it reads and writes; infinite where the machine does not say.
     links: for each level in use, from the inside out, what one device has of the link while all those behind it use
     it; levels of equal links are one. fanouts: groups of the level before in one group of each level. sharing: devices
     behind each level's link.
@@ -41,12 +44,17 @@ class AlphaBetaCostModel:
     links: tuple[Link, ...]
     fanouts: tuple[int, ...]
     sharing: tuple[int, ...]
+    product_flop_per_s: Mapping[str, float] = field(default_factory=FrozenDict)
     unit: str = "s"
     sums_by_level: bool = True
+    overlap: float = 0.0
 
     @classmethod
-    def of(cls, machine: Machine, num_devices: int) -> "AlphaBetaCostModel":
-        """Return the model for some devices of a machine; MachineError where they do not fill its groups."""
+    def of(cls, machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> "AlphaBetaCostModel":
+        """Return the model for some devices of a machine; MachineError where they do not fill its groups.
+
+        precision: that the network is trained in; MachineError where the machine gives no peak for its products.
+        """
         levels = machine.levels_for(num_devices)
         all_fanouts = level_fanouts([level.num_devices for level in levels[:-1]], num_devices)
         links: list[Link] = []
@@ -61,6 +69,9 @@ class AlphaBetaCostModel:
                 fanouts.append(fanout)
         return cls(
             flop_per_s=machine.peak_flop_per_s(),
+            product_flop_per_s={
+                dtype: machine.peak_flop_per_s(dtype) for dtype in precision.multiplied if dtype != FLOAT32.products
+            },
             memory_bytes_per_s=machine.device.memory_bandwidth_bytes_per_s or float("inf"),
             links=tuple(links),
             fanouts=tuple(fanouts),
@@ -68,8 +79,15 @@ class AlphaBetaCostModel:
         )
 
     def work(self, work: PassWork) -> FloatArray:
-        """Return the longer of computing and touching (the roofline)."""
-        return np.maximum(work.flop / self.flop_per_s, work.touched_bytes / self.memory_bytes_per_s)
+        """Return the longer of computing and touching (the roofline).
+
+        What is no product is computed at the peak of float32.
+        """
+        computing = work.flop / self.flop_per_s
+        if work.product_flop is not None:
+            others = np.maximum(work.flop - work.product_flop, 0.0)
+            computing = work.product_flop / self.product_flop_per_s[work.product] + others / self.flop_per_s
+        return np.maximum(computing, work.touched_bytes / self.memory_bytes_per_s)
 
     def messages(self, traffic: LayerTraffic) -> tuple[FloatArray, ...]:
         """Return the time of each message; they follow one another. A sum that ends on an edge is scattered alone."""
@@ -266,6 +284,22 @@ class RingCostModel(ProgramCostModel):
         if message.is_of_weight:
             links = tuple(replace(link, latency_s=0.0) for link in links)
         return ring_all_reduce(message.size_bytes, list(members), links)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCostModel(AlphaBetaCostModel):
+    """Seconds of a step in which sums of weights' gradients run beside the backward pass.
+
+    overlap: ω of the machine. Other fields as those of `AlphaBetaCostModel`, whose costs these are: what a strategy
+    hides is taken off their sum (`pase.tables.cost_tables.Hiding`).
+    """
+
+    @classmethod
+    def of(cls, machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> "StepCostModel":
+        """Return the model for some devices of a machine; arguments and errors as for `AlphaBetaCostModel`."""
+        base = AlphaBetaCostModel.of(machine, num_devices, precision)
+        figures = {each.name: getattr(base, each.name) for each in fields(base)}
+        return cls(**figures | {"overlap": machine.overlap.share if machine.overlap else 0.0})
 
 
 def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:

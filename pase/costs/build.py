@@ -1,8 +1,7 @@
 """Cost tables of a graph: what the solver gets, each distinct layer and edge costed once."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from math import inf
 from time import perf_counter
 
@@ -17,8 +16,8 @@ from pase.errors import SolverError
 from pase.graph import Access, Edge, Graph, Operator, SliceOf
 from pase.graph.operators import with_fan_outs
 from pase.sharding.configurations import enumerate_configurations
-from pase.sharding.edges import SharedWeight, edge_sides, table_edges
-from pase.sharding.overlap import Overlap, layout_overlap, redistributions
+from pase.sharding.edges import SharedWeight, edge_itemsizes, edge_sides, table_edges
+from pase.sharding.overlap import Overlap, Redistribution, layout_overlap, redistributions
 from pase.sharding.shards import (
     Component,
     FloatArray,
@@ -29,7 +28,7 @@ from pase.sharding.shards import (
     split_columns,
     splits_of,
 )
-from pase.tables.cost_tables import CostTables, EdgeTable
+from pase.tables.cost_tables import CostTables, EdgeTable, Hiding
 
 _BYTES_OF_COSTS = 200
 """About what a configuration of a layer takes: its cost, work, and messages with their groups of devices."""
@@ -67,6 +66,14 @@ class LayerCost:
 
     compute: FloatArray
     communication: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerHiding:
+    """hideable: [K] part of the layer cost that can hide. cover: [K] part that something can hide behind."""
+
+    hideable: FloatArray
+    cover: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -153,28 +160,42 @@ class Alike:
     ends: tuple[tuple[int, int], ...]
 
 
+Ends = tuple[LayerTraffic, LayerTraffic]
+"""Traffic of the producer and of the consumer of an edge."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
     """What costs were worked out from, for the layers and edges of one `Alike`; filled as it is made.
 
     layers: by kind. overlaps: by kind of edge, and the first of the producer's layouts that are looked at together.
-    tables: by kind of edge, with the cost model that they were made for.
+    tables: by kind of edge, with the cost model that they were made for. traffic: by kind of edge, once costs on a
+    second machine were asked for.
     """
 
     layers: dict[int, LayerTraffic] = field(default_factory=dict)
     overlaps: dict[int, dict[int, Overlap]] = field(default_factory=dict)
     tables: dict[int, tuple[CostModel, EdgeTable]] = field(default_factory=dict)
+    traffic: dict[int, "EdgeTraffic"] = field(default_factory=dict)
 
-    def table(self, kind: int, model: CostModel, make: Callable[[], EdgeTable]) -> EdgeTable:
+    def table(self, kind: int, graph: Graph, edge: Edge, ends: Ends, model: CostModel, room: Allowance) -> EdgeTable:
         """Return the transfer costs of a kind of edge: those of before where these are the same but for a factor."""
-        if kind in self.tables:
-            before, table = self.tables[kind]
-            if model == before:
-                return table
-            if isinstance(before, PaperCostModel) and isinstance(model, PaperCostModel) and before.flop_per_byte > 0:
-                return replace(table, values=table.values * (model.flop_per_byte / before.flop_per_byte))
-        self.tables[kind] = model, make()
-        return self.tables[kind][1]
+        overlaps = self.overlaps.setdefault(kind, {})
+        if kind not in self.tables:
+            self.tables[kind] = model, edge_cost(graph, edge, *ends, model, room, overlaps)
+            return self.tables[kind][1]
+        before, table = self.tables[kind]
+        if model == before:
+            return table
+        if isinstance(before, PaperCostModel) and isinstance(model, PaperCostModel) and before.flop_per_byte > 0:
+            return replace(table, values=table.values * (model.flop_per_byte / before.flop_per_byte))
+        found = self.traffic[kind].cost(model) if kind in self.traffic else None
+        if found is None:
+            self.traffic[kind] = edge_traffic(graph, edge, *ends, model, room, overlaps)
+            found = self.traffic[kind].cost(model)
+            assert found is not None
+        self.tables[kind] = model, found
+        return found
 
 
 def alike(graph: Graph, num_devices: int, only: Callable[[Graph, Operator], IndexArray] | None = None) -> Alike:
@@ -232,7 +253,10 @@ def costed(
             layers[number] = traffic_of(graph, operator, found)
         cost = layer_cost(layers[number], model)
         vertex_costs.append(cost.compute + cost.communication)
-        allowance.bound += float(vertex_costs[number].min()) * kinds.layer_kind.count(number)
+        never_hidden = vertex_costs[number]
+        if model.overlap:
+            never_hidden = never_hidden - layer_hiding(layers[number], model).hideable
+        allowance.bound += float(never_hidden.min()) * kinds.layer_kind.count(number)
         allowance.check()
         if on_progress:
             on_progress("costing layers", (number + 1) / len(kinds.layers))
@@ -244,9 +268,7 @@ def costed(
         if known is None:
             edge_tables.append(edge_cost(graph, edge, *sides, model, allowance))
         else:
-            overlaps = known.overlaps.setdefault(number, {})
-            make = partial(edge_cost, graph, edge, *sides, model, allowance, overlaps)
-            edge_tables.append(known.table(number, model, make))
+            edge_tables.append(known.table(number, graph, edge, sides, model, allowance))
         if on_progress:
             on_progress("costing edges", (number + 1) / len(kinds.edges))
     tables = CostTables(
@@ -260,7 +282,7 @@ def costed(
     return Problem(
         graph=graph,
         num_devices=kinds.num_devices,
-        tables=tables,
+        tables=_hidden(tables, kinds, layers, model) if model.overlap else tables,
         configurations=tuple(layers[number].splits.values for number in kinds.layer_kind),
     )
 
@@ -268,7 +290,7 @@ def costed(
 def traffic_of(graph: Graph, operator: Operator, splits: IndexArray) -> LayerTraffic:
     """Return what a layer of a graph computes and communicates under configurations [K, D]."""
     reads, single_use = _read_traits(graph, operator), _single_use(graph, operator)
-    return layer_traffic(operator, splits, reads, itemsize=graph.itemsize, single_use=single_use)
+    return layer_traffic(operator, splits, reads, types=graph.types[operator.name], single_use=single_use)
 
 
 def layer_cost(traffic: LayerTraffic, model: CostModel) -> LayerCost:
@@ -279,13 +301,75 @@ def layer_cost(traffic: LayerTraffic, model: CostModel) -> LayerCost:
     )
 
 
+def layer_hiding(traffic: LayerTraffic, model: CostModel) -> LayerHiding:
+    """Return what of a layer's cost runs side by side: sums of weights' gradients, and backward computation."""
+    sums = zip(traffic.messages, model.messages(traffic), strict=True)
+    own = (cost for message, cost in sums if message.is_of_weight)
+    return LayerHiding(
+        hideable=sum(own, np.zeros(len(traffic.splits.values))),
+        cover=model.overlap * model.work(traffic.backward),
+    )
+
+
+def hiding_layers(graph: Graph) -> tuple[tuple[bool, bool], ...]:
+    """Return, for each layer, whether its sums of weights' gradients can hide, and whether it can hide others'.
+
+    The backward pass goes from the last layer to the first. A sum can hide while a layer before its own is still to be
+    gone back through; the computation of a layer hides something if a layer after it has weights.
+    """
+    goes_back = {operator.name: any(graph.read_gradients(operator)) for operator in graph.operators}
+    is_before: dict[str, bool] = {}
+    for operator in graph.operators:
+        above = [edge.producer for i in range(len(operator.reads)) if (edge := graph.incoming.get((operator.name, i)))]
+        is_before[operator.name] = any(goes_back[name] or is_before[name] for name in above)
+    has_weights: dict[str, bool] = {}
+    for operator in reversed(graph.operators):
+        below = [edge.consumer for edge in graph.outgoing.get(operator.name, ())]
+        has_weights[operator.name] = any(
+            has_weights[name] or any(access.is_trained for access in graph[name].parameters) for name in below
+        )
+    return tuple((is_before[operator.name], has_weights[operator.name]) for operator in graph.operators)
+
+
+def _hidden(tables: CostTables, kinds: Alike, layers: Mapping[int, LayerTraffic], model: CostModel) -> CostTables:
+    """Return the tables with what runs side by side; layers: by kind.
+
+    Layers that are alike in their costs need not be in where they stand.
+    """
+    numbers: dict[tuple[int, bool, bool], int] = {}
+    known: dict[int, LayerHiding] = {}
+    hideable, cover, vertex_table = [], [], []
+    for kind, (can_hide, covers) in zip(kinds.layer_kind, hiding_layers(kinds.graph), strict=True):
+        key = kind, can_hide, covers
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            if kind not in known:
+                known[kind] = layer_hiding(layers[kind], model)
+            hideable.append(known[kind].hideable * can_hide)
+            cover.append(known[kind].cover * covers)
+        vertex_table.append(numbers[key])
+    is_of_weight = [isinstance(edge, SharedWeight) for edge in kinds.edges]
+    return replace(
+        tables,
+        vertex_costs=tuple(tables.vertex_costs[kind] for kind, *_ in numbers),
+        vertex_table=tuple(vertex_table),
+        hiding=Hiding(
+            hideable=tuple(hideable),
+            cover=tuple(cover),
+            edges=tuple(
+                table.values if hides else None for table, hides in zip(tables.edge_tables, is_of_weight, strict=True)
+            ),
+        ),
+    )
+
+
 def signature(graph: Graph, operator: Operator) -> Hashable:
     """Return what an operator's costs depend on: equal for repeated layers, and for each step of a loop."""
     reads, writes = (tuple(map(_anywhere, accesses)) for accesses in (operator.reads, operator.writes))
     told = operator.unnamed
     if (reads, writes) != (told.reads, told.writes):
         told = replace(told, reads=reads, writes=writes)
-    return told, _read_traits(graph, operator), _single_use(graph, operator)
+    return told, graph.types[operator.name], _read_traits(graph, operator), _single_use(graph, operator)
 
 
 def edge_signature(graph: Graph, edge: Edge) -> Hashable:
@@ -321,7 +405,7 @@ def transfer_bytes(graph: Graph, edge: Edge, u_layouts: IndexArray, v_layouts: I
     u_side, v_side = edge_sides(graph, edge)
     has_gradient = _flows_back(graph, edge)
     common = layout_overlap(_components(*u_side), u_layouts, _components(*v_side), v_layouts, has_gradient=has_gradient)
-    forward, backward = redistributions(common, graph.itemsize)
+    forward, backward = redistributions(common, edge_itemsizes(graph, edge))
     return TransferBytes(forward=forward.moved_bytes, backward=backward.moved_bytes * has_gradient)
 
 
@@ -351,17 +435,150 @@ def edge_cost(
     allowance: for making it; errors as for `build_problem`. overlaps: as in `Known`, of this edge; is added to.
     """
     allowance = allowance or Allowance()
+    between = _between(graph, edge, u, v, model, allowance)
+    to = between.v.layout_of
+    values, stays = np.empty(between.shape), np.empty(between.shape, dtype=np.bool_)
+    for rows, layout_of, forward, backward in between.fetches(allowance, overlaps):
+        values[rows] = model.transfer(forward)[:, to]
+        stays[rows] = forward.moved_bytes[:, to] == 0
+        if between.flows_back:
+            values[rows] += model.transfer(backward)[layout_of]
+            stays[rows] &= backward.moved_bytes[layout_of] == 0
+    return between.table(values, stays, between.own_cost)
+
+
+def edge_traffic(
+    graph: Graph,
+    edge: Edge,
+    u: LayerTraffic,
+    v: LayerTraffic,
+    model: CostModel,
+    allowance: Allowance | None = None,
+    overlaps: dict[int, Overlap] | None = None,
+) -> "EdgeTraffic":
+    """Return what an edge's costs follow from on machines with the same levels; arguments as for `edge_cost`."""
+    allowance = allowance or Allowance()
+    between = _between(graph, edge, u, v, model, allowance)
+    to = between.v.layout_of
+    stays, blocks = np.empty(between.shape, dtype=np.bool_), []
+    for rows, layout_of, forward, backward in between.fetches(allowance, overlaps):
+        fetches, of = forward.distinct()
+        ways = [(fetches, of[:, to])]
+        stays[rows] = forward.moved_bytes[:, to] == 0
+        if between.flows_back:
+            fetches, of = backward.distinct()
+            ways.append((fetches, of[layout_of]))
+            stays[rows] &= backward.moved_bytes[layout_of] == 0
+        blocks.append((rows, tuple(ways)))
+    return EdgeTraffic(between=between, stays=stays, blocks=tuple(blocks), fanouts=model.fanouts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EdgeTraffic:
+    """What an edge's costs follow from: its fetches, of which few differ, so that these are costed once each.
+
+    stays: [L_u, L_v] where nothing moves. blocks: rows of the table, and, each way, (the fetches that differ, [1, N],
+    and which of them each pair of classes has). fanouts: of the levels of the machine.
+    """
+
+    between: "_Between"
+    stays: NDArray[np.bool_]
+    blocks: tuple[tuple[NDArray[np.intp], tuple[tuple[Redistribution, IndexArray], ...]], ...]
+    fanouts: tuple[int, ...]
+
+    def cost(self, model: CostModel) -> EdgeTable | None:
+        """Return what `edge_cost` does, but for the numbers of classes; None where other classes are told apart."""
+        own_cost = self.between.own_cost_under(model)
+        of, first = self.between.v.class_of, self.between.v.first
+        if model.fanouts != self.fanouts or (own_cost is not None and (own_cost != own_cost[first][of]).any()):
+            return None
+        values = np.empty(self.between.shape)
+        for rows, ways in self.blocks:
+            values[rows] = sum(model.transfer(fetches)[0].take(which) for fetches, which in ways)
+        return self.between.table(values, self.stays, own_cost)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Between:
+    """What lies between the two sides of an edge.
+
+    u_parts, v_parts: how either side indexes the tensor. itemsizes: bytes of a number, there and back. own_cost:
+    [K_v] of the sum of a gradient that the consumer makes on its own where it is not joined with the other end's;
+    read: of which input of its, None without one; group: [K_u] over how many devices the other end sums.
+    """
+
+    flows_back: bool
+    u_parts: tuple[Component, ...]
+    v_parts: tuple[Component, ...]
+    itemsizes: tuple[int, int]
+    u: "_Side"
+    v: "_Side"
+    consumer: LayerTraffic
+    read: int | None
+    own_cost: FloatArray | None
+    group: IntArray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(L_u, L_v)."""
+        return len(self.u.members), len(self.v.members)
+
+    def fetches(
+        self, allowance: Allowance, overlaps: dict[int, Overlap] | None
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp], Redistribution, Redistribution]]:
+        """Yield some of the producer's classes, the layout of each among the block's, and what moves.
+
+        Forward is from these classes to all layouts, backward from all classes of the consumer to the block's layouts.
+        """
+        u, v = self.u, self.v
+        # Working out a cell takes many times the memory of its cost.
+        step = max(1, _CELLS_AT_ONCE // self.shape[1])
+        for first in range(0, len(u.layouts), step):
+            allowance.check()
+            block = slice(first, first + step)
+            rows = np.flatnonzero((u.layout_of >= block.start) & (u.layout_of < block.stop))
+            layout_of = u.layout_of[rows] - first
+            if overlaps is None or first not in overlaps:
+                sides = self.u_parts, u.layouts[block], self.v_parts, v.layouts
+                common = layout_overlap(*sides, has_gradient=self.flows_back)
+                if overlaps is not None:
+                    overlaps[first] = common
+            else:
+                common = overlaps[first]
+            # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
+            forward, _ = redistributions(common.of_classes(u=layout_of), self.itemsizes, forward_sums=u.members[rows])
+            _, backward = redistributions(common.of_classes(v=v.layout_of), self.itemsizes, backward_sums=v.members)
+            yield rows, layout_of, forward, backward
+
+    def own_cost_under(self, model: CostModel) -> FloatArray | None:
+        """Return `own_cost` under another cost model."""
+        return None if self.read is None else _cost_of_joint_sum(self.consumer, self.read, model)
+
+    def table(self, values: FloatArray, stays: NDArray[np.bool_], own_cost: FloatArray | None) -> EdgeTable:
+        """Return the table of an edge from what its transfers cost, and from where nothing moves; [L_u, L_v] both."""
+        u, v = self.u, self.v
+        if self.read is not None and own_cost is not None:
+            own = self.consumer.joint_sums[self.read]
+            is_joint = stays & (self.group[u.first, None] == own.group[v.first])
+            values = np.where(is_joint, 0.0, values + own_cost[v.first])
+        return EdgeTable(row_class=u.class_of.astype(np.int32), col_class=v.class_of.astype(np.int32), values=values)
+
+
+def _between(
+    graph: Graph, edge: Edge, u: LayerTraffic, v: LayerTraffic, model: CostModel, allowance: Allowance
+) -> _Between:
+    """Return what lies between the sides of an edge, once the memory of its table is allowed."""
     (producer, held), (consumer, wanted) = edge_sides(graph, edge)
     u_parts, v_parts = _components(producer, held), _components(consumer, wanted)
-    is_weight, flows_back = isinstance(edge, SharedWeight), _flows_back(graph, edge)
+    is_weight = isinstance(edge, SharedWeight)
     own = v.joint_sums.get(edge.input) if is_weight or producer.is_fan_out else None
     forward_sums = None if is_weight else _members(model, u, sum_name(held.tensor, is_gradient=False))
     backward_sums = _members(model, v, sum_name(wanted.tensor, is_gradient=True)) if own is None else None
+    own_cost, group = None, np.ones(len(u.splits.values), dtype=np.int64)
     u_more: list[IntArray] = []
     v_more: list[IntArray] = []
     if own is not None:
         own_cost = _cost_of_joint_sum(v, edge.input, model)
-        # Over how many devices the other end sums.
         group = u.splits.product(producer.partial_dims(held if is_weight else producer.reads[0]))
         if own.ends_on_edge:
             backward_sums = model.sum_members(v, own).astype(np.int32)
@@ -371,36 +588,17 @@ def edge_cost(
     what = f"{shape[0]:,} layouts of layer {visible(producer.name)} and {shape[1]:,} of layer {visible(consumer.name)}"
     num_bytes = 4 * (len(u_side.class_of) + len(v_side.class_of)) + 8 * shape[0] * shape[1]
     allowance.hold(num_bytes, f"the transfer costs between {what}")
-    values, stays = np.empty(shape), np.empty(shape, dtype=np.bool_)
-    # Working out a cell takes many times the memory of its cost.
-    step = max(1, _CELLS_AT_ONCE // shape[1])
-    for first in range(0, len(u_side.layouts), step):
-        allowance.check()
-        block = slice(first, first + step)
-        rows = np.flatnonzero((u_side.layout_of >= block.start) & (u_side.layout_of < block.stop))
-        layout_of = u_side.layout_of[rows] - first
-        if overlaps is None or first not in overlaps:
-            sides = u_parts, u_side.layouts[block], v_parts, v_side.layouts
-            common = layout_overlap(*sides, has_gradient=flows_back)
-            if overlaps is not None:
-                overlaps[first] = common
-        else:
-            common = overlaps[first]
-        # How a sum lies over the machine matters to the way that the sum goes, not to the way back.
-        forward, _ = redistributions(common.of_classes(u=layout_of), graph.itemsize, forward_sums=u_side.members[rows])
-        _, backward = redistributions(
-            common.of_classes(v=v_side.layout_of), graph.itemsize, backward_sums=v_side.members
-        )
-        values[rows] = model.transfer(forward)[:, v_side.layout_of]
-        stays[rows] = forward.moved_bytes[:, v_side.layout_of] == 0
-        if flows_back:
-            values[rows] += model.transfer(backward)[layout_of]
-            stays[rows] &= backward.moved_bytes[layout_of] == 0
-    if own is not None:
-        is_joint = stays & (group[u_side.first, None] == own.group[v_side.first])
-        values = np.where(is_joint, 0.0, values + own_cost[v_side.first])
-    return EdgeTable(
-        row_class=u_side.class_of.astype(np.int32), col_class=v_side.class_of.astype(np.int32), values=values
+    return _Between(
+        flows_back=_flows_back(graph, edge),
+        u_parts=u_parts,
+        v_parts=v_parts,
+        itemsizes=edge_itemsizes(graph, edge),
+        u=u_side,
+        v=v_side,
+        consumer=v,
+        read=None if own is None else edge.input,
+        own_cost=own_cost,
+        group=group,
     )
 
 

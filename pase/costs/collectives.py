@@ -45,11 +45,6 @@ def point_to_point(size_bytes: ArrayLike, link: Link) -> FloatArray:
     return np.where(size > 0, link.latency_s + size * link.s_per_byte, 0.0)
 
 
-def all_reduce(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
-    """Return the time in which every device gets the sum of all devices' n bytes."""
-    return hierarchical_all_reduce(size_bytes, [group], [link])
-
-
 def reduce_scatter(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
     """Return the time in which every device gets a k-th of the sum of all devices' n bytes."""
     return hierarchical_reduce_scatter(size_bytes, [group], [link])

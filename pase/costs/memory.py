@@ -20,10 +20,10 @@ import numpy as np
 
 from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
-from pase.graph import Access, AllReduce, Edge, Graph, Operator, Role, SliceOf, Window
+from pase.graph import ITEMSIZES, Access, AllReduce, Edge, Graph, Operator, Role, SliceOf, Window
 from pase.graph.access import named_dims
 from pase.graph.operator import FAN_OUT
-from pase.sharding.edges import PlacedGraph, SharedWeight, edge_sides, shared_weights, table_edges
+from pase.sharding.edges import PlacedGraph, SharedWeight, edge_itemsizes, edge_sides, shared_weights, table_edges
 from pase.sharding.shards import (
     FloatArray,
     IndexArray,
@@ -213,6 +213,10 @@ def keeping(graph: Graph) -> Keeping:
         for output in range(len(operator.writes)):
             tensor = operator.name, output
             needing = [r for r in readers.get(tensor, ()) if r[1] in saved_of[r[0]].reads or r[0] in passed_on]
+            # Who computes with it in another type keeps it in that.
+            casting = [(name, i) for name, i in needing if graph.types[name].is_cast(i)]
+            reads.update(casting)
+            needing = [reader for reader in needing if reader not in casting]
             if operator.is_fan_out:
                 # It writes what it reads, and that is kept as such; here are copies alone.
                 passed_on.update([operator.name] if needing else [])
@@ -255,37 +259,46 @@ def layer_memory(
     keeps: Keeping,
     *,
     optimiser: str = DEFAULT_OPTIMISER,
-    itemsize: int | None = None,
 ) -> LayerMemory:
     """Return what a layer takes on each device under configurations [K, D].
 
-    keeps: of the graph. optimiser: a name in `OPTIMISER_STATE`; CostError for another. itemsize: of an element, by
-    default the graph's. A weight that several layers share is the first one's; the others have copies of it.
+    keeps: of the graph. optimiser: a name in `OPTIMISER_STATE`; CostError for another. A weight that several layers
+    share is the first one's; the others have copies of it. A weight that a layer computes with in another type is kept
+    in that, too.
     """
+    types, precision = graph.types[operator.name], graph.precision
     state, configurations = optimiser_state(optimiser), splits_of(operator, splits)
+    is_trained = operator.name in graph.trained
     num = len(splits)
-    weights, gradients, state_points, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(5))
+    weights, gradients, state_bytes, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(5))
     waiting = [np.zeros(num, dtype=np.int64) for _ in range(MAX_LANES)]
     for position, read in enumerate(operator.reads):
         parts = _parts(operator, read, configurations)
         points = _points(parts, num)
         if read.role is Role.PARAMETER:
             if not read.shared or graph.owners[read.shared] == operator.name:
-                weights = weights + points
-                gradients = gradients + points * read.is_trained
-                state_points = state_points + state(parts, num) * read.is_trained
+                weights = weights + points * precision.itemsize
+                gradients = gradients + points * read.is_trained * ITEMSIZES[precision.gradients]
+                moments = state(parts, num) * ITEMSIZES[precision.moments]
+                masters = points * ITEMSIZES[precision.masters] if precision.masters else 0
+                state_bytes = state_bytes + (moments + masters) * read.is_trained
             # The part of a sum, and what the others send of theirs.
             is_summed = configurations.product(operator.partial_dims(read)) > 1
-            work = work + points * is_summed * read.is_trained * 2
+            work = work + points * is_summed * read.is_trained * 2 * ITEMSIZES[precision.collectives]
+            if types.is_cast(position):
+                kept = kept + points * types.operand_bytes(position) * is_trained
+                work = work + points * types.operand_bytes(position) * read.is_trained
             continue
         # As it comes, and laid out as the kernel takes it; its gradient as the kernel leaves it, and as it goes back.
-        work = work + points * (2 if graph.has_gradient(operator, position) else 1)
-        kept = kept + points * ((operator.name, position) in keeps.reads)
-    is_trained = operator.name in graph.trained
+        ways = 2 if graph.has_gradient(operator, position) else 1
+        work = work + points * types.read_bytes(position) * ways
+        if types.is_cast(position):
+            work = work + points * types.operand_bytes(position) * ways
+        kept = kept + points * types.operand_bytes(position) * ((operator.name, position) in keeps.reads)
     for output, write in enumerate(operator.writes):
         if operator.is_loss:
             continue
-        points = _points(_parts(operator, write, configurations), num)
+        points = _points(_parts(operator, write, configurations), num) * types.write_bytes(output)
         work = work + points * (1 + is_trained) * (not operator.is_fan_out)
         lane = keeps.lanes.get((operator.name, output), 0)
         kept = kept + points * (((operator.name, output) in keeps.writes) + (lane > MAX_LANES))
@@ -293,28 +306,24 @@ def layer_memory(
             waiting[lane - 1] = waiting[lane - 1] + points
     if is_trained:
         results = keeps.saved[operator.name].results
-        kept = kept + _points(_parts(operator, operator.writes[0], configurations), num) * results
+        points = _points(_parts(operator, operator.writes[0], configurations), num)
+        kept = kept + points * results * types.write_bytes(0)
     for tensor in operator.intermediates:
         access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
-        points = _points(_parts(operator, access, configurations), num)
+        points = _points(_parts(operator, access, configurations), num) * types.intermediate_bytes(tensor)
         kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
     for exchange in operator.exchanges:
         if isinstance(exchange, AllReduce):
             # A part of the sum beside the whole of it.
             access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
-            points = _points(_parts(operator, access, configurations), num)
+            points = _points(_parts(operator, access, configurations), num) * types.exchange_bytes(exchange)
             work = work + points * (configurations.product(exchange.over) > 1)
-    size = itemsize or graph.itemsize
     return LayerMemory(
-        weights=weights * size,
-        gradients=gradients * size,
-        optimiser=state_points * size,
-        activations=kept * size,
-        peaks=tuple(points * size for points in (work, *waiting)),
+        weights=weights, gradients=gradients, optimiser=state_bytes, activations=kept, peaks=(work, *waiting)
     )
 
 
-def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, *, itemsize: int) -> EdgeTable:
+def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray) -> EdgeTable:
     """Return the bytes of a reader's copy, where it has a layout of its own; of a shared weight, with its gradient's.
 
     us, vs: [K_u, D_u], [K_v, D_v] configurations of the writer and of the reader.
@@ -325,7 +334,8 @@ def edge_memory(graph: Graph, edge: Edge, us: IndexArray, vs: IndexArray, *, ite
         _classes(operator, access, values, numbers) for (operator, access), values in sides
     )
     differ = u_layouts[:, None] != v_layouts[None, :]
-    size = itemsize * (1 + isinstance(edge, SharedWeight))
+    there, back = edge_itemsizes(graph, edge)
+    size = there + back * isinstance(edge, SharedWeight)
     return EdgeTable(row_class=row_class, col_class=col_class, values=(differ * points * size).astype(np.float64))
 
 
@@ -334,10 +344,9 @@ def strategy_memory(
     splits: Sequence[Mapping[str, int]],
     *,
     optimiser: str = DEFAULT_OPTIMISER,
-    itemsize: int | None = None,
 ) -> DeviceMemory:
     """Return what a whole strategy takes on each device; splits: for each layer, a factor for each iteration dim."""
-    layers, copies = _strategy(graph, splits, optimiser, itemsize)
+    layers, copies = _strategy(graph, splits, optimiser)
     return DeviceMemory(
         weights_bytes=sum(int(found.weights[0]) for found in layers),
         gradients_bytes=sum(int(found.gradients[0]) for found in layers),
@@ -349,31 +358,26 @@ def strategy_memory(
     )
 
 
-def device_memory(
-    plan: PlacedGraph, *, optimiser: str = DEFAULT_OPTIMISER, itemsize: int | None = None
-) -> DeviceMemory:
+def device_memory(plan: PlacedGraph, *, optimiser: str = DEFAULT_OPTIMISER) -> DeviceMemory:
     """Return what a step of a placed graph, such as a plan, takes on each device.
 
-    optimiser: whose state counts, by default one that has none. itemsize: size of an element, by default the graph's:
-    a program may run in another precision.
+    optimiser: whose state counts, by default one that has none.
     """
     splits = [plan[name].splits for name in plan.graph.index]
-    return strategy_memory(plan.graph, splits, optimiser=optimiser, itemsize=itemsize)
+    return strategy_memory(plan.graph, splits, optimiser=optimiser)
 
 
 def kept_by_layer(
     graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str = DEFAULT_OPTIMISER
 ) -> tuple[int, ...]:
     """Return [V] what each layer of a strategy keeps on each device, its copies of what it reads among it, in bytes."""
-    layers, copies = _strategy(graph, splits, optimiser, None)
+    layers, copies = _strategy(graph, splits, optimiser)
     return tuple(int(found.kept[0]) + own for found, own in zip(layers, copies, strict=True))
 
 
-def _strategy(
-    graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str, itemsize: int | None
-) -> tuple[list[LayerMemory], list[int]]:
+def _strategy(graph: Graph, splits: Sequence[Mapping[str, int]], optimiser: str) -> tuple[list[LayerMemory], list[int]]:
     """Return [V] the memory of each layer, and [V] that of its copies."""
-    keeps, size = keeping(graph), itemsize or graph.itemsize
+    keeps = keeping(graph)
     rows = [
         np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
         for operator, split in zip(graph.operators, splits, strict=True)
@@ -383,20 +387,20 @@ def _strategy(
     for operator, row in zip(graph.operators, rows, strict=True):
         key = _signature(graph, operator, keeps), row.tobytes()
         if key not in known:
-            known[key] = layer_memory(graph, operator, row, keeps, optimiser=optimiser, itemsize=size)
+            known[key] = layer_memory(graph, operator, row, keeps, optimiser=optimiser)
         layers.append(known[key])
     copies = [0] * len(rows)
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
-            copies[v] += int(edge_memory(graph, edge, rows[u], rows[v], itemsize=size).cost(0, 0))
+            copies[v] += int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
     return layers, copies
 
 
 def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> MemoryTables:
     """Return the bytes that every strategy takes on each device; repeated layers and edges share their arrays."""
     graph, tables = problem.graph, problem.tables
-    keeps, size = keeping(graph), graph.itemsize
+    keeps = keeping(graph)
     known: dict[Hashable, tuple[FloatArray, tuple[FloatArray, ...]]] = {}
     layers = []
     for operator, configurations in zip(graph.operators, problem.configurations, strict=True):
@@ -416,7 +420,7 @@ def memory_tables(problem: Problem, *, optimiser: str = DEFAULT_OPTIMISER) -> Me
         kinds = type(edge), tables.vertex_table[u], edge.output, tables.vertex_table[v], edge.input
         if kinds not in of_kinds:
             us, vs = (problem.configurations[i] for i in (u, v))
-            of_kinds[kinds] = edge_memory(graph, edge, us, vs, itemsize=size)
+            of_kinds[kinds] = edge_memory(graph, edge, us, vs)
         edges.append(of_kinds[kinds])
     groups = zip(*(peaks for _, peaks in layers), strict=True)
     return MemoryTables(
@@ -435,7 +439,7 @@ def _signature(graph: Graph, operator: Operator, keeps: Keeping) -> Hashable:
         for i, read in enumerate(operator.reads)
     )
     writes = tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes)))
-    return operator.unnamed, reads, writes, name in graph.trained
+    return operator.unnamed, graph.types[name], reads, writes, name in graph.trained
 
 
 def _classes(

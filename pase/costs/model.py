@@ -6,9 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
-from pase.costs.alpha_beta import AlphaBetaCostModel, ProgramCostModel, RingCostModel
+from pase.costs.alpha_beta import AlphaBetaCostModel, ProgramCostModel, RingCostModel, StepCostModel
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.errors import CostError, unknown_name
+from pase.graph.precision import FLOAT32, Precision
 from pase.machine import Machine
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IntArray
@@ -25,6 +26,16 @@ class CostModel(Protocol):
     @property
     def sums_by_level(self) -> bool:
         """Whether all-reduces add within a node before they go between nodes."""
+        ...
+
+    @property
+    def overlap(self) -> float:
+        """ω: of the backward computation, the part that sums of weights' gradients hide behind; 0: costs add up."""
+        ...
+
+    @property
+    def fanouts(self) -> tuple[int, ...]:
+        """Groups of the level before in one group of each level, as far as `sum_members` looks at levels."""
         ...
 
     def work(self, work: PassWork) -> FloatArray:
@@ -62,11 +73,13 @@ class PaperCostModel:
     flop_per_byte: float
     unit: str = "FLOP"
     sums_by_level: bool = False
+    overlap: float = 0.0
+    fanouts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, machine: Machine, num_devices: int) -> "PaperCostModel":
-        """Return the model for some devices of a machine."""
-        return cls(flop_per_byte=machine.flop_per_byte(num_devices))
+    def of(cls, machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> "PaperCostModel":
+        """Return the model for some devices of a machine; r is by its peak for the policy's products."""
+        return cls(flop_per_byte=machine.flop_per_byte(num_devices, precision.products))
 
     def work(self, work: PassWork) -> FloatArray:
         """Return the FLOP themselves."""
@@ -97,16 +110,20 @@ def _all_reduce_factor(group: IntArray) -> FloatArray:
     return factor
 
 
-COST_MODELS: dict[str, Callable[[Machine, int], CostModel]] = {
+COST_MODELS: dict[str, Callable[[Machine, int, Precision], CostModel]] = {
     "alpha_beta": AlphaBetaCostModel.of,
     "paper": PaperCostModel.of,
     "program": ProgramCostModel.of,
     "ring": RingCostModel.of,
+    "step": StepCostModel.of,
 }
 
 
-def cost_model(name: str, machine: Machine, num_devices: int) -> CostModel:
-    """Return a cost model by name for some devices of a machine; CostError where there is none of that name."""
+def cost_model(name: str, machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> CostModel:
+    """Return a cost model by name for some devices of a machine; CostError where there is none of that name.
+
+    precision: that the network is trained in; MachineError where the machine gives no peak for its products.
+    """
     if name not in COST_MODELS:
         raise CostError(unknown_name("cost model", name, COST_MODELS))
-    return COST_MODELS[name](machine, num_devices)
+    return COST_MODELS[name](machine, num_devices, precision)

@@ -9,7 +9,20 @@ from enum import StrEnum
 
 import numpy as np
 
-from pase.graph import Access, AllReduce, Exchange, Handoff, Operator, Pipeline, Relayout, Role, SliceOf, Window, Work
+from pase.graph import (
+    Access,
+    AllReduce,
+    Exchange,
+    Handoff,
+    LayerTypes,
+    Operator,
+    Pipeline,
+    Relayout,
+    Role,
+    SliceOf,
+    Window,
+    Work,
+)
 from pase.graph.access import axis_dims
 from pase.sharding.boxes import even_bounds
 from pase.sharding.halos import halo_size
@@ -59,10 +72,15 @@ class Communication:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PassWork:
-    """[K] of one pass on the busiest device, waiting in a pipeline included; touched_bytes: read and written."""
+    """[K] of one pass on the busiest device, waiting in a pipeline included; touched_bytes: read and written.
+
+    product_flop: of the FLOP, those of products, which multiply in the type `product`; None: it is all one.
+    """
 
     flop: FloatArray
     touched_bytes: FloatArray
+    product: str = "float32"
+    product_flop: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,32 +122,35 @@ def layer_traffic(
     values: IndexArray,
     reads: tuple[ReadTraits, ...],
     *,
-    itemsize: int,
+    types: LayerTypes,
     single_use: tuple[bool, ...] = (),
 ) -> LayerTraffic:
     """Return what a layer does under each of its configurations, values: [K, D]; reads: what the graph says of each.
 
-    single_use: for each tensor that is written, whether one other layer alone reads it, all of it; by default none is.
+    types: of its tensors. single_use: for each tensor that is written, whether one other layer alone reads it, all of
+    it; by default none is.
     """
     splits = splits_of(operator, values)
     messages: list[Communication] = []
     for position, access in enumerate(operator.writes):
         if position not in operator.wholes:
             is_single = bool(single_use) and single_use[position]
-            messages.append(partial_sum(operator, access, splits, itemsize, ends_on_edge=is_single))
+            messages.append(partial_sum(operator, access, splits, types.write_bytes(position), ends_on_edge=is_single))
     joint_sums: dict[int, Communication] = {}
     for position, (access, read) in enumerate(zip(operator.reads, reads, strict=True)):
         if read.has_gradient:
-            own = partial_sum(operator, access, splits, itemsize, is_gradient=True, ends_on_edge=read.is_fed)
+            size = types.gradient_sum_bytes(operator, position)
+            own = partial_sum(operator, access, splits, size, is_gradient=True, ends_on_edge=read.is_fed)
             if read.is_owned:
                 messages.append(own)
             else:
                 joint_sums[position] = own
         if read.is_fed and any(isinstance(axis, Window) for axis in access.index_map):
-            messages.append(_halo(access, splits, itemsize, times=2 if read.has_gradient else 1))
+            messages.append(_halo(access, splits, types.read_bytes(position), times=2 if read.has_gradient else 1))
     has_gradient = tuple(read.has_gradient for read in reads)
-    messages += [_exchange(exchange, splits, itemsize) for exchange in operator.exchanges_with(has_gradient)]
-    forward, backward = _work(operator, splits, has_gradient, itemsize)
+    exchanges = operator.exchanges_with(has_gradient)
+    messages += [_exchange(exchange, splits, types.exchange_bytes(exchange)) for exchange in exchanges]
+    forward, backward = _work(operator, splits, has_gradient, types)
     return LayerTraffic(
         splits=splits,
         forward=forward,
@@ -145,12 +166,13 @@ def sum_name(tensor: str, *, is_gradient: bool) -> str:
 
 
 def _work(
-    operator: Operator, splits: Splits, has_gradient: tuple[bool, ...], itemsize: int
+    operator: Operator, splits: Splits, has_gradient: tuple[bool, ...], types: LayerTypes
 ) -> tuple[PassWork, PassWork]:
     """Return the work of the forward and of the backward pass.
 
     Forward, every tensor is touched once. Backward, what was read is read again, the gradients of what was written
-    are read, and those of what was read are written.
+    are read, and those of what was read are written. What is computed with in another type is first read as it is and
+    written in that one, its gradient likewise.
     """
     if operator.is_fan_out:
         # It hands on what is there.
@@ -158,19 +180,32 @@ def _work(
         return nothing, nothing
     forward = _busiest([(work, work.flop_per_point) for work in operator.work], splits)
     backward = _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in operator.work], splits)
-    own = [access for i, access in enumerate(operator.writes) if i not in operator.wholes]
-    written = sum((shard_size(a.shape, a.index_map, splits) for a in own), np.zeros(len(splits.values)))
-    read, gradients = np.zeros(len(splits.values)), np.zeros(len(splits.values))
-    for access, flows_back in zip(operator.reads, has_gradient, strict=True):
-        size = shard_size(access.shape, access.index_map, splits)
-        read += size
-        gradients += size * flows_back
+    written, read, again, gradients = (np.zeros(len(splits.values)) for _ in range(4))
+    for position, access in enumerate(operator.writes):
+        if position not in operator.wholes:
+            written += shard_size(access.shape, access.index_map, splits) * types.write_bytes(position)
+    for position, (access, flows_back) in enumerate(zip(operator.reads, has_gradient, strict=True)):
+        size, taken = shard_size(access.shape, access.index_map, splits), types.operand_bytes(position)
+        casting = (types.read_bytes(position) + taken) * types.is_cast(position)
+        read += size * (taken + casting)
+        again += size * taken
+        gradients += size * (taken + casting) * flows_back
     waiting = _pipeline_factor(operator.pipeline, splits) if operator.pipeline else 1.0
-    touched_back = (read + written + gradients) * any(has_gradient)
-    return (
-        PassWork(flop=forward * waiting, touched_bytes=(read + written) * itemsize * waiting),
-        PassWork(flop=backward * waiting, touched_bytes=touched_back * itemsize * waiting),
+    touched_back = (again + written + gradients) * any(has_gradient)
+    products: tuple[FloatArray | None, FloatArray | None] = None, None
+    if types.product != "float32":
+        # Elsewhere products and all else go at the same rate.
+        of = [work for work in operator.work if work.contraction]
+        products = (
+            _busiest([(work, work.flop_per_point) for work in of], splits) * waiting,
+            _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in of], splits) * waiting,
+        )
+    ways = zip((forward, backward), (read + written, touched_back), products, strict=True)
+    there, back = (
+        PassWork(flop=flop * waiting, touched_bytes=touched * waiting, product=types.product, product_flop=product)
+        for flop, touched, product in ways
     )
+    return there, back
 
 
 def _busiest(works: Sequence[tuple[Work, float]], splits: Splits) -> FloatArray:

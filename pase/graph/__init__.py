@@ -5,10 +5,13 @@ from pase.graph.builder import Builder, Tensor
 from pase.graph.document import graph_document, graph_from_document
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import AllReduce, Exchange, Handoff, Intermediate, Operator, Pipeline, Relayout, Scalar
+from pase.graph.precision import ITEMSIZES, PRECISIONS, LayerTypes, Precision, precision_of, uniform
 from pase.graph.verify import verify, verify_operator
 from pase.graph.work import Work
 
 __all__ = [
+    "ITEMSIZES",
+    "PRECISIONS",
     "Access",
     "AllReduce",
     "Builder",
@@ -19,8 +22,10 @@ __all__ = [
     "Graph",
     "Handoff",
     "Intermediate",
+    "LayerTypes",
     "Operator",
     "Pipeline",
+    "Precision",
     "Relayout",
     "Role",
     "Scalar",
@@ -30,6 +35,8 @@ __all__ = [
     "Work",
     "graph_document",
     "graph_from_document",
+    "precision_of",
+    "uniform",
     "verify",
     "verify_operator",
 ]

@@ -7,6 +7,7 @@ from math import prod
 from pase.errors import GraphError
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import Operator, Scalar
+from pase.graph.precision import FLOAT32, Precision, precision_of
 from pase.graph.verify import verify, verify_operator
 
 Shape = tuple[int, ...]
@@ -35,9 +36,9 @@ class Builder:
         >>> graph = net.build()
     """
 
-    def __init__(self, name: str, *, itemsize: int = 4) -> None:
+    def __init__(self, name: str, *, precision: Precision | str = FLOAT32) -> None:
         self._name = name
-        self._itemsize = itemsize
+        self._precision = precision_of(precision)
         self._operators: list[Operator] = []
         self._edges: list[Edge] = []
 
@@ -69,6 +70,6 @@ class Builder:
                 operators=tuple(self._operators),
                 edges=tuple(self._edges),
                 arguments=tuple((arguments or {}).items()),
-                itemsize=self._itemsize,
+                precision=self._precision,
             )
         )

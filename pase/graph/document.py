@@ -32,6 +32,7 @@ from pase.graph.access import Access, Dim, Role, SliceOf, Window
 from pase.graph.body import Body, Borrowed, Constant, InnerDim, ModelInput, ModelOutput, Operand, Step
 from pase.graph.graph import Edge, Graph
 from pase.graph.operator import AllReduce, Handoff, Intermediate, Operator, Pipeline, Relayout
+from pase.graph.precision import OF_ITEMSIZE, Precision
 from pase.graph.verify import verify
 from pase.graph.work import Work
 
@@ -180,6 +181,19 @@ _EDGE = row("producer, output, consumer, input", TEXT, WHOLE, TEXT, WHOLE).mappe
 )
 
 
+def _one_type(document: Field) -> Precision:
+    size = POSITIVE.read(document)
+    if size not in OF_ITEMSIZE:
+        raise document.fail(f"is {size}; expected 2, 4 or 8")
+    return OF_ITEMSIZE[size]
+
+
+_WORD_BYTES: Codec[Precision] = Codec(
+    read=_one_type, write=attrgetter("itemsize"), schema=POSITIVE.schema, kind=Precision
+)
+"""Of the numbers that the model itself holds; the policy that it is trained under is the plan's to tell."""
+
+
 def _verified(graph: Graph, document: Field) -> Graph:
     try:
         return verify(graph)
@@ -191,7 +205,7 @@ GRAPH = record(
     Graph,
     name=TEXT,
     arguments=SCALARS,
-    word_bytes=POSITIVE.of("itemsize"),
+    word_bytes=_WORD_BYTES.of("precision"),
     operators=array(defined("operator", "Operator", _OPERATOR), minItems=1),
     edges=array(_EDGE),
     framework=TEXT.optional(""),

@@ -1,7 +1,7 @@
 """`Graph`: a frozen computation graph, and the counts that can be read off it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -12,6 +12,7 @@ from pase.errors import EmitError
 from pase.graph.access import Role
 from pase.graph.batch import Batch, batches
 from pase.graph.operator import Operator, Scalar
+from pase.graph.precision import FLOAT32, LayerTypes, Precision, layer_types, precision_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class Edge:
 class Graph:
     """A weakly connected, directed acyclic graph of operators, in topological order (PaSE section II).
 
-    name, arguments: the model and what it was built with. itemsize: size of an element of every float tensor.
+    name, arguments: the model and what it was built with. precision: the types that it is trained in.
     framework: where the model came from, "" for a network that was built here. call: how it was called there, "" where
     that is not told.
     Notebooks show a graph as a table of its operators.
@@ -38,7 +39,7 @@ class Graph:
     operators: tuple[Operator, ...]
     edges: tuple[Edge, ...]
     arguments: tuple[tuple[str, Scalar], ...] = ()
-    itemsize: int = 4
+    precision: Precision = FLOAT32
     framework: str = ""
     call: str = ""
 
@@ -164,8 +165,21 @@ class Graph:
     @cached_property
     def batch(self) -> Mapping[str, Batch]:
         """Where the batch lies in the iteration space of each layer, by its name."""
-        fed = {read: (edge.producer, edge.output) for read, edge in self.incoming.items()}
-        return FrozenDict(batches(self.operators, fed))
+        return FrozenDict(batches(self.operators, self._producers))
+
+    @cached_property
+    def types(self) -> Mapping[str, LayerTypes]:
+        """The types of each layer's tensors, by its name."""
+        return FrozenDict(layer_types(self.operators, self._producers, self.precision))
+
+    @property
+    def _producers(self) -> dict[tuple[str, int], tuple[str, int]]:
+        return {read: (edge.producer, edge.output) for read, edge in self.incoming.items()}
+
+    def in_precision(self, policy: Precision | str | None) -> "Graph":
+        """Return the graph as it is trained under a policy, by its name; None: the model's own."""
+        precision = self.precision if policy is None else precision_of(policy)
+        return self if precision == self.precision else replace(self, precision=precision)
 
     def __repr__(self) -> str:
         return f"<Graph {short(self.name)}: {len(self.operators):,} operators, {len(self.edges):,} edges>"

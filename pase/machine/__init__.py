@@ -12,7 +12,7 @@ from pase.machine.files import (
     parse_machine,
     preset_names,
 )
-from pase.machine.machine import Device, Level, Machine, Origin
+from pase.machine.machine import Device, Level, Machine, Origin, Overlap
 
 __all__ = [
     "DEFAULT_MACHINE",
@@ -20,6 +20,7 @@ __all__ = [
     "Level",
     "Machine",
     "Origin",
+    "Overlap",
     "load_machine",
     "machine_document",
     "machine_from_document",

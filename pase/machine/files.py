@@ -30,7 +30,7 @@ from pase.common.codecs import (
 from pase.common.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
 from pase.machine.lines import field_lines
-from pase.machine.machine import Device, Level, Machine, Origin
+from pase.machine.machine import Device, Level, Machine, Origin, Overlap
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 """Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""
@@ -59,9 +59,9 @@ UNITS: Mapping[str, str] = MappingProxyType(
 DEFAULT_MACHINE = "1080ti"
 
 
-def _figure(above: float | None = None) -> Codec[float]:
+def _figure(above: float | None = None, **schema: float) -> Codec[float]:
     """Return the codec of a number; what is text, a figure with its unit, is answered with ours."""
-    codec = number(above=above)
+    codec = number(above=above, **schema)
     expected = "a number of 0 or more" if above is None else f"a number above {above:g}"
 
     def read(field: Field) -> float:
@@ -97,10 +97,13 @@ def _machine(peaks: Codec[Any]) -> Codec[Machine]:
         description=TEXT,
         device=device,
         levels=array(level, minItems=1),
+        overlap=record(Overlap, share=_figure(maximum=1), source=TEXT).optional(None),
     )
 
 
 def _checked(machine: Machine, document: Field) -> Machine:
+    if machine.overlap is not None and machine.overlap.share > 1:
+        raise document["overlap"]["share"].fail(f"is {machine.overlap.share:g}; expected a number from 0 to 1")
     if not machine.device.peak_flop_per_s:
         raise document["device"]["peak_flop_per_s"].fail("is empty; give at least float32")
     if not machine.levels:
@@ -266,13 +269,14 @@ def _suggestion(key: str, known: tuple[str, ...]) -> str:
 def machine_text(machine: Machine) -> str:
     """Return the text of a machine file; `parse_machine` returns an equal machine."""
     document = machine_document(machine)
-    device, levels = document.pop("device"), document.pop("levels")
+    device, levels, overlap = document.pop("device"), document.pop("levels"), document.pop("overlap", None)
     peaks = device.pop("peak_flop_per_s")
     tables = [
         _assignments(document),
         f"[device]\n{_assignments(device)}",
         f"[device.peak_flop_per_s]\n{_assignments(peaks)}",
         *(f"[[levels]]\n{_assignments(level)}" for level in levels),
+        *([] if overlap is None else [f"[overlap]\n{_assignments(overlap)}"]),
     ]
     return "\n".join(tables)
 

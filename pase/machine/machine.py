@@ -63,6 +63,18 @@ class Level:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """How far communication runs beside computation.
+
+    share: ω, of the time that the backward pass computes the part in which sums of weights' gradients go on, 0 to 1.
+    source: where the figure is from.
+    """
+
+    share: float
+    source: str
+
+
 def level_between(levels: Sequence[Level], one: int, other: int) -> int:
     """Return the number of the innermost level that has two devices in one group; of the last one where none has."""
     for number, level in enumerate(levels):
@@ -75,20 +87,26 @@ def level_between(levels: Sequence[Level], one: int, other: int) -> int:
 class Machine:
     """A cluster: identical devices, levels from the inside out.
 
-    origin: the file that it was read from, for messages; it is no part of the machine.
+    overlap: of communication and computation; None where nothing is known of it, which counts as none. origin: the file
+    that it was read from, for messages; it is no part of the machine.
     """
 
     name: str
     description: str
     device: Device
     levels: tuple[Level, ...]
+    overlap: Overlap | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def peak_flop_per_s(self, dtype: str = "float32") -> float:
         """Return the peak FLOP/s of one device for an element type; MachineError where it is not given."""
         if dtype not in self.device.peak_flop_per_s:
             known = ", ".join(sorted(self.device.peak_flop_per_s))
-            raise self.fail("device.peak_flop_per_s", f"has no peak for {dtype}; it is given for {known}")
+            raise self.fail(
+                "device.peak_flop_per_s",
+                f"has no peak for {dtype}; it is given for {known}: take another precision or machine, or give that "
+                "peak in a machine file of your own",
+            )
         return self.device.peak_flop_per_s[dtype]
 
     def levels_spanned(self, num_devices: int) -> tuple[Level, ...]:

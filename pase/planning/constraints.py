@@ -2,7 +2,8 @@
 
 A constraint names layers by their names, in which ``*`` stands for any text, and leaves some of their configurations;
 the search is exact among the strategies that are left. A configuration is written as PaSE prints it, "n=4 c=2": dims
-that it does not name are not split, unless it ends in ``*``, which leaves them free.
+that it does not name are not split, unless it ends in ``*``, which leaves them free. "×8" at its end, by which PaSE
+says that eight devices have each part, is held against the number of devices.
 
     tie = ["layers.*.attn.q, layers.*.attn.k"]
 
@@ -50,6 +51,9 @@ Mask = NDArray[np.bool_]
 MOST_SHOWN = 6
 """Of names and configurations that an error lists."""
 
+NOT_SPLIT = "not split"
+"""The configuration that has nothing to name, as text."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
@@ -66,10 +70,15 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin(Constraint):
-    """Layers have this configuration. splits: by dim; is_partial: whether the dims that it does not name are free."""
+    """Layers have this configuration.
+
+    splits: by dim. is_partial: whether the dims that it does not name are free. copies: how many devices have each
+    part, where that is said; it follows from the splits and the number of devices.
+    """
 
     splits: Mapping[str, int]
     is_partial: bool = False
+    copies: int | None = None
 
     def allowed(self, operator: Operator, configurations: IndexArray) -> Mask:
         """Return which configurations agree with it."""
@@ -128,14 +137,24 @@ Constraints = tuple[Constraint, ...]
 # -- from text, files and Python
 
 
-def splits_from_text(text: str, where: str) -> tuple[dict[str, int], bool]:
-    """Return the splits that "n=4 c=2" names, and whether the other dims are free; ConfigurationError otherwise."""
+def splits_text(splits: Mapping[str, int]) -> str:
+    """Return what `pin` reads as a whole configuration: "b=4 n=2", or "not split"."""
+    return " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or NOT_SPLIT
+
+
+def pin(layers: str, text: str, where: str) -> Pin:
+    """Return the pin of layers to a configuration as PaSE prints it; ConfigurationError for another text.
+
+    text: "n=4 c=2", "n=4 c=2 ×8" or "not split ×8", and "n=4 *" where the other dims are free.
+    """
     splits: dict[str, int] = {}
     words = text.replace(",", " ").split()
-    if words == ["not", "split"]:
-        return {}, False
-    is_partial = words[-1:] == ["*"]
-    for word in words[:-1] if is_partial else words:
+    if not words:
+        raise ConfigurationError(f"{where} is empty; expected splits such as 'n=4 c=2', or '{NOT_SPLIT}'")
+    copies = re.fullmatch(r"[×x]([1-9][0-9]{0,8})", words[-1])
+    is_partial = words[-1] == "*"
+    named = words[:-1] if is_partial or (copies and len(words) > 1) else words
+    for word in [] if named == NOT_SPLIT.split() else named:
         found = re.fullmatch(r"([^=\s]+)=([1-9][0-9]{0,8})", word)
         if not found or found[1] in splits:
             what = f"names dim {found[1]!r} twice" if found else f"has {word[:60]!r}"
@@ -143,20 +162,9 @@ def splits_from_text(text: str, where: str) -> tuple[dict[str, int], bool]:
                 f"{where} {what}; expected splits such as 'n=4 c=2', with ' *' where the other dims are free"
             )
         splits[found[1]] = int(found[2])
-    if not words:
-        raise ConfigurationError(f"{where} is empty; expected splits such as 'n=4 c=2', or 'not split'")
-    return splits, is_partial
-
-
-def splits_text(splits: Mapping[str, int]) -> str:
-    """Return what `splits_from_text` reads as a whole configuration: "b=4 n=2", or "not split"."""
-    return " ".join(f"{dim}={k}" for dim, k in splits.items() if k > 1) or "not split"
-
-
-def pin(layers: str, text: str, where: str) -> Pin:
-    """Return the pin of layers to a configuration that is written as text."""
-    splits, is_partial = splits_from_text(text, where)
-    return Pin(layers=(layers,), splits=splits, is_partial=is_partial, where=where)
+    return Pin(
+        layers=(layers,), splits=splits, is_partial=is_partial, copies=int(copies[1]) if copies else None, where=where
+    )
 
 
 def forbid(layers: str, text: str, where: str) -> Forbid:
@@ -220,9 +228,10 @@ def _write(constraints: Constraints) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for each in constraints:
         match each:
-            case Pin(splits=splits, is_partial=is_partial):
-                words = [*(f"{dim}={k}" for dim, k in splits.items()), *(["*"] if is_partial else [])]
-                found.setdefault("pin", {})[each.layers[0]] = " ".join(words) or "not split"
+            case Pin(splits=splits, is_partial=is_partial, copies=copies):
+                words = [f"{dim}={k}" for dim, k in splits.items()] or ([] if is_partial else [NOT_SPLIT])
+                more = ["*"] if is_partial else [f"×{copies}"] if copies else []
+                found.setdefault("pin", {})[each.layers[0]] = " ".join([*words, *more])
             case Forbid(dims=dims):
                 found.setdefault("forbid", {})[each.layers[0]] = " ".join(dims)
             case Tie():
@@ -333,15 +342,13 @@ class Allowed:
     """What constraints leave of the strategies for a graph on a number of devices.
 
     every: the configurations that a layer has without them, beside those that a pin names as a whole: their splits need
-    not divide the extents. of: by layer, the constraints that are about it. ties:
-    groups of layers that are alike, by name, each with one of the ties that make it. devices: of the parts of layers,
-    by name.
+    not divide the extents. of: by layer, the constraints that are about it. ties: groups of layers that are alike, by
+    name, each with one of the ties that make it.
     """
 
     every: Callable[[Graph, Operator], IndexArray]
     of: Mapping[str, Constraints]
     ties: tuple[tuple[Tie, tuple[str, ...]], ...]
-    devices: Mapping[str, tuple[int, ...]]
     num_devices: int
     _known: dict[Hashable, IndexArray] = field(default_factory=dict)
 
@@ -407,10 +414,11 @@ def allowed(
     """
     of: dict[str, list[Constraint]] = {name: [] for name in graph.index}
     ties: list[tuple[Tie, set[str]]] = []
-    devices: dict[str, tuple[int, ...]] = {}
     for each in constraints:
         if isinstance(each, OneMesh):
             _check_mesh(each, num_devices)
+        if isinstance(each, Pin):
+            _check_copies(each, num_devices)
         names = list(dict.fromkeys(name for layers in each.layers for name in _matching(layers, graph, each.where)))
         for name in names or graph.index:
             of[name].append(each)
@@ -423,14 +431,20 @@ def allowed(
             ties = [other for other in ties if other not in near] + [(each, set(names).union(*(o[1] for o in near)))]
         if isinstance(each, DevicesOf):
             _check_placed(each, num_devices)
-            devices.update(dict.fromkeys(names, each.devices))
     return Allowed(
         every=every or (lambda _, operator: enumerate_configurations(operator, num_devices)),
         of={name: tuple(found) for name, found in of.items()},
         ties=tuple((each, tuple(name for name in graph.index if name in group)) for each, group in ties),
-        devices=devices,
         num_devices=num_devices,
     )
+
+
+def devices_by_hand(constraints: Constraints, graph: Graph) -> dict[str, tuple[int, ...]]:
+    """Return the devices of the parts of those layers that constraints place, by name."""
+    placed = [each for each in constraints if isinstance(each, DevicesOf)]
+    return {
+        name: each.devices for each in placed for layers in each.layers for name in _matching(layers, graph, each.where)
+    }
 
 
 def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
@@ -446,7 +460,15 @@ def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
         edge_tables.append(EdgeTable.from_dense(np.where(np.eye(size, dtype=bool), 0.0, np.inf)))
         edges += [(index[u], index[v]) for u, v in pairwise(group)]
         edge_table += [len(edge_tables) - 1] * (len(group) - 1)
-    tied = replace(tables, edges=tuple(edges), edge_tables=tuple(edge_tables), edge_table=tuple(edge_table))
+    hiding = tables.hiding
+    more = (None,) * (len(edge_tables) - len(tables.edge_tables))
+    tied = replace(
+        tables,
+        edges=tuple(edges),
+        edge_tables=tuple(edge_tables),
+        edge_table=tuple(edge_table),
+        hiding=hiding and replace(hiding, edges=(*hiding.edges, *more)),
+    )
     return replace(problem, tables=tied)
 
 
@@ -454,9 +476,10 @@ def with_ties(problem: Problem, ties: Iterable[Sequence[str]]) -> Problem:
 
 
 def _matching(pattern: str, graph: Graph, where: str) -> Iterator[str]:
-    names = [name for name in graph.index if name == pattern] or [
-        name for name in graph.index if re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name)
-    ]
+    if pattern in graph.index:
+        yield pattern
+        return
+    names = [name for name in graph.index if re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name)]
     if not names:
         near = get_close_matches(pattern, graph.index, n=MOST_SHOWN, cutoff=0.4) or list(graph.index)[:MOST_SHOWN]
         raise ConfigurationError(f"{where}: no layer of {graph.name!r} is {pattern!r}; there are {', '.join(near)}, …")
@@ -495,6 +518,15 @@ def _check_mesh(each: OneMesh, num_devices: int) -> None:
         axes = ", ".join(f"{name}={size}" for name, size in each.axes.items())
         raise ConfigurationError(
             f"{each.where}: a mesh of {axes} has {size} devices; expected a number that divides {num_devices}"
+        )
+
+
+def _check_copies(each: Pin, num_devices: int) -> None:
+    parts = prod(each.splits.values())
+    if each.copies is not None and each.copies * parts != num_devices:
+        raise ConfigurationError(
+            f"{each.where}: {parts} parts ×{each.copies} are for {each.copies * parts} devices; there are "
+            f"{num_devices}: leave ×{each.copies} out, which follows from the splits"
         )
 
 

@@ -1,6 +1,6 @@
 """`Plan`: the result of a search, everything that emitting, running and explaining it needs."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -13,7 +13,7 @@ from pase.common.names import short
 from pase.common.quantities import quantity
 from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
 from pase.errors import PlanError
-from pase.graph import Graph
+from pase.graph import Graph, Precision
 from pase.machine import Machine
 from pase.planning.constraints import Constraints
 
@@ -45,7 +45,9 @@ class LayerPlan:
     dims: extent of each iteration dim. splits: split factor of each of them, in the same order.
     devices: [p] device of each part, row-major over the dims that are split (in order) and then the replicas.
     layer_cost: t_l, made of compute_cost and communication_cost. memory_bytes: what it keeps on each device through
-    a step; layers add up to `Plan.memory.kept_bytes`, beside which `buffers_bytes` come and go.
+    a step; layers add up to `Plan.memory.kept_bytes`, beside which `buffers_bytes` come and go. hideable_cost: of what
+    the layer and its transfers cost, communication that can hide; cover_cost: computation that others can hide behind;
+    None where costs add up (`Plan.hidden_cost`).
     """
 
     name: str
@@ -58,6 +60,8 @@ class LayerPlan:
     communication_cost: float
     memory_bytes: float
     transfers: tuple[Transfer, ...]
+    hideable_cost: float | None = None
+    cover_cost: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dims", FrozenDict(self.dims))
@@ -84,6 +88,12 @@ class LayerPlan:
         return sum((transfer.cost for transfer in self.transfers), 0.0)
 
 
+def hidden_cost(layers: Iterable[LayerPlan]) -> float:
+    """Return what of the costs of layers and transfers is hidden: all that can, or all that there is to hide behind."""
+    parts = [(layer.hideable_cost or 0.0, layer.cover_cost or 0.0) for layer in layers]
+    return min(sum(hideable for hideable, _ in parts), sum(cover for _, cover in parts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchRecord:
     """How the strategy was found. ordering: NOT_SEARCHED where it was given."""
@@ -98,7 +108,7 @@ class SearchRecord:
 class Plan:
     """A strategy with its certificate.
 
-    total_cost: F(G, φ) (Eq. 1); lower_bound: proven; exact: whether they are known to be equal.
+    total_cost: F(G, φ) (Eq. 1), less what is hidden; lower_bound: proven; exact: whether they are known to be equal.
     baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
     device_memory_bytes: what the strategy was to fit, or None; the certificate holds among those that fit. constraints:
     what it was to keep to; the certificate holds among the strategies that do.
@@ -129,6 +139,16 @@ class Plan:
     def index(self) -> Mapping[str, int]:
         """Position of each layer by name."""
         return FrozenDict({layer.name: i for i, layer in enumerate(self.layers)})
+
+    @property
+    def precision(self) -> Precision:
+        """The types that the network is trained in; costs and memory are those of them."""
+        return self.graph.precision
+
+    @property
+    def hidden_cost(self) -> float:
+        """What of the costs of layers and transfers is not paid, because it hides behind other parts of them."""
+        return hidden_cost(self.layers)
 
     @cached_property
     def memory(self) -> DeviceMemory:

@@ -31,12 +31,13 @@ from pase.common.codecs import (
 from pase.common.documents import Field, StrPath, write_atomically
 from pase.costs import DEFAULT_OPTIMISER, OPTIMISER_STATE, DeviceMemory, cost_model
 from pase.errors import ConfigurationError, CostError, MachineError, PlanError
-from pase.graph import Graph, graph_document
+from pase.graph import ITEMSIZES, Graph, Precision, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
 from pase.graph.operators import with_fan_outs
+from pase.graph.precision import INDEX
 from pase.machine.files import MACHINE, machine_descriptions
 from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions
-from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer
+from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer, hidden_cost
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel_splits
 
@@ -61,6 +62,16 @@ _LAYER = record(
     communication_cost=NUMBER,
     memory_bytes=NUMBER,
     transfers=array(defined("transfer", "Transfer", _TRANSFER)),
+    hideable_cost=NUMBER.optional(None),
+    cover_cost=NUMBER.optional(None),
+)
+_NUMBERS = choice([dtype for dtype in ITEMSIZES if dtype != INDEX])
+_PRECISION = record(
+    Precision,
+    name=TEXT,
+    **dict.fromkeys(("parameters", "products", "results", "gradients", "collectives"), _NUMBERS),
+    masters=_NUMBERS.optional(""),
+    moments=_NUMBERS,
 )
 _MEMORY: Codec[dict[str, Any]] = record(
     dict, optimiser=choice(OPTIMISER_STATE), **{key: WHOLE.of(f"memory.{key}") for key in _MEMORY_BYTES}
@@ -82,7 +93,9 @@ _PLAN = record(
     num_devices=POSITIVE,
     cost_model=TEXT,
     cost_unit=choice(("FLOP", "s")),
+    precision=_PRECISION.derived("precision").optional(None),
     total_cost=NUMBER,
+    hidden_cost=NUMBER.derived("hidden_cost").optional(0.0),
     lower_bound=NUMBER,
     gap=number(maximum=1).derived("gap"),
     exact=FLAG,
@@ -157,6 +170,7 @@ def plan_from_document(document: Field) -> Plan:
     # Plans of earlier versions tell of no memory.
     plan = replace(plan, optimiser=memory["optimiser"].text() if memory else DEFAULT_OPTIMISER)
     _verify_model(document["model"], plan.graph)
+    plan = replace(plan, graph=_typed(plan.graph, document))
     if with_fan_outs(plan.graph) is not plan.graph:
         raise document["graph"].fail("lacks the fan-outs that sum a gradient for several layers: search again")
     _verify_layers(document["layers"], plan)
@@ -166,6 +180,20 @@ def plan_from_document(document: Field) -> Plan:
     with np.errstate(over="ignore", invalid="ignore"):
         _verify_costs(plan, document)
     return plan
+
+
+def _typed(graph: Graph, document: Field) -> Graph:
+    """Return the graph in the types that the plan tells of; PlanError where they are none of the graph's."""
+    member = document.get("precision")
+    if member is None:
+        return graph
+    found = _PRECISION.read(member)
+    if found.itemsize != graph.precision.itemsize:
+        raise member["parameters"].fail(
+            f"is {found.parameters!r}, of {found.itemsize} bytes; the graph in this file has numbers of "
+            f"{graph.precision.itemsize}: search again"
+        )
+    return graph.in_precision(found)
 
 
 def _verify_layers(document: Field, plan: Plan) -> None:
@@ -237,7 +265,7 @@ def _verify_constraints(plan: Plan, document: Field) -> None:
 def _verify_costs(plan: Plan, document: Field) -> None:
     """Raise PlanError unless costs are those of the strategy under the plan's own machine and cost model."""
     try:
-        model = cost_model(plan.cost_model, plan.machine, plan.num_devices)
+        model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
     except (CostError, MachineError) as error:
         raise document["cost_model"].fail(f"cannot be used: {error}") from None
     if plan.cost_unit != model.unit:
@@ -249,11 +277,14 @@ def _verify_costs(plan: Plan, document: Field) -> None:
     for field, layer, right in zip(document["layers"].items(), plan.layers, expected, strict=True):
         for key in ("layer_cost", "compute_cost", "communication_cost", "memory_bytes"):
             _same(field[key], getattr(layer, key), getattr(right, key))
+        for key in ("hideable_cost", "cover_cost"):
+            _same_if_told(field, key, getattr(right, key))
         if [(t.producer, t.input) for t in layer.transfers] != [(t.producer, t.input) for t in right.transfers]:
             raise field["transfers"].fail("are not the layer's incoming edges, then its shared weights")
         for entry, transfer, same in zip(field["transfers"].items(), layer.transfers, right.transfers, strict=True):
             for key in ("cost", "forward_bytes", "backward_bytes"):
                 _same(entry[key], getattr(transfer, key), getattr(same, key))
+    _same_if_told(document, "hidden_cost", hidden_cost(expected) or None)
     _same(document["total_cost"], plan.total_cost, total_cost(plan.layers))
     if plan.lower_bound > plan.total_cost * (1 + _RELATIVE_TOLERANCE):
         raise document["lower_bound"].fail(f"is {plan.lower_bound:g}, above the total cost {plan.total_cost:g}")
@@ -271,3 +302,13 @@ def _verify_costs(plan: Plan, document: Field) -> None:
 def _same(field: Field, found: float, expected: float) -> None:
     if not isclose(found, expected, rel_tol=_RELATIVE_TOLERANCE):
         raise field.fail(f"is {found!r}, but the strategy costs {expected!r} there; the file was edited: search again")
+
+
+def _same_if_told(document: Field, key: str, expected: float | None) -> None:
+    """Raise PlanError unless a member that not all plans have is there where it is expected, with that number."""
+    member = document.get(key) if expected is None else document[key]
+    if member is None:
+        return
+    if expected is None:
+        raise member.fail("is there, but the strategy hides nothing; the file was edited: search again")
+    _same(member, member.number(), expected)

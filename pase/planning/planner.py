@@ -1,9 +1,9 @@
 """The whole search, as one readable sequence of stages: graph → cost tables → strategy → placed plan."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from math import inf
+from math import inf, isclose
 from operator import index
 from time import perf_counter
 from typing import Any, TypedDict, Unpack
@@ -15,20 +15,28 @@ from pase.common.documents import StrPath
 from pase.costs import DEFAULT_OPTIMISER, Allowance, CostModel, Problem, TimeUpError, build_problem, cost_model
 from pase.costs.memory import Keeping, keeping, layer_memory, optimiser_state
 from pase.errors import ConfigurationError, MemoryLimitError, SolverError, unknown_name
-from pase.graph import Graph, Operator
+from pase.graph import Graph, Operator, Precision
 from pase.graph.operators import with_fan_outs
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
-from pase.planning.constraints import Constraints, Pin, allowed, constraints_of, with_ties
+from pase.planning.constraints import (
+    Allowed,
+    Constraints,
+    DevicesOf,
+    Pin,
+    allowed,
+    constraints_of,
+    devices_by_hand,
+    with_ties,
+)
 from pase.planning.memory_limit import search_within
-from pase.planning.plan import Plan, SearchRecord
+from pase.planning.plan import NOT_SEARCHED, Plan, SearchRecord
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import (
     check_batch,
     check_devices,
     check_splittable,
     data_parallel,
-    enumerate_configurations,
 )
 from pase.solver import RELATIVE_TOLERANCE, Solution, check_limits, default_solver_memory_bytes, solve
 from pase.tables.cost_tables import IndexArray
@@ -42,6 +50,9 @@ TIME_WITHOUT_TABLES_S = 1.0
 WITHOUT_LIMIT = "without_memory_limit"
 """Among a plan's baselines: the cheapest strategy where memory is no matter."""
 
+PROOF = 1e-12
+"""Costs that differ by no more than this part of them are the same sum in another order."""
+
 Progress = Callable[[str, float], None]
 """Called with what is being done and the fraction of it that is done, 0 to 1."""
 
@@ -53,8 +64,9 @@ class SearchOptions:
     cost_model: a name in `COST_MODELS`. ordering: a name in `ORDERINGS`, or "auto". solver_memory_bytes: of all cost
     tables, None for half of the machine's memory. time_limit_s: for making the tables and the search. keep_batch:
     search although the batch cannot be split at all. device_memory_bytes: what a training step may take on each
-    device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. constraints: what
-    a strategy must keep to (`pase.planning.constraints`).
+    device, None for no limit. optimiser: a name in `OPTIMISER_STATE`, whose state counts as memory. precision: a
+    policy, or its name in `PRECISIONS`; None: the model's own. constraints: what a strategy must keep to
+    (`pase.planning.constraints`).
     """
 
     cost_model: str = "paper"
@@ -64,6 +76,7 @@ class SearchOptions:
     keep_batch: bool = False
     device_memory_bytes: int | None = None
     optimiser: str = DEFAULT_OPTIMISER
+    precision: Precision | str | None = None
     constraints: Constraints = ()
 
 
@@ -77,6 +90,7 @@ class SearchSettings(TypedDict, total=False):
     keep_batch: bool
     device_memory_bytes: int | None
     optimiser: str
+    precision: Precision | str | None
     constraints: object
 
 
@@ -99,7 +113,7 @@ def search(
     """
     options = chosen_options(options, settings)
     check_memory(options)
-    graph = load(model)
+    graph = load(model).in_precision(options.precision)
     devices = check_search(graph, devices, keep_batch=options.keep_batch)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     start_s = perf_counter()
@@ -111,7 +125,8 @@ def search(
     except TimeUpError as stopped:
         bound = stopped.bound * (1 - RELATIVE_TOLERANCE)
         keeps = None if options.device_memory_bytes is None else keeping(with_fan_outs(graph))
-        only = partial(_known_configurations, devices=devices, optimiser=options.optimiser, keeps=keeps)
+        left = allowed(options.constraints, with_fan_outs(graph), devices)
+        only = partial(_known_configurations, left=left, optimiser=options.optimiser, keeps=keeps)
         problem = make(only=only, constraints=options.constraints)
         solver_memory_bytes, time_limit_s = limits.memory_bytes, TIME_WITHOUT_TABLES_S
 
@@ -163,6 +178,17 @@ def search(
         plan,
         device_memory_bytes=limit,
         baselines={**plan.baselines, WITHOUT_LIMIT: free},
+    )
+
+
+def settings_of(plan: Plan) -> SearchSettings:
+    """Return the settings of a search that a plan answers, or others on another machine or number of devices do."""
+    return SearchSettings(
+        cost_model=plan.cost_model,
+        keep_batch=True,
+        device_memory_bytes=plan.device_memory_bytes,
+        optimiser=plan.optimiser,
+        constraints=plan.constraints,
     )
 
 
@@ -232,15 +258,23 @@ class _Limits:
 
 
 def _known_configurations(
-    graph: Graph, operator: Operator, *, devices: int, optimiser: str, keeps: Keeping | None
+    graph: Graph, operator: Operator, *, left: Allowed, optimiser: str, keeps: Keeping | None
 ) -> IndexArray:
-    """Return the configurations of a layer that need no search: data parallelism and, given `keeps`, the lightest."""
-    known = [data_parallel(graph, operator, devices)]
+    """Return the configurations of a layer that need no search, of those that constraints leave.
+
+    The nearest to data parallelism and, given `keeps`, the lightest; of tied layers those of the first.
+    """
+    tied = next((names for _, names in left.ties if operator.name in names), ())
+    operator = graph[tied[0]] if tied else operator
+    known = np.array([data_parallel(graph, operator, left.num_devices)], dtype=np.int32)
+    if keeps is None and not tied and not left.of[operator.name]:
+        return known
+    splits = left.configurations(graph, operator)
+    known = splits[[np.abs(np.log2(splits / known)).sum(axis=1).argmin()]]
     if keeps is not None:
-        splits = enumerate_configurations(operator, devices)
         memory = layer_memory(graph, operator, splits, keeps, optimiser=optimiser)
-        known.append(tuple(splits[(memory.kept + sum(memory.peaks)).argmin()].tolist()))
-    return np.unique(np.array(known, dtype=np.int32), axis=0)
+        known = np.concatenate([known, splits[[(memory.kept + sum(memory.peaks)).argmin()]]])
+    return np.unique(known, axis=0)
 
 
 def problem_of(
@@ -265,13 +299,19 @@ def problem_of(
         only = left.configurations
     # Absurd figures of a machine overflow; the tables are then refused.
     with np.errstate(over="ignore", invalid="ignore"):
-        costs = cost_model(model, machine, devices)
+        costs = cost_model(model, machine, devices, graph.precision)
         problem = build_problem(graph, devices, costs, on_progress, allowance=allowance, only=only)
     return problem if left is None else with_ties(problem, (names for _, names in left.ties))
 
 
-def problem_of_plan(plan: Plan, on_progress: Progress | None = None, *, machine: Machine | None = None) -> Problem:
-    """Return the search problem that a plan answers, or the same on another machine."""
+def problem_of_plan(
+    plan: Plan,
+    on_progress: Progress | None = None,
+    *,
+    machine: Machine | None = None,
+    allowance: Allowance | None = None,
+) -> Problem:
+    """Return the search problem that a plan answers, or the same on another machine; allowance: for its tables."""
     machine = plan.machine if machine is None else machine
     return problem_of(
         plan.graph,
@@ -279,6 +319,7 @@ def problem_of_plan(plan: Plan, on_progress: Progress | None = None, *, machine:
         machine,
         plan.cost_model,
         on_progress,
+        allowance=allowance,
         only=configurations_beside(plan),
         constraints=plan.constraints,
     )
@@ -305,11 +346,12 @@ def plan_of(
 ) -> Plan:
     """Return the placed plan of a solution; optimiser: whose state counts as memory; constraints: of the problem."""
     graph, devices = problem.graph, problem.num_devices
-    costs = cost_model(model, machine, devices)
+    costs = cost_model(model, machine, devices, graph.precision)
     splits = [problem.splits(vertex, choice) for vertex, choice in enumerate(solution.choice)]
     sizes = [level.num_devices for level in machine.levels_spanned(devices)[:-1]]
-    free = _data_parallel_problem(problem, costs) if constraints else problem
-    by_hand = allowed(constraints, graph, devices).devices
+    is_constrained = any(not isinstance(each, DevicesOf) for each in constraints)
+    free = _data_parallel_problem(problem, costs) if is_constrained else problem
+    by_hand = devices_by_hand(constraints, graph)
     layers = plan_layers(graph, devices, costs, splits, group_sizes=sizes, by_hand=by_hand, optimiser=optimiser)
     total = total_cost(layers)
     assert abs(total - solution.cost) <= 1e-9 * total, f"plan costs {total}, solution {solution.cost}"
@@ -336,6 +378,22 @@ def plan_of(
     )
 
 
+def given_solution(problem: Problem, choice: Sequence[int], *, lower_bound: float = 0.0, time_s: float) -> Solution:
+    """Return a strategy that was not searched for; lower_bound: of all; time_s: what finding it took."""
+    cost = problem.tables.evaluate(choice)
+    bound = min(lower_bound, cost)
+    return Solution(
+        cost=cost,
+        lower_bound=bound,
+        exact=isclose(cost, bound, rel_tol=PROOF),
+        choice=tuple(choice),
+        ordering=NOT_SEARCHED,
+        largest_dependent_set=0,
+        time_s=time_s,
+        peak_memory_bytes=0,
+    )
+
+
 def data_parallel_cost(problem: Problem) -> float:
     """Return the total cost of data parallelism."""
     return problem.tables.evaluate(data_parallel_choice(problem))
@@ -343,7 +401,10 @@ def data_parallel_cost(problem: Problem) -> float:
 
 def _data_parallel_problem(problem: Problem, costs: CostModel) -> Problem:
     """Return the problem whose one strategy is data parallelism, which constraints need not allow."""
-    only = partial(_known_configurations, devices=problem.num_devices, optimiser=DEFAULT_OPTIMISER, keeps=None)
+
+    def only(graph: Graph, operator: Operator) -> IndexArray:
+        return np.array([data_parallel(graph, operator, problem.num_devices)], dtype=np.int32)
+
     return build_problem(problem.graph, problem.num_devices, costs, only=only)
 
 

@@ -21,7 +21,8 @@ from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
 from pase.costs import Alike, Allowance, Known, MemoryTables, Problem, alike, cost_model, costed, memory_tables
 from pase.errors import ConfigurationError, unknown_name
-from pase.graph import Graph
+from pase.graph import Graph, precision_of
+from pase.graph.precision import FLOAT32
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
 from pase.planning.constraints import Allowed, Constraints, allowed, constraints_of, with_ties
@@ -37,7 +38,16 @@ from pase.planning.planner import (
     data_parallel_choice,
     plan_of,
 )
-from pase.solver import Solution, WarmStart, default_solver_memory_bytes, nearest, solve, solve_again, warm_start
+from pase.solver import (
+    Solution,
+    WarmStart,
+    default_solver_memory_bytes,
+    nearest,
+    solve,
+    solve_again,
+    warm_start,
+    warm_start_from,
+)
 from pase.tables.cost_tables import IndexArray, restricted
 
 MAX_KEPT = 4
@@ -131,8 +141,8 @@ class Answer:
 class _Costed:
     """Tables for one machine, and what is known of them.
 
-    data_parallel: its cost. free: a cheapest strategy of all. start: None where there is none. is_used: whether
-    anything was searched for in these tables yet; what starts other searches pays when there is a second one.
+    data_parallel: its cost. free: a cheapest strategy of all. start: None where there is none. is_tight: whether it
+    proves what it can; that pays when there is a second search. is_used: whether there was one yet.
     """
 
     machine: Machine
@@ -141,18 +151,20 @@ class _Costed:
     data_parallel: float
     free: Solution | None = None
     start: WarmStart | None = None
+    is_tight: bool = False
     is_used: bool = False
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Kept:
-    """What is kept of a graph on so many devices; memory: by optimiser."""
+    """What is kept of a graph on so many devices; memory: by optimiser. start: of the tables before these."""
 
     kinds: Alike
     known: Known = field(default_factory=Known)
     data_parallel: tuple[int, ...] | None = None
     memory: dict[str, MemoryTables] = field(default_factory=dict)
     costed: _Costed | None = None
+    start: WarmStart | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +204,8 @@ class _Wanted:
         """Return the machine with the bandwidth that is wanted."""
         machine, bandwidth = self.machine, self.bandwidth
         if self.flop_per_byte is not None:
-            bandwidth = machine.peak_flop_per_s() / self.flop_per_byte
+            products = precision_of(self.options.precision or FLOAT32).products
+            bandwidth = machine.peak_flop_per_s(products) / self.flop_per_byte
         if bandwidth is None:
             return machine
         slowest = min(machine.levels_spanned(self.devices), key=lambda level: level.bandwidth_bytes_per_s)
@@ -236,7 +249,7 @@ class Session:
         chosen = chosen_options(options, settings)
         check_memory(chosen)
         self._model = model
-        self._graphs: dict[int | None, Graph] = {batch: load(model, batch=batch)}
+        self._graphs: dict[int | None, Graph] = {batch: load(model, batch=batch).in_precision(chosen.precision)}
         self._kept: dict[tuple[int | None, int], _Kept] = {}
         self._wanted = _Wanted(options=chosen, batch=batch, devices=devices, machine=_machine(machine))
         self.answer = self._answer(self._wanted, None)
@@ -295,7 +308,7 @@ class Session:
     def _kept_of(self, wanted: _Wanted) -> _Kept:
         batch = wanted.batch
         if batch not in self._graphs:
-            self._graphs[batch] = load(self._model, batch=batch)
+            self._graphs[batch] = load(self._model, batch=batch).in_precision(wanted.options.precision)
         devices = check_search(self._graphs[batch], wanted.devices, keep_batch=wanted.options.keep_batch)
         kept = self._kept.pop((batch, devices), None)
         if kept is None:
@@ -316,11 +329,13 @@ def _costed(kept: _Kept, wanted: _Wanted) -> _Costed:
         allowance = Allowance(memory_bytes=default_solver_memory_bytes() if memory is None else memory)
         # Absurd figures of a machine overflow; the tables are then refused.
         with np.errstate(over="ignore", invalid="ignore"):
-            model = cost_model(wanted.options.cost_model, machine, kept.kinds.num_devices)
+            model = cost_model(wanted.options.cost_model, machine, kept.kinds.num_devices, kept.kinds.graph.precision)
             problem = costed(kept.kinds, model, allowance=allowance, known=kept.known)
         if kept.data_parallel is None:
             kept.data_parallel = data_parallel_choice(problem)
         cost = problem.tables.evaluate(kept.data_parallel)
+        if kept.costed is not None and kept.costed.start is not None:
+            kept.start = kept.costed.start
         kept.costed = _Costed(machine=machine, problem=problem, unit=model.unit, data_parallel=cost)
     return kept.costed
 
@@ -411,26 +426,41 @@ class _Search:
         choice, rows = nearest(self.now.problem.tables, self._near, self._rows), self._rows
         return [[int(np.searchsorted(rows[v], c)) if v in rows else c for v, c in enumerate(choice)]]
 
+    def _free(self) -> Solution:
+        """Return a cheapest strategy of all."""
+        now = self.now
+        if now.free is None:
+            start = self._start()
+            if start is None:
+                now.free = solve(now.problem.tables, known=[self._near], **self._limits)
+            else:
+                now.free = solve_again(now.problem.tables, start, {}, self._near, **self._limits)
+        return now.free
+
+    def _start(self) -> WarmStart | None:
+        """Return what starts searches, by what started those in the tables before these."""
+        now = self.now
+        if now.start is None and self.kept.start is not None:
+            now.start = warm_start_from(self.kept.start, now.problem.tables, self._near)
+        return now.start
+
     def prepare(self) -> None:
         """Find a cheapest strategy of all, and what starts searches among some of them."""
-        tables = self.now.problem.tables
-        if self.now.free is None:
-            self.now.free = solve(tables, known=[self._near], **self._limits)
-        if self.now.start is None and self.now.free.exact:
-            self.now.start = warm_start(tables, self.now.free)
+        now, free = self.now, self._free()
+        if free.exact and not now.is_tight:
+            now.start, now.is_tight = warm_start(now.problem.tables, free, now.start), True
 
     def cheapest(self) -> Solution:
         """Return the cheapest strategy that constraints leave, whatever memory it takes."""
         now = self.now
         is_used, now.is_used = now.is_used, True
         if not self.options.constraints or not (self._rows or self._left.ties):
-            if now.free is None:
-                now.free = solve(now.problem.tables, known=[self._near], **self._limits)
-            return now.free
+            return self._free()
         if is_used:
             self.prepare()
-        if now.start is not None and not self._left.ties:
-            return solve_again(now.problem.tables, now.start, self._rows, self._near, **self._limits)
+        start = None if self._left.ties else self._start()
+        if start is not None:
+            return solve_again(now.problem.tables, start, self._rows, self._near, **self._limits)
         return self._in_tables(solve(self._narrowed().tables, known=self._known(), **self._limits))
 
     def within_memory(self, free: Solution) -> Solution:

@@ -13,15 +13,17 @@ from pase.costs import (
     edge_cost,
     edge_layouts,
     edge_signature,
+    hiding_layers,
     kept_by_layer,
     layer_cost,
+    layer_hiding,
     signature,
     traffic_of,
     transfer_bytes,
 )
 from pase.graph import Edge, Graph
-from pase.planning.plan import LayerPlan, Transfer
-from pase.sharding.edges import table_edges
+from pase.planning.plan import LayerPlan, Transfer, hidden_cost
+from pase.sharding.edges import SharedWeight, table_edges
 from pase.sharding.placement import place
 
 
@@ -68,6 +70,7 @@ def plan_layers(
         does[operator.name] = distinct[kind]
     costs: dict[Hashable, tuple[float, float]] = {}
     traffic: dict[Hashable, Transfer] = {}
+    hides = hiding_layers(graph) if model.overlap else ()
     layers = []
     memory = kept_by_layer(graph, splits, optimiser=optimiser)
     for operator, split, where, kept_bytes in zip(graph.operators, splits, devices, memory, strict=True):
@@ -76,11 +79,20 @@ def plan_layers(
             costs[kind] = _layer_costs(does[operator.name], model)
         compute, communication = costs[kind]
         transfers = []
+        shared_cost = 0.0
         for edge in into[operator.name]:
             key = kinds[edge.producer], kind, edge_signature(graph, edge)
             if key not in traffic:
                 traffic[key] = _transfer(graph, edge, does, model)
             transfers.append(replace(traffic[key], producer=edge.producer, input=edge.input))
+            if isinstance(edge, SharedWeight):
+                shared_cost += traffic[key].cost
+        hideable_cost = cover_cost = None
+        if hides:
+            can_hide, covers = hides[graph.index[operator.name]]
+            hiding = layer_hiding(does[operator.name], model)
+            hideable_cost = float(hiding.hideable[0]) * can_hide + shared_cost
+            cover_cost = float(hiding.cover[0]) * covers
         layers.append(
             LayerPlan(
                 name=operator.name,
@@ -93,6 +105,8 @@ def plan_layers(
                 communication_cost=communication,
                 memory_bytes=kept_bytes,
                 transfers=tuple(transfers),
+                hideable_cost=hideable_cost,
+                cover_cost=cover_cost,
             )
         )
     return tuple(layers)
@@ -110,8 +124,8 @@ def _placed_by_hand(
 
 
 def total_cost(layers: Sequence[LayerPlan]) -> float:
-    """Return F(G, φ) (Eq. 1): all layer costs and all transfer costs."""
-    return sum(layer.layer_cost + layer.transfer_cost for layer in layers)
+    """Return F(G, φ) (Eq. 1): all layer costs and all transfer costs, less what is hidden of them."""
+    return sum(layer.layer_cost + layer.transfer_cost for layer in layers) - hidden_cost(layers)
 
 
 def _layer_costs(traffic: LayerTraffic, model: CostModel) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol
 
-from pase.graph import Access, Edge, Graph, Operator, SliceOf, Window
+from pase.graph import ITEMSIZES, Access, Edge, Graph, Operator, SliceOf, Window
 from pase.graph.access import access_dims
 from pase.sharding.layouts import (
     DeviceMesh,
@@ -18,8 +18,6 @@ from pase.sharding.layouts import (
     tensor_dims,
 )
 from pase.sharding.reshard import ReshardStep, SumEnd, joint_steps, reshard_steps
-
-INDEX_BYTES = 4
 
 JOINING_KINDS = frozenset({"concat"})
 """Kinds that take their inputs from their own meshes, and lay them into what they write."""
@@ -189,6 +187,14 @@ def edge_sides(graph: Graph, edge: Edge) -> tuple[tuple[Operator, Access], tuple
         owned, used = weight_accesses(graph, edge)
         return (producer, owned), (consumer, used)
     return (producer, producer.writes[edge.output]), (consumer, consumer.reads[edge.input])
+
+
+def edge_itemsizes(graph: Graph, edge: Edge) -> tuple[int, int]:
+    """Return the bytes of a number that an edge takes to the consumer, and of one that comes back."""
+    if isinstance(edge, SharedWeight):
+        return ITEMSIZES[graph.precision.parameters], ITEMSIZES[graph.precision.gradients]
+    size = graph.types[edge.consumer].read_bytes(edge.input)
+    return size, size
 
 
 def shared_weights(graph: Graph) -> tuple[SharedWeight, ...]:

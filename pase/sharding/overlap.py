@@ -39,6 +39,9 @@ from pase.graph.access import split_dim
 from pase.sharding.boxes import aligned_dims, common_dims, even_bounds
 from pase.sharding.shards import Component, FloatArray, IndexArray, IntArray, distinct_rows, part_labels
 
+_MIXER = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, and with bits everywhere: a product with it has the bits of a number in all of its upper places."""
+
 
 class Overlap(NamedTuple):
     """For each pair of layouts, [L_u, L_v]: elements that devices need and have already, under the best assignment.
@@ -128,26 +131,55 @@ class Redistribution:
         """What is fetched."""
         return np.maximum(self.needed_bytes - self.kept_bytes, 0.0)
 
+    def distinct(self) -> tuple["Redistribution", IndexArray]:
+        """Return the fetches that differ, for 1 × N pairs, and [L_u, L_v] which of them each pair of layouts has."""
+        members = np.moveaxis(self.sum_members, -1, 0).astype(np.float64)
+        columns = np.broadcast_arrays(self.needed_bytes, self.kept_bytes, self.held_bytes, *members)
+        shape, rows = columns[0].shape, [column.reshape(-1) for column in columns]
+        # Sorting one number for each fetch is much faster than sorting fetches; two may have the same one, if hardly.
+        key = np.zeros(len(rows[0]), dtype=np.uint64)
+        for row in rows:
+            key = (key ^ row.view(np.uint64)) * _MIXER
+            key ^= key >> np.uint64(29)
+        first, number = np.unique(key, return_index=True, return_inverse=True)[1:]
+        if any((row[first][number] != row).any() for row in rows):
+            first, number = np.unique(np.stack(rows), axis=1, return_index=True, return_inverse=True)[1:]
+        needed, kept, held, *sums = (row[first][None, :] for row in rows)
+        no_sums = np.empty((1, 1, 0), dtype=np.int64)
+        found = Redistribution(
+            needed_bytes=needed,
+            kept_bytes=kept,
+            held_bytes=held,
+            sum_members=np.stack(sums, axis=-1).astype(np.int64) if sums else no_sums,
+        )
+        return found, number.reshape(shape).astype(np.int32)
+
 
 def redistributions(
-    common: Overlap, itemsize: int, *, forward_sums: IntArray | None = None, backward_sums: IntArray | None = None
+    common: Overlap,
+    itemsizes: tuple[int, int],
+    *,
+    forward_sums: IntArray | None = None,
+    backward_sums: IntArray | None = None,
 ) -> tuple[Redistribution, Redistribution]:
     """Return what moves forward, to the consumer's layout, and back, to the producer's.
 
-    forward_sums: [L_u, levels] of the producer's sum; backward_sums: [L_v, levels] of the consumer's gradient's.
+    itemsizes: bytes of a number, either way. forward_sums: [L_u, levels] of the producer's sum; backward_sums:
+    [L_v, levels] of the consumer's gradient's.
     """
     nothing = np.empty((1, 1, 0), dtype=np.int64)
+    there, back = itemsizes
     return (
         Redistribution(
-            needed_bytes=common.needed_forward * itemsize,
-            kept_bytes=common.kept_forward * itemsize,
-            held_bytes=common.produced * itemsize,
+            needed_bytes=common.needed_forward * there,
+            kept_bytes=common.kept_forward * there,
+            held_bytes=common.produced * there,
             sum_members=nothing if forward_sums is None else forward_sums[:, None, :],
         ),
         Redistribution(
-            needed_bytes=common.needed_backward * itemsize,
-            kept_bytes=common.kept_backward * itemsize,
-            held_bytes=common.consumed * itemsize,
+            needed_bytes=common.needed_backward * back,
+            kept_bytes=common.kept_backward * back,
+            held_bytes=common.consumed * back,
             sum_members=nothing if backward_sums is None else backward_sums[None, :, :],
         ),
     )

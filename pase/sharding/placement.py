@@ -17,6 +17,7 @@ import numpy as np
 from pase.graph import Access, AllReduce, Edge, Graph, Operator
 from pase.graph.access import access_dims
 from pase.sharding.configurations import prime_factors
+from pase.sharding.edges import edge_itemsizes
 from pase.sharding.overlap import SharedSplit, shared_splits
 from pase.sharding.shards import components, shard_size, split_columns, splits_of
 
@@ -317,27 +318,28 @@ def _sums(graph: Graph, splits: Sequence[Mapping[str, int]], placed: Sequence[Pl
         return frozenset(i for i, slot in enumerate(placement.digits) if slot is not None and slot[0] in over)
 
     for operator, split, placement in zip(graph.operators, splits, placed, strict=True):
+        types = graph.types[operator.name]
         inside = [
-            (write.shape, write.index_map, operator.partial_dims(write), 1)
+            (write.shape, write.index_map, operator.partial_dims(write), types.write_bytes(position))
             for position, write in enumerate(operator.writes)
             if position not in operator.wholes
         ]
         inside += [
-            (read.shape, read.index_map, operator.partial_dims(read), 1)
+            (read.shape, read.index_map, operator.partial_dims(read), types.gradient_sum_bytes(operator, position))
             for position, read in enumerate(operator.reads)
             if graph.has_gradient(operator, position)
             and sums_itself(operator, position, summed(placement, operator.partial_dims(read)))
         ]
         inside += [
-            (exchange.shape, exchange.index_map, exchange.over, exchange.times)
+            (exchange.shape, exchange.index_map, exchange.over, exchange.times * types.exchange_bytes(exchange))
             for exchange in operator.exchanges_with(graph.read_gradients(operator))
             if isinstance(exchange, AllReduce)
         ]
-        for shape, axes, over, times in inside:
+        for shape, axes, over, size_bytes in inside:
             digits = summed(placement, over)
             if digits:
                 access = Access(tensor="sum", shape=shape, index_map=axes)
-                yield digits, times * _shard_bytes(graph, operator, access, split)
+                yield digits, size_bytes * _shard_size(operator, access, split)
 
 
 def _fetches(
@@ -360,13 +362,13 @@ def _fetches(
                 for i, (slot, own) in enumerate(zip(placed[sender].digits, placed[receiver].digits, strict=True))
                 if slot is not None and slot[0] in access_dims(sent) and (slot, own) not in pairs
             )
-            size = _shard_bytes(graph, graph.operators[receiver], received, splits[receiver])
-            yield digits, size
+            size = _shard_size(graph.operators[receiver], received, splits[receiver])
+            yield digits, edge_itemsizes(graph, edge)[is_backward] * size
 
 
-def _shard_bytes(graph: Graph, operator: Operator, access: Access, split: Mapping[str, int]) -> float:
+def _shard_size(operator: Operator, access: Access, split: Mapping[str, int]) -> float:
     row = np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
-    return graph.itemsize * float(shard_size(access.shape, access.index_map, splits_of(operator, row))[0])
+    return float(shard_size(access.shape, access.index_map, splits_of(operator, row))[0])
 
 
 def _devices(

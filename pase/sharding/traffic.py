@@ -14,10 +14,10 @@ from math import prod
 from pase.graph import Access, AllReduce, DimIndex, Edge, Exchange, Graph, Handoff, Operator, Relayout, Role
 from pase.sharding.boxes import Box, num_points, whole
 from pase.sharding.edges import (
-    INDEX_BYTES,
     JOINING_KINDS,
     PlacedGraph,
     SharedWeight,
+    edge_itemsizes,
     edge_steps,
     joint_sum,
     layer_mesh,
@@ -68,8 +68,8 @@ class Purpose(StrEnum):
 class Summed:
     """Partial sums that a layer adds up, between the devices that differ along some axes of its mesh.
 
-    read: position of the read whose gradient it is, if it is one. over: axes. points: of a shard, by device. times: how
-    often in a step.
+    read: position of the read whose gradient it is, if it is one. over: axes. points: of a shard, by device. itemsize:
+    bytes of a point. times: how often in a step.
     """
 
     tensor: str
@@ -77,18 +77,20 @@ class Summed:
     purpose: Purpose
     over: tuple[str, ...]
     points: Mapping[int, int]
+    itemsize: int
     read: int | None = None
     times: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Points that a layer sends between its own devices; times: how often in a step."""
+    """Points that a layer sends between its own devices; itemsize: bytes of each; times: how often in a step."""
 
     tensor: str
     phase: Phase
     purpose: Purpose
     pairs: Pairs
+    itemsize: int
     times: int = 1
 
 
@@ -98,22 +100,36 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
     Raises as `flows` does.
     """
     graph, mesh = plan.graph, layer_mesh(plan, operator.name)
-    forward = Phase.FORWARD
+    forward, types = Phase.FORWARD, graph.types[operator.name]
     if operator.is_loss:
         # What it writes is one number, the mean over all points: that is all that a program keeps of it.
         over = tuple(dim.name for dim in operator.dims[:-1])
         one = dict.fromkeys(mesh.devices, 1)
-        yield Summed(tensor="loss", phase=forward, purpose=Purpose.OUTPUT, over=over, points=one)
+        yield Summed(
+            tensor="loss",
+            phase=forward,
+            purpose=Purpose.OUTPUT,
+            over=over,
+            points=one,
+            itemsize=types.write_bytes(0),
+        )
     else:
         for position, write in enumerate(operator.writes):
             points = points_by_device(operator, write.shape, write.index_map, mesh)
-            over = operator.partial_dims(write)
+            over, size = operator.partial_dims(write), types.write_bytes(position)
             if position not in operator.wholes:
-                yield Summed(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, over=over, points=points)
+                yield Summed(
+                    tensor=write.tensor,
+                    phase=forward,
+                    purpose=Purpose.OUTPUT,
+                    over=over,
+                    points=points,
+                    itemsize=size,
+                )
             for dim in single_points(write):
                 # The part that computes it gives it to the others, which hold it in a program too.
                 pairs = _handed(mesh, dim, points)
-                yield Sent(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, pairs=pairs)
+                yield Sent(tensor=write.tensor, phase=forward, purpose=Purpose.OUTPUT, pairs=pairs, itemsize=size)
     for position, read in enumerate(operator.reads):
         phase = gradient_phase(graph, operator, position)
         if phase is not None:
@@ -125,16 +141,22 @@ def layer_movements(plan: PlacedGraph, operator: Operator) -> Iterator[Summed | 
                     purpose=Purpose.GRADIENT,
                     over=over,
                     points=points,
+                    itemsize=types.gradient_sum_bytes(operator, position),
                     read=position,
                 )
     for exchange in operator.exchanges_with(graph.read_gradients(operator)):
-        yield _exchanged(operator, exchange, mesh)
+        yield _exchanged(operator, exchange, mesh, types.exchange_bytes(exchange))
 
 
-def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh) -> Summed | Sent:
+def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh, itemsize: int) -> Summed | Sent:
     def sent(pairs: Pairs) -> Sent:
         return Sent(
-            tensor=exchange.tensor, phase=Phase.FORWARD, purpose=Purpose.EXCHANGE, pairs=pairs, times=exchange.times
+            tensor=exchange.tensor,
+            phase=Phase.FORWARD,
+            purpose=Purpose.EXCHANGE,
+            pairs=pairs,
+            itemsize=itemsize,
+            times=exchange.times,
         )
 
     match exchange:
@@ -145,6 +167,7 @@ def _exchanged(operator: Operator, exchange: Exchange, mesh: DeviceMesh) -> Summ
                 purpose=Purpose.EXCHANGE,
                 over=tuple(exchange.over),
                 points=points_by_device(operator, exchange.shape, exchange.index_map, mesh),
+                itemsize=itemsize,
                 times=exchange.times,
             )
         case Relayout():
@@ -242,13 +265,15 @@ class Flow:
 def flows(plan: PlacedGraph) -> tuple[Flow, ...]:
     """Return what a placed plan moves in a step; ProgramError or EmitError where a layer's splits fit no mesh.
 
-    Words are those of the plan's graph, 4 bytes by default. What an operator exchanges inside itself counts as forward,
+    Numbers have the types of the plan's graph. What an operator exchanges inside itself counts as forward,
     whatever pass it is of.
     """
     # Layers that are the same and lie alike have one number.
     numbers: dict[Hashable, int] = {}
     layouts = {
-        operator.name: numbers.setdefault((operator.unnamed, layer_mesh(plan, operator.name)), len(numbers))
+        operator.name: numbers.setdefault(
+            (operator.unnamed, plan.graph.types[operator.name], layer_mesh(plan, operator.name)), len(numbers)
+        )
         for operator in plan.graph.operators
     }
     known: dict[Hashable, tuple[Flow, ...]] = {}
@@ -303,7 +328,7 @@ def edge_bytes(plan: PlacedGraph, edge: Edge) -> tuple[int, int]:
 def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
     consumer = plan.graph[edge.consumer]
     read, is_weight = consumer.reads[edge.input], isinstance(edge, SharedWeight)
-    itemsize = plan.graph.itemsize if read.is_differentiable else INDEX_BYTES
+    there_bytes, back_bytes = edge_itemsizes(plan.graph, edge)
     steps = edge_steps(plan, edge)
     back = return_steps(plan, edge, steps) if plan.graph.has_gradient(consumer, edge.input) else ()
     ways: list[tuple[str, Sequence[ReshardStep], Sequence[ReshardStep]]] = []
@@ -313,15 +338,15 @@ def _edge_flows(plan: PlacedGraph, edge: Edge) -> Iterator[Flow]:
         steps, back = steps[:-1], back[1:]
     tensor = read.shared if is_weight else read.tensor
     for producer, there, returned in (*ways, (edge.producer, steps, back)):
-        yield _flow(tensor, producer, edge.consumer, Phase.FORWARD, moved_pairs(there), itemsize)
-        yield _flow(tensor, producer, edge.consumer, Phase.BACKWARD, moved_pairs(returned), itemsize)
+        yield _flow(tensor, producer, edge.consumer, Phase.FORWARD, moved_pairs(there), there_bytes)
+        yield _flow(tensor, producer, edge.consumer, Phase.BACKWARD, moved_pairs(returned), back_bytes)
 
 
 def _layer_flows(plan: PlacedGraph, operator: Operator) -> Iterator[Flow]:
     mesh, name = layer_mesh(plan, operator.name), operator.name
     for found in layer_movements(plan, operator):
         pairs = all_reduce_pairs(mesh, found.over, found.points) if isinstance(found, Summed) else found.pairs
-        yield _flow(found.tensor, name, name, found.phase, pairs, plan.graph.itemsize * found.times)
+        yield _flow(found.tensor, name, name, found.phase, pairs, found.itemsize * found.times)
 
 
 def _flow(tensor: str, producer: str, consumer: str, phase: Phase, points: Pairs, itemsize: int) -> Flow:

@@ -9,16 +9,16 @@ from pase.solver.constrained import (
     LimitedSolution,
     NothingFitsError,
     lightest_strategy,
-    solve_limited,
 )
+from pase.solver.overlap import solve, solve_limited
 from pase.solver.search import (
     WarmStart,
     check_limits,
     default_solver_memory_bytes,
     nearest,
-    solve,
     solve_again,
     warm_start,
+    warm_start_from,
 )
 from pase.solver.solution import RELATIVE_TOLERANCE, Progress, Solution, Statistics
 from pase.solver.two_pass import Marginals, min_marginals
@@ -43,4 +43,5 @@ __all__ = [
     "solve_again",
     "solve_limited",
     "warm_start",
+    "warm_start_from",
 ]

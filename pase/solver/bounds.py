@@ -162,10 +162,11 @@ def tighten_bounds(
     return bounds[-1]
 
 
-def near_optimal(tables: CostTables, limit: float) -> tuple[IndexArray, ...]:
+def near_optimal(tables: CostTables, limit: float, check: Check = lambda: None) -> tuple[IndexArray, ...]:
     """Return for each vertex the configurations, ascending, that a strategy of a cost of at most `limit` may have.
 
-    None is missing; there may be others. limit: at least the least cost, or every vertex's are empty.
+    None is missing; there may be others. limit: at least the least cost, or every vertex's are empty. check: called now
+    and then, to raise where this is to end.
     """
     verify_tables(tables)
     limit += RELATIVE_TOLERANCE * abs(limit)
@@ -173,7 +174,7 @@ def near_optimal(tables: CostTables, limit: float) -> tuple[IndexArray, ...]:
     model = PairwiseModel.of_tables(tables, 2 * limit if limit > 0 else 1.0)
     for number in range(MAX_SWEEPS_NEAR_OPTIMUM):
         before = model.num_configurations()
-        if sweep(model, limit, number % 2 == 0, lambda: None) > limit:
+        if sweep(model, limit, number % 2 == 0, check) > limit:
             return tuple(np.empty(0, dtype=np.int32) for _ in model.live)
         if number and model.num_configurations() > 0.98 * before:
             break

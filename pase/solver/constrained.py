@@ -72,7 +72,7 @@ class NothingFitsError(SolverError):
     """No strategy of finite cost is within the limit."""
 
 
-class _CutShortError(SolverError):
+class CutShortError(SolverError):
     """There was no time to find any strategy that fits."""
 
 
@@ -184,7 +184,7 @@ class ConstrainedProblem:
         tables = self.tables
         known: dict[tuple[int, int, int], tuple[int, FloatArray, Mask | None]] = {}
         costs: list[FloatArray] = []
-        found = []
+        found, first = [], []
         for v, (table, own) in enumerate(zip(tables.vertex_table, self.resource_usage, strict=True)):
             mask = keep(v)
             key = table, id(own), id(mask)
@@ -194,11 +194,17 @@ class ConstrainedProblem:
                 known[key] = len(costs), least, mask
                 layer_costs = tables.vertex_costs[table]
                 costs.append(layer_costs if mask is None else np.where(mask, layer_costs, np.inf))
+                first.append(table)
             found.append(known[key])
         references = tuple(number for number, *_ in found)
+        hiding = tables.hiding and replace(
+            tables.hiding,
+            hideable=tuple(tables.hiding.hideable[table] for table in first),
+            cover=tuple(tables.hiding.cover[table] for table in first),
+        )
         return replace(
             self,
-            tables=replace(tables, vertex_costs=tuple(costs), vertex_table=references),
+            tables=replace(tables, vertex_costs=tuple(costs), vertex_table=references, hiding=hiding),
             resource_usage=tuple(usage for _, usage, _ in found),
         )
 
@@ -331,7 +337,7 @@ def solve_limited(
         on_progress=on_progress,
     )
     outcome = Outcome(tables=problem.tables, ordering=unlimited.ordering, lower_bound=unlimited.lower_bound)
-    search = _Search(problem if problem.peaks else problem.above_least(), ordering, budget, outcome)
+    search = LimitedSearch(problem if problem.peaks else problem.above_least(), ordering, budget, outcome)
     with suppress(OutOfTimeError, KeyboardInterrupt):
         search.run((*start, unlimited.choice), unlimited)
     choice, cost = outcome.choice, outcome.cost
@@ -341,7 +347,7 @@ def solve_limited(
             f"vertices weigh {problem.least_usage:.0f} together; raise the limit"
         )
     if not np.isfinite(cost):
-        raise _CutShortError(
+        raise CutShortError(
             "the search was cut short before it found any strategy that fits the limit; give it more time, or a higher "
             "limit"
         )
@@ -426,7 +432,7 @@ def _modest(problem: ConstrainedProblem) -> Iterator[Choice]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Relaxation:
+class Relaxation:
     """What is known of a problem with a limit.
 
     bound: on the cost of every strategy that fits, by the price. priced: its tables at that price. light, heavy: the
@@ -442,7 +448,7 @@ class _Relaxation:
 
 
 @dataclass(slots=True)
-class _Search:
+class LimitedSearch:
     """One search: what it was asked, what it has used, and what it has found."""
 
     problem: ConstrainedProblem
@@ -466,7 +472,7 @@ class _Search:
             outcome.prove()
             return
         self.offer(light)
-        self.offer(_improved(problem, outcome.choice))
+        self.offer(improved(problem, outcome.choice))
         if not unlimited.exact:
             raise OutOfTimeError
         if outcome.lower_bound >= self.enough():
@@ -474,9 +480,9 @@ class _Search:
             return
         whole = self.relaxed(problem, outcome.choice, unlimited)
         outcome.raise_bound(whole.bound)
-        for choice in _crossings(problem, whole.light, whole.heavy):
-            self.offer(_improved(problem, choice))
-        self.branch(whole)
+        for choice in crossings(problem, whole.light, whole.heavy):
+            self.offer(improved(problem, choice))
+        self.branch([whole])
         outcome.prove()
 
     def offer(self, choice: Sequence[int]) -> None:
@@ -530,7 +536,7 @@ class _Search:
                 known=[outcome.choice] if np.isfinite(outcome.cost) else (),
                 on_progress=self.budget.on_progress,
             ).solution
-        except _CutShortError:
+        except CutShortError:
             return None, 0.0
         except SolverError:  # nothing fits, or what does has an infinite cost
             return None
@@ -557,7 +563,7 @@ class _Search:
         found = self.solved(problem.usage_alone()).choice
         return found if problem.fits(found) else None
 
-    def relaxed(self, problem: ConstrainedProblem, light: Choice, heavy: Solution) -> _Relaxation:
+    def relaxed(self, problem: ConstrainedProblem, light: Choice, heavy: Solution) -> Relaxation:
         """Return the best bound that a price on usage gives, or the first that is as high as what is known.
 
         The least priced cost over all strategies is, as a function of the price, the lower envelope of a line for each
@@ -567,7 +573,7 @@ class _Search:
         """
         tables = problem.tables
         above = heavy.choice
-        best = _Relaxation(problem=problem, bound=heavy.lower_bound, price=0.0, priced=tables, light=light, heavy=above)
+        best = Relaxation(problem=problem, bound=heavy.lower_bound, price=0.0, priced=tables, light=light, heavy=above)
         for _ in range(MAX_PRICES):
             if best.bound >= self.enough():
                 break
@@ -584,16 +590,16 @@ class _Search:
                 light = found.choice
             else:
                 above = found.choice
-        self.offer(_improved(self.problem, light))
+        self.offer(improved(self.problem, light))
         return replace(best, light=light, heavy=above)
 
-    def branch(self, whole: _Relaxation) -> None:
-        """Settle a problem, in parts where it is too large, the part with the least bound first."""
+    def branch(self, wholes: Iterable[Relaxation]) -> None:
+        """Settle problems, in parts where they are too large, the part with the least bound first."""
         number = count()
-        parts = [(whole.bound, next(number), whole)]
+        parts = [(whole.bound, next(number), whole) for whole in wholes]
         while parts:
             _, _, part = heappop(parts)
-            bound, is_settled = self.settle(part)
+            bound, is_settled = self.settle(part, is_last=not parts)
             if not is_settled:
                 if self.budget.deadline_s is None and self.budget.nodes >= MAX_PARTS:
                     self.outcome.raise_bound(min([bound, *(b for b, _, _ in parts)]))
@@ -604,10 +610,11 @@ class _Search:
             if parts:
                 self.outcome.raise_bound(parts[0][0])
 
-    def settle(self, part: _Relaxation) -> tuple[float, bool]:
+    def settle(self, part: Relaxation, *, is_last: bool) -> tuple[float, bool]:
         """Return a bound on the strategies of a part, and whether none is cheaper than what is known by now.
 
-        The target cost rises until a strategy is found up to it, or the best known one is reached.
+        The target cost rises until a strategy is found up to it, or the best known one is reached. is_last: whether
+        there is no other part, so that its bound is that of all strategies.
         """
         bound, reached, beyond, failures = part.bound, 0.0, np.inf, 0
         distance = FIRST_TARGET * (self.outcome.cost - bound)
@@ -628,7 +635,7 @@ class _Search:
             bound = max(bound, found)
             if choice is not None:
                 self.offer(choice)
-            if part.problem is self.problem:
+            if is_last:
                 self.outcome.raise_bound(bound)
             reached = distance
             distance *= 2 if self.budget.operations - before > MANY_ENTRIES else 4
@@ -636,7 +643,7 @@ class _Search:
                 distance = (reached + beyond) / 2
         return bound, True
 
-    def split(self, part: _Relaxation) -> list[_Relaxation]:
+    def split(self, part: Relaxation) -> list[Relaxation]:
         """Return the parts of a part in which some strategy may be better than what is known."""
         problem = part.problem
         first, second = part.light, part.heavy
@@ -670,7 +677,7 @@ class _Search:
 # -- strategies up to a target cost
 
 
-def _cheapest_up_to(target: float, part: _Relaxation, budget: SearchBudget) -> tuple[float, Choice | None]:
+def _cheapest_up_to(target: float, part: Relaxation, budget: SearchBudget) -> tuple[float, Choice | None]:
     """Return a bound on the cost of every strategy that fits, and the cheapest if there is one up to a target cost.
 
     The bound is the target where there is none, otherwise that strategy's cost less a rounding allowance; a strategy
@@ -729,7 +736,7 @@ def _usage_left(
 # -- better strategies by moves from known ones: no proof, and quick
 
 
-def _improved(problem: ConstrainedProblem, choice: Choice) -> Choice:
+def improved(problem: ConstrainedProblem, choice: Choice) -> Choice:
     """Return what is left when no change of one vertex within the limit makes a strategy cheaper; it must fit."""
     chosen = list(choice)
     usage = problem.usage(choice)
@@ -748,7 +755,7 @@ def _improved(problem: ConstrainedProblem, choice: Choice) -> Choice:
     return tuple(chosen)
 
 
-def _crossings(problem: ConstrainedProblem, light: Choice, cheap: Choice) -> list[Choice]:
+def crossings(problem: ConstrainedProblem, light: Choice, cheap: Choice) -> list[Choice]:
     """Return the cheapest strategies that fit and follow one of two up to a vertex and the other from there on.
 
     light: one that fits. At most two, one for each way round.

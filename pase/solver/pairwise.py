@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from pase.errors import SolverError
 from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
 
 ClassArray = NDArray[np.intp]
@@ -176,8 +177,15 @@ class PairwiseModel:
 
     @classmethod
     def of_tables(cls, tables: CostTables, ceiling: float = np.inf) -> "PairwiseModel":
-        """Return the model of cost tables, with every cost above `ceiling` lowered to it."""
+        """Return the model of cost tables, with every cost above `ceiling` lowered to it.
 
+        Raises SolverError for costs that do not add up.
+        """
+        if tables.hiding is not None:
+            raise SolverError(
+                "costs of which some hide behind others are no sum, which this needs; use a cost model that adds up "
+                "(alpha_beta)"
+            )
         number = {k: np.arange(k) for k in set(tables.domain_sizes)}
         distinct = [_occurring(t, number) for t in tables.edge_tables]
         incident: list[list[tuple[Edge, int]]] = [[] for _ in tables.vertex_names]

@@ -111,11 +111,18 @@ class WarmStart:
 
     model: all configurations, with messages that prove about as high a bound as they can. They are as good where
     configurations are missing: a bound holds for all strategies, and what costs more than it says is dropped at once.
-    report: of the ordering that solutions name.
+    forward: the direction of the last pass. report: of the ordering that solutions name.
     """
 
     model: PairwiseModel
+    forward: bool
     report: OrderingReport
+
+    @property
+    def bound(self) -> float:
+        """No strategy costs less, as far as the messages prove."""
+        assert self.model.least is not None
+        return self.model.offset + sum(self.model.least.values())
 
 
 WARM_SWEEPS = 24
@@ -124,21 +131,54 @@ PROVEN = 1e-12
 """A strategy is cheapest where the bound is within so much of its cost, which is what sums of costs are rounded by."""
 
 
-def warm_start(tables: CostTables, solution: Solution) -> WarmStart | None:
-    """Return what starts searches among some of the strategies; None where costs are too far apart for that.
+def warm_start(tables: CostTables, solution: Solution, start: WarmStart | None = None) -> WarmStart | None:
+    """Return what starts searches among some of the strategies; None where costs are too far apart, or no sum.
 
-    solution: for the tables. Passes go on until the bound is the solution's cost, or hardly rises.
+    solution: for the tables. start: for them, too, is made better. Passes go on until the bound is the solution's cost,
+    or hardly rises.
     """
-    if cost_ceiling(tables, solution.cost) < np.inf:
+    if tables.hiding is not None or cost_ceiling(tables, solution.cost) < np.inf:
         return None
-    model = PairwiseModel.of_tables(tables)
-    gap = np.inf
+    if start is None:
+        model, forward, gap = PairwiseModel.of_tables(tables), False, np.inf
+        report = report_ordering(solution.ordering, tables.neighbours, tables.domain_sizes)
+    else:
+        model, forward, gap, report = start.model, start.forward, solution.cost - start.bound, start.report
     for _ in range(WARM_SWEEPS // 2):
-        sweep(model, np.inf, True, lambda: None)
-        before, gap = gap, solution.cost - sweep(model, np.inf, False, lambda: None)
-        if not PROVEN * solution.cost < gap < 0.9 * before:
+        if gap <= PROVEN * solution.cost:
             break
-    return WarmStart(model=model, report=report_ordering(solution.ordering, tables.neighbours, tables.domain_sizes))
+        sweep(model, np.inf, not forward, lambda: None)
+        before, gap = gap, solution.cost - sweep(model, np.inf, forward, lambda: None)
+        if gap >= 0.9 * before:
+            break
+    return WarmStart(model=model, forward=forward, report=report)
+
+
+def warm_start_from(start: WarmStart, tables: CostTables, known: Sequence[int]) -> WarmStart | None:
+    """Return what starts searches in tables of other costs, made of that for tables of the same graph; or None.
+
+    A table's messages are taken over as far as its costs have grown or shrunk: where all transfers cost so many times
+    as much, the messages do. Any message to the vertex that a pass comes to first is a valid one, since that pass works
+    out the message to the other, so that what is proven in the end depends on no guess. known: a strategy. None
+    where costs are too far apart. Raises TablesError for tables that are not well formed.
+    """
+    verify_tables(tables)
+    if cost_ceiling(tables, tables.evaluate(known)) < np.inf:
+        return None
+    model, grown = PairwiseModel.of_tables(tables), dict[tuple[int, int], float]()
+    for edge, before in zip(model.edges(), start.model.edges(), strict=True):
+        if edge.values.shape != before.values.shape:
+            continue  # other layouts are told apart: these messages start anew
+        key = id(edge.values), id(before.values)
+        if key not in grown:
+            total = float(before.values.sum())
+            grown[key] = float(edge.values.sum()) / total if total else 0.0
+        factor = np.array(grown[key])
+        edge.messages = [message * factor for message in before.messages]
+    model.least = dict.fromkeys(model.live, 0.0)
+    forward = not start.forward
+    sweep(model, np.inf, forward, lambda: None)
+    return WarmStart(model=model, forward=forward, report=start.report)
 
 
 def solve_again(
@@ -167,6 +207,11 @@ def solve_again(
     )
     outcome = Outcome(tables=tables, ordering=start.report.name)
     outcome.offer(dict(enumerate(nearest(tables, near, kept))))
+    bound = start.bound
+    if not kept and not _is_proven(outcome, bound):
+        outcome.offer(decode(start.model, not start.forward)[1])
+    if _is_proven(outcome, bound):
+        return _solution(tables, start.report, budget, outcome)
     model = start.model.copy()
     model.least = dict(start.model.least or {})
     for v, rows in kept.items():
@@ -176,11 +221,10 @@ def solve_again(
             model.restrict(v, keep)
             model.least[v] = float(model.reparametrised(v).min())
     try:
-        for forward in (True, False):
+        for forward in (not start.forward, start.forward):
             bound = sweep(model, outcome.limit, forward, budget.check)
             budget.sweeps += 1
-            if bound >= outcome.cost * (1 - PROVEN):
-                outcome.prove()
+            if _is_proven(outcome, bound):
                 break
             model.fix_singles()
             outcome.raise_bound(bound)
@@ -190,6 +234,14 @@ def solve_again(
     except (OutOfTimeError, KeyboardInterrupt):
         pass
     return _solution(tables, start.report, budget, outcome)
+
+
+def _is_proven(outcome: Outcome, bound: float) -> bool:
+    """Return whether the best strategy costs no more than a bound says, and note that it is proven then."""
+    is_proven = bound >= outcome.cost * (1 - PROVEN)
+    if is_proven:
+        outcome.prove()
+    return is_proven
 
 
 def nearest(tables: CostTables, near: Sequence[int], kept: Mapping[int, IndexArray]) -> list[int]:

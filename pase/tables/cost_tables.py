@@ -77,8 +77,26 @@ class EdgeTable:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Hiding:
+    """What of the costs runs beside other parts of them: A of a strategy can hide behind B, the smaller is not paid.
+
+    hideable: [tables] the [K] parts of the layer costs that can hide; they add up to A, with those of transfers.
+    cover: [tables] the [K] parts that others can hide behind; they add up to B.
+    edges: [tables] the [L_u, L_v] parts of the transfer costs that can hide; None for a table without any.
+
+    Parts are in the order of `CostTables.vertex_costs` and `edge_tables`, and no larger than the cost that they are of.
+    """
+
+    hideable: tuple[FloatArray, ...]
+    cover: tuple[FloatArray, ...]
+    edges: tuple[FloatArray | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CostTables:
     """A min-sum problem over a weakly connected graph.
+
+    With `hiding`, a strategy costs the sum less the smaller of A and B: the larger of two sums (`weighed`).
 
     vertex_names: [V] unique names.
     vertex_costs: distinct layer-cost vectors, each [K].
@@ -86,6 +104,7 @@ class CostTables:
     edges: [E] (u, v), producer first. Two edges may join the same two vertices: both count.
     edge_tables: distinct transfer-cost tables.
     edge_table: [E] index into `edge_tables` for each edge.
+    hiding: what runs side by side; None where everything adds up.
     """
 
     vertex_names: tuple[str, ...]
@@ -94,6 +113,7 @@ class CostTables:
     edges: tuple[tuple[int, int], ...]
     edge_tables: tuple[EdgeTable, ...]
     edge_table: tuple[int, ...]
+    hiding: Hiding | None = None
 
     @property
     def num_vertices(self) -> int:
@@ -109,6 +129,8 @@ class CostTables:
     def num_bytes(self) -> int:
         """Memory of the distinct tables."""
         arrays = [*self.vertex_costs, *(a for t in self.edge_tables for a in (t.values, t.row_class, t.col_class))]
+        if self.hiding is not None:
+            arrays += [*self.hiding.hideable, *self.hiding.cover, *(a for a in self.hiding.edges if a is not None)]
         return sum({id(a): a.nbytes for a in arrays}.values())
 
     @cached_property
@@ -140,7 +162,8 @@ class CostTables:
     def evaluate(self, choice: Sequence[int]) -> float:
         """Return F(G, φ) (Eq. 1) for one configuration index for each vertex, as the correctly rounded sum.
 
-        Raises TablesError when the number of indices is not V, or one is not a configuration of its vertex.
+        Of what runs side by side the smaller is taken off. Raises TablesError when the number of indices is not V, or
+        one is not a configuration of its vertex.
         """
         if len(choice) != self.num_vertices:
             raise TablesError(
@@ -149,13 +172,47 @@ class CostTables:
         for v, (c, size) in enumerate(zip(choice, self.domain_sizes, strict=True)):
             if not 0 <= c < size:
                 raise TablesError(f"vertex {self.vertex_names[v]!r} has configurations 0 to {size - 1}; found {c}")
+        total = self._sum(choice, self.vertex_costs, [table.values for table in self.edge_tables])
+        return total - min(self.hidden(choice)) if self.hiding is not None else total
+
+    def hidden(self, choice: Sequence[int]) -> tuple[float, float]:
+        """Return A and B of a strategy: what of its cost can hide, and what it can hide behind."""
+        if self.hiding is None:
+            return 0.0, 0.0
+        return self._sum(choice, self.hiding.hideable, self.hiding.edges), self._sum(choice, self.hiding.cover, ())
+
+    def _sum(
+        self, choice: Sequence[int], of_layers: Sequence[FloatArray], of_edges: Sequence[FloatArray | None]
+    ) -> float:
+        """Return the correctly rounded sum of what tables in the order of these ones hold for a strategy."""
         chosen = np.array(choice, dtype=np.intp)
-        costs: list[float] = []
-        for layers, vertices in zip(self.vertex_costs, self._users[0], strict=True):
-            costs += layers[chosen[vertices]].tolist()
-        for table, (us, vs) in zip(self.edge_tables, self._users[1], strict=True):
-            costs += table.values[table.row_class[chosen[us]], table.col_class[chosen[vs]]].tolist()
-        return fsum(costs)
+        found: list[float] = []
+        for layers, vertices in zip(of_layers, self._users[0], strict=True):
+            found += layers[chosen[vertices]].tolist()
+        for values, table, (us, vs) in zip(of_edges, self.edge_tables, self._users[1], strict=bool(of_edges)):
+            if values is not None:
+                found += values[table.row_class[chosen[us]], table.col_class[chosen[vs]]].tolist()
+        return fsum(found)
+
+    def weighed(self, share: float) -> "CostTables":
+        """Return a problem of sums: S - A at share 0, S - B at 1, S the sum; between, by so much nearer to S - B.
+
+        A strategy costs the larger of these two, so that none costs less than the least at any share from 0 to 1.
+        """
+        hiding = self.hiding
+        if hiding is None:
+            return self
+        parts = zip(self.vertex_costs, hiding.hideable, hiding.cover, strict=True)
+        edges = zip(self.edge_tables, hiding.edges, strict=True)
+        return replace(
+            self,
+            # What is rounded away may leave less than nothing.
+            vertex_costs=tuple(np.maximum(c - (1 - share) * a - share * b, 0.0) for c, a, b in parts),
+            edge_tables=tuple(
+                t if a is None else replace(t, values=np.maximum(t.values - (1 - share) * a, 0.0)) for t, a in edges
+            ),
+            hiding=None,
+        )
 
     @cached_property
     def _users(self) -> tuple[list[IndexArray], list[tuple[IndexArray, IndexArray]]]:
@@ -166,15 +223,37 @@ class CostTables:
         ]
 
     def costs_beside(self, vertex: int, choice: Sequence[int]) -> FloatArray:
-        """Return the [K_v] costs of a vertex, transfers included, where all other vertices keep to a strategy."""
-        total = self.layer_costs(vertex).copy()
+        """Return the [K_v] costs of a vertex, transfers included, where all other vertices keep to a strategy.
+
+        Less all that is hidden then, so that they differ by what the whole strategy does.
+        """
+        total = self._beside(vertex, choice, self.vertex_costs, None)
+        if self.hiding is None:
+            return total
+        own, hideable, cover = choice[vertex], *self.hidden(choice)
+        could = self._beside(vertex, choice, self.hiding.hideable, self.hiding.edges)
+        behind = self.hiding.cover[self.vertex_table[vertex]]
+        less: FloatArray = np.minimum(hideable + (could - could[own]), cover + (behind - behind[own]))
+        return total - less
+
+    def _beside(
+        self,
+        vertex: int,
+        choice: Sequence[int],
+        of_layers: Sequence[FloatArray],
+        of_edges: Sequence[FloatArray | None] | None,
+    ) -> FloatArray:
+        """Return what tables in the order of these ones hold for a vertex and its edges; None: their own edges."""
+        total = of_layers[self.vertex_table[vertex]].copy()
         for number in self.incident[vertex]:
             u, v = self.edges[number]
             table = self.edge(number)
-            if u == vertex:
-                total += table.values[table.row_class, table.col_class[choice[v]]]
-            else:
-                total += table.values[table.row_class[choice[u]], table.col_class]
+            values = table.values if of_edges is None else of_edges[self.edge_table[number]]
+            if values is not None:
+                if u == vertex:
+                    total += values[table.row_class, table.col_class[choice[v]]]
+                else:
+                    total += values[table.row_class[choice[u]], table.col_class]
         return total
 
     @cached_property
@@ -210,6 +289,7 @@ def _verify(tables: CostTables) -> None:
         if table.values.size and table.values.max() == inf:  # layouts that no configuration has do not make a choice
             _verify_values(table.values[np.unique(table.row_class)][:, np.unique(table.col_class)], f"edge table {t}")
     _verify_edges(tables)
+    _verify_hiding(tables)
     unreached = set(range(tables.num_vertices)) - _reached_from_first(tables)
     if unreached:
         raise TablesError(
@@ -217,6 +297,27 @@ def _verify(tables: CostTables) -> None:
             f"{tables.vertex_names[min(unreached)]!r} the first, cannot be reached from {tables.vertex_names[0]!r}; "
             "solve each component on its own"
         )
+
+
+def _verify_hiding(tables: CostTables) -> None:
+    hiding = tables.hiding
+    if hiding is None:
+        return
+    edges = [table.values for table in tables.edge_tables]
+    for what, parts, wholes in (
+        ("hideable layer costs", hiding.hideable, tables.vertex_costs),
+        ("costs to hide behind", hiding.cover, tables.vertex_costs),
+        ("hideable transfer costs", hiding.edges, edges),
+    ):
+        if len(parts) != len(wholes):
+            raise TablesError(f"there are {what} for {len(parts)} tables; expected one for each of {len(wholes)}")
+        for number, (part, whole) in enumerate(zip(parts, wholes, strict=True)):
+            if part is None:
+                continue
+            if part.shape != whole.shape:
+                raise TablesError(f"{what} of table {number} have the shape {part.shape}; the costs have {whole.shape}")
+            if not (np.isfinite(part).all() and (part >= 0).all() and (part <= whole * (1 + 1e-12)).all()):
+                raise TablesError(f"{what} of table {number} are not between 0 and the cost that they are a part of")
 
 
 def _users(references: Sequence[int], num_tables: int) -> list[IndexArray]:
@@ -300,20 +401,34 @@ def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables
     """
     vertex_costs, vertex_table = list(tables.vertex_costs), list(tables.vertex_table)
     edge_tables, edge_table = list(tables.edge_tables), list(tables.edge_table)
+    hiding = tables.hiding
+    hideable, cover = (list(hiding.hideable), list(hiding.cover)) if hiding else ([], [])
+    of_edges = list(hiding.edges) if hiding else []
     known: dict[tuple[int, ...], int] = {}
     for vertex, rows in kept.items():
-        key: tuple[int, ...] = tables.vertex_table[vertex], id(rows)
+        before = tables.vertex_table[vertex]
+        key: tuple[int, ...] = before, id(rows)
         if key not in known:
             known[key] = len(vertex_costs)
-            vertex_costs.append(tables.layer_costs(vertex)[rows])
+            vertex_costs.append(tables.vertex_costs[before][rows])
+            if hiding:
+                hideable.append(hiding.hideable[before][rows])
+                cover.append(hiding.cover[before][rows])
         vertex_table[vertex] = known[key]
     known = {}
     for number, (u, v) in enumerate(tables.edges):
         if u in kept or v in kept:
-            key = tables.edge_table[number], id(kept.get(u)), id(kept.get(v))
+            before = tables.edge_table[number]
+            key = before, id(kept.get(u)), id(kept.get(v))
             if key not in known:
                 known[key] = len(edge_tables)
-                edge_tables.append(restricted_edge(tables.edge(number), kept.get(u), kept.get(v)))
+                table, ends = tables.edge_tables[before], (kept.get(u), kept.get(v))
+                edge_tables.append(restricted_edge(table, *ends))
+                if hiding:
+                    part = hiding.edges[before]
+                    of_edges.append(
+                        None if part is None else restricted_edge(replace(table, values=part), *ends).values
+                    )
             edge_table[number] = known[key]
     return replace(
         tables,
@@ -321,6 +436,7 @@ def restricted(tables: CostTables, kept: Mapping[int, IndexArray]) -> CostTables
         vertex_table=tuple(vertex_table),
         edge_tables=tuple(edge_tables),
         edge_table=tuple(edge_table),
+        hiding=hiding and Hiding(hideable=tuple(hideable), cover=tuple(cover), edges=tuple(of_edges)),
     )
 
 

@@ -70,7 +70,7 @@ def write_problem(
     the same two vertices are added up, as the format has one table for a pair. Raises TablesError when the tables are
     not well formed or would take more than MAX_FILE_BYTES, OSError when the file cannot be written.
     """
-    verify_tables(tables)
+    _check_sums(tables)
     pairs = _pairs(tables)
     sizes = tables.domain_sizes
     num_bytes = 8 * sum({key: sizes[u] * sizes[v] for (u, v), key in pairs.items()}.values())
@@ -113,7 +113,7 @@ def export_cfn(tables: CostTables, path: str | Path) -> None:
     as the upper bound, which forbids the combination. Raises TablesError when the tables are not well formed or would
     take more than MAX_FILE_BYTES, OSError when the file cannot be written.
     """
-    verify_tables(tables)
+    _check_sums(tables)
     num_values = sum(tables.domain_sizes) + sum(k_u * k_v for k_u, k_v in (t.shape for t in tables.edge_tables))
     if 16 * num_values > MAX_FILE_BYTES:
         raise TablesError(f"the tables have {num_values:,} values, too many for a text file: use fewer devices")
@@ -239,6 +239,16 @@ def _pairs(tables: CostTables) -> dict[tuple[int, int], tuple[tuple[int, bool], 
         else:
             pairs.setdefault((u, v), []).append((t, False))
     return {pair: tuple(sorted(parts)) for pair, parts in pairs.items()}
+
+
+def _check_sums(tables: CostTables) -> None:
+    """Raise TablesError unless tables are well formed and say all that there is to say of what strategies cost."""
+    verify_tables(tables)
+    if tables.hiding is not None:
+        raise TablesError(
+            "costs of which some hide behind others are no sum, and files of cost tables hold sums; write the tables "
+            "of a cost model that adds up (alpha_beta)"
+        )
 
 
 def _added(tables: CostTables, parts: Sequence[tuple[int, bool]]) -> FloatArray:

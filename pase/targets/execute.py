@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from pase.costs.memory import DeviceMemory, device_memory
 from pase.errors import ProgramError, missing_extra
-from pase.graph import Scalar
+from pase.graph import ITEMSIZES, Scalar, uniform
 from pase.planning.plan import Plan
 from pase.sharding.traffic import Movement, Phase, bytes_by_movement, flows, held_weights, optimiser_numbers
 from pase.targets.mesh_tensorflow.runtime.launch import check_packages
 from pase.targets.training.child import program_events
 from pase.targets.training.data import StepEvaluation
 from pase.targets.training.moved import NOTHING_MOVED, tabulated
-from pase.targets.training.options import ITEMSIZES, DeviceChoice, TrainingOptions, command_line
+from pase.targets.training.options import DeviceChoice, TrainingOptions, command_line
 
 Progress = Callable[[str, int, int], None]
 """Takes what is being done, how many steps are done and how many there are."""
@@ -116,7 +116,7 @@ def run_plan(
     is_torch = name == "torch"
     source = emit(plan, target=name)
     report = on_progress or _silent
-    itemsize = ITEMSIZES[options.dtype]
+    run = _in_types_of(plan, options, name)
     arguments = [*command_line(options), *(choice or DeviceChoice()).command_line()]
     (_check_torch if is_torch else check_packages)()
     what = "training on local processes" if is_torch else "training on virtual devices"
@@ -127,7 +127,7 @@ def run_plan(
     if is_torch:
         alone = emit(_unsplit(plan), target=name)
         reference = _run(alone, arguments, "training on one device", options.steps, report)
-        predicted = _predicted(plan, itemsize)
+        predicted = bytes_by_movement(flows(run))
         ours.built["predicted_bytes"] = sum(predicted.values())
         if measure:
             ours.done |= tabulated(predicted, _measured(ours.done))
@@ -151,8 +151,8 @@ def run_plan(
         host_bytes=ours.done.get("host_bytes"),
         edges=_edge_rows(plan, ours.done["edges"]) if measure else (),
         layers=_layer_rows(plan, ours.done["layers"]) if measure else (),
-        predicted_memory=device_memory(plan, itemsize=itemsize),
-        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * itemsize,
+        predicted_memory=device_memory(run),
+        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * ITEMSIZES[run.precision.moments],
         peak_memory_bytes=tuple(ours.done.get("peak_memory_bytes") or ()) or None,
         step_time_s=ours.done["step_time_s"],
         build_time_s=ours.built["build_time_s"],
@@ -187,8 +187,8 @@ def run_factory(
     ours, *_ = call(train_factory, *given, True, measure, ranks=plan.num_devices)
     report("training the unmodified module", 0, options.steps)
     (alone,) = call(train_factory, *given, False, False, ranks=1)
-    itemsize = ITEMSIZES[options.dtype]
-    predicted = _predicted(plan, itemsize)
+    run = _in_types_of(plan, options, "torch")
+    predicted = bytes_by_movement(flows(run))
     rows = tabulated(predicted, _measured(ours.measured)) if ours.measured else {"edges": [], "layers": []}
     nothing = (None,) * options.steps
     return RunResult(
@@ -204,17 +204,20 @@ def run_factory(
         host_bytes=None,
         edges=_edge_rows(plan, rows["edges"]) if measure else (),
         layers=_layer_rows(plan, rows["layers"]) if measure else (),
-        predicted_memory=device_memory(plan, itemsize=itemsize),
-        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * itemsize,
+        predicted_memory=device_memory(run),
+        optimiser_bytes=optimiser_numbers(held_weights(plan), options.rule.slots) * ITEMSIZES[run.precision.moments],
         peak_memory_bytes=None,
         step_time_s=ours.step_time_s,
         build_time_s=ours.build_time_s,
     )
 
 
-def _predicted(plan: Plan, itemsize: int) -> dict[Movement, int]:
-    """Return the bytes that a plan moves in a step, in numbers of a size, by whose they are."""
-    return bytes_by_movement(flows(replace(plan, graph=replace(plan.graph, itemsize=itemsize))))
+def _in_types_of(plan: Plan, options: TrainingOptions, target: str) -> Plan:
+    """Return a plan in the types that a program runs it in: its own, but for another --dtype or target."""
+    from pase.targets.emitter.emit import TARGETS
+
+    is_own = TARGETS[target].takes_types and options.dtype == "float32"
+    return plan if is_own else replace(plan, graph=plan.graph.in_precision(uniform(options.dtype)))
 
 
 def _check_torch() -> None:

@@ -11,6 +11,7 @@ BENCHMARKS = {
     "session": "planning again after one change, beside a search (docs/benchmarks.md)",
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
     "levels": "strategies for machines with and without levels (docs/machines.md)",
+    "step": "what hides behind the backward pass, and what that changes (docs/step.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",
     "memory": "what a limit on the memory of a device costs (docs/benchmarks.md)",
     "simulation": "simulated steps beside measured ones (docs/simulation.md)",

@@ -205,7 +205,7 @@ def strategies(graph: Graph, num_devices: int, machine: Machine) -> dict[str, Pl
 
 def randomly(plan: Plan, seed: int) -> Plan:
     """Return the plan with a random configuration of each layer, placed as plans are."""
-    costs = cost_model(plan.cost_model, plan.machine, plan.num_devices)
+    costs = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
     splits = [layer.splits for layer in random_strategy(plan, seed).layers]
     sizes = [level.num_devices for level in plan.machine.levels_spanned(plan.num_devices)[:-1]]
     return replace(plan, layers=plan_layers(plan.graph, plan.num_devices, costs, splits, group_sizes=sizes))

@@ -131,7 +131,7 @@ def _timed(network: str, machine: Machine, number: int, rounds: int) -> list[Tim
 
 
 def _cost(plan: Plan, model: str) -> float:
-    costs = cost_model(model, plan.machine, plan.num_devices)
+    costs = cost_model(model, plan.machine, plan.num_devices, plan.precision)
     splits, devices = zip(*((layer.splits, layer.devices) for layer in plan.layers), strict=True)
     return total_cost(plan_layers(plan.graph, plan.num_devices, costs, splits, devices))
 

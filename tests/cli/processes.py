@@ -19,6 +19,12 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 ENTRY = [sys.executable, "-c", "from pase.cli import main; main()"]
 
+WITHOUT_PROGRESS = [
+    *(sys.executable, "-c"),
+    "from math import inf; from pase.cli import main, progress; progress.QUIET_S = inf; main()",
+]
+"""On a busy machine a terminal would be shown bars, which are not what is looked at."""
+
 IN_FOREGROUND = (
     "import fcntl, os, signal, sys, termios\n"
     "if os.isatty(0): fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"

@@ -12,7 +12,7 @@ from pase import __version__
 from pase.cli.main import COMMANDS, cli
 from tests.cli.conftest import Command
 
-MODEL = ["model", "--devices -p !", "--batch -b", "--arg", "--machine", "--flops", "--bandwidth"]
+MODEL = ["model", "--devices -p !", "--batch -b", "--arg", "--machine", "--flops", "--bandwidth", "--precision"]
 OF_MODEL = ["--devices -p", *MODEL[2:]]
 """Of commands that take a plan or a model."""
 SOLVER = ["--ordering", "--time-limit", "--memory-limit"]
@@ -70,7 +70,7 @@ SURFACE = {
         *("--data", "--data-split", "--test-data", "--test-every", "--until-accuracy", "--seed", "--dtype"),
         *("--checkpoint", "--save-every", "--keep", "--resume", "--metrics", "--trace", "--report-every", "--json"),
         *("--processes", "--hosts", "--task", "--bind", "--timeout"),
-        *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL[1:]),
+        *("--devices -p" if flag == "--devices -p !" else flag for flag in MODEL[1:] if flag != "--precision"),
         *("--device", "--virtual", "--gpu-memory"),
     ],
     "solve": ["tables", *SOLVER, "--export", "--json"],

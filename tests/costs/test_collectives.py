@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import ArrayLike
 
 from pase.costs.collectives import (
     ALL_GATHER,
@@ -16,7 +17,6 @@ from pase.costs.collectives import (
     REDUCE_SCATTER,
     Link,
     all_gather,
-    all_reduce,
     broadcast,
     hierarchical_all_gather,
     hierarchical_all_reduce,
@@ -24,10 +24,17 @@ from pase.costs.collectives import (
     point_to_point,
     reduce_scatter,
 )
+from pase.sharding.shards import FloatArray
 
 ALPHA, BETA = 3e-6, 2e-9
 LINK = Link(latency_s=ALPHA, s_per_byte=BETA)
 WORDS = 5 * 7 * 48  # divisible by every group size below
+
+
+def all_reduce(size_bytes: ArrayLike, group: ArrayLike, link: Link) -> FloatArray:
+    """The all-reduce among devices of one level."""
+    return hierarchical_all_reduce(size_bytes, [group], [link])
+
 
 Blocks = dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]]
 """What a device holds: block number → values."""

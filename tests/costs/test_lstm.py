@@ -8,6 +8,7 @@ import pytest
 from pase.costs import Pattern, ReadTraits, layer_traffic
 from pase.graph import Operator
 from pase.graph.operators import lstm
+from pase.graph.precision import FLOAT32, uniform_types
 
 L, B, S, D = 4, 8, 8, 16
 LSTM = lstm("lstm", (B, S, D), layers=L, units=D)
@@ -19,13 +20,13 @@ def _row(operator: Operator, split: dict[str, int]) -> np.ndarray[tuple[int, int
 
 
 def _flop(operator: Operator, **split: int) -> float:
-    traffic = layer_traffic(operator, _row(operator, split), READS, itemsize=4)
+    traffic = layer_traffic(operator, _row(operator, split), READS, types=uniform_types(operator, FLOAT32))
     return float(traffic.flop.item())
 
 
 def _bytes(*patterns: Pattern, **split: int) -> dict[str, float]:
     """Bytes of all messages by tensor, times included."""
-    traffic = layer_traffic(LSTM, _row(LSTM, split), READS, itemsize=4)
+    traffic = layer_traffic(LSTM, _row(LSTM, split), READS, types=uniform_types(LSTM, FLOAT32))
     found: dict[str, float] = {}
     for message in traffic.messages:
         if message.size_bytes.item() and (not patterns or message.pattern in patterns):

@@ -271,7 +271,7 @@ def test_fully_connected_layers_that_alternate_move_nothing() -> None:
 
 def test_an_edge_by_hand() -> None:
     # x[16, 32] from b 4 to c 4 on 4 devices: each device needs 16 x 8 and holds 4 x 8 of it, both ways.
-    net = Builder("net", itemsize=2)
+    net = Builder("net", precision="bf16")
     x = net.add(dense, "u", net.input((16, 8)), out=(("n", 32),))
     net.add(dense, "v", x, out=(("n", 8),))
     graph = net.build()

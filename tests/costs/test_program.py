@@ -65,7 +65,9 @@ def test_on_one_node_large_sums_cost_what_alpha_beta_says() -> None:
 MODELS = ("alpha_beta", "program")
 
 
-@pytest.mark.parametrize(("name", "p"), [("transformer", 16), ("rnnlm", 16), ("alexnet", 32)])
+@pytest.mark.parametrize(
+    ("name", "p"), [pytest.param("transformer", 16, marks=pytest.mark.full), ("rnnlm", 16), ("alexnet", 32)]
+)
 def test_on_several_nodes_its_strategies_are_faster_as_programs(name: str, p: int) -> None:
     graph, machine = build(name), load_machine("1080ti")
     steps = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pase.costs import Pattern, ReadTraits, layer_traffic
-from pase.graph import Operator, SliceOf
+from pase.graph import PRECISIONS, Operator, Precision, SliceOf
 from pase.graph.operators import (
     attention,
     batch_norm,
@@ -21,11 +21,14 @@ from pase.graph.operators import (
     pool2d,
     softmax_loss,
 )
+from pase.graph.precision import FLOAT32, uniform_types
 
 Found = dict[str, tuple[float, int, int]]
 
 
-def _traffic(operator: Operator, *, fed: bool = True, itemsize: int = 4, **split: int) -> tuple[float, Found]:
+def _traffic(
+    operator: Operator, *, fed: bool = True, precision: Precision = FLOAT32, **split: int
+) -> tuple[float, Found]:
     """Return (FLOP, {tensor: (bytes, group, times)}) under one configuration; dims that are not named are whole."""
     row = np.array([[split.get(dim, 1) for dim in operator.extents]], dtype=np.int32)
     reads = tuple(
@@ -36,7 +39,7 @@ def _traffic(operator: Operator, *, fed: bool = True, itemsize: int = 4, **split
         )
         for access in operator.reads
     )
-    traffic = layer_traffic(operator, row, reads, itemsize=itemsize)
+    traffic = layer_traffic(operator, row, reads, types=uniform_types(operator, precision))
     names = [m.tensor for m in traffic.messages]
     assert len(set(names)) == len(names)
     return traffic.flop.item(), {
@@ -67,7 +70,9 @@ def test_a_result_that_is_read_in_pieces_too_is_summed_and_written_once() -> Non
     assert (flop, found[whole.tensor]) == (3 * 2 * B * N * C / 4, (B * N * 4, 4, 1))
     row = np.ones((1, 3), dtype=np.int32)
     traits = (ReadTraits(has_gradient=True, is_fed=True, is_owned=True),) * 2
-    passes = [layer_traffic(operator, row, traits, itemsize=4).forward for operator in (FC, cut)]
+    passes = [
+        layer_traffic(operator, row, traits, types=uniform_types(operator, FLOAT32)).forward for operator in (FC, cut)
+    ]
     assert passes[0].touched_bytes == passes[1].touched_bytes == 4 * (B * C + N * C + B * N)
 
 
@@ -97,7 +102,7 @@ def test_fully_connected(split: dict[str, int], messages: Found) -> None:
 
 
 def test_words_of_another_size() -> None:
-    assert _traffic(FC, itemsize=2, b=4)[1] == {"gradient of w": (2 * C * N, 4, 1)}
+    assert _traffic(FC, precision=PRECISIONS["bf16"], b=4)[1] == {"gradient of w": (2 * C * N, 4, 1)}
 
 
 # -- convolution: y[b, n, h, w] = x[b, c, h + r, w + s] k[n, c, r, s]
@@ -228,7 +233,7 @@ def test_messages_say_how_they_travel() -> None:
     conv = conv2d("conv", (8, 4, 16, 16), out=6, kernel=3, padding=1)
     row = np.array([[2, 1, 2, 1, 2, 1, 1]], dtype=np.int32)
     reads = tuple(ReadTraits(has_gradient=True, is_fed=i == 0, is_owned=True) for i in range(3))
-    traffic = layer_traffic(conv, row, reads, itemsize=4)
+    traffic = layer_traffic(conv, row, reads, types=uniform_types(conv, FLOAT32))
     patterns = {message.tensor: message.pattern for message in traffic.messages}
     assert patterns["x"] is Pattern.HALO
     assert {p for name, p in patterns.items() if name != "x"} == {Pattern.ALL_REDUCE}

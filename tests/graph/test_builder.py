@@ -1,7 +1,7 @@
 import pytest
 
 from pase.errors import GraphError
-from pase.graph import Builder, Edge, Graph
+from pase.graph import PRECISIONS, Builder, Edge, Graph
 from pase.graph.operators import concat, dense, elementwise, embedding, softmax_loss
 
 
@@ -21,7 +21,7 @@ def test_layers_are_joined_in_the_order_in_which_they_are_written() -> None:
         Edge(producer="fc2", output=0, consumer="softmax", input=0),
     )
     assert graph.arguments == (("batch", 32),)
-    assert graph.itemsize == 4
+    assert graph.precision == PRECISIONS["float32"]
     assert graph.neighbours == (frozenset({1}), frozenset({0, 2}), frozenset({1}))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pase.common.documents import Field
 from pase.errors import PlanError
-from pase.graph import Builder, Graph, graph_document, graph_from_document
+from pase.graph import Builder, Graph, graph_document, graph_from_document, uniform
 from pase.graph.operators import (
     attention,
     batch_norm,
@@ -30,7 +30,7 @@ def _read(document: object) -> Graph:
 
 def _every_feature() -> Graph:
     """Return a graph with windows, parts, products of dims, every exchange, a pipeline and a shared weight."""
-    net = Builder("net", itemsize=8)
+    net = Builder("net", precision=uniform("float64"))
     x = net.add(conv2d, "conv", net.input((2, 4, 8, 8)), out=4, kernel=3, stride=2, padding=1, groups=2)
     x = net.add(batch_norm, "norm", x, activation="relu")
     y = net.add(pool2d, "pool", x, kernel=3, stride=1, padding=1, reduction="mean", count_padding=True)

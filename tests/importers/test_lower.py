@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pase import search
-from pase.costs import build_problem
+from pase.costs import Pattern, ReadTraits, build_problem, layer_traffic
 from pase.errors import ModelError
 from pase.graph import Access, Graph, Operator, Role, SliceOf, verify
 from pase.graph.operators import contract, pointwise, softmax
+from pase.graph.precision import FLOAT32, uniform_types
 from pase.importers.frameworks import imported
 from pase.importers.ir import (
     Contract,
@@ -354,6 +355,36 @@ def test_a_product_with_experts_counts_those_that_are_asked() -> None:
     assert vertex.kind == "experts"
     assert graph.forward_flop(contractions_only=True) == 2 * 16 * 4 * 6
     assert search(graph, devices=2).exact
+
+
+def test_rows_of_groups_that_are_split_move_four_times() -> None:
+    """Which rows a group has is told by data: 8 groups of 4 rows of 6 features on average, products of 10 columns."""
+    t = Tracer()
+    x, w, ends = t.leaf("x", (8, 4, 6)), t.weight("w", 8, 10, 6), t.leaf("ends", (8,), dtype="int32")
+    op = Contract(operands=("gmk", "gnk"), output="gmn", has_ends=True)
+    graph = _graph(t, t.point("tanh", t.add(op, t.point("relu", x), w, ends, shape=(8, 4, 10))))
+    vertex = next(op for op in graph.operators if op.parameters)
+    assert [(read.role, read.index_map) for read in vertex.reads[2:]] == [(Role.INDEX, (None,))]
+    groups, rows = vertex.reads[0].index_map[:2]
+    assert isinstance(groups, str)
+    assert isinstance(rows, str)
+
+    def moved(traits: tuple[bool, bool], **splits: int) -> list[tuple[str, float, int]]:
+        reads = [ReadTraits(has_gradient=own, is_fed=False, is_owned=True) for own in (*traits, False)]
+        found = layer_traffic(
+            vertex,
+            np.array([[splits.get(dim, 1) for dim in vertex.extents]], dtype=np.int32),
+            tuple(reads),
+            types=uniform_types(vertex, FLOAT32),
+        )
+        return [(m.tensor, m.size_bytes.item(), m.times) for m in found.messages if m.pattern is Pattern.MOVE]
+
+    assert moved((True, True), **{rows: 4}) == []
+    # A device has 2 of 8 groups, all rows of each, or one of every two of them.
+    assert moved((True, True), **{groups: 4}) == [("rows", 6 * 4 * 6 * 4, 2), ("products", 6 * 4 * 10 * 4, 2)]
+    assert moved((True, True), **{groups: 4, rows: 2}) == [("rows", 6 * 2 * 6 * 4, 2), ("products", 6 * 2 * 10 * 4, 2)]
+    assert moved((False, True), **{groups: 4}) == [("rows", 6 * 4 * 6 * 4, 1), ("products", 6 * 4 * 10 * 4, 2)]
+    assert moved((False, False), **{groups: 4}) == [("rows", 6 * 4 * 6 * 4, 1), ("products", 6 * 4 * 10 * 4, 1)]
 
 
 def test_generic_operators_pass_what_passes() -> None:

@@ -13,7 +13,7 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 torch = pytest.importorskip("torch")
 
 from pase.errors import EmitError, ModelError, ProgramError  # noqa: E402
-from pase.graph import Graph  # noqa: E402
+from pase.graph import Graph, uniform  # noqa: E402
 from pase.graph.operators import with_fan_outs  # noqa: E402
 from pase.importers.frameworks import import_model  # noqa: E402
 from pase.importers.ir import Use  # noqa: E402
@@ -373,7 +373,7 @@ def trained(
         training.close()
         if is_counted:
             measured = crossed(first.record, graph, training.traffic)
-            wide = replace(plan, graph=replace(plan.graph, itemsize=8))
+            wide = replace(plan, graph=plan.graph.in_precision(uniform("float64")))
             predicted = sum(flow.total_bytes for flow in flows(wide))
             assert measured.total_bytes == training.traffic.total_bytes == predicted > 0
             assert measured.elsewhere_bytes == 0
@@ -387,8 +387,7 @@ def graph_of(source: Any) -> Graph:
 @pytest.mark.parametrize(
     ("name", "seeds"),
     [
-        *((name, (0, 1)) for name in MODELS),
-        *((name, (0, 1) if name in WITHOUT_REFERENCE else (0,)) for name in ARCHITECTURES),
+        *((name, (0, 1) if name in WITHOUT_REFERENCE else (0,)) for name in (*MODELS, *ARCHITECTURES)),
         *(pytest.param(name, (1, 2, 3), marks=pytest.mark.full) for name in (*MODELS, *ARCHITECTURES)),
     ],
 )

@@ -587,6 +587,12 @@ def test_where_other_configurations_are_not_known_the_page_says_so(look: Look) -
     assert select(page, 3).locator(".part", has_text="Other configurations").locator(".note").inner_text() == (
         "a plan within a memory limit <b>"
     )
+    nothing: dict[str, Any] = {"splits": [], "changes": [], "lists": [], "layers": [None] * 100}
+    document["plans"][0] |= {"choices": nothing, "choices_note": "the time limit of 1 s"}
+    page = look(document)
+    assert select(page, 3).locator(".part", has_text="Other configurations").locator(".note").inner_text() == (
+        "Not reached: the time limit of 1 s"
+    )
 
 
 def test_other_configurations_of_hostile_names_are_text(look: Look) -> None:

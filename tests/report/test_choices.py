@@ -50,7 +50,11 @@ def pinned(plan: Plan, layer: int, splits: list[int], **others: Any) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("transformer", "paper"), ("inception_v3", "alpha_beta"), ("mlp", "paper")]
+    ("name", "model"),
+    [
+        *(("transformer", "paper"), ("alexnet", "alpha_beta"), ("mlp", "paper")),
+        pytest.param("inception_v3", "alpha_beta", marks=pytest.mark.full),
+    ],
 )
 def test_numbers_are_those_of_fresh_searches(name: str, model: str) -> None:
     plan = planned(name, cost_model=model)
@@ -150,6 +154,39 @@ def test_where_it_is_not_known_it_says_why(monkeypatch: pytest.MonkeyPatch) -> N
     )
     (told,) = report_document({"": plan}, explains=False)["plans"]
     assert (told["choices"], told["choices_note"]) == (None, "")
+
+
+class Clock:
+    """A clock on which every look takes a second."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+
+def test_what_the_time_limit_leaves_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned("alexnet")
+    whole = every_choice(plan)
+    none, note = choices_document(plan, time_limit_s=1e-9)
+    assert none is None
+    assert "the time limit of 1e-09 s was reached before it was worked out of any layer; give more time" in note
+    missing = []
+    for limit in (3.0, 7.0, 1000.0):
+        # Tables and marginals are made in no time at all: their clock is another one, far behind this one's limit.
+        monkeypatch.setattr(f"{CHOICES}.perf_counter", Clock())
+        monkeypatch.setattr("pase.costs.build.perf_counter", lambda: 0.0)
+        found = every_choice(plan, time_limit_s=limit)
+        assert all(one is None or one == other for one, other in zip(found, whole, strict=True))
+        missing.append(sum(one is None for one in found))
+        monkeypatch.setattr(f"{CHOICES}.perf_counter", Clock())
+        (told,) = report_document({"": plan}, explains=False, interactive=True, time_limit_s=limit)["plans"]
+        assert [number is None for number in told["choices"]["layers"]] == [one is None for one in found]
+        said = f"not known of {missing[-1]} of {len(plan.layers)} layers, which were not reached within the time limit"
+        assert (said in told["choices_note"]) == (told["choices_note"] != "") == (missing[-1] > 0)
+    assert len(plan.layers) > missing[0] > missing[1] > missing[2] == 0
 
 
 def test_the_same_plan_gives_the_same() -> None:

@@ -12,6 +12,7 @@ from pase.costs import ReadTraits, layer_traffic
 from pase.errors import EmitError, GraphError, ProgramError
 from pase.graph import Builder, Graph
 from pase.graph.operators import dense, dropout, softmax_loss
+from pase.graph.precision import FLOAT32, uniform_types
 from pase.planning.plan import Plan
 from pase.sharding.traffic import flows
 from pase.targets.emitter import emit
@@ -206,7 +207,12 @@ def test_nothing_moves_in_the_layer() -> None:
 def test_its_costs_are_its_points() -> None:
     operator = dropout("drop", (8, 6), dims=("b", "n"), rate=0.5)
     rows = np.array([[1, 1], [4, 1], [2, 3]], dtype=np.int32)
-    traffic = layer_traffic(operator, rows, (ReadTraits(has_gradient=True, is_fed=True, is_owned=True),), itemsize=4)
+    traffic = layer_traffic(
+        operator,
+        rows,
+        (ReadTraits(has_gradient=True, is_fed=True, is_owned=True),),
+        types=uniform_types(operator, FLOAT32),
+    )
     assert not traffic.messages
     np.testing.assert_array_equal(traffic.flop, 2 * prod((8, 6)) / np.array([1, 4, 6]))
 

@@ -1,5 +1,6 @@
 """Searches that start from what another one of the same tables left, beside all strategies one by one."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pase.solver import solve, solve_again, warm_start
-from pase.tables.cost_tables import CostTables, IndexArray, restricted
+from pase.solver import solve, solve_again, warm_start, warm_start_from
+from pase.tables.cost_tables import CostTables, EdgeTable, IndexArray, restricted
 from tests.solver.problems import cycle, random_tables, repeated_blocks, small_problems, total_cost
 
 Kept = dict[int, IndexArray]
@@ -65,10 +66,48 @@ def test_larger_problems_cost_what_a_search_of_their_own_finds(seed: int) -> Non
         assert found.cost == pytest.approx(alone.cost, rel=1e-12)
 
 
+def _other_costs(tables: CostTables, rng: np.random.Generator) -> CostTables:
+    """Return tables of the same graph whose transfers cost otherwise, some of them told apart by other layouts."""
+
+    def other(table: EdgeTable) -> EdgeTable:
+        if rng.random() < 0.2:
+            return EdgeTable.from_dense(rng.uniform(0, 5, table.shape))
+        return replace(
+            table, values=table.values * rng.choice([0.2, 1.0, 6.0]) + rng.integers(0, 4, table.values.shape)
+        )
+
+    return replace(tables, edge_tables=tuple(map(other, tables.edge_tables)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), tables=small_problems(finite=True), seed=st.integers(0, 2**32))
+def test_finds_the_cheapest_where_costs_have_changed(data: st.DataObject, tables: CostTables, seed: int) -> None:
+    start, rng = warm_start(tables, solve(tables)), np.random.default_rng(seed)
+    near = [0] * tables.num_vertices
+    for _ in range(3):
+        if start is None:
+            return
+        tables = _other_costs(tables, rng)
+        start = warm_start_from(start, tables, near)
+        if start is None:
+            return
+        assert start.bound <= _all(tables, {}) * (1 + 1e-12) + 1e-12
+        for kept in ({}, data.draw(kept_of(tables))):
+            found = solve_again(tables, start, kept, near)
+            assert found.exact
+            assert found.cost == pytest.approx(_all(tables, kept), rel=1e-12, abs=1e-12)
+            assert total_cost(tables, found.choice) == pytest.approx(found.cost, rel=1e-12, abs=1e-12)
+
+
 def test_costs_that_are_far_apart_have_no_start() -> None:
     tables = random_tables(np.random.default_rng(5), 6, cycle(6), forbidden=0.3, smallest_domain=3)
     assert np.isinf(max(table.values.max() for table in tables.edge_tables))
     assert warm_start(tables, solve(tables)) is None
+    allowed = [replace(t, values=np.where(np.isinf(t.values), 1.0, t.values)) for t in tables.edge_tables]
+    finite = replace(tables, edge_tables=tuple(allowed))
+    start, known = warm_start(finite, solve(finite)), solve(tables).choice
+    assert start is not None
+    assert warm_start_from(start, tables, known) is None
 
 
 def test_vertices_that_are_alike_stay_alike_where_the_same_is_kept() -> None:

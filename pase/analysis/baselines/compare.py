@@ -2,17 +2,22 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isclose
 from time import perf_counter
 
 from pase.analysis.baselines.registry import BASELINES, Baseline
 from pase.common.documents import StrPath
-from pase.costs import Problem
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
-from pase.planning.plan import NOT_SEARCHED, Plan
-from pase.planning.planner import Progress, check_search, data_parallel_choice, plan_of, problem_of
-from pase.solver import Solution, solve
+from pase.planning.plan import Plan
+from pase.planning.planner import (
+    Progress,
+    check_search,
+    data_parallel_choice,
+    given_solution,
+    plan_of,
+    problem_of,
+)
+from pase.solver import solve
 
 OURS = "pase"
 """What our strategy is called beside the others."""
@@ -36,9 +41,10 @@ class Contender:
 
     @property
     def communication(self) -> float:
-        """Cost of what layers communicate inside and of the transfers between them."""
+        """Cost of what layers communicate inside and of the transfers between them, less what of it is hidden."""
         inside = sum(layer.communication_cost for layer in self.plan.layers)
-        return inside + sum(transfer.cost for layer in self.plan.layers for transfer in layer.transfers)
+        between = sum(transfer.cost for layer in self.plan.layers for transfer in layer.transfers)
+        return inside + between - self.plan.hidden_cost
 
     @property
     def memory_bytes(self) -> int:
@@ -104,7 +110,14 @@ def compare(
     # Where the search ends without a proof its strategy is still none of the others' worse.
     known = [data_parallel_choice(problem), *(choice for _, choice, _ in found)]
     ours = solve(problem.tables, known=known, on_progress=on_progress)
-    solutions = [(OURS, ours), *((entry.name, _solution(problem, choice, ours, s)) for entry, choice, s in found)]
+    # No cheaper one than ours exists, or than its bound.
+    solutions = [
+        (OURS, ours),
+        *(
+            (entry.name, given_solution(problem, choice, lower_bound=ours.lower_bound, time_s=time_s))
+            for entry, choice, time_s in found
+        ),
+    ]
     return Comparison(
         contenders=tuple(
             Contender(
@@ -116,20 +129,4 @@ def compare(
         ),
         absent=tuple(absent),
         tables_time_s=tables_time_s,
-    )
-
-
-def _solution(problem: Problem, choice: tuple[int, ...], ours: Solution, time_s: float) -> Solution:
-    """Return a strategy with what our search proves of it: no cheaper one than ours exists, or than its bound."""
-    cost = problem.tables.evaluate(choice)
-    bound = min(ours.lower_bound, cost)
-    return Solution(
-        cost=cost,
-        lower_bound=bound,
-        exact=isclose(cost, bound, rel_tol=1e-12),
-        choice=choice,
-        ordering=NOT_SEARCHED,
-        largest_dependent_set=0,
-        time_s=time_s,
-        peak_memory_bytes=0,
     )

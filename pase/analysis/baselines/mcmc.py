@@ -6,7 +6,7 @@ proportional to exp(-β cost). The best one that was visited is the result, with
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 
@@ -139,9 +139,12 @@ class Walk:
 def choose(
     problem: Problem, machine: Machine, *, options: Sampling, experts: Sequence[Choose]
 ) -> tuple[int, ...] | None:
-    """Return the best strategy that a walk from the start that the options name visits."""
+    """Return the best strategy that a walk from the start that the options name visits.
+
+    The walk looks at a layer and its edges alone, so that what hides counts as paid.
+    """
     start = STARTS[options.start](problem, machine, experts, options.seed)
-    return with_best_fan_outs(problem, sample(problem.tables, start, options).choice)
+    return with_best_fan_outs(problem, sample(replace(problem.tables, hiding=None), start, options).choice)
 
 
 def sample(tables: CostTables, start: Sequence[int], options: Sampling) -> Sampled:

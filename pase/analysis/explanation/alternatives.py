@@ -137,8 +137,10 @@ class Alternatives:
     def confirms_optimum(self) -> bool:
         """Return whether min-marginals prove that nothing is cheaper than what was taken for the optimum.
 
-        False says nothing: something is cheaper, or a problem was too large for them.
+        False says nothing: something is cheaper, a problem was too large for them, or costs do not add up.
         """
+        if self._tables.hiding is not None:
+            return False
         stage, tolerance = self._stage(self._first_stage), TIE * self._optimum.cost
         for island in stage.islands:
             marginals = self._marginals(stage, island)
@@ -196,7 +198,12 @@ class Alternatives:
         return np.delete(rows, configuration)
 
     def _limits(self) -> Iterator[tuple[int, float]]:
-        """Yield (stage, limit), without the lowest where a higher one takes little more than they."""
+        """Yield (stage, limit), without the lowest where a higher one takes little more than they.
+
+        None where costs do not add up: every question is then a search.
+        """
+        if self._tables.hiding is not None:
+            return
         for number in range(self._first_stage, len(SLACKS)):
             yield number, self._optimum.cost * (1 + SLACKS[number])
 

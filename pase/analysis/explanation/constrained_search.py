@@ -37,10 +37,17 @@ def nearest(
     def take_back(group: Collection[int]) -> bool:
         before = dict.fromkeys(group)
         edges = {number for v in group for number in incident[v]}
-        old = [_cost_of(table, found, group, edges) for table in tables]
+
+        def costs_now() -> list[float]:
+            return [
+                _cost_of(table, found, group, edges) if table.hiding is None else table.evaluate(found)
+                for table in tables
+            ]
+
+        old = costs_now()
         for v in group:
             before[v], found[v] = found[v], reference[v]
-        new = [_cost_of(table, found, group, edges) for table in tables]
+        new = costs_now()
         if all(abs(n - o) <= s for n, o, s in zip(new, old, slack, strict=True)):
             return True
         for v, c in before.items():

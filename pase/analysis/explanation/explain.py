@@ -104,7 +104,7 @@ class Work:
             search=search,
             free=self.free,
         )
-        self.parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices))
+        self.parts = CostParts(problem, cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision))
         self._reasons = Reasons(plan, problem, choice, self.parts)
 
     def layer(self, vertex: int, below: Side, above: Side) -> LayerExplanation:
@@ -198,9 +198,9 @@ class Work:
 
 
 def _sides(work: Work, max_solutions: int, on_progress: Progress | None) -> tuple[Side, Side]:
-    """Return the flips with faster and with slower links."""
+    """Return the flips with faster and with slower links; none are looked for where costs do not add up."""
     plan, start = work.plan, work.optimum.choice
-    if not max_solutions:
+    if not max_solutions or work.problem.tables.hiding is not None:
         return NO_FLIPS, NO_FLIPS
 
     def optimise(tables: CostTables, known: Sequence[Sequence[int]]) -> Solution:

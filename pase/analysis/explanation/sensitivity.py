@@ -35,7 +35,7 @@ from pase.planning.plan import Plan
 from pase.planning.planner import Progress, SearchOptions, problem_of, problem_of_plan, search
 from pase.sharding.configurations import divisors
 from pase.solver import Solution, solve
-from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray
+from pase.tables.cost_tables import CostTables, EdgeTable, FloatArray, Hiding
 
 _FAR = 2.0**200
 
@@ -319,11 +319,13 @@ def _relative(new: float, old: float) -> float:
 
 
 def _are_same(a: CostTables, b: CostTables) -> bool:
+    covers = ([], []) if a.hiding is None or b.hiding is None else (a.hiding.cover, b.hiding.cover)
     return all(
         np.array_equal(x, y)
         for x, y in chain(
             zip(a.vertex_costs, b.vertex_costs, strict=True),
             ((x.values, y.values) for x, y in zip(a.edge_tables, b.edge_tables, strict=True)),
+            zip(*covers, strict=True),
         )
     )
 
@@ -486,11 +488,16 @@ def _keeps_whole(operator: Operator) -> bool:
 def _freed(problem: Problem, freed: frozenset[int]) -> CostTables:
     """Return the tables with one configuration of some layers: its share of their work, and no transfers."""
     tables, count = problem.tables, len(problem.tables.vertex_costs)
+    hiding = tables.hiding
     shares: dict[int, FloatArray] = {}
+    hideable, cover = [], []
     for v in sorted(freed):
         whole = problem.choice(v, (1,) * len(problem.graph.operators[v].dims))
         assert whole is not None, "a layer may always be left whole"
         shares[v] = tables.layer_costs(v)[[whole]] / problem.num_devices
+        if hiding is not None:
+            hideable.append(hiding.hideable[tables.vertex_table[v]][[whole]] / problem.num_devices)
+            cover.append(hiding.cover[tables.vertex_table[v]][[whole]] / problem.num_devices)
     number = {v: count + i for i, v in enumerate(shares)}
     edge_tables, edge_table = list(tables.edge_tables), list(tables.edge_table)
     for i, (u, v) in enumerate(tables.edges):
@@ -505,4 +512,10 @@ def _freed(problem: Problem, freed: frozenset[int]) -> CostTables:
         vertex_table=tuple(number.get(v, table) for v, table in enumerate(tables.vertex_table)),
         edge_tables=tuple(edge_tables),
         edge_table=tuple(edge_table),
+        hiding=hiding
+        and Hiding(
+            hideable=(*hiding.hideable, *hideable),
+            cover=(*hiding.cover, *cover),
+            edges=(*hiding.edges, *(None,) * (len(edge_tables) - len(tables.edge_tables))),
+        ),
     )

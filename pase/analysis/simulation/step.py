@@ -15,12 +15,12 @@ import numpy as np
 from pase.analysis.simulation.engine import Collective, Compute, Direction, Fabric, Label, Path, PointToPoint, TaskGraph
 from pase.costs import ReadTraits, cost_model, layer_traffic
 from pase.costs.collectives import Link, hierarchical_all_reduce
-from pase.graph import Edge, Operator, Role
+from pase.graph import ITEMSIZES, Edge, Operator, Precision, Role
 from pase.machine import Machine
 from pase.planning.plan import Plan
 from pase.sharding.edges import (
-    INDEX_BYTES,
     SharedWeight,
+    edge_itemsizes,
     edge_steps,
     joint_sum,
     layer_mesh,
@@ -33,9 +33,6 @@ from pase.sharding.traffic import Phase, Purpose, Sent, Summed, layer_movements
 
 _UPDATE_FLOP = 2
 """FLOP of gradient descent for each weight: a product and a sum."""
-
-_UPDATE_WORDS = 3
-"""Words that gradient descent touches for each weight: the weight, its gradient, the weight again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +49,14 @@ def layer_work(plan: Plan, machine: Machine) -> dict[str, LayerWork]:
 
     What waits in a recurrent layer's pipeline counts as work.
     """
-    model = cost_model("alpha_beta", machine, plan.num_devices)
+    model = cost_model("alpha_beta", machine, plan.num_devices, plan.precision)
     owned: set[str] = set()
     found = {}
     for operator in plan.graph.operators:
         gradients = plan.graph.read_gradients(operator)
         splits = np.array([[plan[operator.name].splits[dim] for dim in operator.extents]], dtype=np.int32)
         traits = tuple(ReadTraits(has_gradient=has, is_fed=False, is_owned=True) for has in gradients)
-        work = layer_traffic(operator, splits, traits, itemsize=plan.graph.itemsize)
+        work = layer_traffic(operator, splits, traits, types=plan.graph.types[operator.name])
         found[operator.name] = LayerWork(
             forward_s=float(model.work(work.forward)[0]),
             backward_s=float(model.work(work.backward)[0]) if any(gradients) else None,
@@ -75,9 +72,18 @@ def _update_s(plan: Plan, operator: Operator, machine: Machine, owned: set[str])
     own = [access for access in trained if not access.shared or access.shared not in owned]
     owned.update(access.shared for access in own if access.shared)
     points = sum(shard_points(operator, access.shape, access.index_map, mesh) for access in own)
-    touched_bytes = _UPDATE_WORDS * points * plan.graph.itemsize
+    touched_bytes = _update_bytes(plan.precision) * points
     bandwidth = machine.device.memory_bandwidth_bytes_per_s or float("inf")
     return max(_UPDATE_FLOP * points / machine.peak_flop_per_s(), touched_bytes / bandwidth) if own else None
+
+
+def _update_bytes(precision: Precision) -> int:
+    """Return the bytes that gradient descent touches for each weight: what it updates, twice, and the gradient.
+
+    Where that is a master copy, the weight that is made of it, too.
+    """
+    masters = ITEMSIZES[precision.masters or precision.parameters]
+    return 2 * masters + ITEMSIZES[precision.gradients] + bool(precision.masters) * precision.itemsize
 
 
 Front = list[tuple[int, ...]]
@@ -377,22 +383,23 @@ class _Builder:
 
     def _move(self, front: Front, operator: Operator, movements: Iterable[Summed | Sent]) -> None:
         """Add what moves within a layer, one after the other."""
-        itemsize = self._graph.itemsize
         for found in movements:
             label = Label(producer=operator.name, consumer=operator.name, tensor=found.tensor, phase=found.phase)
             match found:
                 case Sent():
-                    self._network.send(label, found.pairs.items(), itemsize, found.times, front)
+                    self._network.send(label, found.pairs.items(), found.itemsize, found.times, front)
                 case Summed():
                     for group in sum_groups(layer_mesh(self._plan, operator.name), found.over):
-                        self._way(self._network, label, group, found.points[group[0]], itemsize, found.times, front)
+                        self._way(
+                            self._network, label, group, found.points[group[0]], found.itemsize, found.times, front
+                        )
 
     def _carry(self, front: Front, steps: Iterable[ReshardStep], moved: Edge, phase: Phase) -> None:
         """Add what moves from layer to layer, step by step: along an edge, or of a weight that both use."""
         read = self._graph[moved.consumer].reads[moved.input]
         tensor = read.shared if isinstance(moved, SharedWeight) else read.tensor
         label = Label(producer=moved.producer, consumer=moved.consumer, tensor=tensor, phase=phase)
-        point_bytes = self._graph.itemsize if read.is_differentiable else INDEX_BYTES
+        point_bytes = edge_itemsizes(self._graph, moved)[phase is Phase.BACKWARD]
         for step in steps:
             # Repeated layers move alike: each distinct movement is looked at once.
             if step not in self._moved:

@@ -436,12 +436,8 @@ class _Vertex:
         if isinstance(node.op, _MOVES) and any(access.role is Role.PARAMETER for access in self._operator.reads):
             raise NoBodyError("a weight is moved by a layer of its own")
         is_table = all(isinstance(axis, str) for access in self._operator.reads[1:2] for axis in access.index_map)
-        if (
-            self._sheet.is_own
-            and isinstance(node.op, ops.Lookup)
-            and not (is_table and len(self._operator.reads[1].index_map) == 2)
-        ):
-            raise NoBodyError("a table of other rank than two is looked up")
+        if self._sheet.is_own and isinstance(node.op, ops.Lookup) and not is_table:
+            raise NoBodyError("a table is looked up whose dims are put together of others")
         # A bias is added by a step of its own.
         first, *others = node.inputs[:2] if isinstance(node.op, ops.Convolve) else node.inputs or (Use(value=""),)
         if any(use.value in self._known for use in others):

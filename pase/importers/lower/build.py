@@ -185,9 +185,7 @@ class Lowered:
     written: Mapping[tuple[str, int], Use]
 
 
-def lower(
-    trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, itemsize: int = 4, framework: str = ""
-) -> Lowered:
+def lower(trace: Trace, *, arguments: Mapping[str, Scalar] | None = None, framework: str = "") -> Lowered:
     """Return the graph of a trace; ModelError where nothing is left to compute.
 
     Parts that share no tensor (two towers whose results are returned side by side) are joined by a vertex "outputs".
@@ -204,7 +202,6 @@ def lower(
         operators=tuple(operators),
         edges=tuple(edges),
         arguments=tuple((arguments or {}).items()),
-        itemsize=itemsize,
         framework=framework,
         call=trace.call,
     )

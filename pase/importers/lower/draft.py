@@ -328,6 +328,8 @@ def _refined(operator: Operator, cuts: Mapping[str, set[int]]) -> Operator | Non
         match old:
             case AllReduce():
                 return replace(old, index_map=axes(old.index_map), over=expanded(old.over))
+            case Relayout():
+                return replace(old, written=axes(old.written), read=axes(old.read))
             case _:
                 return None
 

@@ -196,8 +196,8 @@ class _Rewriting:
         operands = tuple(self.names.get(own, own) if isinstance(own, str) else own for own in step.operands)
         if step.function in ("view", "whole"):
             before, after = self._sides(step)
-            own = before if step.function == "whole" else self._named(before)
-            made = self._named(after)
+            own = before if step.function == "whole" or before == after else self._named(before)
+            made = after if before == after else self._named(after)
             if own == made:
                 self.names[step.result] = str(operands[0])
                 return []

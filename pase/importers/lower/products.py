@@ -1,11 +1,12 @@
 """Products as vertices: contractions, attention, recurrent networks, convolutions; and pooling, through windows too."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
 from pase.errors import GraphError
-from pase.graph import Access, Dim, Role, Work
+from pase.graph import Access, Dim, Operator, Relayout, Role, Work
+from pase.graph.access import access_dims
 from pase.graph.body import Body
 from pase.graph.operators import (
     attention,
@@ -61,7 +62,37 @@ def lower_contract(trace: Trace, node: Node, op: ops.Contract, name: str) -> Low
         access = Access(tensor="bias", shape=bias, index_map=along, role=Role.PARAMETER, partial_over=over)
         added = Work(dims=out, flop_per_point=1)
         operator = replace(operator, reads=(*operator.reads, access), work=(*operator.work, added))
-    return LoweredOperator(operator=operator, sources=node.inputs[: 2 + op.has_bias])
+    sources = node.inputs[: 2 + op.has_bias]
+    if op.has_ends:
+        operator = replace(operator, exchanges=tuple(_regrouped(operator)))
+        leaf = trace.leaf.get(node.inputs[-1].value)
+        if leaf is None or leaf.role == "input":
+            # Every device takes all of the numbers that tell where groups end.
+            (ends,) = shapes(trace, node)[2:]
+            access = Access(tensor="ends", shape=ends, index_map=(None,) * len(ends), role=Role.INDEX)
+            operator, sources = replace(operator, reads=(*operator.reads, access)), node.inputs
+    return LoweredOperator(operator=operator, sources=sources)
+
+
+def _regrouped(operator: Operator) -> Iterator[Relayout]:
+    """Yield what moves where groups are split: rows to the devices that have their group's matrix, and from there.
+
+    Where the rows of a group lie depends on the data: devices with other groups of the same part gather theirs, and add
+    up what they make of them, zeros where it is another's. The gradients go the other way.
+    """
+    (x, w), z = operator.reads[:2], operator.writes[0]
+    groups = access_dims(x) & access_dims(w) & access_dims(z)
+    for tensor, access, gradient_of in (("rows", x, (0,)), ("products", z, (0, 1))):
+        whole = tuple(None if axis in groups else axis for axis in access.index_map)
+        yield Relayout(
+            tensor=tensor,
+            shape=access.shape,
+            written=access.index_map,
+            read=whole,
+            times=2,
+            backward_times=1,
+            gradient_of=gradient_of,
+        )
 
 
 def lower_attention(trace: Trace, node: Node, op: ops.Attention, name: str) -> LoweredOperator:

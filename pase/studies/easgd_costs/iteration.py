@@ -278,7 +278,7 @@ def weights_of(graph: Graph) -> Weights:
         raise TrainingError(
             f"model {graph.name!r} has no weights, so there is nothing to exchange; use one that trains"
         )
-    return Weights(num_bytes=graph.num_parameters * graph.itemsize, num_arrays=num_arrays)
+    return Weights(num_bytes=graph.num_parameters * graph.precision.itemsize, num_arrays=num_arrays)
 
 
 def _num_arrays(operator: Operator, owners: Mapping[str, str]) -> int:

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from textwrap import wrap
 from types import MappingProxyType
 
@@ -9,6 +10,7 @@ from pase.common.names import short
 from pase.errors import EmitError, GraphError, unknown_name
 from pase.graph import Edge, Operator, Role, SliceOf, verify_operator
 from pase.graph.body import Body, Borrowed, elementary
+from pase.graph.precision import FLOAT32
 from pase.planning.plan import LayerPlan, Plan
 from pase.targets.emitter.block import LOCALS, WINDOWS, Block
 from pase.targets.emitter.mesh_tensorflow import MESH_TENSORFLOW
@@ -48,6 +50,7 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
     does not tell how it is computed, and a split that does not divide its dim.
     """
     chosen = target_of(plan, target)
+    plan, told = _in_types_of(plan, chosen)
     bodies = _bodies(plan, chosen, trains=True)
     loss = _loss(plan, chosen)
     others = [] if chosen.with_outputs is None else [name for name in _ends(plan, bodies) if name != loss]
@@ -57,7 +60,8 @@ def emit(plan: Plan, *, target: str | None = None) -> str:
         form = chosen.with_outputs if outputs and chosen.with_outputs else chosen.loss
     else:
         form, outputs = chosen.outputs, outputs or others
-    return _program(plan, chosen, bodies, form, loss=loss, outputs=outputs, told=_left_out(bodies, lost), trains=True)
+    told = (*told, *_left_out(bodies, lost))
+    return _program(plan, chosen, bodies, form, loss=loss, outputs=outputs, told=told, trains=True)
 
 
 def emit_forward(plan: Plan) -> str:
@@ -76,7 +80,8 @@ def emit_forward(plan: Plan) -> str:
     ends = _ends(plan, bodies)
     lost = _problems(plan, bodies, ends)
     outputs = [name for name in ends if name not in lost] or ends
-    form, told = MESH_TENSORFLOW.outputs, _left_out(bodies, lost)
+    plan, told = _in_types_of(plan, MESH_TENSORFLOW)
+    form, told = MESH_TENSORFLOW.outputs, (*told, *_left_out(bodies, lost))
     return _program(plan, MESH_TENSORFLOW, bodies, form, loss="", outputs=outputs, told=told, trains=False)
 
 
@@ -92,6 +97,24 @@ def target_of(plan: Plan, name: str | None) -> Target:
     if chosen not in TARGETS:
         raise EmitError(unknown_name("target", chosen, TARGETS))
     return TARGETS[chosen]
+
+
+def _in_types_of(plan: Plan, target: Target) -> tuple[Plan, tuple[str, ...]]:
+    """Return a plan in the types that its program computes in, and what is to be said where they are not the plan's.
+
+    Raises EmitError for types that no program computes in.
+    """
+    own = plan.precision
+    if own == FLOAT32 or not target.takes_types:
+        told = f"numbers are float32 (--dtype float64: float64), not in the types of the plan, {own.name}"
+        return replace(plan, graph=plan.graph.in_precision(FLOAT32)), () if own == FLOAT32 else (told,)
+    kept = {own.parameters, own.gradients, own.collectives, own.moments, own.masters or own.parameters}
+    if "float8" in (*own.multiplied, *kept) or len(kept) > 1:
+        raise EmitError(
+            f"programs for {target.name} do not compute in the types of the plan, {own.text}: products are in bfloat16 "
+            "or float16, and weights, gradients, sums and the optimiser in one type; search with --precision bf16-mixed"
+        )
+    return plan, ()
 
 
 def _left_out(bodies: Mapping[str, Body], lost: Mapping[str, tuple[str, str]]) -> tuple[str, ...]:
@@ -211,7 +234,8 @@ def _program(
     body = list(_body(plan, target, bodies, wanted, form, loss=loss, outputs=outputs, trains=trains))
     arguments = ", ".join(f"{name}={value}" for name, value in plan.graph.arguments)
     made = "imported" if plan.graph.is_imported else "built"
-    same, of = "losses" if loss else "outputs", "a float32 step" if trains else "float32"
+    same, types = "losses" if loss else "outputs", plan.precision.name
+    of = f"a {types} step" if trains else types
     lines = [line for text in told for line in wrap(f"Its {printable(text, 400)}.", 110)]
     head = docstring(
         [
@@ -264,7 +288,9 @@ def _body(
     told = code("the loss and its outputs") if loss and outputs else code("the loss") if loss else code("its outputs")
     yield code("def build(program: Program) -> {}:", form.returned)
     yield code('{}"""Declare the layers in order and return {}."""', INDENT, told)
-    graph = plan.graph
+    graph, types = plan.graph, plan.precision
+    if types != FLOAT32:
+        yield code("{}program.types(weights={}, products={})", INDENT, types.parameters, types.results)
     words = (*_WORDS, *target.words, *target.layers)
     identifiers = Identifiers(words)
     iterated = {dim.name for operator in graph.operators for dim in operator.dims}

@@ -249,13 +249,14 @@ def _windows(block: Written) -> tuple[Text, ...]:
 def _embedding(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     table, indices = operands
     access = next((access for access in block.operator.reads if access.tensor == step.operands[0]), None)
-    if access is None or len(access.index_map) != 2 or len(named_dims(access)) != 2:
+    if access is None or not all(isinstance(axis, str) for axis in access.index_map):
         raise _unwritten(block, "looks up a table whose dims are put together of others")
-    rows, columns = named_dims(access)
-    dims = None if indices.dims is None else (*indices.dims, columns)
+    rows, *columns = named_dims(access)
+    dims = None if indices.dims is None else (*indices.dims, *columns)
     frozen = int(step.option("frozen", -1))
     told = [code("frozen={}", frozen)] if frozen >= 0 else []
-    return called(code("lookup"), (table.text, indices.text, block.dims[rows], block.dims[columns], *told), dims)
+    own = [block.dims[dim] for dim in (rows, *columns)]
+    return called(code("lookup"), (table.text, indices.text, *own, *told), dims)
 
 
 def _concat(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:

@@ -52,6 +52,7 @@ TORCH = Target(
         returned=code("tuple[Tensor, Outputs]"),
     ),
     takes_uneven_parts=True,
+    takes_types=True,
     outputs=Form(
         title="a program for PyTorch that computes its outputs",
         usage=_computing,

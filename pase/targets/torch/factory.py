@@ -16,6 +16,7 @@ from pase.graph import Scalar
 from pase.importers.front_end import call_factory
 from pase.importers.torch.export import call_of, unwrapped
 from pase.planning.plan import Plan
+from pase.targets.torch.autocast import computing_in
 from pase.targets.torch.launch import join, naming_lost_ranks
 from pase.targets.torch.parallel import parallelize
 from pase.targets.torch.script import measured_bytes
@@ -56,7 +57,14 @@ def train_factory(
     """
     begin = time.perf_counter()
     join(device="cpu")
-    dtype = getattr(torch, options.dtype)
+    types = plan.precision
+    dtype = getattr(torch, types.parameters if options.dtype == "float32" else options.dtype)
+    low = types.results if types.is_mixed and options.dtype == "float32" else ""
+    if low == "float16":
+        raise ProgramError(
+            "products in float16 need a loss that is scaled: train the module in a loop of your own (pase.parallelize, "
+            "torch.amp.GradScaler), or search with --precision bf16-mixed"
+        )
     torch.manual_seed(options.seed or 0)
     # With its weights, which a search does without.
     made, took_batch = call_factory(name, batch=batch, arguments=arguments, front_ends=())
@@ -80,7 +88,9 @@ def train_factory(
         if traffic is not None:
             traffic.is_counted = measure and number == options.steps - 1
         with naming_lost_ranks():
-            value = loss_of(step(*positional, **keywords))
+            # A module made parallel sees to its types itself.
+            with computing_in("" if is_parallel else low, torch.device("cpu")):
+                value = loss_of(step(*positional, **keywords))
             value.backward()
         if not torch.isfinite(value):
             raise ProgramError(f"step {number + 1}: the loss is {value.item()}; use a smaller learning rate")

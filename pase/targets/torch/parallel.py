@@ -21,6 +21,7 @@ from pase.planning.plan import Plan, check_even
 from pase.sharding.boxes import Box, Range, extents, whole
 from pase.sharding.layouts import DeviceMesh
 from pase.targets.emitter import emit
+from pase.targets.torch.autocast import computing_in
 from pase.targets.torch.batches import RankSampler, in_place, rows_read
 from pase.targets.torch.collectives import Groups, Take, Traffic
 from pase.targets.torch.gradients import Entry, Gradients
@@ -80,8 +81,23 @@ def parallelize(model: Any, plan: Plan, *, weights: Any = None, seed: int = 0) -
     found = difference(plan.graph, live.model.graph)
     if found:
         raise ProgramError(f"the plan is of another model: {found}; search a plan for this one")
+    _check_types(module, plan)
     values, notes = _first_values(module, live, weights, seed, ranks.device)
     return Parallel(module, live, plan, rank=ranks.rank, weights=values, seed=seed, notes=notes)
+
+
+def _check_types(module: nn.Module, plan: Plan) -> None:
+    """Raise ProgramError where a module's parameters are wider than those of the plan, which is of a low type."""
+    held = getattr(torch, plan.precision.parameters)
+    if held.itemsize >= torch.float32.itemsize:
+        return
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype != held:
+            raise ProgramError(
+                f"the plan is of {plan.precision.name}, with weights in {plan.precision.parameters}, and parameter "
+                f"{name!r} is {str(parameter.dtype).removeprefix('torch.')}: give module.to({held}), or search with "
+                "another precision"
+            )
 
 
 def _first_values(
@@ -232,7 +248,8 @@ class _Mode:
     """The program of training, or of evaluation.
 
     given: what each of its arguments is had of. keeps: what is done with each value of a statistic. loss: which output
-    is that. placed: how the ranks have each output between them, None for those that every rank has whole.
+    is that. placed: how the ranks have each output between them, None for those that every rank has whole. low: the
+    type of products, where it is another than that of weights, or "".
     """
 
     traced: Traced
@@ -240,6 +257,7 @@ class _Mode:
     keeps: tuple[Callable[[Any], None], ...]
     loss: str
     placed: Mapping[str, Stored | None]
+    low: str
 
 
 class Parallel(nn.Module):
@@ -269,6 +287,7 @@ class Parallel(nn.Module):
         device = join().device
         if device.type == "cpu":
             device = next((p.device for p in module.parameters() if not p.is_meta), device)
+        self._device = device
         known = [item.use for item in live.constants.values()]
         fixed = [c.use.value for c in live.constants.values() if not (c.inputs or c.parameters or c.is_random)]
         self._fixed, self._fixed_values = live.part(fixed, device=device), _Fixed()
@@ -291,7 +310,9 @@ class Parallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns."""
         mode, values, arguments = self._begun(args, kwargs)
-        return self._ended(mode, values, *mode.traced.module(*arguments))
+        with computing_in(mode.low, self._device):
+            found = mode.traced.module(*arguments)
+        return self._ended(mode, values, *found)
 
     @torch._disable_dynamo
     def _begun(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[_Mode, Mapping[str, Any], list[Any]]:
@@ -453,7 +474,9 @@ class Parallel(nn.Module):
         numbers = {own.name: own.output.name for own in self._live.outputs if own.output and not own.shape}
         at_loss = next((name for name, made in numbers.items() if made not in outputs), "")
         keeps = tuple(self._kept(name, momentum) for name, momentum in traced.keeps)
-        self._modes[trains] = _Mode(traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed)
+        self._modes[trains] = _Mode(
+            traced=traced, given=given, keeps=keeps, loss=at_loss, placed=placed, low=program.low
+        )
         return self._modes[trains]
 
     def _source(self, argument: str, fed: Mapping[str, Use], traced: Traced, takes: Mapping[str, Take]) -> Get:

@@ -108,11 +108,6 @@ class Storage:
     stored: Mapping[str, Stored]
     readings: Mapping[str, Reading]
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What parameters are not held as layers need them, and why."""
-        return tuple(stored.note for stored in self.stored.values() if stored.note)
-
 
 def storage(
     shapes: Mapping[str, tuple[int, ...]],

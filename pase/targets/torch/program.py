@@ -106,7 +106,8 @@ class Program:
 
     rank, num_devices: of the group. trains: whether points are dropped, and moments are those of the batch. groups: of
     ranks, which several programs of one process share. traffic: counts what moves. counts: whether to count labels that
-    are right. sources: by the name of a trained tensor, the argument of the graph that it is had of.
+    are right. is_of_one_type: compute in one, whatever is said (`types`). sources: by the name of a trained tensor, the
+    argument of the graph that it is had of. dtype: the type of weights. low: that of products where it is another, "".
     """
 
     def __init__(
@@ -118,7 +119,9 @@ class Program:
         groups: Groups | None = None,
         traffic: Any = None,
         counts: bool = False,
+        is_of_one_type: bool = False,
     ) -> None:
+        self.dtype, self.low, self._is_of_one_type = "float32", "", is_of_one_type
         self.rank, self.num_devices, self.trains = rank, num_devices, trains
         self.groups = groups or Groups(rank, num_devices)
         self.traffic = Traffic() if traffic is None else traffic
@@ -139,6 +142,11 @@ class Program:
         self._mask_key: Any = None
 
     # -- what emitted programs say
+
+    def types(self, *, weights: str, products: str) -> None:
+        """Say in which types the program computes; others follow (`pase.graph.precision`)."""
+        if not self._is_of_one_type:
+            self.dtype, self.low = weights, products if products != weights else ""
 
     def mesh(self, layer: str, axes: Sequence[tuple[str, int]], devices: Sequence[int] | None = None) -> LayerMesh:
         """Return the mesh of a layer: (dim, number of parts) for each dim that is split.
@@ -300,7 +308,7 @@ class Program:
         moving = {self._arguments[name] for name in (*self.sources.values(), *self.inputs) if name in self._arguments}
         remove_idle_sums(self._graph, self._root, moving)
         held = {name: self._arguments[source] for name, source in self.sources.items()}
-        hoist_sums(self._graph, self._root, set(held.values()))
+        hoist_sums(self._graph, self._root, self, set(held.values()))
         join_sums(self._graph, self._root, self)
         axes = lift_sums(self._graph, self._root, held)
         remove_still_moves(self._graph, self._root)
@@ -448,36 +456,50 @@ def remove_idle_sums(graph: fx.Graph, root: nn.Module, moving: Iterable[fx.Node]
             graph.erase_node(node)
 
 
-def hoist_sums(graph: fx.Graph, root: nn.Module, weights: Set[fx.Node]) -> None:
+def hoist_sums(graph: fx.Graph, root: nn.Module, program: Program, weights: Set[fx.Node]) -> None:
     """Have the sum of the gradient of what is made of a weight alone (rows of it, a view) be that of the weight itself.
 
-    The ranks whose parts are summed make the same of it. What several uses of it leave is summed once. weights: the
-    arguments that hold some.
+    The ranks whose parts are summed make the same of it. What several uses of it leave is summed once, and so is what
+    is left over some axes after others. weights: the arguments that hold some.
     """
     fixed = _fixed(graph, root, weights)
     ends = {node for node in graph.nodes if node.meta.get("is_weight")}
     ends |= {node for node in graph.nodes if "giver" in node.meta and node.args[0] in ends}
     known: dict[tuple[fx.Node, LayerMesh, frozenset[str]], fx.Node] = {}
-    for node in [node for node in graph.nodes if "axes" in node.meta]:
+    done = set[fx.Node]()
+    # The last first, which takes those before it along.
+    for node in [node for node in reversed(graph.nodes) if "axes" in node.meta]:
+        mesh, axes, passed = node.meta["mesh"], node.meta["axes"], list[fx.Node]()
         after, before = node, node.args[0]
-        while before not in ends and before.op in _LOCAL and _only_user(before) is after:
+        while node not in done and before not in ends and _only_user(before) is after:
             own = set(before.all_input_nodes) - fixed
-            if len(own) != 1:
+            if before.meta.get("axes") and before.meta["mesh"] is mesh:
+                passed.append(before)
+            elif before.op not in _LOCAL or len(own) != 1:
                 break
             after, (before,) = before, own
-        if before not in ends:
+        if node in done or before not in ends:
             continue
-        same = known.setdefault((before, node.meta["mesh"], node.meta["axes"]), node)
+        axes = axes.union(*(other.meta["axes"] for other in passed))
+        same = known.setdefault((before, mesh, axes), node)
+        done |= {node, *passed}
         if after is not node:
             node.replace_all_uses_with(node.args[0])
             after.replace_input_with(before, same)
         elif same is not node:
             node.replace_all_uses_with(same)
         if same is node:
+            module = root.get_submodule(str(node.target))
+            assert isinstance(module, GradientSum)
+            group = program.groups.of(sum_groups(mesh.devices, axes))
+            module.adder, node.meta["axes"] = replace(module.adder, group=group), axes
             node.args = (before,)
             _next_call(before).prepend(node)
         else:
             graph.erase_node(node)
+        for other in passed:
+            other.replace_all_uses_with(other.args[0])
+            graph.erase_node(other)
 
 
 def join_sums(graph: fx.Graph, root: nn.Module, program: Program) -> None:

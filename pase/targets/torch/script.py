@@ -20,6 +20,7 @@ from pase.errors import PaseError, ProgramError
 from pase.sharding.boxes import Box, extents
 from pase.sharding.reshard import sum_groups
 from pase.sharding.traffic import Movement
+from pase.targets.torch.autocast import computing_in, widened
 from pase.targets.torch.checkpoints import Opened, Part, RankCheckpoints, save_state
 from pase.targets.torch.collectives import Groups, Traffic, all_reduced
 from pase.targets.torch.gradients import Entry, Gradients
@@ -113,10 +114,16 @@ class RankTraining:
         self.num_steps = 0
         self._build, self._ranks, self._rule = build, ranks, options.rule
         self._seed = options.seed or 0
-        self._dtype = getattr(torch, options.dtype)
+        self._dtype = None if options.dtype == "float32" else getattr(torch, options.dtype)
         self.groups, self.traffic = Groups(ranks.rank, ranks.world_size), Traffic()
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.program = self._traced(trains=True)
+        if self._low == "float16":
+            raise ProgramError(
+                "products in float16 need a loss that is scaled, which programs do not do: make your own module "
+                "parallel (pase.parallelize, torch.amp.GradScaler), search with --precision bf16-mixed, or give "
+                "--dtype float64"
+            )
         self._evaluated: Traced | None = None
         kept = self.program.weights.values()
         constants = [each.name for each in kept if not (each.is_trained or each.is_frozen or each.is_statistic)]
@@ -181,8 +188,10 @@ class RankTraining:
             groups=self.groups,
             traffic=self.traffic,
             counts=True,
+            is_of_one_type=self._dtype not in (None, torch.float32),
         )
         built = self._build(program)
+        self._dtype, self._low = self._dtype or getattr(torch, program.dtype), program.low
         if isinstance(built, Tensor):
             return program.traced(built)
         loss, outputs = built if isinstance(built, tuple) else (None, built)
@@ -205,7 +214,7 @@ class RankTraining:
             else:
                 weight = program.weight_of(name)
                 arguments.append(self.shards[weight] if weight else torch.as_tensor(key))
-        with naming_lost_ranks():
+        with naming_lost_ranks(), computing_in(self._low, self._ranks.device):
             found: tuple[Any, Sequence[Any], Sequence[Any]] = program.module(*arguments)
         return found
 
@@ -330,7 +339,7 @@ def _whole(tensor: Tensor, shard: Any) -> Array:
     """Return the whole of a tensor of which every rank has a part."""
     parts: list[Any] = [None] * dist.get_world_size()
     with naming_lost_ranks():
-        dist.all_gather_object(parts, shard.cpu().numpy())
+        dist.all_gather_object(parts, widened(shard).cpu().numpy())
     found = np.empty(tensor.shape, parts[0].dtype)
     for device, box in tensor.layout.by_device.items():
         found[_cut(box)] = parts[device].reshape([high - low for low, high in box])

@@ -16,6 +16,7 @@ from pase.errors import ProgramError
 from pase.sharding.boxes import even_part
 from pase.sharding.layouts import DeviceMesh, Layout, PlainDim, TensorDim, layout_of
 from pase.sharding.reshard import ReshardStep
+from pase.targets.torch.autocast import as_low, called, widened
 
 
 class Ranks(Protocol):
@@ -23,6 +24,8 @@ class Ranks(Protocol):
 
     rank: int
     trains: bool
+    low: str
+    weights: dict[str, Any]
 
     @property
     def mask_key(self) -> Any:
@@ -125,6 +128,7 @@ class Tensor:
     value: what stands for this rank's shard while the program is traced. partial: dims over whose parts the points are
     parts of sums. is_index: whether it holds whole numbers. spreads: the tensor as functions use it that bring other
     dims, by these. over: dims over which readers may leave parts of its gradient, None where they sum their own.
+    is_product: whether a product made it, so that a weight that is added is its bias.
     """
 
     value: Any
@@ -134,6 +138,7 @@ class Tensor:
     is_index: bool = False
     spreads: dict[frozenset[str], Any] = field(default_factory=dict, repr=False)
     over: frozenset[str] | None = None
+    is_product: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,15 +170,20 @@ class Tensor:
             return local(lambda x: x + other, [self], self.dims, is_index=self.is_index and float(other).is_integer())
         xs = (self, other)
         dims = joined_dims(xs)
+        program = self.mesh.program
+        is_bias = self.is_product and any(other is weight.tensor for weight in program.weights.values())
 
         def add(x: Any, y: Any) -> Any:
+            if is_bias and program.low:
+                y = called(as_low, y, x)
             added = in_order(y, other, dims)
             found = in_order(x, self, dims) + added
             # What a bias is, where the first term is a product (`fuse_biases`); whether it was laid out for the sum.
             found.node.meta["added"] = other.names, added is not y
             return found
 
-        return local(add, xs, dims, is_index=self.is_index and other.is_index)
+        found = local(add, xs, dims, is_index=self.is_index and other.is_index)
+        return replace(found, is_product=is_bias)
 
     __radd__ = __add__
 
@@ -210,6 +220,13 @@ def local(
     value = function(*(spread(x, brought - {*x.names, *x.partial}).value for x in xs))
     partial = over.union(*(x.partial for x in xs))
     return Tensor(value=value, mesh=mesh, dims=dims, partial=partial, is_index=is_index)
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """Return a tensor in float32 where the program has products in a low type."""
+    if not x.mesh.program.low or x.is_index:
+        return x
+    return local(lambda shard: called(widened, shard), [x], x.dims)
 
 
 def one_mesh(xs: Sequence[Tensor]) -> LayerMesh:

@@ -9,6 +9,7 @@ import numpy as np
 from pase.common.quantities import quantity
 from pase.graph import Graph, Operator
 from pase.graph.operator import SCANNED
+from pase.planning.constraints import with_ties
 from pase.planning.plan import Plan, check_even
 from pase.planning.planner import problem_of
 from pase.solver import Solution, solve
@@ -32,7 +33,10 @@ def scan_notes(plan: Plan) -> tuple[str, ...]:
         return ()
     problem = problem_of(plan.graph, plan.num_devices, plan.machine, plan.cost_model)
     groups = [[problem.graph.index[name] for name in names] for names in places.values()]
-    solution = cheapest_alike(problem.tables, groups)
+    if problem.tables.hiding is None:
+        solution = cheapest_alike(problem.tables, groups)
+    else:  # which layers are joined makes a difference to what hides
+        solution = solve(with_ties(problem, places.values()).tables, time_limit_s=_TIME_LIMIT_S)
     found = "the cheapest strategy" if solution.exact else "a strategy"
     told = (
         f"split differently in the turns of one lax.scan: {listed(unlike)}; a scan has one body, and so one spec for "

@@ -12,16 +12,20 @@ _DIGITS = 9
 """Of differences, as parts of the plan's cost: costs that are no further apart are equal."""
 
 
-def choices_document(plan: Plan, on_progress: Progress | None = None) -> tuple[dict[str, Any] | None, str]:
-    """Return what each layer's configurations would cost and what else would change, or None and why that is not known.
+def choices_document(
+    plan: Plan, *, time_limit_s: float | None = None, on_progress: Progress | None = None
+) -> tuple[dict[str, Any] | None, str]:
+    """Return what each layer's configurations would cost and what else would change, and what of it is not known.
+
+    None stands for all of it where nothing is known.
 
     splits: all configurations that it speaks of. changes: of other layers, [how far it is from this layer in the plan's
     order, row of splits, …]. lists: of each, `entries` of [row of splits, relative difference to the plan's cost, row
     of changes], `num_configurations`, and `beyond`, the least difference of those without an entry. layers: which list
-    is each one's.
+    is each one's, null for those that were not reached within the time limit.
     """
     try:
-        found = every_choice(plan, on_progress=on_progress)
+        found = every_choice(plan, time_limit_s=time_limit_s, on_progress=on_progress)
     except PlanError as error:
         return None, str(error)
 
@@ -35,8 +39,11 @@ def choices_document(plan: Plan, on_progress: Progress | None = None) -> tuple[d
     def numbered(row: tuple[int, ...]) -> int:
         return splits.setdefault(row, len(splits))
 
-    layers = []
+    layers: list[int | None] = []
     for number, layer in enumerate(found):
+        if layer is None:
+            layers.append(None)
+            continue
         entries = []
         for choice in layer.choices:
             changed = tuple(part for other, row in choice.changes for part in (other - number, numbered(row)))
@@ -46,9 +53,16 @@ def choices_document(plan: Plan, on_progress: Progress | None = None) -> tuple[d
         key = tuple(entries), layer.num_configurations, relative(layer.beyond)
         whole = {"entries": entries, "num_configurations": layer.num_configurations, "beyond": relative(layer.beyond)}
         layers.append(lists.setdefault(key, (len(lists), whole))[0])
+    missing = layers.count(None)
+    note = ""
+    if missing:
+        note = (
+            f"what other configurations would cost is not known of {missing} of {len(layers)} layers, which were not "
+            f"reached within the time limit of {time_limit_s:g} s; give more time (--time-limit)"
+        )
     return {
         "splits": list(splits),
         "changes": list(changes),
         "lists": [whole for _, whole in lists.values()],
         "layers": layers,
-    }, ""
+    }, note

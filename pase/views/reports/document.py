@@ -30,7 +30,7 @@ from pase.views.reports.choices import choices_document
 
 def cost_parts(plan: Plan) -> tuple[tuple[Part, ...], ...]:
     """Return [layers] the parts of each layer cost t_l; repeated layers are taken apart once."""
-    model = cost_model(plan.cost_model, plan.machine, plan.num_devices)
+    model = cost_model(plan.cost_model, plan.machine, plan.num_devices, plan.precision)
     known: dict[Hashable, tuple[Part, ...]] = {}
     found = []
     for operator, layer in zip(plan.graph.operators, plan.layers, strict=True):
@@ -245,9 +245,9 @@ def report_document(
 ) -> dict[str, Any]:
     """Return the JSON form of a report of one or more plans, by the names that it calls them.
 
-    sweep: costs on other numbers of devices. explains: whether it says why each layer is as it is; time_limit_s: for
-    saying so, of all plans together. interactive: whether it says what each layer's other configurations would cost.
-    The same plans give the same object.
+    sweep: costs on other numbers of devices. explains: whether it says why each layer is as it is. interactive: whether
+    it says what each layer's other configurations would cost. time_limit_s: for either, of all plans together; what is
+    not done by then is left out, and that is said. The same plans give the same object, given the time.
     """
     share_s = None if time_limit_s is None else time_limit_s / len(plans)
     return {
@@ -259,7 +259,7 @@ def report_document(
                 name,
                 plan,
                 *(_explained(plan, share_s, on_progress) if explains else (None, "")),
-                choices_document(plan, on_progress) if interactive else (None, ""),
+                choices_document(plan, time_limit_s=share_s, on_progress=on_progress) if interactive else (None, ""),
             )
             for name, plan in plans.items()
         ],
@@ -289,6 +289,7 @@ def _plan(
         "num_devices": plan.num_devices,
         "cost_model": plan.cost_model,
         "cost_unit": plan.cost_unit,
+        "precision": plan.precision.name,
         "machine": _machine(plan),
         "total_cost": plan.total_cost,
         "lower_bound": plan.lower_bound,
@@ -464,8 +465,8 @@ def report(
 ) -> str:
     """Return a page that shows a plan, or several by name beside one another, as HTML that needs nothing else.
 
-    path: where it is written, too. explains: whether it says why each layer is as it is; time_limit_s: for saying so.
-    interactive: whether a click on another configuration of a layer says what it would cost and what else would change.
+    path: where it is written, too. explains: whether it says why each layer is as it is. interactive: whether a click
+    on another configuration of a layer says what it would cost and what else would change. time_limit_s: for either.
     Raises PlanError where the file cannot be written.
     """
     by_name = plans if isinstance(plans, Mapping) else {plans.graph.name: plans}

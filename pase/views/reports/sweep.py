@@ -5,7 +5,7 @@ from typing import Any
 
 from pase.errors import ConfigurationError, PaseError
 from pase.planning.plan import Plan
-from pase.planning.planner import MAX_DEVICES, Progress, SearchOptions, search
+from pase.planning.planner import MAX_DEVICES, Progress, search, settings_of
 
 OURS, DATA_PARALLEL = "PaSE", "data parallelism"
 
@@ -18,19 +18,15 @@ def sweep(plan: Plan, numbers: Sequence[int], *, on_progress: Progress | None = 
     is proven to be least; search_time_s; problems, why there is no strategy, or "". All have an entry for each
     number, null where there is no strategy.
     """
-    options = SearchOptions(
-        cost_model=plan.cost_model,
-        keep_batch=True,
-        device_memory_bytes=plan.device_memory_bytes,
-        optimiser=plan.optimiser,
-    )
+    settings = settings_of(plan)
+    settings["constraints"] = ()
     found: list[Plan | None] = []
     problems: list[str] = []
     for number, devices in enumerate(numbers):
         if on_progress:
             on_progress(f"searching for {devices} devices", number / len(numbers))
         try:
-            found.append(search(plan.graph, devices, machine=plan.machine, options=options))
+            found.append(search(plan.graph, devices, machine=plan.machine, **settings))
             problems.append("")
         except PaseError as error:
             found.append(None)

@@ -10,6 +10,7 @@ from pase.errors import PaseError
 from pase.graph import Graph
 from pase.machine import Machine
 from pase.planning.plan import Plan
+from pase.planning.planner import settings_of
 from pase.planning.session import Answer, Session
 from pase.views.drawing.plans import repeated_blocks
 
@@ -27,17 +28,14 @@ class Planner:
     def __init__(self, plan: Plan, *, time_limit_s: float | None = None) -> None:
         """Get ready to answer; plan: where the page starts from. time_limit_s: for the search of each answer."""
         self.plan = plan
+        self._sliders = self._made_sliders()
+        self._rows: KnownRows = {}
         self._lock = Lock()
         self._session = Session(
             plan.graph,
             plan.num_devices,
             plan.machine,
-            cost_model=plan.cost_model,
-            constraints=plan.constraints,
-            device_memory_bytes=plan.device_memory_bytes,
-            optimiser=plan.optimiser,
-            time_limit_s=time_limit_s,
-            keep_batch=True,
+            options={**settings_of(plan), "time_limit_s": time_limit_s},
         )
 
     def start(self) -> dict[str, Any]:
@@ -47,11 +45,11 @@ class Planner:
             "model": plan.graph.name,
             "device": plan.machine.device.name,
             "layers": list(self._session.answer.problem.graph.index),
-            "sliders": self._sliders(),
-            "answer": told(self._session.answer),
+            "sliders": self._sliders,
+            "answer": told(self._session.answer, self._rows),
         }
 
-    def _sliders(self) -> list[dict[str, Any]]:
+    def _made_sliders(self) -> list[dict[str, Any]]:
         """Return each slider's name, label, texts and values, and where it stands."""
         plan = self.plan
         bandwidth = _slowest(plan.machine, plan.num_devices)
@@ -89,18 +87,23 @@ class Planner:
 
     def replan(self, changes: object) -> dict[str, Any]:
         """Return the answer to what the page sends, or {"error": …} where that cannot be had."""
-        names = {slider["name"] for slider in self._sliders()}
+        names = {slider["name"] for slider in self._sliders}
         if not isinstance(changes, Mapping) or not names.issuperset(changes):
             return {"error": f"expected values of {', '.join(sorted(names))}"}
         with self._lock:  # a session serves one thread
             try:
-                return told(self._session.replan(**changes))
+                return told(self._session.replan(**changes), self._rows)
             except PaseError as error:
                 return {"error": str(error)}
 
 
-def told(answer: Answer) -> dict[str, Any]:
-    """Return an answer as the page shows it.
+Rows = list[tuple[list[int], int]]
+KnownRows = dict[tuple[str, ...], Rows]
+"""Rows of one graph, by the configuration of each layer: most positions of a slider have one in common with others."""
+
+
+def told(answer: Answer, known_rows: KnownRows | None = None) -> dict[str, Any]:
+    """Return an answer as the page shows it; known_rows: of its graph, is added to.
 
     of: [V] the number of each layer's configuration among `configurations`. rows: (numbers of the layers in it, how
     often its block comes): layers of blocks that repeat are in one row.
@@ -113,6 +116,9 @@ def told(answer: Answer) -> dict[str, Any]:
         if key not in known:
             known[key] = configuration_text(problem.splits(vertex, chosen), problem.num_devices)
         texts.append(known[key])
+    known_rows = {} if known_rows is None else known_rows
+    if (*texts,) not in known_rows:
+        known_rows[*texts,] = rows_of(problem.graph, texts)
     configurations = sorted(set(texts))
     number = {text: i for i, text in enumerate(configurations)}
     certificate = "proven optimal" if answer.exact else f"within {answer.gap:.2%} of the least cost"
@@ -126,17 +132,17 @@ def told(answer: Answer) -> dict[str, Any]:
         "devices": problem.num_devices,
         "configurations": configurations,
         "of": [number[text] for text in texts],
-        "rows": rows_of(problem.graph, texts),
+        "rows": known_rows[*texts,],
     }
 
 
-def rows_of(graph: Graph, texts: Sequence[str]) -> list[tuple[list[int], int]]:
+def rows_of(graph: Graph, texts: Sequence[str]) -> Rows:
     """Return the rows of a table of layers, in which a block that comes several times in a row stands once."""
     alike = [
         (operator.kind, tuple(operator.extents.items()), text)
         for operator, text in zip(graph.operators, texts, strict=True)
     ]
-    rows: list[tuple[list[int], int]] = []
+    rows: Rows = []
     at = 0
     for block in repeated_blocks(graph, alike):
         rows += [([vertex], 1) for vertex in range(at, block.first)]

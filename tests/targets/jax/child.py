@@ -165,7 +165,7 @@ def moved(name: str, num_devices: int) -> dict[str, list[int]]:
         lies = parallel.shardings
         step = jax.jit(jax.value_and_grad(parallel), in_shardings=lies, out_shardings=(None, lies[0]))
         text = step.lower(*jax.device_put((model.weights, *model.batch), lies)).compile().as_text()
-        itemsize = 8 // graph.itemsize  # numbers are of 64 bits here
+        itemsize = 8 // graph.precision.itemsize  # numbers are of 64 bits here
         found[kind] = [sum(moved_bytes(text).values()), itemsize * sum(flow.total_bytes for flow in flows(plan))]
     return found
 

@@ -13,7 +13,17 @@ from pase.sharding.traffic import bytes_by_movement, flows
 from pase.targets.training.data import Batches
 from pase.targets.training.initial import initial_value
 from scripts.benchmarks.strategies import NETWORKS
-from tests.targets.torch.lockstep import Build, Placed, Rank, Sent, Trained, declared, trained
+from tests.targets.torch.lockstep import (
+    Build,
+    Placed,
+    Rank,
+    Sent,
+    Trained,
+    declared,
+    layer_of,
+    layer_sizes,
+    trained,
+)
 
 STEPS = 3
 
@@ -89,7 +99,7 @@ def of_process(
 def predicted(plan: Plan) -> Sent:
     """Return what a step is predicted to move, in words of float64."""
     found = bytes_by_movement(flows(plan))
-    return {movement: size * 8 // plan.graph.itemsize for movement, size in found.items() if size}
+    return {movement: size * 8 // plan.graph.precision.itemsize for movement, size in found.items() if size}
 
 
 def differences(
@@ -100,12 +110,8 @@ def differences(
     Scales and shifts of normalisations begin as 0, for the 1 of what they change: this is what their weights count for.
     """
     assert set(found) == set(expected)
-    sizes: dict[str, float] = {}
-    for name, x in expected.items():
-        layer = name.rpartition("/")[0] or name
-        least = 1.0 if are_weights and name.endswith(("/scale", "/shift")) else 0.0
-        sizes[layer] = max(sizes.get(layer, least), float(x.abs().max()))
-    return {
-        name: float((found[name] - x).abs().max()) / sizes[name.rpartition("/")[0] or name]
-        for name, x in expected.items()
-    }
+    sizes = layer_sizes(expected.items())
+    for name in expected if are_weights else ():
+        if name.endswith(("/scale", "/shift")):
+            sizes[layer_of(name)] = max(sizes[layer_of(name)], 1.0)
+    return {name: float((found[name] - x).abs().max()) / sizes[layer_of(name)] for name, x in expected.items()}

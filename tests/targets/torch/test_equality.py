@@ -14,11 +14,6 @@ QUICK = (("unet", 4, (0,)), ("dlrm", 4, (1,)))
 OTHER_BYTES = {
     # Windows that are split are gathered: their dims, those of images and two of places, go by new names one by one.
     "torchvision swin": ".attn",
-    # Which rows an expert takes depends on the data: devices gather all of them, and the numbers of their experts.
-    # Under some plans on four devices the gradient of the table of positions is summed as the rows that are read of it.
-    "t5": ".SelfAttention",
-    "mixtral": ".mlp.experts",
-    "qwen2_moe": ".mlp.experts",
 }
 """Models of which layers of such names send other bytes than predicted; all others send what is predicted."""
 EVERY = (None, *range(20))

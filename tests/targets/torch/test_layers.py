@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from pase.sharding.traffic import Movement, Phase
 from pase.targets.torch.layers import (
     GATES,
     attention,
@@ -23,6 +24,7 @@ from pase.targets.torch.layers import (
     end_to_end,
     fn,
     greatest,
+    grouped,
     last_state,
     lookup,
     lstm,
@@ -112,7 +114,7 @@ def check(
     indices = indices or {}
     given = {name: drawn([dim.size for dim in dims], name) for name, dims in operands.items()} | dict(values or {})
     for name, (dims, below) in indices.items():
-        given[name] = drawn([dim.size for dim in dims], name).mul(1e6).long().remainder(below)
+        given.setdefault(name, drawn([dim.size for dim in dims], name).mul(1e6).long().remainder(below))
     leaves = {name: x.clone().requires_grad_(name in operands) for name, x in given.items()}
     y = definition(**leaves)
     dy = drawn(y.shape, "upstream")
@@ -333,17 +335,51 @@ def test_product(name: str) -> None:
 
 
 @pytest.mark.parametrize("frozen", [-1, 5])
-def test_lookup(frozen: int) -> None:
+@pytest.mark.parametrize("columns", [(), (J,), (J, Dim("m", 3))])
+def test_lookup(frozen: int, columns: tuple[Dim, ...]) -> None:
     def definition(table: Any, places: Any) -> Any:
         rows = [row.detach() if number == frozen else row for number, row in enumerate(table)]
         return torch.stack([torch.stack([rows[i] for i in row]) for row in places.tolist()])
 
     check(
-        lambda table, places: lookup(table, places, K, J, frozen=frozen),
+        lambda table, places: lookup(table, places, K, *columns, frozen=frozen),
         definition,
-        {"table": (K, J)},
+        {"table": (K, *columns)},
         indices={"places": ((N, L), K.size)},
     )
+
+
+def test_rows_of_groups_that_are_split_are_gathered_and_what_is_made_of_them_scattered() -> None:
+    groups, rows, columns, features = Dim("e", 6), Dim("r", 4), Dim("m", 12), Dim("f", 8)
+    # Some groups have no row, one has a third of them.
+    ends = torch.tensor([5, 5, 13, 16, 16, 24])
+
+    def definition(x: Any, w: Any, ends: Any) -> Any:
+        of_row = torch.searchsorted(ends, torch.arange(24), right=True)
+        return torch.einsum("rf,rmf->rm", x.reshape(24, 8), w[of_row]).reshape(6, 4, 12)
+
+    found = check(
+        lambda x, w, ends: grouped(x, w, ends, (groups, rows, columns, features)),
+        definition,
+        {"x": (groups, rows, features), "w": (groups, columns, features)},
+        indices={"ends": ((Dim("ends", 6),), 25)},
+        fixed=(Dim("ends", 6),),
+        values={"ends": ends},
+        number=8,
+    )
+    assert any(own.sent for own in found)
+
+    def build(program: Program) -> dict[str, Tensor]:
+        mesh = program.mesh("layer", [("e", 3)], [2, 0, 1])
+        x = program.weight(mesh, "x", (groups, rows, features))
+        w = program.weight(mesh, "w", (groups, columns, features))
+        given = reshard(program.indices("ends", [6], below=25), mesh, [Dim("ends", 6)])
+        return {"result": grouped(x, w, given, (groups, rows, columns, features))}
+
+    values = {"x": drawn((6, 4, 8), "x"), "w": drawn((6, 12, 8), "w"), "ends": ends}
+    own = computed(build, 3, values, upstream={"result": drawn((6, 4, 12), "up")})
+    # Each rank sends its third of the rows to both others, and of the products their thirds; gradients the other way.
+    assert list(own.sent.values()) == [2 * 2 * (6 * 4 * 8 + 6 * 4 * 12) * 8]
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -560,6 +596,36 @@ def test_whole_dims() -> None:
         indices={"places": ((N, rows), K.size)},
         fixed=(K,),
     )
+
+
+def test_gradients_of_rows_of_a_shared_table_are_summed_once_as_those_of_the_table() -> None:
+    """Rows for each pair of steps, of which each rank takes its part along both, as attention with a bias does."""
+    table, heads, here, there = Dim("v", 12), Dim("h", 3), Dim("s", 4), Dim("t", 4)
+    first, second = Dim("i1", 4), Dim("i2", 4)
+    places = (torch.arange(4)[:, None] * 3 + torch.arange(4)) % 12
+    values = {"table": drawn((12, 3), "table"), "places": places}
+    values |= {name: drawn((4, 4, 3), name) for name in ("one", "two")}
+    upstream = {name: drawn((4, 4, 3), f"up {name}") for name in ("one", "two")}
+
+    def build(program: Program) -> dict[str, Tensor]:
+        results = {}
+        given = program.indices("places", [4, 4], below=12)
+        for layer in ("one", "two"):
+            mesh = program.mesh(layer, [("s", 2), ("t", 2)], [3, 1, 0, 2])
+            rows = select_rows(
+                program.weight(mesh, "table", [table, heads]), reshard(given, mesh, [first, second]), table
+            )
+            rows = view(view(rows, [first], [here]), [second], [there])
+            x = program.weight(mesh, layer, [here, there, heads])
+            results[layer] = fn.multiply(x, rows)
+        return results
+
+    found = computed(build, 4, values, upstream=upstream)
+    leaf = values["table"].clone().requires_grad_()
+    torch.autograd.backward([leaf[places] * values[name] for name in upstream], list(upstream.values()))
+    assert_near(found.gradients["table"], leaf.grad, "table")
+    # The first layer sums the table's gradient for both, over all four ranks: each adds a quarter and sends the sum.
+    assert found.sent == {Movement.within("one", Phase.BACKWARD): 2 * 3 * 12 * 3 * 8}
 
 
 # -- recurrent layers

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pase.graph import Graph
+from pase.graph import Graph, uniform
 from pase.graph.body import Body, Constant, Step
 from pase.sharding.traffic import flows
 from pase.targets.emitter import emit
@@ -240,7 +240,7 @@ def test_a_plan_is_run_beside_one_process_and_measured() -> None:
     result = run_plan(plan, options(3), target="torch", measure=True)
     assert result.max_relative_difference < 1e-12
     assert len(result.losses) == len(result.reference_losses) == 3
-    wide = replace(plan, graph=replace(plan.graph, itemsize=8))
+    wide = replace(plan, graph=plan.graph.in_precision(uniform("float64")))
     assert result.predicted_bytes == sum(flow.total_bytes for flow in flows(wide)) > 0
     assert result.measured_bytes == result.predicted_bytes
     assert sum(row["measured_bytes"] for row in (*result.edges, *result.layers)) == result.measured_bytes

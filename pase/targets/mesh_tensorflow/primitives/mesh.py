@@ -27,6 +27,15 @@ class ProgramGraph(tf.Graph):
         super().__init__()
         self._device_names: tuple[str, ...] = ()
         self._shared: dict[tuple[Any, ...], Any] = {}
+        self._numbers: dict[tuple[Any, ...], Any] = {}
+
+    def numbers(self, values: tuple[int, ...]) -> Any:
+        """Return the constant of some whole numbers that the present device has."""
+        key = (self._device_names, values)
+        if key not in self._numbers:
+            with self.control_dependencies(None):
+                self._numbers[key] = tf.constant(values, tf.int32, [len(values)])
+        return self._numbers[key]
 
     @contextmanager
     def device(self, device_name_or_function: Any) -> Iterator[None]:
@@ -54,6 +63,15 @@ class ProgramGraph(tf.Graph):
             with self.control_dependencies(None):
                 self._shared[key] = super()._create_op_internal(op_type, *arguments, **options)
         return self._shared[key]
+
+
+def numbers(values: Sequence[int]) -> Any:
+    """Return a constant of whole numbers: a shape, an order of dims.
+
+    Operations take lists, too, but make a message of each before it is found to be one that there is: twice the time.
+    """
+    graph = tf.get_default_graph()
+    return graph.numbers(tuple(values)) if isinstance(graph, ProgramGraph) else tf.constant(values, tf.int32)
 
 
 class LayerMesh(mtf.Mesh):

@@ -18,7 +18,7 @@ from pase.sharding.boxes import Box, Partition, extents, offsets, whole
 from pase.sharding.halos import Buffers
 from pase.sharding.reshard import ReshardStep, pieces, point_to_point
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, placement, tf
-from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh
+from pase.targets.mesh_tensorflow.primitives.mesh import LayerMesh, numbers
 from pase.targets.mesh_tensorflow.primitives.traffic import Account
 
 Shape = tuple[int, ...]
@@ -217,7 +217,7 @@ def _cut(tensor: Any, held: Box, wanted: Box, device: str) -> Any:
     if held == wanted:
         return tensor
     with tf.device(device):
-        return tf.slice(tensor, offsets(wanted, held), extents(wanted))
+        return tf.slice(tensor, numbers(offsets(wanted, held)), numbers(extents(wanted)))
 
 
 def as_shape(tensor: Any, shape: Shape, device: str, *, is_own: bool = False) -> Any:
@@ -228,4 +228,4 @@ def as_shape(tensor: Any, shape: Shape, device: str, *, is_own: bool = False) ->
         with tf.device(device):
             return tf.identity(tensor)
     with tf.device(device):
-        return tf.reshape(tensor, shape)
+        return tf.reshape(tensor, numbers(shape))

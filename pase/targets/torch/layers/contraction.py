@@ -1,6 +1,7 @@
 """Sums of products: of tensors over the dims that the result lacks, and of a table with the indices of its rows."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from string import ascii_letters
 from typing import Any
@@ -20,7 +21,7 @@ def product(*operands: Any) -> Tensor:
     summed = {name for x in tensors for name in x.names} - names
     own: set[str] = set().union(*(x.names for x in tensors))
     known = [dim for dim in out if dim.name in own]
-    return arrange(_product(tensors, known, summed), out)
+    return replace(arrange(_product(tensors, known, summed), out), is_product=True)
 
 
 def _product(tensors: Sequence[Tensor], out: Sequence[Dim], summed: set[str]) -> Tensor:
@@ -66,28 +67,32 @@ def _linear(x: Tensor, weights: Tensor, out: Sequence[Dim], summed: set[str]) ->
     return local(compute, [x, weights], out, partial_over=summed)
 
 
-def lookup(table: Tensor, indices: Tensor, rows: Dim, columns: Dim, *, frozen: int = -1) -> Tensor:
+def lookup(table: Tensor, indices: Tensor, rows: Dim, *columns: Dim, frozen: int = -1) -> Tensor:
     """Return rows of a table by index: dims of the indices, then the columns'; frozen: a row that gets no gradient.
 
     A rank looks up the indices that fall in its rows and leaves zeros for the others; a split of the rows leaves
     partial sums.
     """
-    table = arrange(table, [rows, columns])
+    table = arrange(table, [rows, *columns])
     mesh = one_mesh([table, indices])
     begin, num_rows = mesh.begin(rows), mesh.part(rows)
+    row, found_in = tuple(map(mesh.part, columns)), indices.shard
 
     def looked_up(table: Any, indices: Any) -> Any:
+        table = shaped(table, (num_rows, *row), (num_rows, prod(row)))
         if num_rows == rows.size:
-            return functional.embedding(indices.long(), table, padding_idx=frozen if frozen >= 0 else None)
-        places = indices.long() - begin
-        is_inside = (places >= 0) & (places < num_rows)
-        is_own = 0 <= frozen - begin < num_rows
-        found = functional.embedding(
-            torch.where(is_inside, places, 0), table, padding_idx=frozen - begin if frozen >= 0 and is_own else None
-        )
-        return found * is_inside.unsqueeze(-1).type_as(found)
+            found = functional.embedding(indices.long(), table, padding_idx=frozen if frozen >= 0 else None)
+        else:
+            places = indices.long() - begin
+            is_inside = (places >= 0) & (places < num_rows)
+            is_own = 0 <= frozen - begin < num_rows
+            found = functional.embedding(
+                torch.where(is_inside, places, 0), table, padding_idx=frozen - begin if frozen >= 0 and is_own else None
+            )
+            found = found * is_inside.unsqueeze(-1).type_as(found)
+        return shaped(found, (*found_in, prod(row)), (*found_in, *row))
 
-    return local(looked_up, [table, indices], (*indices.dims, columns), partial_over=[rows.name])
+    return local(looked_up, [table, indices], (*indices.dims, *columns), partial_over=[rows.name])
 
 
 def pick(x: Tensor, places: Tensor, along: Dim) -> Tensor:

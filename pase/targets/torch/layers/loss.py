@@ -11,12 +11,12 @@ from pase.errors import ProgramError
 from pase.sharding.named_dims import named
 from pase.sharding.traffic import Phase
 from pase.targets.torch.collectives import Adder
-from pase.targets.torch.tensor import Dim, Tensor, local, one_mesh, resolved, shaped
+from pase.targets.torch.tensor import Dim, Tensor, in_float32, local, one_mesh, resolved, shaped
 
 
 def softmax_loss(logits: Tensor, labels: Tensor, classes: Dim) -> Tensor:
     """Return the mean over all points of ``log Σ_n exp(x_n) - x_label``; dims [b, …, classes], of labels [b, …]."""
-    mesh = one_mesh([logits, labels])
+    mesh, logits = one_mesh([logits, labels]), in_float32(logits)
     if logits.dims != (*labels.dims, classes):
         raise ProgramError(
             f"layer {mesh.layer!r}: the logits have dims {named(logits.dims)}; expected "

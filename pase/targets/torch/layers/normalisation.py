@@ -14,11 +14,12 @@ from torch import nn
 from torch.nn import functional
 
 from pase.sharding.traffic import Phase
+from pase.targets.torch.autocast import as_low, called
 from pase.targets.torch.collectives import Adder
 from pase.targets.torch.layers.points import apply, arrange
 from pase.targets.torch.layers.reductions import mean
 from pase.targets.torch.program import Program
-from pase.targets.torch.tensor import Dim, Tensor, in_order, local, one_mesh, resolved, spread
+from pase.targets.torch.tensor import Dim, Tensor, in_float32, in_order, local, one_mesh, resolved, spread
 
 
 def normalise(
@@ -35,6 +36,11 @@ def normalise(
     Over all dims but that of the scale it is batch normalisation (Ioffe and Szegedy 2015), over that of the scale layer
     normalisation (Ba et al. 2016). moments: the mean and the variance of x, where they are computed already.
     """
+    if {*scale.names}.isdisjoint(dim.name for dim in over):
+        if x.mesh.split(dim.name for dim in over):
+            return _like(_by_sums(in_float32(x), scale, shift, over, epsilon)[0], x)
+    else:
+        x = in_float32(x)
     if moments:
         return _by_moments(x, moments, scale, shift, epsilon)
     if x.mesh.split(dim.name for dim in over):
@@ -89,13 +95,19 @@ def batch_norm(
         ratio = factor * (number - 1) / number
         moments = [(x, 1.0 if abs(share - 1) < 1e-12 else share) for x, share in zip(new, (1.0, ratio), strict=True)]
     else:
-        found, *own = _by_sums(x, scale, shift, over, epsilon)
+        found, *own = _by_sums(in_float32(x), scale, shift, over, epsilon)
+        found = _like(found, x)
         moments = list(zip(own, (1.0, factor), strict=True))
     for statistic, (moment, share) in zip(kept, moments, strict=True) if momentum else ():
         assert moment is not None
         value = apply("multiply", moment, share) if share != 1 else moment
         program.keep(statistic, arrange(value, statistic.dims), momentum=momentum)
     return found
+
+
+def _like(y: Tensor, x: Tensor) -> Tensor:
+    """Return what was computed in float32 in the type of a tensor, where the program has products in a low one."""
+    return local(lambda a, b: called(as_low, a, b), [y, x], y.dims) if x.mesh.program.low else y
 
 
 class _Order:

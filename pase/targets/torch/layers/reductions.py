@@ -12,11 +12,15 @@ from pase.errors import ProgramError
 from pase.sharding.traffic import Phase
 from pase.targets.torch.collectives import Adder
 from pase.targets.torch.layers.points import apply, arrange
-from pase.targets.torch.tensor import Dim, Tensor, local, resolved
+from pase.targets.torch.tensor import Dim, Tensor, in_float32, local, resolved
 
 
 def total(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return the sum of a tensor over some of its dims."""
+    return _total(in_float32(x), over)
+
+
+def _total(x: Tensor, over: Sequence[Dim]) -> Tensor:
     if not over:
         # PyTorch would take none for all.
         return x
@@ -31,7 +35,7 @@ def mean(x: Tensor, over: Sequence[Dim]) -> Tensor:
     if not x.mesh.split(dim.name for dim in over) and not x.partial:
         kept, places = _reduced(x, over)
         return local(lambda shard: shard.mean(places), [x], kept)
-    return apply("multiply", total(x, over), 1 / prod(dim.size for dim in over))
+    return apply("multiply", _total(x, over), 1 / prod(dim.size for dim in over))
 
 
 def greatest(x: Tensor, over: Sequence[Dim]) -> Tensor:
@@ -82,12 +86,12 @@ def least(x: Tensor, over: Sequence[Dim]) -> Tensor:
 
 def softmax(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return exponentials divided by their sum over some dims."""
-    return _normalised(x, over, torch.softmax, "divide", lambda x: apply("exp", x))
+    return _normalised(in_float32(x), over, torch.softmax, "divide", lambda x: apply("exp", x))
 
 
 def log_softmax(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return the logarithm of the softmax over some dims."""
-    return _normalised(x, over, torch.log_softmax, "subtract", None)
+    return _normalised(in_float32(x), over, torch.log_softmax, "subtract", None)
 
 
 def _normalised(x: Tensor, over: Sequence[Dim], kernel: Any, how: str, before: Any) -> Tensor:

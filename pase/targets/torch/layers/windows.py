@@ -1,6 +1,7 @@
 """Convolutions and pooling of shards: sliding windows over one to three dims, whatever the order of a tensor's dims."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -53,7 +54,7 @@ def convolve(x: Tensor, filters: Tensor, windows: Sequence[WindowDim], out: Sequ
         return turned(y, [*own.batch, *own.groups, *own.outputs, *positions], names)
 
     reduced = {*filters.names} - {*names}
-    return local(compute, [x, filters], out, partial_over=reduced)
+    return replace(local(compute, [x, filters], out, partial_over=reduced), is_product=True)
 
 
 def convolve_transposed(

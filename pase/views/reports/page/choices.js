@@ -3,6 +3,7 @@
 function choicesSection(of, index) {
   if (!of.choices) return of.choices_note ? panelPart("Other configurations", el("p", { class: "note" }, shown(of.choices_note, 400))) : null;
   const { splits, changes, lists, layers } = of.choices;
+  if (layers[index] === null) return panelPart("Other configurations", el("p", { class: "note" }, `Not reached: ${shown(of.choices_note, 400)}`));
   const list = lists[layers[index]];
   const layer = of.layers[index];
   const items = list.entries.map(([row, more, changed], i) => el("li", null, i === 0

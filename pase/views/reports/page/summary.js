@@ -42,9 +42,10 @@ function facts(of) {
   const { memory, search } = of;
   const capacity = memory.limit_bytes || of.machine.memory_bytes;
   const given = Object.entries(of.arguments).map(([name, value]) => `${shown(name, 40)} ${shown(value, 40)}`).join(", ");
+  const types = (of.precision || "float32") === "float32" ? "" : `, in ${shown(of.precision, 40)}`;
   const proof = of.exact ? "nothing is cheaper" : `nothing costs less than ${cost(of.lower_bound, of)}`;
   return [
-    ["Cost of a step", cost(of.total_cost, of), `under the ${shown(of.cost_model, 40)} cost model; ${proof}`],
+    ["Cost of a step", cost(of.total_cost, of), `under the ${shown(of.cost_model, 40)} cost model${types}; ${proof}`],
     ["Data parallelism", cost(of.baselines.data_parallel ?? NaN, of), gain(of) === null ? "" : Math.abs(gain(of) - 1) < 0.005 ? "as good as this plan" : `${times(gain(of))} this plan`],
     ["Memory of a device", el("span", { class: memory.total_bytes > capacity ? "bad" : null }, bytes(memory.total_bytes)),
       !capacity ? "" : `${percent(memory.total_bytes / capacity, 0)} of ${bytes(capacity)}${memory.total_bytes > capacity ? ": does not fit" : ""}`],

@@ -6,6 +6,7 @@
   const configurations = (answer) => answer.of.map((number) => answer.configurations[number]);
 
   let shown = data.answer;          // the answer that the page shows
+  let drawn = "";                   // the configurations in the table, those before, and its rows
   let before = configurations(shown); // what it is compared with, by layer
   let asked = null;                 // what is asked for when the answer that is waited for has come
   let isWaiting = false;
@@ -18,6 +19,9 @@
     by("certificate").textContent = answer.certificate;
     by("speedup").textContent = `${answer.speedup.toPrecision(3)} × cheaper`;
     by("time").textContent = answer.time;
+    const table = JSON.stringify([now, before, answer.rows]);
+    if (table === drawn) return;
+    drawn = table;
     const rows = document.createDocumentFragment();
     let count = 0;
     for (const [layers, times] of answer.rows) {

@@ -13,13 +13,13 @@ def product(*operands: Any) -> Any:
     return mtf.einsum(tensors, list(out))
 
 
-def lookup(table: Any, indices: Any, rows: Any, columns: Any, *, frozen: int = -1) -> Any:
+def lookup(table: Any, indices: Any, rows: Any, *columns: Any, frozen: int = -1) -> Any:
     """Return rows of a table by index: dims of the indices, then the columns'; frozen: a row that gets no gradient.
 
     A device looks up the indices that fall in its rows and leaves zeros for the others; a split of the rows leaves
     partial sums.
     """
-    table = arrange(table, [rows, columns])
+    table = arrange(table, [rows, *columns])
     num_rows = rows.size // table.mesh.devices.size(rows.name)
 
     def looked_up(begin: int, table: Any, indices: Any) -> Any:
@@ -28,17 +28,20 @@ def lookup(table: Any, indices: Any, rows: Any, columns: Any, *, frozen: int = -
         local = indices - begin
         is_inside = (local >= 0) & (local < num_rows)
         found = tf.gather(table, tf.where(is_inside, local, tf.zeros_like(local)))
-        return trained(found * tf.cast(is_inside, found.dtype)[..., tf.newaxis], indices)
+        return trained(found * in_rows(tf.cast(is_inside, found.dtype)), indices)
 
     def trained(found: Any, indices: Any) -> Any:
         if frozen < 0:
             return found
-        return tf.where_v2(tf.equal(indices, frozen)[..., tf.newaxis], tf.stop_gradient(found), found)
+        return tf.where_v2(in_rows(tf.equal(indices, frozen)), tf.stop_gradient(found), found)
+
+    def in_rows(x: Any) -> Any:
+        return x[(..., *(tf.newaxis for _ in columns))]
 
     return Shardwise(
         looked_up,
         [table, indices],
-        shape=[*indices.shape.dims, columns],
+        shape=[*indices.shape.dims, *columns],
         name="lookup",
         partial_over=[rows.name],
         per_position=lambda: begins(table.mesh, rows),

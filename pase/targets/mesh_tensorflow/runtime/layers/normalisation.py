@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 
 from pase.targets.mesh_tensorflow.primitives.compat import mtf, tf
+from pase.targets.mesh_tensorflow.primitives.mesh import numbers
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
 
 
@@ -83,7 +84,7 @@ class _Local:
         self._epsilon = epsilon
 
     def in_place(self, moment: Any) -> Any:
-        return tf.reshape(moment, self._moment_shape)
+        return tf.reshape(moment, numbers(self._moment_shape))
 
     def mean(self, x: Any) -> Any:
         return self._sum(x) / self._num_points
@@ -98,10 +99,10 @@ class _Local:
         return (x - mean) * inverse * self._weight(scale) + self._weight(shift)
 
     def scale_gradient(self, x: Any, mean: Any, inverse: Any, dy: Any) -> Any:
-        return tf.reduce_sum(dy * ((x - mean) * inverse), self._unweighted)
+        return tf.reduce_sum(dy * ((x - mean) * inverse), numbers(self._unweighted))
 
     def shift_gradient(self, dy: Any) -> Any:
-        return tf.reduce_sum(dy, self._unweighted)
+        return tf.reduce_sum(dy, numbers(self._unweighted))
 
     def sum_with_normalised(self, x: Any, mean: Any, inverse: Any, scale: Any, dy: Any) -> Any:
         return self._sum(dy * self._weight(scale) * ((x - mean) * inverse))
@@ -123,7 +124,7 @@ class _Local:
         return (dy - means) * self._weight(scale) * inverse
 
     def _sum(self, x: Any) -> Any:
-        return tf.reduce_sum(x, self._reduced, keepdims=True)
+        return tf.reduce_sum(x, numbers(self._reduced), keepdims=True)
 
     def _weight(self, value: Any) -> Any:
-        return value if self._weight_shape is None else tf.reshape(value, self._weight_shape)
+        return value if self._weight_shape is None else tf.reshape(value, numbers(self._weight_shape))

@@ -9,6 +9,7 @@ import numpy as np
 from pase.sharding.layouts import WindowDim
 from pase.sharding.named_dims import check_filters, check_pooled, check_transposed, filter_dims, mean_weights
 from pase.targets.mesh_tensorflow.primitives.compat import tf
+from pase.targets.mesh_tensorflow.primitives.mesh import numbers
 from pase.targets.mesh_tensorflow.runtime.layers.local import Shardwise, names_of
 
 _NumPy = np.ndarray[Any, Any]
@@ -247,8 +248,8 @@ def _gathered(x: Any, axis: int, window: WindowDim, num_outs: int) -> Any:
 
 def _turned(x: Any, own: Sequence[str], order: Sequence[str]) -> Any:
     """Return a slice with its dims in another order."""
-    return x if list(own) == list(order) else tf.transpose(x, [own.index(name) for name in order])
+    return x if list(own) == list(order) else tf.transpose(x, numbers([own.index(name) for name in order]))
 
 
 def _shaped(x: Any, shape: Sequence[int]) -> Any:
-    return x if x.shape.as_list() == list(shape) else tf.reshape(x, list(shape))
+    return x if x.shape.as_list() == list(shape) else tf.reshape(x, numbers(shape))

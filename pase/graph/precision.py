@@ -1,0 +1,316 @@
+"""`Precision`: the types that a network is trained in, and the type of every tensor that follows from them.
+
+A policy says in which types weights are held, products multiply, gradients are kept and summed, and the optimiser
+counts. Where they are all one, every tensor has that type. Mixed ones are those of `torch.autocast` on a GPU: products
+take their operands in the low type and write it; what would lose too much is computed in float32 (`IN_FLOAT32`); all
+else keeps the widest type that it is given. Whole numbers keep theirs.
+
+What is approximated: a weight that is added to what a product wrote counts as the product's bias; constants, masks
+among them, take the type of what they meet; an operator that only its own framework knows keeps the widest type that it
+is given.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from pase.errors import GraphError, unknown_name
+from pase.graph.access import Access, Role
+from pase.graph.operator import AllReduce, Exchange, Intermediate, Operator
+
+ITEMSIZES: Mapping[str, int] = MappingProxyType(
+    {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int32": 4}
+)
+"""Bytes of a number, by its type."""
+
+INDEX = "int32"
+"""The type of whole numbers, under every policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """A policy: the types of what a training step holds, computes and sends.
+
+    name: of the policy. parameters: of weights, and of all that no product makes. products: that operands are
+    multiplied in where one is a weight, at the machine's peak for it. results: what products write, and that others
+    multiply in (convolutions, attention). gradients: of weights, as they are held. collectives: in which they are
+    summed over devices. masters: of the copies that the optimiser updates; "" where these are the weights. moments: of
+    all else that it keeps.
+    """
+
+    name: str
+    parameters: str
+    products: str
+    results: str
+    gradients: str
+    collectives: str
+    masters: str = ""
+    moments: str
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether tensors have several types."""
+        return self.results != self.parameters or self.products != self.results
+
+    @property
+    def multiplied(self) -> tuple[str, ...]:
+        """The types that products multiply in."""
+        return tuple(dict.fromkeys((self.products, self.results)))
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a weight's number."""
+        return ITEMSIZES[self.parameters]
+
+    @property
+    def text(self) -> str:
+        """The types, in words; "" where they are all float32, as nobody needs to be told."""
+        told = {
+            "products": " and ".join(self.multiplied),
+            "weights": self.parameters,
+            "gradients": self.gradients,
+            "summed in": self.collectives,
+            "masters": self.masters,
+            "optimiser": self.moments,
+        }
+        types = {each for each in told.values() if each}
+        if types == {"float32"}:
+            return ""
+        if len(types) == 1:
+            return f"{self.name}   (all numbers {types.pop()})"
+        return f"{self.name}   ({', '.join(f'{name} {each}' for name, each in told.items() if each)})"
+
+
+def uniform(dtype: str, name: str = "") -> Precision:
+    """Return the policy of one type for all numbers; name: by default the type's."""
+    one = dict.fromkeys(("parameters", "products", "results", "gradients", "collectives", "moments"), dtype)
+    return Precision(name=name or dtype, **one)
+
+
+def _mixed(name: str, *, products: str, results: str) -> Precision:
+    wide = dict.fromkeys(("parameters", "gradients", "collectives", "moments"), "float32")
+    return Precision(name=name, products=products, results=results, **wide)
+
+
+FLOAT32 = uniform("float32")
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {
+        policy.name: policy
+        for policy in (
+            FLOAT32,
+            uniform("bfloat16", "bf16"),
+            _mixed("bf16-mixed", products="bfloat16", results="bfloat16"),
+            _mixed("fp16-mixed", products="float16", results="float16"),
+            _mixed("fp8-mixed", products="float8", results="bfloat16"),
+        )
+    }
+)
+"""The policies by name. Mixed ones hold weights, their gradients and what the optimiser keeps in float32: the weights
+are their own masters, and gradients are summed in float32."""
+
+OF_ITEMSIZE: Mapping[int, Precision] = MappingProxyType({2: PRECISIONS["bf16"], 4: FLOAT32, 8: uniform("float64")})
+"""The policies of one type, by the bytes of its numbers."""
+
+
+def precision_of(policy: "Precision | str") -> Precision:
+    """Return a policy, by its name; GraphError where there is none of that name."""
+    if isinstance(policy, Precision):
+        return policy
+    if policy not in PRECISIONS:
+        raise GraphError(unknown_name("precision", str(policy), PRECISIONS))
+    return PRECISIONS[policy]
+
+
+IN_FLOAT32 = frozenset(
+    {
+        *("acos", "asin", "cosh", "exp", "expm1", "log", "log1p", "power", "reciprocal", "rsqrt", "sinh", "softplus"),
+        *("square", "tan", "normalise", "softmax", "log_softmax", "softmax_loss", "sum"),
+    }
+)
+"""Functions that mixed policies compute in float32."""
+
+PRODUCTS = frozenset({"attention", "convolve", "convolve_transposed", "einsum", "grouped", "lstm", "recurrent"})
+"""Functions that multiply and add, in the low type of a mixed policy."""
+
+_SAME_AS_FIRST = frozenset({"embedding", "pick", "rows"})
+"""Functions whose result has the type of their first operand, whatever their others are of."""
+
+
+_STATISTICS = frozenset({"log_sums", "moments", "normalised", "softmax"})
+"""What operators make for themselves that is computed in float32, by name."""
+
+
+_SUMS_OF_PRODUCTS = frozenset({"gates", "hidden_gradient"})
+"""What operators sum inside themselves that products make, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTypes:
+    """The types of a layer's tensors.
+
+    precision: the policy. reads: as they come. operands: of each read, as it is computed with. writes: what is written.
+    product: that its products multiply in. statistics: of small tensors that it reduces inside itself.
+    """
+
+    precision: Precision
+    reads: tuple[str, ...]
+    operands: tuple[str, ...]
+    writes: tuple[str, ...]
+    product: str
+    statistics: str
+
+    def read_bytes(self, position: int) -> int:
+        """Return the bytes of a number of a read as it comes, and of its gradient as it goes back to a layer."""
+        return ITEMSIZES[self.reads[position]]
+
+    def operand_bytes(self, position: int) -> int:
+        """Return the bytes of a number of a read as the layer computes with it."""
+        return ITEMSIZES[self.operands[position]]
+
+    def write_bytes(self, position: int) -> int:
+        """Return the bytes of a number of what is written, and of its gradient."""
+        return ITEMSIZES[self.writes[position]]
+
+    def gradient_sum_bytes(self, operator: Operator, position: int) -> int:
+        """Return the bytes of a number of the gradient of a read as devices sum it."""
+        is_weight = operator.reads[position].role is Role.PARAMETER
+        return ITEMSIZES[self.precision.collectives] if is_weight else self.read_bytes(position)
+
+    def exchange_bytes(self, exchange: Exchange) -> int:
+        """Return the bytes of a number of what an operator exchanges inside itself, in the mean of all times."""
+        own, wide = self.write_bytes(0), ITEMSIZES[self.statistics]
+        if not isinstance(exchange, AllReduce) or exchange.tensor in _SUMS_OF_PRODUCTS:
+            return own
+        # Scores are a product's; their gradient is that of a softmax.
+        return (own + wide) // 2 if exchange.tensor == "scores" and exchange.times == 2 else wide
+
+    def intermediate_bytes(self, made: Intermediate) -> int:
+        """Return the bytes of a number of what an operator makes for itself."""
+        size = ITEMSIZES[self.statistics if made.tensor in _STATISTICS else self.writes[0]]
+        # A softmax within a product is kept as it is, and as the next product takes it.
+        is_taken = made.tensor == "softmax" and self.writes[0] != self.statistics
+        return size + ITEMSIZES[self.writes[0]] * is_taken
+
+    def is_cast(self, position: int) -> bool:
+        """Return whether a read is computed with in another type than it comes in."""
+        return self.reads[position] != self.operands[position]
+
+
+def uniform_types(operator: Operator, precision: Precision) -> LayerTypes:
+    """Return the types of an operator's tensors where all numbers but indices have one."""
+    own = precision.parameters
+    reads = tuple(own if read.is_differentiable else INDEX for read in operator.reads)
+    writes = tuple(own if write.is_differentiable else INDEX for write in operator.writes)
+    return LayerTypes(
+        precision=precision, reads=reads, operands=reads, writes=writes, product=precision.products, statistics=own
+    )
+
+
+def layer_types(
+    operators: Sequence[Operator], producers: Mapping[tuple[str, int], tuple[str, int]], precision: Precision
+) -> dict[str, LayerTypes]:
+    """Return the types of each layer's tensors, by its name.
+
+    Args:
+        operators: in topological order.
+        producers: of each read that a layer feeds, (layer, position in its reads): the producer, which of its writes.
+        precision: the policy.
+    """
+    found: dict[str, LayerTypes] = {}
+    if not precision.is_mixed:
+        return {operator.name: uniform_types(operator, precision) for operator in operators}
+    for operator in operators:
+        reads = []
+        for position, read in enumerate(operator.reads):
+            fed = producers.get((operator.name, position))
+            own = precision.parameters if read.is_differentiable else INDEX
+            reads.append(found[fed[0]].writes[fed[1]] if fed is not None and read.is_differentiable else own)
+        found[operator.name] = _Typed(operator, tuple(reads), precision).types()
+    return found
+
+
+class _Typed:
+    """The types within one operator, as its steps are looked at. known: of each tensor, "" of a number or constant."""
+
+    def __init__(self, operator: Operator, reads: tuple[str, ...], precision: Precision) -> None:
+        self.operator, self.reads, self.precision = operator, reads, precision
+        self.body = operator.body and (operator.body.own or operator.body)
+        self.known = {read.tensor: dtype for read, dtype in zip(operator.reads, reads, strict=True)}
+        self.weights = {read.tensor for read in operator.reads if read.role is Role.PARAMETER}
+        self.products: set[str] = set()
+        self.taken: dict[str, str] = {}
+        self.product = precision.results
+
+    def types(self) -> LayerTypes:
+        """Return the types of the operator's tensors."""
+        operator = self.operator
+        if self.body is not None and self.body.steps:
+            first = self._steps()
+            others = dict(enumerate(self.body.others, start=1))
+            results = [first, *(self.known.get(others.get(i, ""), first) for i in range(1, len(operator.writes)))]
+        else:
+            results = [self._by_kind()] * len(operator.writes)
+        writes = tuple(self._own(result, write) for result, write in zip(results, operator.writes, strict=True))
+        return LayerTypes(
+            precision=self.precision,
+            reads=self.reads,
+            operands=tuple(
+                self.taken.get(read.tensor) or own for read, own in zip(operator.reads, self.reads, strict=True)
+            ),
+            writes=tuple(writes[operator.wholes.get(i, i)] for i in range(len(writes))),
+            product=self.product,
+            statistics="float32",
+        )
+
+    def _own(self, dtype: str, access: Access) -> str:
+        return dtype if access.is_differentiable else INDEX
+
+    def _steps(self) -> str:
+        """Look at the steps in turn; return the type of what the last one makes."""
+        assert self.body is not None
+        result = ""
+        for step in self.body.steps:
+            tensors = [operand for operand in step.operands if isinstance(operand, str)]
+            function, wanted = step.function, ""
+            if function == "batch_norm" or (function == "normalise" and self.operator.kind == "batch_norm"):
+                result = self.known.get(tensors[0], "")
+            elif function in PRODUCTS:
+                result = self.precision.results
+                is_by_weight = function == "einsum" and not self.weights.isdisjoint(tensors)
+                self.product = wanted = self.precision.products if is_by_weight else result
+                self.products.add(step.result)
+            elif function in IN_FLOAT32:
+                result = wanted = "float32"
+            elif function == "cast":
+                result = str(step.option("to", "float32"))
+            elif function == "add" and self._adds_bias(tensors):
+                result = wanted = self.precision.results
+                self.products.add(step.result)
+            elif function in _SAME_AS_FIRST:
+                result = self.known.get(tensors[0], "")
+            else:
+                result = self._widest(tensors)
+            for tensor in tensors:
+                if wanted and self.known.get(tensor, INDEX) != INDEX:
+                    self.taken.setdefault(tensor, wanted)
+            self.known[step.result] = result
+        return result or self.precision.parameters
+
+    def _adds_bias(self, tensors: Sequence[str]) -> bool:
+        return len(tensors) == 2 and tensors[0] in self.products and tensors[1] in self.weights
+
+    def _by_kind(self) -> str:
+        """Return the type of what an operator writes of which no steps are known."""
+        operator, floats = self.operator, [r.tensor for r in self.operator.reads if r.is_differentiable]
+        if any(work.contraction for work in operator.work):
+            self.taken = dict.fromkeys(floats, self.precision.results)
+            return self.precision.results
+        if operator.is_loss or "softmax" in operator.kind or operator.kind in ("layer_norm", "group_norm", "rms_norm"):
+            self.taken = dict.fromkeys(floats, "float32")
+            return "float32"
+        return self._widest(floats) or self.precision.parameters
+
+    def _widest(self, tensors: Iterable[str]) -> str:
+        found = [dtype for tensor in tensors if (dtype := self.known.get(tensor, "")) not in ("", INDEX)]
+        return max(found, key=ITEMSIZES.__getitem__, default="")

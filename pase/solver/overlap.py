@@ -1,0 +1,327 @@
+"""The cheapest strategy where parts of its cost run side by side: exact, or with a proven bound and a gap.
+
+Of a strategy's sum S, communication A can hide behind computation B: it costs T = S - min(A, B), the larger of the two
+sums f0 = S - A and f1 = S - B. For each share λ from 0 to 1 the least of (1 - λ) f0 + λ f1, an ordinary problem, is a
+lower bound on every T, and its optimum is a strategy. Where the optimum at λ = 0 hides everything (A ≤ B), or the one
+at λ = 1 covers everything (A ≥ B), it is the answer. Otherwise the best λ is between: the least is, as a function of λ,
+the lower envelope of a line for each strategy, and is followed to its peak from the two ends.
+
+What is left between that bound and the best strategy known is closed exactly. Every strategy is within A ≤ B, where it
+costs f0, or within A ≥ B, where it costs f1: two problems with a limit on a resource (`constrained`), A - B or B - A,
+of which nothing may be used. At the price λ, or 1 - λ, they have the same bound; both are settled together, the one
+whose bound is less first, and the strategies of each count for the other.
+
+A - B is counted in whole units, of which `LARGEST_SUM` hold as much as any strategy can have: what that rounds away
+is less than `RELATIVE_TOLERANCE` of the cost by some orders.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import numpy as np
+
+from pase.solver import constrained, search
+from pase.solver.constrained import (
+    LARGEST_SUM,
+    MAX_PRICES,
+    ROUNDING,
+    SUM_ROUNDING,
+    Choice,
+    ConstrainedProblem,
+    LimitedSearch,
+    LimitedSolution,
+    Relaxation,
+    crossings,
+    improved,
+)
+from pase.solver.ordering import AUTO
+from pase.solver.search import check_limits, default_solver_memory_bytes
+from pase.solver.solution import RELATIVE_TOLERANCE, Outcome, OutOfTimeError, Progress, SearchBudget, Solution
+from pase.tables.cost_tables import CostTables, FloatArray, verify_tables
+
+Cheapest = Callable[[CostTables, Sequence[Choice]], Solution]
+"""(a problem of sums, known strategies) → the cheapest of the strategies that are looked at."""
+
+
+def solve(
+    tables: CostTables,
+    *,
+    ordering: str = AUTO,
+    solver_memory_bytes: int | None = None,
+    time_limit_s: float | None = None,
+    known: Iterable[Sequence[int]] = (),
+    on_progress: Progress | None = None,
+) -> Solution:
+    """Return a cheapest strategy, whether costs add up or hide behind one another, with its proof.
+
+    Arguments and errors as for `pase.solver.search.solve`.
+    """
+    if tables.hiding is None:
+        return search.solve(
+            tables,
+            ordering=ordering,
+            solver_memory_bytes=solver_memory_bytes,
+            time_limit_s=time_limit_s,
+            known=known,
+            on_progress=on_progress,
+        )
+    verify_tables(tables)
+    budget = _budget(solver_memory_bytes, time_limit_s, on_progress)
+    found = _Overlapped(tables, ordering, budget, Outcome(tables=tables, ordering=ordering))
+
+    def cheapest(weighed: CostTables, also: Sequence[Choice]) -> Solution:
+        return search.solve(
+            weighed,
+            ordering=ordering,
+            solver_memory_bytes=budget.solver_memory_bytes,
+            time_limit_s=found.time_left_s(),
+            known=also,
+            on_progress=on_progress,
+        )
+
+    with suppress(OutOfTimeError, KeyboardInterrupt):
+        found.relax(cheapest, map(tuple, known))
+        found.close()
+    return found.solution()
+
+
+def solve_limited(
+    problem: ConstrainedProblem,
+    *,
+    ordering: str = AUTO,
+    solver_memory_bytes: int | None = None,
+    time_limit_s: float | None = None,
+    known: Iterable[Sequence[int]] = (),
+    on_progress: Progress | None = None,
+) -> LimitedSolution:
+    """Return the cheapest strategy within a limit, whether costs add up or hide behind one another.
+
+    Where they hide and the limit binds, there is a proof if the bound of some share λ is reached, and a gap otherwise.
+    Arguments and errors as for `pase.solver.constrained.solve_limited`.
+    """
+    tables = problem.tables
+    if tables.hiding is None:
+        return constrained.solve_limited(
+            problem,
+            ordering=ordering,
+            solver_memory_bytes=solver_memory_bytes,
+            time_limit_s=time_limit_s,
+            known=known,
+            on_progress=on_progress,
+        )
+    budget = _budget(solver_memory_bytes, time_limit_s, on_progress)
+    start: list[Choice] = [tuple(choice) for choice in known]
+    unlimited = solve(
+        tables,
+        ordering=ordering,
+        solver_memory_bytes=budget.solver_memory_bytes,
+        time_limit_s=time_limit_s,
+        known=start,
+        on_progress=on_progress,
+    )
+    found = _Overlapped(tables, ordering, budget, Outcome(tables=tables, ordering=ordering))
+
+    def cheapest(weighed: CostTables, also: Sequence[Choice]) -> Solution:
+        return constrained.solve_limited(
+            replace(problem, tables=weighed),
+            ordering=ordering,
+            solver_memory_bytes=budget.solver_memory_bytes,
+            time_limit_s=found.time_left_s(),
+            known=also,
+            on_progress=on_progress,
+        ).solution
+
+    fitting = [choice for choice in (*start, unlimited.choice) if problem.fits(choice)]
+    found.outcome.raise_bound(unlimited.lower_bound)
+    with suppress(OutOfTimeError, KeyboardInterrupt):
+        found.relax(cheapest, fitting)
+    solution = found.solution()
+    return LimitedSolution(
+        solution=replace(solution, time_s=perf_counter() - budget.started_s),
+        unlimited=unlimited,
+        usage=problem.usage(solution.choice),
+        limit=problem.limit,
+    )
+
+
+def _budget(solver_memory_bytes: int | None, time_limit_s: float | None, on_progress: Progress | None) -> SearchBudget:
+    check_limits(solver_memory_bytes, time_limit_s)
+    started_s = perf_counter()
+    return SearchBudget(
+        started_s=started_s,
+        deadline_s=None if time_limit_s is None else started_s + time_limit_s,
+        solver_memory_bytes=default_solver_memory_bytes() if solver_memory_bytes is None else solver_memory_bytes,
+        on_progress=on_progress,
+    )
+
+
+class _Closing(LimitedSearch):
+    """Both problems with a limit together: whatever strategy comes up in either has a cost of its own."""
+
+    def offer(self, choice: Sequence[int]) -> None:
+        """Take a strategy over if it is cheaper."""
+        self.outcome.offer(dict(enumerate(choice)))
+
+
+@dataclass(slots=True)
+class _Overlapped:
+    """One search: what it was asked, what it has used, and what it has found.
+
+    last: what was solved last. share, bound: the best λ, and its bound. rising, falling: of A > B and of A < B, the
+    strategies between which that share cannot decide; none before both are known.
+    """
+
+    tables: CostTables
+    ordering: str
+    budget: SearchBudget
+    outcome: Outcome
+    last: Solution | None = None
+    share: float = 0.0
+    bound: float = -np.inf
+    rising: Choice = ()
+    falling: Choice = ()
+
+    def time_left_s(self) -> float | None:
+        """Return the seconds until the deadline, but some at least; None without one."""
+        deadline_s = self.budget.deadline_s
+        return None if deadline_s is None else max(1e-3, deadline_s - perf_counter())
+
+    def excess(self, choice: Sequence[int]) -> float:
+        """Return A - B."""
+        hideable, cover = self.tables.hidden(choice)
+        return hideable - cover
+
+    def is_proven(self) -> bool:
+        """Return whether no strategy is cheaper than the best one, up to rounding; notes it."""
+        if self.outcome.lower_bound >= self.outcome.cost * (1 - RELATIVE_TOLERANCE):
+            self.outcome.prove()
+        return self.outcome.exact
+
+    def at(self, share: float, cheapest: Cheapest) -> Solution:
+        """Return the cheapest strategy at a share, which is offered; OutOfTimeError where that is not proven."""
+        if self.last is not None:
+            self.budget.check()
+        known = [self.outcome.choice] if np.isfinite(self.outcome.cost) else []
+        found = self.last = cheapest(self.tables.weighed(share), known)
+        self.budget.sweeps += found.statistics.sweeps
+        self.budget.operations += found.statistics.operations
+        self.budget.nodes += found.statistics.nodes
+        self.outcome.offer(dict(enumerate(found.choice)))
+        # Sums in another order may differ in their last digits.
+        bound = found.lower_bound * (1 - SUM_ROUNDING)
+        if bound > self.bound:
+            self.share, self.bound = share, bound
+        self.outcome.raise_bound(bound)
+        if not found.exact:
+            raise OutOfTimeError
+        return found
+
+    def relax(self, cheapest: Cheapest, known: Iterable[Choice]) -> None:
+        """Find the best bound that a share gives."""
+        for choice in known:
+            self.outcome.offer(dict(enumerate(choice)))
+        # The end that is likely to be the answer comes first.
+        first = 1.0 if self.outcome.choice and self.excess(self.outcome.choice) > 0 else 0.0
+        ends = {}
+        for share in (first, 1.0 - first):
+            ends[share] = self.at(share, cheapest).choice
+            if self.is_proven():
+                return
+        self.rising, self.falling = ends[0.0], ends[1.0]
+        low = self.tables.weighed(0.0)
+        for _ in range(MAX_PRICES):
+            start, slope = low.evaluate(self.rising), self.excess(self.rising)
+            share = (low.evaluate(self.falling) - start) / (slope - self.excess(self.falling))
+            found = self.at(share, cheapest)
+            if self.is_proven() or found.cost >= (start + share * slope) * (1 - ROUNDING):
+                return
+            if self.excess(found.choice) > 0:
+                self.rising = found.choice
+            else:
+                self.falling = found.choice
+
+    def close(self) -> None:
+        """Close what is left between the bound and the best strategy known; OutOfTimeError where there is no time."""
+        if self.is_proven():
+            return
+        within, beyond = _sides(self.tables, self.outcome.cost)
+        search = _Closing(within[0], self.ordering, self.budget, self.outcome)
+        wholes = []
+        for (problem, unit), share, light, heavy in (
+            (within, self.share, self.falling, self.rising),
+            (beyond, 1 - self.share, self.rising, self.falling),
+        ):
+            for choice in (light, *crossings(problem, light, heavy)):
+                search.offer(improved(problem, choice))
+            priced, price = problem.priced(share * unit), share * unit
+            wholes.append(
+                Relaxation(problem=problem, bound=self.bound, price=price, priced=priced, light=light, heavy=heavy)
+            )
+        search.branch(wholes)
+        self.outcome.prove()
+
+    def solution(self) -> Solution:
+        """Return what was found."""
+        outcome, budget, last = self.outcome, self.budget, self.last
+        assert last is not None, "an interrupted search returns what it has, so that there is one"
+        bound = outcome.lower_bound * (1 - RELATIVE_TOLERANCE)
+        return replace(
+            last,
+            cost=outcome.cost,
+            lower_bound=outcome.cost if outcome.exact else max(0.0, min(outcome.cost, bound)),
+            exact=outcome.exact,
+            choice=outcome.choice,
+            time_s=perf_counter() - budget.started_s,
+            peak_memory_bytes=max(last.peak_memory_bytes, budget.peak_bytes + self.tables.num_bytes),
+            statistics=replace(last.statistics, sweeps=budget.sweeps, operations=budget.operations, nodes=budget.nodes),
+        )
+
+
+def _sides(
+    tables: CostTables, known: float
+) -> tuple[tuple[ConstrainedProblem, float], tuple[ConstrainedProblem, float]]:
+    """Return the problems of the strategies of A ≤ B and of A ≥ B, as what they use is counted, and what a unit is.
+
+    known: the cost of a strategy. None that costs no more has a part of A or B that is larger, since both are parts of
+    its cost: whatever is larger counts as that.
+    """
+    hiding = tables.hiding
+    assert hiding is not None
+    excess = [np.clip(a - b, -known, known) for a, b in zip(hiding.hideable, hiding.cover, strict=True)]
+    of_edges = [None if a is None else np.minimum(a, known) for a in hiding.edges]
+    largest = [float(np.ptp(values)) + known / LARGEST_SUM for values in excess]
+    most = sum(largest[t] for t in tables.vertex_table)
+    most += sum(float(np.ptp(values)) for t in tables.edge_table if (values := of_edges[t]) is not None)
+    # Half of what sums can hold, for what rounding adds; a power of two, so that nothing else is rounded.
+    unit = 2.0 ** np.ceil(np.log2(2 * most / LARGEST_SUM)) if most > 0 else 1.0
+    return _side(tables, excess, of_edges, unit, 1), _side(tables, excess, of_edges, unit, -1)
+
+
+def _side(
+    tables: CostTables,
+    excess: Sequence[FloatArray],
+    of_edges: Sequence[FloatArray | None],
+    unit: float,
+    sign: int,
+) -> tuple[ConstrainedProblem, float]:
+    """Return the problem of the strategies whose excess, times a sign, is not above 0."""
+    units = [np.rint(sign * values / unit) for values in excess]
+    edge_units = [None if values is None else np.rint(sign * values / unit) for values in of_edges]
+    # Usage is told above the least of each table, and the limit likewise.
+    least = [float(values.min()) for values in units]
+    edge_least = [0.0 if values is None else float(values.min()) for values in edge_units]
+    usage = [values - low for values, low in zip(units, least, strict=True)]
+    edge_usage = [
+        None if values is None else replace(table, values=values - low)
+        for table, values, low in zip(tables.edge_tables, edge_units, edge_least, strict=True)
+    ]
+    limit = -sum(least[t] for t in tables.vertex_table) - sum(edge_least[t] for t in tables.edge_table)
+    problem = ConstrainedProblem(
+        tables=tables.weighed(0.0 if sign > 0 else 1.0),
+        resource_usage=tuple(usage[t] for t in tables.vertex_table),
+        edge_usage=tuple(edge_usage[t] for t in tables.edge_table),
+        limit=limit,
+    )
+    return problem, unit
