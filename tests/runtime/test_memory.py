@@ -16,9 +16,14 @@ from tests.runtime.training import builder_of
 
 
 def recorded(device: str, *changes: tuple[int, int]) -> SimpleNamespace:
+    """What is recorded of an operation that began and ended at time 1, by two allocators."""
     records = [SimpleNamespace(alloc_micros=time, alloc_bytes=size) for time, size in changes]
     halves = [SimpleNamespace(allocation_records=half) for half in (records[::2], records[1::2])]
-    return SimpleNamespace(device=device, node_stats=[SimpleNamespace(memory=halves)])
+    return SimpleNamespace(device=device, node_stats=[operation(1, 1, memory=halves)])
+
+
+def operation(start: int, end: int, memory: list[SimpleNamespace]) -> SimpleNamespace:
+    return SimpleNamespace(all_start_micros=start, op_end_rel_micros=end - start, memory=memory)
 
 
 def test_the_peak_is_the_most_at_a_time() -> None:
@@ -34,6 +39,16 @@ def test_the_peak_is_the_most_at_a_time() -> None:
     ]
     metadata = SimpleNamespace(step_stats=SimpleNamespace(dev_stats=devices))
     assert peak_bytes(metadata, graph, virtual_cpus(3)) == [40, 5 * 4 * 8 + 7, 0]
+
+
+def test_what_an_operation_frees_before_it_ends_is_not_held() -> None:
+    """From 10 to 20, an output of 8 bytes and a workspace of 1,000; then, freed after its end, another 1,000."""
+    changes = (11, 8), (12, 1000), (19, -1000), (15, 1000), (30, -1000)
+    records = [SimpleNamespace(alloc_micros=time, alloc_bytes=size) for time, size in changes]
+    kernel = operation(10, 20, [SimpleNamespace(allocation_records=records)])
+    device = SimpleNamespace(device="/job:localhost/replica:0/task:0/device:CPU:1", node_stats=[kernel])
+    metadata = SimpleNamespace(step_stats=SimpleNamespace(dev_stats=[device]))
+    assert peak_bytes(metadata, tf.Graph(), virtual_cpus(1)) == [1008]
 
 
 def test_a_step_holds_its_weights_and_no_more_than_predicted() -> None:

@@ -1,6 +1,7 @@
 """What a traced step tells: bytes that crossed devices, and whose they were; memory that each device held at most."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -186,12 +187,27 @@ def peak_bytes(run_metadata: Any, graph: Any, devices: Devices) -> list[int]:
         device = number(of_device.device)
         if device is not None:
             records[device] += [
-                (record.alloc_micros, record.alloc_bytes)
-                for node in of_device.node_stats
-                for memory in node.memory
-                for record in memory.allocation_records
+                (record.alloc_micros, record.alloc_bytes) for node in of_device.node_stats for record in _lasting(node)
             ]
     return [held + _highest(changes) for held, changes in zip(weights, records, strict=True)]
+
+
+def _lasting(node: Any) -> Iterator[Any]:
+    """Yield what an operation allocated and when it was freed, without what it freed itself before it ended.
+
+    That is the workspace of a kernel, of a size that goes by the processor's caches: TensorFlow's own convolutions take
+    24 MB each where oneDNN's take none.
+    """
+    end = node.all_start_micros + node.op_end_rel_micros
+    for memory in node.memory:
+        freed = Counter(-r.alloc_bytes for r in memory.allocation_records if r.alloc_bytes < 0 and r.alloc_micros <= end)
+        for record in sorted(memory.allocation_records, key=lambda record: record.alloc_micros):
+            if record.alloc_bytes < 0 and record.alloc_micros <= end:
+                continue
+            if freed[record.alloc_bytes] > 0:
+                freed[record.alloc_bytes] -= 1
+            else:
+                yield record
 
 
 def _highest(changes: list[tuple[int, int]]) -> int:
