@@ -200,13 +200,13 @@ def _lasting(node: Any) -> Iterator[Any]:
     """
     end = node.all_start_micros + node.op_end_rel_micros
     for memory in node.memory:
-        freed = Counter(-r.alloc_bytes for r in memory.allocation_records if r.alloc_bytes < 0 and r.alloc_micros <= end)
-        for record in sorted(memory.allocation_records, key=lambda record: record.alloc_micros):
-            if record.alloc_bytes < 0 and record.alloc_micros <= end:
-                continue
-            if freed[record.alloc_bytes] > 0:
-                freed[record.alloc_bytes] -= 1
-            else:
+        records = sorted(memory.allocation_records, key=lambda record: record.alloc_micros)
+        by_itself = [record for record in records if record.alloc_bytes < 0 and record.alloc_micros <= end]
+        workspaces = Counter(-record.alloc_bytes for record in by_itself)
+        for record in records:
+            if workspaces[record.alloc_bytes] > 0:
+                workspaces[record.alloc_bytes] -= 1
+            elif record not in by_itself:
                 yield record
 
 
