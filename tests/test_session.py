@@ -96,6 +96,20 @@ def test_a_pin_is_kept_to_until_others_are_given() -> None:
     assert session.replan(constraints={}).total_cost == free.total_cost
 
 
+def test_splits_that_pins_name_need_not_divide_their_dims() -> None:
+    graph = pase.models.build("lenet5", batch=6)
+    session = Session(graph, 4, cost_model="alpha_beta")
+    free, uneven = session.answer, {"constraints": {"pin": {"conv1": "n=4", "fc1": "not split"}}}
+    for changes in ({}, {"bandwidth_bytes_per_s": 1e9}, {"device_memory_bytes": 10**9}):
+        answer = session.replan(**uneven, **changes)
+        assert (graph["conv1"].extents["n"], answer.splits["conv1"]["n"]) == (6, 4)
+        _agrees(graph, answer)
+    even = session.replan(constraints=None, bandwidth_bytes_per_s=None, device_memory_bytes=None)
+    assert (even.problem is free.problem, even.total_cost) == (True, free.total_cost)
+    with pytest.raises(ConfigurationError, match=r"pin\.conv1: that leaves layer 'conv1' no configuration"):
+        session.replan(devices=2, **uneven)
+
+
 def test_layers_that_are_tied_are_alike() -> None:
     graph = small_graph("gpt")
     session = Session(graph, 8)

@@ -383,6 +383,17 @@ class Allowed:
                 found = np.concatenate([found, row[np.newaxis]])
         return found
 
+    def uneven(self, graph: Graph) -> tuple[tuple[str, tuple[tuple[str, int], ...]], ...]:
+        """Return the layers for which a pin names, as a whole, splits that do not divide their dims, with these."""
+        return tuple(
+            (name, tuple(each.splits.items()))
+            for name, of_layer in self.of.items()
+            for each in of_layer
+            if isinstance(each, Pin)
+            and not each.is_partial
+            and any(graph[name].extents.get(dim, k) % k for dim, k in each.splits.items())
+        )
+
     def _own(self, graph: Graph, operator: Operator) -> IndexArray:
         """Return what is left where other layers are no matter."""
         found = self.with_pinned(graph, operator)

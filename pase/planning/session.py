@@ -22,6 +22,7 @@ from pase.common.frozen import FrozenDict
 from pase.costs import Alike, Allowance, Known, MemoryTables, Problem, alike, cost_model, costed, memory_tables
 from pase.errors import ConfigurationError, unknown_name
 from pase.graph import Graph, precision_of
+from pase.graph.operators import with_fan_outs
 from pase.graph.precision import FLOAT32
 from pase.importers import load
 from pase.machine import DEFAULT_MACHINE, Machine, load_machine
@@ -249,8 +250,8 @@ class Session:
         chosen = chosen_options(options, settings)
         check_memory(chosen)
         self._model = model
-        self._graphs: dict[int | None, Graph] = {batch: load(model, batch=batch).in_precision(chosen.precision)}
-        self._kept: dict[tuple[int | None, int], _Kept] = {}
+        self._graphs: dict[int | None, Graph] = {batch: self._loaded(batch, chosen)}
+        self._kept: dict[tuple[Any, ...], _Kept] = {}
         self._wanted = _Wanted(options=chosen, batch=batch, devices=devices, machine=_machine(machine))
         self.answer = self._answer(self._wanted, None)
         """The last one."""
@@ -308,17 +309,27 @@ class Session:
     def _kept_of(self, wanted: _Wanted) -> _Kept:
         batch = wanted.batch
         if batch not in self._graphs:
-            self._graphs[batch] = load(self._model, batch=batch).in_precision(wanted.options.precision)
-        devices = check_search(self._graphs[batch], wanted.devices, keep_batch=wanted.options.keep_batch)
-        kept = self._kept.pop((batch, devices), None)
+            self._graphs[batch] = self._loaded(batch, wanted.options)
+        graph = self._graphs[batch]
+        devices = check_search(graph, wanted.devices, keep_batch=wanted.options.keep_batch)
+        # Tables have splits that divide their dims, beside those that pins name.
+        left = allowed(wanted.options.constraints, graph, devices)
+        uneven = left.uneven(graph)
+        kept = self._kept.pop((batch, devices, uneven), None)
         if kept is None:
-            other = next((kept for (b, _), kept in self._kept.items() if b == batch), None)
-            kinds = replace(other.kinds, num_devices=devices) if other else alike(self._graphs[batch], devices)
+            other = next((kept for (b, _, others), kept in self._kept.items() if b == batch and not others), None)
+            if uneven or other is None:
+                kinds = alike(graph, devices, left.with_pinned if uneven else None)
+            else:
+                kinds = replace(other.kinds, num_devices=devices)
             kept = _Kept(kinds=kinds)
-        self._kept[batch, devices] = kept  # the last one that was used
+        self._kept[batch, devices, uneven] = kept  # the last one that was used
         while len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
         return kept
+
+    def _loaded(self, batch: int | None, options: SearchOptions) -> Graph:
+        return with_fan_outs(load(self._model, batch=batch).in_precision(options.precision))
 
 
 def _costed(kept: _Kept, wanted: _Wanted) -> _Costed:
