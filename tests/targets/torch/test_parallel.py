@@ -77,8 +77,8 @@ def _trained(
 
     step: what computes the module, where that is not itself.
     """
-    # Gradients that are zero but for rounding (of keys' biases) are not blown up by this ε.
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-6, foreach=True)
+    # Gradients that are zero but for rounding (of biases of keys and before norms) are not blown up by this ε.
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, eps=1e-5, foreach=True)
     losses, norms, first = [], [], dict[str, Any]()
     for seed in range(3):
         loss = case.loss((module if step is None else step)(**case.batch(seed)))
