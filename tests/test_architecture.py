@@ -48,7 +48,7 @@ ORDER = (
 FRAMEWORKS = {
     "tensorflow": ("pase.targets.mesh_tensorflow.primitives.compat",),
     "mesh_tensorflow": ("pase.targets.mesh_tensorflow.primitives.compat",),
-    "torch": ("pase.importers", "pase.targets.torch", "pase.calibration.ranks"),
+    "torch": ("pase.importers", "pase.targets.torch", "pase.calibration.ranks", "pase.calibration.kernels"),
     "keras": ("pase.importers",),
     "jax": ("pase.importers", "pase.targets.jax"),
     "onnx": ("pase.importers",),

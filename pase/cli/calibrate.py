@@ -1,10 +1,12 @@
 """`pase calibrate`: the machine at hand, measured."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
@@ -22,9 +24,10 @@ from pase.cli.options import WholeNumber, check_writable, json_option, output_op
 from pase.cli.output import duration, print_json, print_table, quantity, say, warn
 from pase.cli.progress import progress
 from pase.common.documents import write_or_fail
-from pase.errors import CalibrationError
-from pase.machine import machine_document, machine_text
-from pase.targets.training.options import KINDS, device_choice, device_options
+from pase.errors import CalibrationError, missing_extra
+from pase.machine import Kernels, load_machine, machine_document, machine_text
+from pase.machine.files import KERNELS
+from pase.targets.training.options import GPU, KINDS, device_choice, device_options
 
 
 @click.command("calibrate", epilog="Example: pase calibrate --devices 2 --quick -o machine.toml")
@@ -33,11 +36,15 @@ from pase.targets.training.options import KINDS, device_choice, device_options
 )
 @device_options
 @click.option("--quick", is_flag=True, help="Fewer sizes, fewer runs.")
+@click.option("--kernels", is_flag=True, help="Time kernels of PyTorch on one device instead, for the cost model step.")
+@click.option("--machine", metavar="NAME|FILE", help="With --kernels: the machine whose links and peaks are kept.")
 @output_option("Write the machine file here, not on standard output.")
 @json_option
 def calibrate_command(
     devices: int | None,
     quick: bool,
+    kernels: bool,
+    machine: str | None,
     output: Path | None,
     as_json: bool,
     **device: Any,
@@ -45,11 +52,17 @@ def calibrate_command(
     """Measure this machine through TensorFlow and write it as a machine file, for --machine.
 
     Matrix products, convolutions, memory, copies between devices and all-reduces, over sizes, with all devices at work
-    at once. Nothing else should run meanwhile.
+    at once. With --kernels, kernels of PyTorch on one device, and the figures that fit them. Nothing else should run
+    meanwhile.
     """
     if output:
         check_writable(output)
     begin_s = time.monotonic()
+    if kernels:
+        _calibrate_kernels(machine, device, output, as_json=as_json)
+        return
+    if machine is not None:
+        raise CalibrationError("--machine is for --kernels, which keeps a machine's links; without, links are measured")
     measuring, effort = device_choice(device), "quick" if quick else "full"
     with progress() as on_progress:
         samples = calibrate(devices, measuring, effort, on_progress=on_progress)
@@ -66,6 +79,46 @@ def calibrate_command(
         warn(f"machine written to {output}; try: pase search alexnet -p {samples.num_devices} --machine {output}")
     else:
         click.echo(text, nl=False)
+
+
+def _calibrate_kernels(base: str | None, device: Mapping[str, Any], output: Path | None, *, as_json: bool) -> None:
+    if find_spec("torch") is None:
+        raise missing_extra("timing kernels needs PyTorch", "torch")
+    from pase.calibration.kernels import calibrated
+
+    where = "cuda" if device_choice(device).kind == GPU else "cpu"
+    with progress() as on_progress:
+        found = calibrated(
+            load_machine(base) if base else None, where, on_progress, name=output.stem if output else "measured"
+        )
+    text = machine_text(found)
+    if output:
+        write_or_fail(output, text, CalibrationError)
+    figures = found.kernels
+    assert figures is not None
+    if as_json:
+        samples = [asdict(sample) for sample in figures.samples]
+        print_json({"machine": machine_document(found), "samples": samples, "output": str(output) if output else None})
+    elif output:
+        _print_kernels(figures)
+        warn(f"machine written to {output}; try: pase search MODEL --machine {output} --cost-model step")
+    else:
+        click.echo(text, nl=False)
+
+
+def _print_kernels(figures: Kernels) -> None:
+    rows = []
+    for what in KERNELS:
+        errors = [abs(s.predicted_s / s.time_s - 1) for s in figures.samples if s.what == what]
+        rows.append(
+            [what, f"{len(errors)}", f"{getattr(figures, what):.0%}", f"{median(errors):.0%}", f"{max(errors):.0%}"]
+        )
+    print_table(["<kernels", "timed", "share of the peak", "error, median", "largest"], rows)
+    say()
+    say(f"  {'launch':18} {quantity(figures.launch_s, 's')}")
+    half = f"{figures.half_extent:.3g} rows or columns, or a depth of {figures.half_depth:.3g}"
+    say(f"  {'half of the share':18} at {half}")
+    say(f"  {'error of the fit':18} {figures.error or 0:.0%} (median)")
 
 
 def _document(measured: MeasuredMachine, samples: Samples, output: Path | None, time_s: float) -> dict[str, object]:

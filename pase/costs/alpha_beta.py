@@ -21,9 +21,10 @@ from pase.costs.collectives import (
     hierarchical_all_reduce,
     hierarchical_reduce_scatter,
 )
+from pase.costs.kernels import pass_seconds
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.graph.precision import FLOAT32, Precision
-from pase.machine import Machine
+from pase.machine import Kernels, Machine
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
 
@@ -291,15 +292,40 @@ class StepCostModel(AlphaBetaCostModel):
     """Seconds of a step in which sums of weights' gradients run beside the backward pass.
 
     overlap: ω of the machine. Other fields as those of `AlphaBetaCostModel`, whose costs these are: what a strategy
-    hides is taken off their sum (`pase.tables.cost_tables.Hiding`).
+    hides is taken off their sum (`pase.tables.cost_tables.Hiding`). kernels: of the machine;
+    None: all run at its peaks. kernels_flop_per_s: the peak for the type that their figures are of.
     """
+
+    kernels: Kernels | None = None
+    kernels_flop_per_s: float = 0.0
 
     @classmethod
     def of(cls, machine: Machine, num_devices: int, precision: Precision = FLOAT32) -> "StepCostModel":
         """Return the model for some devices of a machine; arguments and errors as for `AlphaBetaCostModel`."""
         base = AlphaBetaCostModel.of(machine, num_devices, precision)
         figures = {each.name: getattr(base, each.name) for each in fields(base)}
-        return cls(**figures | {"overlap": machine.overlap.share if machine.overlap else 0.0})
+        overlap = machine.overlap.share if machine.overlap else 0.0
+        known = machine.kernels
+        peak = machine.peak_flop_per_s(known.dtype) if known else 0.0
+        return cls(**figures | {"overlap": overlap, "kernels": known, "kernels_flop_per_s": peak})
+
+    def work(self, work: PassWork) -> FloatArray:
+        """Return the time of a pass's kernels; where the machine tells nothing of them, that at its peaks."""
+        if self.kernels is None or work.kernels is None:
+            return AlphaBetaCostModel.work(self, work)
+        multiplied = work.product_flop
+        if multiplied is None:
+            multiplied = sum((product.flop for product in work.kernels.products), np.zeros(len(work.flop)))
+        return pass_seconds(
+            work.kernels,
+            self.kernels,
+            other_flop=np.maximum(work.flop - multiplied, 0.0),
+            touched_bytes=work.touched_bytes,
+            product_flop_per_s=self.product_flop_per_s.get(work.product, self.flop_per_s),
+            figures_flop_per_s=self.kernels_flop_per_s,
+            flop_per_s=self.flop_per_s,
+            bytes_per_s=self.memory_bytes_per_s,
+        )
 
 
 def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from pase.costs.kernels import PassKernels, layer_kernels
 from pase.graph import (
     Access,
     AllReduce,
@@ -74,13 +75,15 @@ class Communication:
 class PassWork:
     """[K] of one pass on the busiest device, waiting in a pipeline included; touched_bytes: read and written.
 
-    product_flop: of the FLOP, those of products, which multiply in the type `product`; None: it is all one.
+    product_flop: of the FLOP, those of products, which multiply in the type `product`; None: it is all one. kernels:
+    that it is computed by; None where nothing is.
     """
 
     flop: FloatArray
     touched_bytes: FloatArray
     product: str = "float32"
     product_flop: FloatArray | None = None
+    kernels: PassKernels | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -200,10 +203,18 @@ def _work(
             _busiest([(work, work.flop_per_point) for work in of], splits) * waiting,
             _busiest([(w, w.flop_per_point * w.num_gradients(has_gradient)) for w in of], splits) * waiting,
         )
-    ways = zip((forward, backward), (read + written, touched_back), products, strict=True)
+    flop = [_busiest([(work, work.flop_per_point)], splits) * waiting for work in operator.work]
+    kernels = layer_kernels(operator, splits, has_gradient, types, flop)
+    ways = zip((forward, backward), (read + written, touched_back), products, kernels, strict=True)
     there, back = (
-        PassWork(flop=flop * waiting, touched_bytes=touched * waiting, product=types.product, product_flop=product)
-        for flop, touched, product in ways
+        PassWork(
+            flop=flop * waiting,
+            touched_bytes=touched * waiting,
+            product=types.product,
+            product_flop=product,
+            kernels=own,
+        )
+        for flop, touched, product, own in ways
     )
     return there, back
 

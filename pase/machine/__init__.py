@@ -12,11 +12,13 @@ from pase.machine.files import (
     parse_machine,
     preset_names,
 )
-from pase.machine.machine import Device, Level, Machine, Origin, Overlap
+from pase.machine.machine import Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
 __all__ = [
     "DEFAULT_MACHINE",
     "Device",
+    "KernelSample",
+    "Kernels",
     "Level",
     "Machine",
     "Origin",

@@ -20,6 +20,7 @@ from pase.common.codecs import (
     WHOLE,
     Codec,
     array,
+    choice,
     descriptions,
     json_schema,
     number,
@@ -30,7 +31,7 @@ from pase.common.codecs import (
 from pase.common.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
 from pase.machine.lines import field_lines
-from pase.machine.machine import Device, Level, Machine, Origin, Overlap
+from pase.machine.machine import Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 """Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""
@@ -56,6 +57,10 @@ UNITS: Mapping[str, str] = MappingProxyType(
 """What a figure counts, by key."""
 
 
+KERNELS = ("products", "convolutions", "attention", "memory", "norms", "functions")
+"""What kernels do: of each, a machine says what share of its peak they reach."""
+
+
 DEFAULT_MACHINE = "1080ti"
 
 
@@ -73,7 +78,32 @@ def _figure(above: float | None = None, **schema: float) -> Codec[float]:
     return replace(codec, read=read)
 
 
-def _machine(peaks: Codec[Any]) -> Codec[Machine]:
+_SAMPLE = record(
+    KernelSample,
+    what=choice(KERNELS),
+    dtype=TEXT,
+    extents=array(WHOLE),
+    flop=_figure(),
+    touched_bytes=_figure(),
+    time_s=_figure(above=0),
+    predicted_s=_figure(above=0),
+)
+
+
+def _machine(peaks: Codec[Any], *, with_samples: bool) -> Codec[Machine]:
+    kernels: dict[str, Codec[Any]] = {
+        "dtype": choice(DTYPES),
+        "launch_s": _figure(),
+        **{what: _figure(above=0) for what in KERNELS},
+        "half_extent": _figure(),
+        "half_depth": _figure(),
+        "least": _figure(),
+        "beyond": _figure(above=0).optional(None),
+        "cache_bytes": _figure().optional(0.0),
+        "error": _figure().optional(None),
+        "source": TEXT,
+        **({"samples": array(_SAMPLE).optional(())} if with_samples else {}),
+    }
     device = record(
         Device,
         name=TEXT,
@@ -98,6 +128,7 @@ def _machine(peaks: Codec[Any]) -> Codec[Machine]:
         device=device,
         levels=array(level, minItems=1),
         overlap=record(Overlap, share=_figure(maximum=1), source=TEXT).optional(None),
+        kernels=record(Kernels, **kernels).optional(None),
     )
 
 
@@ -106,6 +137,10 @@ def _checked(machine: Machine, document: Field) -> Machine:
         raise document["overlap"]["share"].fail(f"is {machine.overlap.share:g}; expected a number from 0 to 1")
     if not machine.device.peak_flop_per_s:
         raise document["device"]["peak_flop_per_s"].fail("is empty; give at least float32")
+    if machine.kernels is not None and machine.kernels.dtype not in machine.device.peak_flop_per_s:
+        raise document["kernels"]["dtype"].fail(
+            f"is {machine.kernels.dtype}, for which device.peak_flop_per_s has no peak"
+        )
     if not machine.levels:
         raise document["levels"].fail("is empty; expected one [[levels]] table for each level, the innermost first")
     sizes = pairwise(level.num_devices for level in machine.levels)
@@ -118,8 +153,11 @@ def _checked(machine: Machine, document: Field) -> Machine:
     return replace(machine, origin=Origin(source=document.source, path=document.path, lines=document.lines))
 
 
-MACHINE = _machine(table(_figure(above=0), minProperties=1)).checked(_checked)
+_ANY_PEAKS = table(_figure(above=0), minProperties=1)
+MACHINE = _machine(_ANY_PEAKS, with_samples=False).checked(_checked)
 """Machines in plans, where another version of PaSE may know more: keys that are not known are passed over."""
+
+_WITH_SAMPLES = _machine(_ANY_PEAKS, with_samples=True).checked(_checked)
 
 
 def machine_document(machine: Machine) -> dict[str, Any]:
@@ -134,7 +172,7 @@ def machine_from_document(document: Field) -> Machine:
 
 
 _PEAKS = {dtype: _figure(above=0).optional(None) for dtype in DTYPES} | {REQUIRED_DTYPE: _figure(above=0)}
-_FILE = _machine(record(dict, **_PEAKS))
+_FILE = _machine(record(dict, **_PEAKS), with_samples=True)
 """Machine files: what they may hold."""
 
 
@@ -203,7 +241,7 @@ def _parse(text: str, source: str) -> Machine:
         raise peaks.fail(
             f"has no {REQUIRED_DTYPE}, which costs are computed for; expected {REQUIRED_DTYPE}, {UNITS[REQUIRED_DTYPE]}"
         )
-    return machine_from_document(field)
+    return _WITH_SAMPLES.read(field)
 
 
 def _quoted_line(text: str, error: str) -> str:
@@ -270,6 +308,7 @@ def machine_text(machine: Machine) -> str:
     """Return the text of a machine file; `parse_machine` returns an equal machine."""
     document = machine_document(machine)
     device, levels, overlap = document.pop("device"), document.pop("levels"), document.pop("overlap", None)
+    kernels, samples = document.pop("kernels", None), machine.kernels.samples if machine.kernels else ()
     peaks = device.pop("peak_flop_per_s")
     tables = [
         _assignments(document),
@@ -277,6 +316,8 @@ def machine_text(machine: Machine) -> str:
         f"[device.peak_flop_per_s]\n{_assignments(peaks)}",
         *(f"[[levels]]\n{_assignments(level)}" for level in levels),
         *([] if overlap is None else [f"[overlap]\n{_assignments(overlap)}"]),
+        *([] if kernels is None else [f"[kernels]\n{_assignments(kernels)}"]),
+        *(f"[[kernels.samples]]\n{_assignments(_SAMPLE.write(sample))}" for sample in samples),
     ]
     return "\n".join(tables)
 
@@ -290,5 +331,7 @@ def _value(value: object) -> str:
         # A string of JSON is one of TOML, but for DEL, which TOML wants escaped, and surrogates, which it has not.
         text = value.encode("utf-8", "replace").decode()
         return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
     assert isinstance(value, int | float)
     return repr(value)

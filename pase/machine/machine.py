@@ -75,6 +75,56 @@ class Overlap:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSample:
+    """A kernel that was timed.
+
+    what: of those of `Kernels`. extents: rows, columns and depth of a
+    product, and in how many copies. flop: 0 of what multiplies nothing. predicted_s: what the figures make of it.
+    """
+
+    what: str
+    dtype: str
+    extents: tuple[int, ...]
+    flop: float
+    touched_bytes: float
+    time_s: float
+    predicted_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """What kernels reach of a device's peaks.
+
+    dtype: of products that half_extent and half_depth are of; of another, whose peak is a fraction of its, these are
+    that fraction. launch_s: time that each takes besides its work. products, convolutions, attention: of the peak of
+    the type that they multiply in, the share that matrices without bound reach. half_extent: rows, or columns, with
+    which a product reaches half of that; half_depth: likewise, of what it sums over. least: of the peak of float32,
+    what products of any extents reach. memory, norms, functions: share of the
+    memory's bandwidth at which kernels go that move and add, that normalise, and that compute exponentials and the
+    like. beyond: likewise, what bytes after the first cache_bytes of a kernel take besides; None: nothing. source:
+    where the figures are from. error: median of the samples' relative errors; None where they are not fitted. samples:
+    what they were fitted to, in machine files.
+    """
+
+    dtype: str
+    launch_s: float
+    products: float
+    convolutions: float
+    attention: float
+    half_extent: float
+    half_depth: float
+    least: float
+    memory: float
+    norms: float
+    functions: float
+    source: str
+    beyond: float | None = None
+    cache_bytes: float = 0.0
+    error: float | None = None
+    samples: tuple[KernelSample, ...] = field(default=(), compare=False, repr=False)
+
+
 def level_between(levels: Sequence[Level], one: int, other: int) -> int:
     """Return the number of the innermost level that has two devices in one group; of the last one where none has."""
     for number, level in enumerate(levels):
@@ -87,8 +137,9 @@ def level_between(levels: Sequence[Level], one: int, other: int) -> int:
 class Machine:
     """A cluster: identical devices, levels from the inside out.
 
-    overlap: of communication and computation; None where nothing is known of it, which counts as none. origin: the file
-    that it was read from, for messages; it is no part of the machine.
+    overlap: of communication and computation; None where nothing is known of it, which counts as none. kernels: what
+    they reach of the peaks; None where nothing is known of it: all of them. origin: the file that it was read from, for
+    messages; it is no part of the machine.
     """
 
     name: str
@@ -96,6 +147,7 @@ class Machine:
     device: Device
     levels: tuple[Level, ...]
     overlap: Overlap | None = None
+    kernels: Kernels | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)
 
     def peak_flop_per_s(self, dtype: str = "float32") -> float:

@@ -12,6 +12,7 @@ BENCHMARKS = {
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
     "levels": "strategies for machines with and without levels (docs/machines.md)",
     "step": "what hides behind the backward pass, and what that changes (docs/step.md)",
+    "kernels": "steps of one process beside their prediction by timed kernels (docs/kernels.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",
     "memory": "what a limit on the memory of a device costs (docs/benchmarks.md)",
     "simulation": "simulated steps beside measured ones (docs/simulation.md)",

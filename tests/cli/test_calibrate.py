@@ -17,7 +17,7 @@ from pase.cli import calibrate as command
 from pase.errors import CalibrationError, ProgramError
 from pase.machine import load_machine, machine_schema, parse_machine
 from pase.targets.training.options import GPU, DeviceChoice
-from tests.calibration.synthetic import synthetic
+from tests.calibration.synthetic import made, synthetic
 from tests.cli.conftest import Command
 
 
@@ -178,3 +178,34 @@ def test_a_gpu_is_described_by_its_driver_and_the_least_memory(monkeypatch: pyte
     monkeypatch.setattr(child, "tf", fake)
     devices = SimpleNamespace(visible_gpus=(1, 0), config=lambda: None)
     assert child._described_gpu(devices, 2) == ("second", 200)
+
+
+def test_kernels_of_this_device(pase: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Times are made up; the machine keeps what another has of links and peaks."""
+    kernels = pytest.importorskip("pase.calibration.kernels")
+    monkeypatch.setattr(kernels, "measure_kernels", lambda *_: tuple(made()))
+    path = tmp_path / "mine.toml"
+    finished = pase("calibrate", "--kernels", "--machine", "v100", "-o", path)
+    assert finished.status == 0
+    assert f"machine written to {path}; try: pase search MODEL --machine {path} --cost-model step" in finished.err
+    assert "error of the fit" in finished.out
+    assert "attention" in finished.out
+    assert max(map(len, finished.out.splitlines())) <= 100
+    found = load_machine(str(path))
+    assert found.kernels is not None
+    assert len(found.kernels.samples) == len([*made()])
+    assert (found.device, found.levels) == (load_machine("v100").device, load_machine("v100").levels)
+    Draft202012Validator(json.loads(machine_schema())).validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    searched = pase("search", "lenet5", "-p", 4, "-b", 8, "--machine", path, "--cost-model", "step", "--json")
+    assert searched.status == 0
+    alone = pase("calibrate", "--kernels", "--json")
+    assert alone.status == 0
+    document = json.loads(alone.out)
+    assert len(document["samples"]) == len([*made()])
+    assert "samples" not in document["machine"]["kernels"]
+
+
+def test_a_machine_is_kept_for_kernels_alone(pase: Command) -> None:
+    finished = pase("calibrate", "--machine", "v100")
+    assert finished.status == 1
+    assert "--machine is for --kernels, which keeps a machine's links; without, links are measured" in finished.err

@@ -78,7 +78,10 @@ SURFACE = {
     "models": ["--json"],
     "inspect": ["model", "--batch -b", "--arg", "--strict", "--all", "--json"],
     "machines": ["--show", "--schema", "--json"],
-    "calibrate": ["--devices -p", "--device", "--virtual", "--gpu-memory", "--quick", "--output -o", "--json"],
+    "calibrate": [
+        *("--devices -p", "--device", "--virtual", "--gpu-memory", "--quick", "--kernels", "--machine", "--output -o"),
+        "--json",
+    ],
     "easgd-model": [
         *("--network", "--workers", "--machine", "--algorithm", "--packed", "--iteration-time", "--iterations"),
         *("--batch -b", "--arg", "--paper", "--json"),

@@ -47,9 +47,10 @@ class LayerWork:
 def layer_work(plan: Plan, machine: Machine) -> dict[str, LayerWork]:
     """Return the work of every layer, as the `alpha_beta` cost model times it: FLOP or memory, whichever takes longer.
 
-    What waits in a recurrent layer's pipeline counts as work.
+    Of a plan for `step` it is that of the machine's kernels. What waits in a recurrent layer's pipeline counts as work.
     """
-    model = cost_model("alpha_beta", machine, plan.num_devices, plan.precision)
+    timed_by = "step" if plan.cost_model == "step" else "alpha_beta"
+    model = cost_model(timed_by, machine, plan.num_devices, plan.precision)
     owned: set[str] = set()
     found = {}
     for operator in plan.graph.operators:
