@@ -13,6 +13,7 @@ BENCHMARKS = {
     "levels": "strategies for machines with and without levels (docs/machines.md)",
     "step": "what hides behind the backward pass, and what that changes (docs/step.md)",
     "kernels": "steps of one process beside their prediction by timed kernels (docs/kernels.md)",
+    "published": "steps that others measured beside their prediction (docs/published.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",
     "memory": "what a limit on the memory of a device costs (docs/benchmarks.md)",
     "simulation": "simulated steps beside measured ones (docs/simulation.md)",

@@ -1,0 +1,568 @@
+"""Steps of large language models that others have measured, beside what the cost model `step` makes of them."""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from pase.costs.collectives import hierarchical_all_gather
+from pase.graph import Builder, Graph, Operator, Precision, Tensor
+from pase.graph.access import Access, Dim, SliceOf
+from pase.graph.operators import (
+    add_parameter,
+    attention,
+    contract,
+    dense,
+    dropout,
+    elementwise,
+    embedding,
+    layer_norm,
+    pointwise,
+    softmax,
+    softmax_loss,
+)
+from pase.graph.precision import uniform
+from pase.machine import Machine, load_machine
+from scripts.benchmarks.large_steps import (
+    LayerTime,
+    Scheme,
+    StepParts,
+    layer_times,
+    step_model,
+    step_parts,
+    total,
+)
+from scripts.benchmarks.tables import markdown, publish
+
+STEPS = Path(__file__).with_name("published_steps.toml")
+
+VOCABULARY = 51_200
+"""Of the GPTs of both papers; the second one's rows do not say it."""
+
+DIMS = ("b", "s", "d")
+
+MEGATRON = replace(uniform("float16", "megatron"), masters="float32", moments="float32")
+"""Weights, activations and gradients in float16; the optimizer's copies in float32."""
+
+LOSS_BYTES = 54
+"""Of each logit, that Megatron-LM's cross-entropy reads and writes: in float16, made float32, in kernels of its own for
+the largest, the difference, the exponential, the sum and the share, and backward."""
+
+LINKS = {"a100": (0.82, 0.9), "h100": (0.82, 0.85)}
+"""The share of the links within a node and between nodes that NCCL reaches."""
+
+PEAK_FLOP_PER_S = {"a100": 312e12, "h100": 989.4e12}
+"""By which MFU is told: of float16 and bfloat16, whatever the products are in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One measured step, as `published_steps.toml` has it; sizes that a source does not give are 0."""
+
+    id: int
+    model: str
+    gpus: int
+    gpu: str
+    seq: int
+    source: str
+    layers: int = 0
+    hidden: int = 0
+    heads: int = 0
+    vocab: int = VOCABULARY
+    precision: str = ""
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    vp: int = 1
+    mbs: int = 0
+    gbs: int = 0
+    recompute: str = ""
+    step_s: float = 0.0
+    parallelism: str = ""
+    local_batch: int = 0
+    tokens_per_s_per_gpu: float = 0.0
+    notes: str = ""
+
+
+def published_steps() -> list[Row]:
+    """Return the rows of `published_steps.toml`."""
+    known = {field.name for field in fields(Row)}
+    rows: list[dict[str, Any]] = tomllib.loads(STEPS.read_text(encoding="utf-8"))["step"]
+    return [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A row beside its prediction. factor: fitted to the rows of other sources (`leave_one_out`)."""
+
+    row: Row
+    parts: StepParts
+    factor: float = 1.0
+
+    @property
+    def source(self) -> str:
+        """Which of the three sources it is from."""
+        return next(name for name, text in SOURCES.items() if text in self.row.source)
+
+    @property
+    def step_s(self) -> float:
+        """The predicted seconds."""
+        return self.factor * self.parts.step_s
+
+    @property
+    def error(self) -> float:
+        """Of the predicted seconds: negative where the prediction is too fast."""
+        return self.step_s / measured_s(self.row) - 1
+
+    def mfu(self, step_s: float) -> float:
+        """Return the share of the peak that the model's own FLOP, without recomputation, make of such a step."""
+        return model_flop(self.row) / (step_s * self.row.gpus * PEAK_FLOP_PER_S[MACHINES[self.source]])
+
+
+SOURCES = {"SC'21": "SC'21", "recomputation": "2205.05198", "torchtitan": "torchtitan"}
+MACHINES = {"SC'21": "a100", "recomputation": "a100", "torchtitan": "h100"}
+
+BARS = (0.08, 0.12, 0.30, 0.9)
+"""Of the median error on Megatron-LM's rows and on all, of the largest error, and of the rank correlation of MFU."""
+
+
+def main(*, write: bool) -> None:
+    """Print the tables, or put them into docs/published.md."""
+    found = [Outcome(row=row, parts=predicted(row)) for row in published_steps()]
+    fitted = leave_one_out(found)
+    tables = {source: _rows([each for each in fitted if each.source == source], found) for source in SOURCES}
+    tables["parts"] = _parts(found)
+    tables["errors"] = _errors(found, fitted)
+    publish("published.md", tables, write=write)
+
+
+def predicted(row: Row) -> StepParts:
+    """Return the predicted step of a row."""
+    return torchtitan_step(row) if row.parallelism else megatron_step(row)
+
+
+def leave_one_out(found: Sequence[Outcome]) -> list[Outcome]:
+    """Return outcomes whose predictions are multiplied by a factor that other sources tell.
+
+    It is the median of measured ÷ predicted: of the other source on the same GPU, or where there is none, of all other
+    sources.
+    """
+    fitted = []
+    for each in found:
+        others = [other for other in found if other.source != each.source]
+        alike = [other for other in others if MACHINES[other.source] == MACHINES[each.source]]
+        factor = median(measured_s(other.row) / other.parts.step_s for other in alike or others)
+        fitted.append(replace(each, factor=factor))
+    return fitted
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return Spearman's ρ of two lists of numbers that all differ."""
+    ranks = [np.argsort(np.argsort(each)) for each in (one, other)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _rows(fitted: Sequence[Outcome], found: Sequence[Outcome]) -> str:
+    plain = {each.row.id: each for each in found}
+    rows = []
+    for each in fitted:
+        row, seconds = each.row, measured_s(each.row)
+        rows.append(
+            [
+                str(row.id),
+                row.model,
+                str(row.gpus),
+                _scheme(row),
+                f"{seconds:.2f}",
+                f"{plain[row.id].step_s:.2f}",
+                f"{plain[row.id].error:+.1%}",
+                f"{each.step_s:.2f}",
+                f"{each.error:+.1%}",
+                f"{each.mfu(seconds):.1%}",
+                f"{each.mfu(each.step_s):.1%}",
+            ]
+        )
+    headers = ["row", "model", "GPUs", "scheme", "measured, s", "predicted, s", "error"]
+    return markdown([*headers, "with the factor, s", "error", "MFU, measured", "predicted"], rows)
+
+
+def _scheme(row: Row) -> str:
+    if row.parallelism:
+        return f"{row.parallelism}, {row.seq:,} tokens, batch {row.local_batch}; {row.notes}"
+    chunks = f", {row.vp} chunks" if row.vp > 1 else ""
+    return f"t {row.tp}, p {row.pp}{chunks}, d {row.dp}, {row.mbs} of {row.gbs}; {row.recompute}"
+
+
+def _parts(found: Sequence[Outcome]) -> str:
+    names = [field.name for field in fields(StepParts)]
+    rows = [
+        [str(each.row.id), *(f"{getattr(each.parts, name) / each.parts.step_s:.1%}" for name in names)]
+        for each in found
+    ]
+    return markdown(["row", *(name.removesuffix("_s").replace("_", " ") for name in names)], rows)
+
+
+def _errors(found: Sequence[Outcome], fitted: Sequence[Outcome]) -> str:
+    groups: dict[str, Callable[[Outcome], bool]] = {
+        name: lambda each, name=name: each.source == name  # type: ignore[misc]
+        for name in SOURCES
+    }
+    groups["both of Megatron-LM's"] = lambda each: MACHINES[each.source] == "a100"
+    groups["all"] = lambda _: True
+    rows = []
+    for name, belongs in groups.items():
+        cells = [name]
+        for outcomes in (found, fitted):
+            chosen = [each for each in outcomes if belongs(each)]
+            errors = [each.error for each in chosen]
+            mfu = [each.mfu(measured_s(each.row)) for each in chosen], [each.mfu(each.step_s) for each in chosen]
+            cells += [
+                f"{median(map(abs, errors)):.1%}",
+                f"{max(errors, key=abs):+.1%}",
+                f"{rank_correlation(*mfu):.3f}",
+            ]
+        rows.append([*cells[:4], f"{chosen[0].factor:.3f}" if name in SOURCES else "", *cells[4:]])
+    headers = ["rows of", "median absolute error", "worst", "ρ of MFU"]
+    return markdown([*headers, "factor", *(f"with it: {header}" for header in headers[1:])], rows)
+
+
+def model_flop(row: Row) -> float:
+    """Return the FLOP of a step's products, without recomputation, attention as if nothing were masked."""
+    if not row.parallelism:
+        per_token = 72 * row.layers * row.hidden**2
+        share = 1 + row.seq / (6 * row.hidden) + row.vocab / (12 * row.layers * row.hidden)
+        return row.gbs * row.seq * per_token * share
+    sizes = LLAMAS[row.model]
+    kv = sizes.kv_heads * sizes.hidden // sizes.heads
+    block = 2 * sizes.hidden * (sizes.hidden + kv) + 3 * sizes.hidden * sizes.feed_forward
+    weights = sizes.layers * block + sizes.hidden * sizes.vocab
+    per_token = 6 * weights + 12 * sizes.layers * sizes.hidden * row.seq
+    return row.tokens_per_s_per_gpu * row.gpus * measured_s(row) * per_token
+
+
+def machine_of(name: str) -> Machine:
+    """Return a machine as rows have it: links as collectives reach them; of torchtitan's H100, what sets them apart."""
+    machine = load_machine(name)
+    levels = tuple(
+        replace(level, bandwidth_bytes_per_s=share * level.bandwidth_bytes_per_s)
+        for level, share in zip(machine.levels, LINKS[name], strict=True)
+    )
+    machine = replace(machine, levels=levels)
+    if name == "h100" and machine.kernels:
+        kernels = replace(machine.kernels, products=0.6, memory=0.92, norms=0.92, functions=0.92)
+        device = replace(machine.device, memory_bandwidth_bytes_per_s=2.4e12)
+        machine = replace(machine, device=device, kernels=kernels)
+    return machine
+
+
+def _bytes_per_s(machine: Machine) -> float:
+    """Return the bytes that kernels read and write in a second."""
+    assert machine.kernels
+    assert machine.device.memory_bandwidth_bytes_per_s
+    return machine.kernels.memory * machine.device.memory_bandwidth_bytes_per_s
+
+
+# -- Megatron-LM
+
+
+def gpt(row: Row) -> Graph:
+    """Return a GPT of two blocks as Megatron-LM runs one micro-batch on a replica: attention in single kernels."""
+    net = Builder("gpt", precision=MEGATRON)
+    x = net.add(embedding, "first_tokens", net.input((row.mbs, row.seq)), vocabulary=row.vocab, size=row.hidden)
+    x = net.add(add_parameter, "first_positions", x, dims=DIMS, over=("s", "d"))
+    for block in ("before", "block"):
+        x = _gpt_block(net, block, x, row)
+    x = net.add(layer_norm, "last_norm", x)
+    x = net.add(dense, "last_head", x, lead=("b", "s"), reduce=("d",), out=(("v", row.vocab),), bias=False)
+    net.add(softmax_loss, "last_loss", x, dims=("b", "s", "v"))
+    return net.build()
+
+
+def _gpt_block(net: Builder, name: str, x: Tensor, row: Row) -> Tensor:
+    size = row.hidden // row.heads
+    scores = ("b", "h", "s", "t")
+    y = net.add(layer_norm, f"{name}_norm1", x)
+    thrice = (("h", row.heads), ("c", 3 * size))
+    y = net.add(dense, f"{name}_qkv", y, lead=("b", "s"), reduce=("d",), out=thrice)
+    q = net.add(thirds, f"{name}_split", y)
+    k, v = (replace(q, output=number) for number in (1, 2))
+    y = net.add(contract, f"{name}_core_scores", q, k, axes=(("b", "s", "h", "c"), ("b", "t", "h", "c")), out=scores)
+    y = net.add(softmax, f"{name}_core_softmax", y, dims=scores, over="t")
+    y = net.add(dropout, f"{name}_core_dropout", y, dims=scores, rate=0.1)
+    y = net.add(contract, f"{name}_core_values", y, v, axes=(scores, ("b", "t", "h", "c")), out=("b", "s", "h", "c"))
+    y = net.add(elementwise, f"{name}_core_copy", y, dims=("b", "s", "h", "c"))
+    y = net.add(dense, f"{name}_o", y, lead=("b", "s"), reduce=("h", "k"), out=(("d", row.hidden),))
+    x = net.add(elementwise, f"{name}_add1", x, y, dims=DIMS)
+    y = net.add(layer_norm, f"{name}_norm2", x)
+    wide = (("e", 4 * row.hidden),)
+    y = net.add(dense, f"{name}_up", y, lead=("b", "s"), reduce=("d",), out=wide, activation="gelu")
+    y = net.add(dense, f"{name}_down", y, lead=("b", "s"), reduce=("e",), out=(("d", row.hidden),))
+    return net.add(elementwise, f"{name}_add2", x, y, dims=DIMS)
+
+
+def thirds(name: str, x: tuple[int, ...]) -> Operator:
+    """Return the three views of x, shape [b, s, h, 3 c]."""
+    *lead, width = x
+    extents = dict(zip("bshc", x, strict=True))
+    part = width // 3
+    return Operator(
+        name=name,
+        kind="piece",
+        dims=tuple(Dim(dim, extent) for dim, extent in extents.items()),
+        reads=(Access(tensor="x", shape=x, index_map=tuple("bshc")),),
+        writes=tuple(
+            Access(
+                tensor=f"y{number}",
+                shape=(*lead, part),
+                index_map=(*"bsh", SliceOf(dim="c", offset=number * part, extent=part)),
+            )
+            for number in range(3)
+        ),
+        work=(),
+    )
+
+
+def megatron_step(row: Row) -> StepParts:
+    """Return the predicted step of a row of either of Megatron-LM's papers."""
+    machine = machine_of("a100")
+    is_by_sequence = "sequence parallel" in row.recompute
+    split = dict.fromkeys("ghev", row.tp) | ({"s": row.tp} if is_by_sequence else {})
+    model = step_model(machine, row.tp, MEGATRON)
+    times = layer_times(gpt(row), split, model)
+    bytes_per_s = _bytes_per_s(machine)
+    loss_s = LOSS_BYTES * row.mbs * row.seq * row.vocab / row.tp / bytes_per_s
+    # Forward the three parts are views; backward their gradients are put together.
+    times["block_split"] = replace(times["block_split"], forward_s=0.0)
+    times["last_loss"] = replace(times["last_loss"], forward_s=loss_s, backward_s=0.0)
+    of: dict[str, LayerTime] = {part: total(_named(times, part)) for part in ("first", "block", "last")}
+    again = replace(of["block"], backward_s=0.0, messages_s=of["block"].messages_s / 2)
+    if row.recompute.startswith("selective"):
+        again = replace(total(_named(times, "block_core")), backward_s=0.0, messages_s=0.0)
+    scheme = Scheme(
+        stages=row.pp,
+        chunks=row.vp,
+        micro_batches=row.gbs // (row.dp * row.mbs),
+        replicas=row.dp,
+        shards=1,
+        tensor=row.tp,
+        hand_over_bytes=2.0 * row.mbs * row.seq * row.hidden,
+        gradient_bytes=2,
+        weight_bytes=2,
+        optimizer_bytes=54,
+        adding_bytes=6,
+        is_gathered=not is_by_sequence,
+    )
+    spread = step_model(machine, row.gpus, MEGATRON)
+    return step_parts(
+        of["block"], again, (of["first"], of["last"]), row.layers, scheme, spread, bytes_per_s=bytes_per_s
+    )
+
+
+def _named(times: Mapping[str, LayerTime], prefix: str) -> list[LayerTime]:
+    return [time for name, time in times.items() if name.startswith(f"{prefix}_")]
+
+
+# -- torchtitan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama:
+    """Sizes of a Llama 3.1 (Grattafiori et al. 2024, Table 3)."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    feed_forward: int
+    vocab: int = 128_256
+
+
+LLAMAS = {
+    "Llama 3.1 8B": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=14_336),
+    "Llama 3.1 70B": Llama(layers=80, hidden=8192, heads=64, kv_heads=8, feed_forward=28_672),
+    "Llama 3.1 405B": Llama(layers=126, hidden=16_384, heads=128, kv_heads=8, feed_forward=53_248),
+}
+
+FSDP_BF16 = replace(
+    uniform("bfloat16", "fsdp"), gradients="float32", collectives="float32", masters="float32", moments="float32"
+)
+"""Gathered weights and activations in bfloat16; gradients reduced, and kept by the optimizer, in float32."""
+
+FSDP_FLOAT8 = replace(FSDP_BF16, name="fsdp-float8", products="float8")
+
+AGAIN_SELECTIVE = (
+    "k",
+    "o",
+    "up",
+    "norm1",
+    "norm2",
+    "rope_q",
+    "rope_k",
+    "repeat_k",
+    "repeat_v",
+    "gated",
+    "add1",
+    "add2",
+)
+"""Of a block, what torchtitan's selective checkpoints by operation compute again: every second product, and all that is
+neither a product nor attention."""
+
+
+def llama(row: Row, sizes: Llama, precision: Precision, micro_batch: int, seq: int) -> Graph:
+    """Return a Llama of two blocks on one replica: one micro-batch, as many positions as a device of it has."""
+    net = Builder("llama", precision=precision)
+    x = net.add(embedding, "first_tokens", net.input((micro_batch, seq)), vocabulary=sizes.vocab, size=sizes.hidden)
+    for block in ("before", "block"):
+        x = _llama_block(net, block, x, sizes)
+    x = net.add(layer_norm, "last_norm", x)
+    x = net.add(dense, "last_head", x, lead=("b", "s"), reduce=("d",), out=(("v", sizes.vocab),), bias=False)
+    net.add(softmax_loss, "last_loss", x, dims=("b", "s", "v"))
+    return net.build()
+
+
+def _llama_block(net: Builder, name: str, x: Tensor, sizes: Llama) -> Tensor:
+    batch, seq, _ = x.shape
+    size, groups = sizes.hidden // sizes.heads, sizes.heads // sizes.kv_heads
+
+    def product(part: str, x: Tensor, reduce: tuple[str, ...], **out: int) -> Tensor:
+        made = tuple(out.items())
+        return net.add(dense, f"{name}_{part}", x, lead=("b", "s"), reduce=reduce, out=made, bias=False)
+
+    y = net.add(layer_norm, f"{name}_norm1", x)
+    q = product("q", y, ("d",), h=sizes.heads, c=size)
+    q = net.add(elementwise, f"{name}_rope_q", q, dims=("b", "s", "h", "c"))
+    of = {}
+    for part in "kv":
+        made = product(part, y, ("d",), u=sizes.kv_heads, c=size)
+        if part == "k":
+            made = net.add(elementwise, f"{name}_rope_k", made, dims=("b", "s", "u", "c"))
+        grouped = net.reshape(made, (batch, seq, sizes.kv_heads, 1, size))
+        out = (batch, seq, sizes.kv_heads, groups, size)
+        made = net.add(
+            pointwise, f"{name}_repeat_{part}", grouped, dims=("b", "s", "u", "r", "c"), out=out, function="identity"
+        )
+        of[part] = net.reshape(made, (batch, seq, sizes.heads, size))
+    y = net.add(attention, f"{name}_attention", q, of["k"], of["v"], causal=True, is_fused=True)
+    y = product("o", y, ("h", "k"), d=sizes.hidden)
+    x = net.add(elementwise, f"{name}_add1", x, y, dims=DIMS)
+    y = net.add(layer_norm, f"{name}_norm2", x)
+    gate, up = (product(part, y, ("d",), e=sizes.feed_forward) for part in ("gate", "up"))
+    y = net.add(elementwise, f"{name}_gated", gate, up, dims=("b", "s", "e"), function="multiply")
+    y = product("down", y, ("e",), d=sizes.hidden)
+    return net.add(elementwise, f"{name}_add2", x, y, dims=DIMS)
+
+
+def degrees(row: Row) -> dict[str, int]:
+    """Return the degrees that torchtitan's rows name, as FSDP32 TP8."""
+    named = re.findall(r"(FSDP|TP|PP|CP)(\d+)", row.parallelism)
+    return dict.fromkeys(("FSDP", "TP", "PP", "CP"), 1) | {name: int(number) for name, number in named}
+
+
+def torchtitan_step(row: Row) -> StepParts:
+    """Return the predicted step of a row of torchtitan's."""
+    sizes, degree, machine = LLAMAS[row.model], degrees(row), machine_of("h100")
+    tp, pp, cp = degree["TP"], degree["PP"], degree["CP"]
+    is_float8, is_compiled = "float8" in row.notes or row.notes == "same", row.notes != "selective AC, eager"
+    precision = FSDP_FLOAT8 if is_float8 else FSDP_BF16
+    # One micro-batch for each stage, torchtitan's default.
+    micro_batches = pp
+    micro_batch, seq = row.local_batch // micro_batches, row.seq // cp
+    split = dict.fromkeys("ghuev", tp) | {"s": tp}
+    model = step_model(machine, tp, precision)
+    graph = llama(row, sizes, precision, micro_batch, seq)
+    times = layer_times(graph, split, model)
+    if is_float8:
+        # The head stays in bfloat16.
+        times["last_head"] = layer_times(graph.in_precision(FSDP_BF16), split, model)["last_head"]
+        # What is gathered is made float8 before: half of it. What is scattered stays in bfloat16.
+        times |= {
+            name: replace(time, messages_s=0.75 * time.messages_s)
+            for name, time in times.items()
+            if name.startswith("block")
+        }
+    # A device has a part of the queries, and half of all keys in the mean.
+    times["block_attention"] = times["block_attention"].scaled(cp / 2)
+    bytes_per_s = _bytes_per_s(machine)
+    tokens = micro_batch * seq
+    logits = tokens * sizes.vocab / tp
+    times["last_loss"] = LayerTime(
+        forward_s=(12 if is_compiled else 40) * logits / bytes_per_s, messages_s=times["last_loss"].messages_s
+    )
+    more: dict[str, LayerTime] = {}
+    kv = 2 * sizes.kv_heads * sizes.hidden // sizes.heads
+    if not is_compiled:
+        hidden, wide = tokens * sizes.hidden, tokens * sizes.feed_forward / tp
+        turned = tokens * (sizes.hidden + kv / 2) / tp
+        forward, backward = (
+            (2 * norm * hidden / tp + rope * turned + gate * wide) / bytes_per_s
+            for norm, rope, gate in ((32, 16, 4), (65, 14, 8))
+        )
+        more["block_norm1_more"] = LayerTime(forward_s=forward, backward_s=backward)
+    if is_float8:
+        weights = sum(time.weights for time in _named(times, "block"))
+        inputs = tokens * (2 * sizes.hidden + (sizes.hidden + sizes.feed_forward) / tp) + weights
+        gradients = tokens * (2 * sizes.hidden + (sizes.hidden + kv + 2 * sizes.feed_forward) / tp)
+        more["block_norm1_casts"] = LayerTime(
+            forward_s=5 * inputs / bytes_per_s, backward_s=5 * (inputs + gradients) / bytes_per_s
+        )
+    spread = step_model(machine, row.gpus, precision)
+    if cp > 1:
+        members = [cp, 1][: len(spread.links)] if tp == 1 else [1, cp]
+        keys = 2.0 * 2 * micro_batch * row.seq * sizes.hidden / tp
+        once_s = float(hierarchical_all_gather(keys, members, spread.links))
+        # Keys and values are gathered either way; their gradients go round in float32.
+        own = tokens * sizes.hidden / tp
+        more["block_keys"] = LayerTime(
+            forward_s=(6 + 42 * (cp - 1)) * own / bytes_per_s,
+            backward_s=86 * cp * own / bytes_per_s,
+            blocking_s=4 * once_s,
+        )
+    times |= more
+    of = {part: total(_named(times, part)) for part in ("first", "block", "last")}
+    if row.notes.startswith("selective") or row.notes == "+float8":
+        names = [f"block_{part}" for part in AGAIN_SELECTIVE] + [name for name in more if "norm1" in name]
+        again = replace(total([times[name] for name in names]), backward_s=0.0, messages_s=0.0)
+    else:
+        # The backward pass needs nothing of what is behind the last product.
+        unused = times["block_down"].forward_s + times["block_add2"].forward_s
+        again = replace(
+            of["block"],
+            forward_s=of["block"].forward_s - unused,
+            backward_s=0.0,
+            messages_s=of["block"].messages_s * (1 / 3 if is_float8 else 3 / 8),
+            blocking_s=of["block"].blocking_s / 4,
+        )
+    shards = degree["FSDP"] * cp
+    scheme = Scheme(
+        stages=pp,
+        chunks=2 if "interleaved" in row.parallelism else 1,
+        micro_batches=micro_batches,
+        replicas=shards,
+        shards=shards,
+        tensor=tp,
+        hand_over_bytes=2.0 * tokens * sizes.hidden,
+        is_async="asyncTP" in row.parallelism or pp > 1,
+        gradient_bytes=4,
+        weight_bytes=2,
+        optimizer_bytes=40,
+        adding_bytes=6 if pp > 1 else 0,
+        gather_bytes=4,
+        scatter_bytes=6,
+    )
+    return step_parts(
+        of["block"], again, (of["first"], of["last"]), sizes.layers, scheme, spread, bytes_per_s=bytes_per_s
+    )
+
+
+def measured_s(row: Row) -> float:
+    """Return the seconds of a measured step."""
+    if row.step_s:
+        return row.step_s
+    degree = degrees(row)
+    apart = degree["TP"] * degree["PP"] * degree["CP"]
+    return row.local_batch * row.seq / (row.tokens_per_s_per_gpu * apart)

@@ -1,0 +1,221 @@
+"""Published steps: pipelines beside a simulation of their schedules, FLOP and messages beside the papers' formulas."""
+
+import tomllib
+from dataclasses import replace
+from itertools import pairwise
+from math import isclose
+
+import numpy as np
+import pytest
+
+from pase.costs import traffic_of
+from pase.machine import Machine
+from scripts.benchmarks.large_steps import (
+    LayerTime,
+    Scheme,
+    exposed_s,
+    layer_times,
+    pipeline_s,
+    step_model,
+    step_parts,
+)
+from scripts.benchmarks.published import (
+    MEGATRON,
+    STEPS,
+    Outcome,
+    Row,
+    degrees,
+    gpt,
+    leave_one_out,
+    machine_of,
+    measured_s,
+    model_flop,
+    predicted,
+    published_steps,
+    rank_correlation,
+)
+
+ROWS = {row.id: row for row in published_steps()}
+
+Task = tuple[str, int, int]
+"""F or B, the chunk of layers among all devices', the micro-batch."""
+
+
+def schedule(device: int, stages: int, micro_batches: int, chunks: int) -> list[Task]:
+    """Return what a device does in turn: 1F1B, or Megatron-LM's interleaved schedule."""
+    total, group = micro_batches * chunks, stages * chunks
+
+    def task(kind: str, number: int) -> Task:
+        chunk = number % group // stages
+        chunk = chunk if kind == "F" else chunks - 1 - chunk
+        return kind, chunk * stages + device, number // group * stages + number % stages
+
+    if chunks == 1:
+        order = [("F", device, i) for i in range(micro_batches)], [("B", device, i) for i in range(micro_batches)]
+        warm_up = min(stages - device - 1, micro_batches)
+    else:
+        order = [task("F", i) for i in range(total)], [task("B", i) for i in range(total)]
+        warm_up = min((stages - device - 1) * 2 + (chunks - 1) * stages, total)
+    forward, backward = order
+    steady = [each for pair in zip(forward[warm_up:], backward, strict=False) for each in pair]
+    return [*forward[:warm_up], *steady, *backward[len(forward) - warm_up :]]
+
+
+def simulated_s(stages: int, micro_batches: int, chunks: int, forward_s: list[float], backward_s: list[float]) -> float:
+    """Return when the last task ends; times: of one chunk on each device."""
+    queues = [schedule(device, stages, micro_batches, chunks) for device in range(stages)]
+    free, done, last = [0.0] * stages, dict[Task, float](), stages * chunks - 1
+    while any(queues):
+        before = len(done)
+        for device, queue in enumerate(queues):
+            if not queue:
+                continue
+            kind, chunk, number = queue[0]
+            if kind == "F":
+                needs = [("F", chunk - 1, number)] if chunk else []
+            else:
+                needs = [("B", chunk + 1, number)] if chunk < last else [("F", chunk, number)]
+            if all(need in done for need in needs):
+                start = max([free[device], *(done[need] for need in needs)])
+                free[device] = start + (forward_s if kind == "F" else backward_s)[device]
+                done[queue.pop(0)] = free[device]
+        assert len(done) > before, "the schedule waits for itself"
+    return max(done.values())
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "chunks"), [(1, 3, 1), (4, 4, 1), (4, 9, 1), (4, 8, 2), (3, 9, 3)])
+def test_a_pipeline_of_equal_stages_takes_what_its_schedule_takes(stages: int, micro_batches: int, chunks: int) -> None:
+    forward, backward = [0.7] * stages, [1.9] * stages
+    expected = simulated_s(stages, micro_batches, chunks, forward, backward)
+    assert pipeline_s([chunks * 2.6] * stages, micro_batches, chunks) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    forward, backward = [1.0, 1.0, 1.0, 1.5], [2.0, 2.0, 2.0, 3.0]
+    expected = simulated_s(4, 32, 1, forward, backward)
+    assert pipeline_s([3.0, 3.0, 3.0, 4.5], 32) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("number", [3, 21])
+def test_a_block_has_the_flop_of_the_formula(number: int) -> None:
+    row = ROWS[number]
+    graph = gpt(row)
+    flop = 0.0
+    for operator in graph.operators:
+        if operator.name.startswith("block_"):
+            traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
+            for work in (traffic.forward, traffic.backward):
+                assert work.product_flop is not None
+                flop += float(work.product_flop[0])
+    expected = 72 * row.mbs * row.seq * row.hidden**2 * (1 + row.seq / (6 * row.hidden))
+    assert flop == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("number", [20, 21])
+def test_a_block_sends_four_all_reduces(number: int) -> None:
+    row, machine = ROWS[number], free_of_latency(machine_of("a100"))
+    split = dict.fromkeys("ghev", row.tp) | {"s": row.tp if number == 21 else 1}
+    times = layer_times(gpt(row), split, step_model(machine, row.tp, MEGATRON))
+    found = sum(time.messages_s for name, time in times.items() if name.startswith("block_"))
+    vector = 2 * row.mbs * row.seq * row.hidden
+    expected = 4 * 2 * 7 / 8 * vector / machine.levels[0].bandwidth_bytes_per_s
+    # Where norms are split, their weights' gradients are summed too.
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_weights_are_those_of_the_model() -> None:
+    row = ROWS[22]
+    times = layer_times(gpt(row), dict.fromkeys("ghev", row.tp), step_model(machine_of("a100"), row.tp, MEGATRON))
+    block = sum(time.weights for name, time in times.items() if name.startswith("block_"))
+    assert block == pytest.approx(12 * row.hidden**2 / row.tp, rel=1e-3)
+
+
+def test_parts_of_a_step_add_up() -> None:
+    machine = free_of_latency(machine_of("a100"))
+    block = LayerTime(forward_s=1.0, backward_s=2.0, messages_s=0.5, weights=1e9)
+    again = LayerTime(forward_s=1.0, messages_s=0.25)
+    scheme = Scheme(
+        stages=2,
+        chunks=1,
+        micro_batches=4,
+        replicas=3,
+        shards=1,
+        tensor=8,
+        hand_over_bytes=0.0,
+        gradient_bytes=2,
+        weight_bytes=2,
+        optimizer_bytes=50,
+    )
+    model = step_model(machine, 48, MEGATRON)
+    ends = LayerTime(), LayerTime()
+    parts = step_parts(block, again, ends, 6, scheme, model, bytes_per_s=1e12)
+    node = machine.levels[1].bandwidth_bytes_per_s / 8
+    assert parts.compute_s == pytest.approx(4 * 3 * 3.0)
+    assert parts.again_s == pytest.approx(4 * 3 * 1.0)
+    assert parts.messages_s == pytest.approx(4 * 3 * 0.75)
+    assert parts.bubble_s == pytest.approx(3 * 4.75)
+    assert parts.shards_s == pytest.approx(2 * 2 / 3 * 3e9 * 2 / node)
+    assert parts.update_s == pytest.approx(3e9 * 50 / 1e12)
+    gathered = replace(scheme, stages=1, micro_batches=1, replicas=6, shards=6)
+    parts = step_parts(block, again, ends, 6, gathered, model, bytes_per_s=1e12)
+    # The first gather and the last sum stand alone; the others hide behind 24 s.
+    assert parts.shards_s == pytest.approx(2 * 5 / 6 * 1e9 * 2 / node)
+    assert parts.update_s == pytest.approx(1e9 * 50 / 1e12)
+
+
+def test_what_does_not_hide() -> None:
+    assert exposed_s(3.0, 2.0, 0.5) == 2.0
+    assert exposed_s(1.0, 4.0, 0.5) == 0.0
+
+
+def test_utilisation_is_as_published() -> None:
+    published = {each["id"]: each["mfu"] for each in tomllib.loads(STEPS.read_text())["step"] if "mfu" in each}
+    for number, mfu in published.items():
+        row = ROWS[number]
+        assert 100 * model_flop(row) / (measured_s(row) * row.gpus * 312e12) == pytest.approx(mfu, abs=0.25)
+
+
+def test_torchtitan_s_utilisation_is_as_published() -> None:
+    for number, mfu in ((31, 0.33), (29, 0.39)):
+        row = ROWS[number]
+        assert model_flop(row) / (measured_s(row) * row.gpus * 989.4e12) == pytest.approx(mfu, abs=0.006)
+
+
+def test_degrees_are_read() -> None:
+    assert degrees(ROWS[44]) == {"FSDP": 2, "TP": 8, "PP": 8, "CP": 4}
+    for row in ROWS.values():
+        if row.parallelism:
+            found = degrees(row)
+            assert found["FSDP"] * found["TP"] * found["PP"] * found["CP"] == row.gpus
+
+
+def test_factors_come_of_other_sources() -> None:
+    numbers = (1, 2, 20, 21, 28)
+    parts = predicted(ROWS[20])
+    found = [Outcome(row=ROWS[number], parts=parts) for number in numbers]
+    by_id = {each.row.id: each.factor for each in leave_one_out(found)}
+    ratio = {number: measured_s(ROWS[number]) / parts.step_s for number in numbers}
+    assert by_id[1] == by_id[2] == pytest.approx((ratio[20] + ratio[21]) / 2)
+    assert by_id[20] == pytest.approx((ratio[1] + ratio[2]) / 2)
+    middle = sorted(ratio[number] for number in (1, 2, 20, 21))[1:3]
+    assert by_id[28] == pytest.approx(sum(middle) / 2)
+
+
+def test_ranks() -> None:
+    assert isclose(rank_correlation([1, 2, 3, 4], [10, 20, 30, 40]), 1.0)
+    assert isclose(rank_correlation([1, 2, 3], [2, 1, 3]), 0.5)
+
+
+def test_larger_groups_send_more() -> None:
+    rows = [replace(ROWS[4], dp=dp, gpus=8 * dp, gbs=8 * dp * 4) for dp in (2, 8, 32)]
+    shares = [predicted(row).shards_s for row in rows]
+    assert all(a < b for a, b in pairwise(shares))
+
+
+def free_of_latency(machine: Machine) -> Machine:
+    return replace(machine, levels=tuple(replace(level, latency_s=0.0) for level in machine.levels))
+
+
+def test_rows_are_all_there() -> None:
+    assert len(ROWS) == 36
+    assert all(isinstance(row, Row) for row in ROWS.values())
