@@ -117,6 +117,12 @@ def pipeline_s(stages_s: Sequence[float], micro_batches: int, chunks: int = 1) -
     return micro_batches * slowest + (sum(stages_s) - slowest) / chunks
 
 
+def stage_layers(layers: int, stages: int) -> list[int]:
+    """Return how many layers each stage has: as many, those that are left over in the middle."""
+    least, over = divmod(layers, stages)
+    return [least + (1 <= stage <= over) for stage in range(stages)]
+
+
 def exposed_s(communication_s: float, cover_s: float, overlap: float) -> float:
     """Return what does not hide: max(0, A - ω B)."""
     return max(0.0, communication_s - overlap * cover_s)
@@ -199,7 +205,9 @@ def step_parts(
         bytes_per_s: of the device's memory, as the optimizer reaches it.
     """
     first, last = ends
-    own = layers / scheme.stages
+    spread = stage_layers(layers, scheme.stages * scheme.chunks)
+    on_device = [sum(spread[device :: scheme.stages]) for device in range(scheme.stages)]
+    own = max(on_device)
     messages = block.messages_s + again.messages_s
     if scheme.is_async:
         computing = block.forward_s + block.backward_s + again.forward_s
@@ -217,14 +225,14 @@ def step_parts(
         if scheme.is_gathered:
             one_way += float(hierarchical_all_gather(scheme.hand_over_bytes, [scheme.tensor], model.links[:1]))
         hand_over_s = 2 * scheme.chunks * one_way
-    stage_s = compute_s + again_s + messages_s + hand_over_s
+    layer_s = (compute_s + again_s + messages_s) / own
     extra_s = [layer.forward_s + layer.backward_s + layer.messages_s + adding_s * layer.weights for layer in ends]
-    stages_s = [stage_s] * scheme.stages
+    stages_s = [count * layer_s + hand_over_s for count in on_device]
     stages_s[0] += extra_s[0]
     stages_s[-1] += extra_s[1]
     m = scheme.micro_batches
     whole_s = pipeline_s(stages_s, m, scheme.chunks)
-    end_s = extra_s[0] + extra_s[1] if scheme.stages == 1 else max(extra_s)
+    end_s = max(stages_s) - own * layer_s - hand_over_s
     weights = own * block.weights + max(first.weights, last.weights)
     if scheme.stages == 1 and scheme.shards > 1:
         weights = own * block.weights + first.weights + last.weights
