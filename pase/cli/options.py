@@ -19,7 +19,7 @@ from pase.costs import COST_MODELS
 from pase.errors import PlanError
 from pase.graph import PRECISIONS, Graph, Scalar
 from pase.importers import MODEL_SUFFIXES, is_builtin, load
-from pase.machine import DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
+from pase.machine import AUTO, DEFAULT_MACHINE, Machine, load_machine, override_machine, preset_names
 from pase.models import MODELS
 from pase.planning.constraints import (
     Constraint,
@@ -48,7 +48,7 @@ def complete_models(_context: click.Context, _parameter: click.Parameter, incomp
 
 def complete_machines(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the machines whose names begin like that; files are completed, too."""
-    return _with_files([name for name in preset_names() if name.startswith(incomplete)], incomplete)
+    return _with_files([name for name in (*preset_names(), AUTO) if name.startswith(incomplete)], incomplete)
 
 
 def complete_algorithms(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -198,7 +198,7 @@ def model_options(
         ),
         batch_option,
         arguments_option,
-        machine_option(machine, "Preset or .toml file.", shown=DEFAULT_MACHINE),
+        machine_option(machine, "Preset, .toml file, or auto: the GPUs of this machine.", shown=DEFAULT_MACHINE),
         click.option(
             "--flops", "flop_per_s", type=float, metavar="FLOP/s", help="Peak of one device, instead of the machine's."
         ),

@@ -12,9 +12,11 @@ from pase.machine.files import (
     parse_machine,
     preset_names,
 )
+from pase.machine.local import AUTO
 from pase.machine.machine import Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
 __all__ = [
+    "AUTO",
     "DEFAULT_MACHINE",
     "Device",
     "KernelSample",

@@ -31,6 +31,7 @@ from pase.common.codecs import (
 from pase.common.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
 from pase.machine.lines import field_lines
+from pase.machine.local import AUTO, local_machine
 from pase.machine.machine import Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
@@ -188,8 +189,13 @@ def machines() -> tuple[Machine, ...]:
 
 
 def load_machine(name_or_path: StrPath) -> Machine:
-    """Return a preset by its name, or the machine that a .toml file describes; MachineError where neither fits."""
+    """Return a preset by its name, or the machine that a .toml file describes; MachineError where neither fits.
+
+    "auto" is the machine at hand: the preset of its GPUs.
+    """
     name_or_path = os.fspath(name_or_path)
+    if name_or_path == AUTO:
+        return local_machine(machines())
     if name_or_path.endswith(".toml"):
         path = Path(name_or_path)
         try:
@@ -198,7 +204,9 @@ def load_machine(name_or_path: StrPath) -> Machine:
             raise MachineError(f"machine file {name_or_path} cannot be read: {error}") from None
         return _parse(text, f"machine file {name_or_path}")
     if name_or_path not in preset_names():
-        raise MachineError(unknown_name("machine", name_or_path, preset_names()) + "; or give the path of a .toml file")
+        raise MachineError(
+            unknown_name("machine", name_or_path, preset_names()) + "; or give the path of a .toml file, or auto"
+        )
     preset = resources.files("pase.machine") / "presets" / f"{name_or_path}.toml"
     return _parse(preset.read_text(encoding="utf-8"), f"machine {name_or_path}")
 
