@@ -37,7 +37,7 @@ PARSED = _rules(
     ),
     (r"torchrun --nproc-per-node 8 ", "needs eight GPUs"),
     (r"pase serve ", "serves until it is interrupted; tests/served/test_served.py runs it"),
-    (r"--machine auto", "needs GPUs; tests/machine/test_local.py has a driver that lists some"),
+    (r"pase \w+ .*--machine auto", "needs GPUs; tests/machine/test_local.py has a driver that lists some"),
     (r"pase calibrate ", "takes a minute, or a GPU; tests/cli/test_calibrate.py runs it"),
     (r"pase train .*(--hosts|--processes)", "trains in several processes; tests/cli/test_processes.py runs it"),
     (r"pase \w+ (package\.module:factory|model\.keras)", "a model of the reader's own"),
