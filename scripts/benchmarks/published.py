@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pase.costs.alpha_beta import StepCostModel
 from pase.costs.collectives import hierarchical_all_gather
 from pase.graph import Builder, Graph, Operator, Precision, Tensor
 from pase.graph.access import Access, Dim, SliceOf
@@ -33,6 +34,7 @@ from scripts.benchmarks.large_steps import (
     Scheme,
     StepParts,
     layer_times,
+    stage_layers,
     step_model,
     step_parts,
     total,
@@ -52,6 +54,9 @@ MEGATRON = replace(uniform("float16", "megatron"), masters="float32", moments="f
 LOSS_BYTES = 54
 """Of each logit, that Megatron-LM's cross-entropy reads and writes: in float16, made float32, in kernels of its own for
 the largest, the difference, the exponential, the sum and the share, and backward."""
+
+LOSS_BYTES_TITAN = 40
+"""Of each logit, in torchtitan's cross-entropy: made float32, its softmax and its gradient, which are kept apart."""
 
 LINKS = {"a100": (0.82, 0.9), "h100": (0.82, 0.85)}
 """The share of the links within a node and between nodes that NCCL reaches."""
@@ -86,6 +91,7 @@ class Row:
     parallelism: str = ""
     local_batch: int = 0
     tokens_per_s_per_gpu: float = 0.0
+    memory_gib: float = 0.0
     notes: str = ""
 
 
@@ -93,7 +99,10 @@ def published_steps() -> list[Row]:
     """Return the rows of `published_steps.toml`."""
     known = {field.name for field in fields(Row)}
     rows: list[dict[str, Any]] = tomllib.loads(STEPS.read_text(encoding="utf-8"))["step"]
-    return [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
+    return [
+        Row(memory_gib=row.get("peak_mem_GiB", 0.0), **{name: row[name] for name in row if name in known})
+        for row in rows
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +144,8 @@ def main(*, write: bool) -> None:
     tables = {source: _rows([each for each in fitted if each.source == source], found) for source in SOURCES}
     tables["parts"] = _parts(found)
     tables["errors"] = _errors(found, fitted)
+    tables["figures"] = _figures(found)
+    tables["memory"] = _memory([row for row in published_steps() if row.memory_gib])
     publish("published.md", tables, write=write)
 
 
@@ -223,6 +234,50 @@ def _errors(found: Sequence[Outcome], fitted: Sequence[Outcome]) -> str:
     return markdown([*headers, "factor", *(f"with it: {header}" for header in headers[1:])], rows)
 
 
+FIGURES = {
+    "0.6, and 0.6 ÷ 0.8 of 0.35: as here": (0.6, 0.6 / 0.8 * 0.35),
+    "0.6 and 0.35: attention as on an H100 of 700 W": (0.6, 0.35),
+    "0.78 and 0.35: torchao's later figure": (0.78, 0.35),
+    "0.8 and 0.35: the preset of an H100 of 700 W": (0.8, 0.35),
+}
+"""Shares of the H100's peak that products reach, and attention, by where they are from."""
+
+
+def _figures(found: Sequence[Outcome]) -> str:
+    rows = []
+    for name, figures in FIGURES.items():
+        machine = machine_of("h100", figures)
+        others = [
+            replace(each, parts=torchtitan_step(each.row, machine)) if each.source == "torchtitan" else each
+            for each in found
+        ]
+        cells = [name]
+        for outcomes in (others, leave_one_out(others)):
+            chosen = [each.error for each in outcomes if each.source == "torchtitan"]
+            everywhere = [abs(each.error) for each in outcomes]
+            mfu = [each.mfu(measured_s(each.row)) for each in outcomes], [each.mfu(each.step_s) for each in outcomes]
+            cells += [f"{median(map(abs, chosen)):.1%}", f"{max(chosen, key=abs):+.1%}", f"{median(everywhere):.1%}"]
+            cells.append(f"{rank_correlation(*mfu):.3f}")
+        rows.append(cells)
+    headers = ["torchtitan's rows: median", "worst", "all rows: median", "ρ of MFU"]
+    return markdown(["products, attention", *headers, *(f"with the factor: {header}" for header in headers)], rows)
+
+
+def _memory(rows: Sequence[Row]) -> str:
+    cells = []
+    for row in rows:
+        peak = torchtitan_memory(row)
+        parts = (getattr(peak, field.name) / 2**30 for field in fields(PeakMemory))
+        found = peak.total / 2**30
+        error = f"{found / row.memory_gib - 1:+.1%}"
+        numbers = (f"{part:.1f}" for part in parts)
+        cells.append(
+            [str(row.id), row.model, row.parallelism, *numbers, f"{found:.1f}", f"{row.memory_gib:.1f}", error]
+        )
+    headers = ["row", "model", "scheme", *(field.name for field in fields(PeakMemory))]
+    return markdown([*headers, "predicted, GiB", "published", "error"], cells)
+
+
 def model_flop(row: Row) -> float:
     """Return the FLOP of a step's products, without recomputation, attention as if nothing were masked."""
     if not row.parallelism:
@@ -230,15 +285,16 @@ def model_flop(row: Row) -> float:
         share = 1 + row.seq / (6 * row.hidden) + row.vocab / (12 * row.layers * row.hidden)
         return row.gbs * row.seq * per_token * share
     sizes = LLAMAS[row.model]
-    kv = sizes.kv_heads * sizes.hidden // sizes.heads
-    block = 2 * sizes.hidden * (sizes.hidden + kv) + 3 * sizes.hidden * sizes.feed_forward
-    weights = sizes.layers * block + sizes.hidden * sizes.vocab
+    weights = sizes.layers * sizes.block_weights + sizes.hidden * sizes.vocab
     per_token = 6 * weights + 12 * sizes.layers * sizes.hidden * row.seq
     return row.tokens_per_s_per_gpu * row.gpus * measured_s(row) * per_token
 
 
-def machine_of(name: str) -> Machine:
-    """Return a machine as rows have it: links as collectives reach them; of torchtitan's H100, what sets them apart."""
+def machine_of(name: str, figures: tuple[float, float] = (0.6, 0.6 / 0.8 * 0.35)) -> Machine:
+    """Return a machine as rows have it: links as collectives reach them; of torchtitan's H100, what sets them apart.
+
+    figures: of these, the share of the peak that products reach, and attention.
+    """
     machine = load_machine(name)
     levels = tuple(
         replace(level, bandwidth_bytes_per_s=share * level.bandwidth_bytes_per_s)
@@ -246,14 +302,9 @@ def machine_of(name: str) -> Machine:
     )
     machine = replace(machine, levels=levels)
     if name == "h100" and machine.kernels:
-        slower = 0.6 / machine.kernels.products
+        products, attention = figures
         kernels = replace(
-            machine.kernels,
-            products=0.6,
-            attention=slower * machine.kernels.attention,
-            memory=0.92,
-            norms=0.92,
-            functions=0.92,
+            machine.kernels, products=products, attention=attention, memory=0.92, norms=0.92, functions=0.92
         )
         device = replace(machine.device, memory_bandwidth_bytes_per_s=2.4e12)
         machine = replace(machine, device=device, kernels=kernels)
@@ -381,6 +432,12 @@ class Llama:
     feed_forward: int
     vocab: int = 128_256
 
+    @property
+    def block_weights(self) -> int:
+        """Of one block, norms aside."""
+        kv = self.kv_heads * self.hidden // self.heads
+        return 2 * self.hidden * (self.hidden + kv) + 3 * self.hidden * self.feed_forward
+
 
 LLAMAS = {
     "Llama 3.1 8B": Llama(layers=32, hidden=4096, heads=32, kv_heads=8, feed_forward=14_336),
@@ -413,7 +470,7 @@ AGAIN_SELECTIVE = (
 neither a product nor attention."""
 
 
-def llama(row: Row, sizes: Llama, precision: Precision, micro_batch: int, seq: int) -> Graph:
+def llama(sizes: Llama, precision: Precision, micro_batch: int, seq: int) -> Graph:
     """Return a Llama of two blocks on one replica: one micro-batch, as many positions as a device of it has."""
     net = Builder("llama", precision=precision)
     x = net.add(embedding, "first_tokens", net.input((micro_batch, seq)), vocabulary=sizes.vocab, size=sizes.hidden)
@@ -463,99 +520,205 @@ def degrees(row: Row) -> dict[str, int]:
     return dict.fromkeys(("FSDP", "TP", "PP", "CP"), 1) | {name: int(number) for name, number in named}
 
 
-def torchtitan_step(row: Row) -> StepParts:
-    """Return the predicted step of a row of torchtitan's."""
-    sizes, degree, machine = LLAMAS[row.model], degrees(row), machine_of("h100")
-    tp, pp, cp = degree["TP"], degree["PP"], degree["CP"]
-    is_float8, is_compiled = "float8" in row.notes or row.notes == "same", row.notes != "selective AC, eager"
-    precision = FSDP_FLOAT8 if is_float8 else FSDP_BF16
-    # One micro-batch for each stage, torchtitan's default.
-    micro_batches = pp
-    micro_batch, seq = row.local_batch // micro_batches, row.seq // cp
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Titan:
+    """How torchtitan runs a row.
+
+    fsdp, tp, pp, cp: degrees. micro_batches: of the local batch. micro_batch, seq: sequences of one, and positions of
+    each on a device.
+    """
+
+    sizes: Llama
+    fsdp: int
+    tp: int
+    pp: int
+    cp: int
+    chunks: int
+    micro_batches: int
+    micro_batch: int
+    seq: int
+    is_float8: bool
+    is_compiled: bool
+    is_selective: bool
+    is_async: bool
+
+    @classmethod
+    def of(cls, row: Row) -> "Titan":
+        """Return what a row says; where it does not, what torchtitan did then: as many micro-batches as stages."""
+        degree = degrees(row)
+        return cls(
+            sizes=LLAMAS[row.model],
+            **{name.lower(): number for name, number in degree.items()},
+            chunks=2 if "interleaved" in row.parallelism else 1,
+            micro_batches=degree["PP"],
+            micro_batch=row.local_batch // degree["PP"],
+            seq=row.seq // degree["CP"],
+            is_float8="float8" in row.notes or row.notes == "same",
+            is_compiled="eager" not in row.notes,
+            is_selective="selective" in row.notes or row.notes == "+float8",
+            is_async="asyncTP" in row.parallelism or degree["PP"] > 1,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch, on a device."""
+        return self.micro_batch * self.seq
+
+    @property
+    def kv(self) -> int:
+        """Numbers of the keys of a token, and of its values."""
+        return self.sizes.kv_heads * self.sizes.hidden // self.sizes.heads
+
+
+def torchtitan_step(row: Row, machine: Machine | None = None) -> StepParts:
+    """Return the predicted step of a row of torchtitan's; machine: another one than its own."""
+    machine, titan = machine or machine_of("h100"), Titan.of(row)
+    sizes, tp = titan.sizes, titan.tp
+    precision = FSDP_FLOAT8 if titan.is_float8 else FSDP_BF16
     split = dict.fromkeys("ghuev", tp) | {"s": tp}
-    model = step_model(machine, tp, precision)
-    graph = llama(row, sizes, precision, micro_batch, seq)
+    model, spread = (step_model(machine, devices, precision) for devices in (tp, row.gpus))
+    graph = llama(sizes, precision, titan.micro_batch, titan.seq)
     times = layer_times(graph, split, model)
-    if is_float8:
+    bytes_per_s = _bytes_per_s(machine)
+    if titan.is_float8:
         # The head stays in bfloat16.
         times["last_head"] = layer_times(graph.in_precision(FSDP_BF16), split, model)["last_head"]
         # What is gathered is made float8 before: half of it. What is scattered stays in bfloat16.
-        times |= {
-            name: replace(time, messages_s=0.75 * time.messages_s)
-            for name, time in times.items()
-            if name.startswith("block")
-        }
+        of_block = [name for name in times if name.startswith("block")]
+        times |= {name: replace(times[name], messages_s=0.75 * times[name].messages_s) for name in of_block}
+        times["block_norm1_casts"] = _casts(titan, total(_named(times, "block")).weights, bytes_per_s)
     # A device has a part of the queries, and half of all keys in the mean.
-    times["block_attention"] = times["block_attention"].scaled(cp / 2)
-    bytes_per_s = _bytes_per_s(machine)
-    tokens = micro_batch * seq
-    logits = tokens * sizes.vocab / tp
-    times["last_loss"] = LayerTime(
-        forward_s=(12 if is_compiled else 40) * logits / bytes_per_s, messages_s=times["last_loss"].messages_s
-    )
-    more: dict[str, LayerTime] = {}
-    kv = 2 * sizes.kv_heads * sizes.hidden // sizes.heads
-    if not is_compiled:
-        hidden, wide = tokens * sizes.hidden, tokens * sizes.feed_forward / tp
-        turned = tokens * (sizes.hidden + kv / 2) / tp
-        forward, backward = (
-            (2 * norm * hidden / tp + rope * turned + gate * wide) / bytes_per_s
-            for norm, rope, gate in ((32, 16, 4), (65, 14, 8))
-        )
-        more["block_norm1_more"] = LayerTime(forward_s=forward, backward_s=backward)
-    if is_float8:
-        weights = sum(time.weights for time in _named(times, "block"))
-        inputs = tokens * (2 * sizes.hidden + (sizes.hidden + sizes.feed_forward) / tp) + weights
-        gradients = tokens * (2 * sizes.hidden + (sizes.hidden + kv + 2 * sizes.feed_forward) / tp)
-        more["block_norm1_casts"] = LayerTime(
-            forward_s=5 * inputs / bytes_per_s, backward_s=5 * (inputs + gradients) / bytes_per_s
-        )
-    spread = step_model(machine, row.gpus, precision)
-    if cp > 1:
-        members = [cp, 1][: len(spread.links)] if tp == 1 else [1, cp]
-        keys = 2.0 * 2 * micro_batch * row.seq * sizes.hidden / tp
-        once_s = float(hierarchical_all_gather(keys, members, spread.links))
-        # Keys and values are gathered either way; their gradients go round in float32.
-        own = tokens * sizes.hidden / tp
-        more["block_keys"] = LayerTime(
-            forward_s=(6 + 42 * (cp - 1)) * own / bytes_per_s,
-            backward_s=86 * cp * own / bytes_per_s,
-            blocking_s=4 * once_s,
-        )
-    times |= more
-    of = {part: total(_named(times, part)) for part in ("first", "block", "last")}
-    if row.notes.startswith("selective") or row.notes == "+float8":
-        names = [f"block_{part}" for part in AGAIN_SELECTIVE] + [name for name in more if "norm1" in name]
-        again = replace(total([times[name] for name in names]), backward_s=0.0, messages_s=0.0)
+    times["block_attention"] = times["block_attention"].scaled(titan.cp / 2)
+    loss_s = LOSS_BYTES_TITAN * titan.tokens * sizes.vocab / tp / bytes_per_s
+    times["last_loss"] = replace(times["last_loss"], forward_s=loss_s, backward_s=0.0)
+    if not titan.is_compiled:
+        times["block_norm1_more"] = _unfused(titan, bytes_per_s)
+    if titan.cp > 1:
+        times["block_keys"] = _split_context(titan, spread, bytes_per_s)
+    block = total(_named(times, "block"))
+    if titan.is_selective:
+        names = [*(f"block_{part}" for part in AGAIN_SELECTIVE), "block_norm1_casts", "block_norm1_more"]
+        again = replace(total([times[name] for name in names if name in times]), backward_s=0.0, messages_s=0.0)
     else:
         # The backward pass needs nothing of what is behind the last product.
-        unused = times["block_down"].forward_s + times["block_add2"].forward_s
+        unused_s = times["block_down"].forward_s + times["block_add2"].forward_s
         again = replace(
-            of["block"],
-            forward_s=of["block"].forward_s - unused,
+            block,
+            forward_s=block.forward_s - unused_s,
             backward_s=0.0,
-            messages_s=of["block"].messages_s * (1 / 3 if is_float8 else 3 / 8),
-            blocking_s=of["block"].blocking_s / 4,
+            messages_s=block.messages_s * (1 / 3 if titan.is_float8 else 3 / 8),
+            blocking_s=block.blocking_s / 4,
         )
-    shards = degree["FSDP"] * cp
     scheme = Scheme(
-        stages=pp,
-        chunks=2 if "interleaved" in row.parallelism else 1,
-        micro_batches=micro_batches,
-        replicas=shards,
-        shards=shards,
+        stages=titan.pp,
+        chunks=titan.chunks,
+        micro_batches=titan.micro_batches,
+        replicas=titan.fsdp * titan.cp,
+        shards=titan.fsdp * titan.cp,
         tensor=tp,
-        hand_over_bytes=2.0 * tokens * sizes.hidden,
-        is_async="asyncTP" in row.parallelism or pp > 1,
+        hand_over_bytes=2.0 * titan.tokens * sizes.hidden,
+        is_async=titan.is_async,
         gradient_bytes=4,
         weight_bytes=2,
         optimizer_bytes=40,
-        adding_bytes=6 if pp > 1 else 0,
+        adding_bytes=6 if titan.pp > 1 else 0,
         gather_bytes=4,
         scatter_bytes=6,
     )
-    return step_parts(
-        of["block"], again, (of["first"], of["last"]), sizes.layers, scheme, spread, bytes_per_s=bytes_per_s
+    ends = total(_named(times, "first")), total(_named(times, "last"))
+    return step_parts(block, again, ends, sizes.layers, scheme, spread, bytes_per_s=bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakMemory:
+    """Bytes on the device of a pipeline that needs most, which add up.
+
+    states: shards of weights, gradients and the optimizer's moments, in float32. gathered: weights in bfloat16, and
+    gradients that wait to be scattered. saved: what the backward pass keeps. working: the loss, or a block's backward.
+    """
+
+    states: float
+    gathered: float
+    saved: float
+    working: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.states + self.gathered + self.saved + self.working
+
+
+def torchtitan_memory(row: Row) -> PeakMemory:
+    """Return the predicted peak of a row of torchtitan's."""
+    titan = Titan.of(row)
+    last = titan.pp - 1
+    stages = [_stage_memory(titan, stage, has_loss=stage == last) for stage in range(titan.pp)]
+    return max(stages, key=lambda stage: stage.total)
+
+
+def _stage_memory(titan: Titan, stage: int, *, has_loss: bool) -> PeakMemory:
+    """Return what a device of a stage holds when most is in flight; with one stage and with the last, at the loss."""
+    sizes, tokens, tp = titan.sizes, titan.tokens, titan.tp
+    layers = sum(stage_layers(sizes.layers, titan.pp * titan.chunks)[stage :: titan.pp])
+    end = sizes.vocab * sizes.hidden / tp
+    ends = end * ((stage == 0) + has_loss)
+    weights = layers * sizes.block_weights / tp + ends
+    # Within a pipeline all weights stay gathered, and gradients wait in float32; else two blocks are, and one's wait.
+    gathered = (2 + 4) * weights if titan.pp > 1 else 2 * ends + (2 * 2 + 2 + 4) * sizes.block_weights / tp
+    of_block = sizes.hidden / tp
+    if titan.is_selective:
+        # Queries, values, the gate, the last product and attention's result.
+        of_block += (3 * sizes.hidden + titan.kv + sizes.feed_forward) / tp
+    in_flight: float = min(titan.micro_batches, titan.pp - stage)
+    if titan.chunks > 1:
+        warm_up = 2 * (titan.pp - stage - 1) + (titan.chunks - 1) * titan.pp + 1
+        in_flight = min(titan.micro_batches, warm_up / titan.chunks)
+    inside = 2 * sizes.hidden + (6 * sizes.hidden + 3 * titan.kv + 5 * sizes.feed_forward) / tp
+    loss = (18 if tp > 1 else 12) * sizes.vocab / tp
+    return PeakMemory(
+        states=16 * weights / (titan.fsdp * titan.cp),
+        gathered=gathered,
+        saved=2 * tokens * of_block * layers * in_flight,
+        working=tokens * max(2 * inside, loss * has_loss),
+    )
+
+
+def _casts(titan: Titan, weights: float, bytes_per_s: float) -> LayerTime:
+    """Return what it takes to make operands float8: each number is read for the maximum, read again and written."""
+    hidden, wide = titan.sizes.hidden, titan.sizes.feed_forward
+    inputs = titan.tokens * (2 * hidden + (hidden + wide) / titan.tp) + weights
+    gradients = titan.tokens * (2 * hidden + (hidden + 2 * titan.kv + 2 * wide) / titan.tp)
+    return LayerTime(forward_s=5 * inputs / bytes_per_s, backward_s=5 * (inputs + gradients) / bytes_per_s)
+
+
+def _unfused(titan: Titan, bytes_per_s: float) -> LayerTime:
+    """Return what norms, rotations and gates take more where each operation is a kernel of its own.
+
+    Of a number, forward and backward, what is touched beyond one fused kernel: 32 and 65 bytes of a norm, in float32;
+    16 and 14 of a rotation, as complex numbers; 4 and 8 of a gate.
+    """
+    hidden, wide = titan.sizes.hidden, titan.sizes.feed_forward
+    forward, backward = (
+        titan.tokens * (2 * norm * hidden + rotation * (hidden + titan.kv) + gate * wide) / titan.tp / bytes_per_s
+        for norm, rotation, gate in ((32, 16, 4), (65, 14, 8))
+    )
+    return LayerTime(forward_s=forward, backward_s=backward)
+
+
+def _split_context(titan: Titan, spread: StepCostModel, bytes_per_s: float) -> LayerTime:
+    """Return what PyTorch's ring attention takes more.
+
+    Keys and values of all heads are gathered forward and backward; their gradients go round in float32. Results are
+    merged in float32: after the first part, 42 bytes of each number, 86 backward.
+    """
+    cp = titan.cp
+    own = titan.tokens * titan.sizes.hidden / titan.tp
+    members = [1, cp] if titan.tp > 1 else [cp, 1][: len(spread.links)]
+    gather_s = float(hierarchical_all_gather(2 * 2 * cp * own, members, spread.links))
+    return LayerTime(
+        forward_s=(6 + 42 * (cp - 1)) * own / bytes_per_s,
+        backward_s=86 * cp * own / bytes_per_s,
+        blocking_s=4 * gather_s,
     )
 
 

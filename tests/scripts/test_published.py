@@ -21,6 +21,8 @@ from scripts.benchmarks.large_steps import (
     step_parts,
 )
 from scripts.benchmarks.published import (
+    FSDP_BF16,
+    LLAMAS,
     MEGATRON,
     STEPS,
     Outcome,
@@ -28,12 +30,14 @@ from scripts.benchmarks.published import (
     degrees,
     gpt,
     leave_one_out,
+    llama,
     machine_of,
     measured_s,
     model_flop,
     predicted,
     published_steps,
     rank_correlation,
+    torchtitan_memory,
 )
 
 ROWS = {row.id: row for row in published_steps()}
@@ -186,6 +190,29 @@ def test_torchtitan_s_utilisation_is_as_published() -> None:
     for number, mfu in ((31, 0.33), (29, 0.39)):
         row = ROWS[number]
         assert model_flop(row) / (measured_s(row) * row.gpus * 989.4e12) == pytest.approx(mfu, abs=0.006)
+
+
+@pytest.mark.parametrize(("model", "weights"), [("8B", 8_030_261_248), ("70B", 70_553_706_496), ("405B", 405.85e9)])
+def test_llamas_have_the_published_number_of_weights(model: str, weights: float) -> None:
+    sizes = LLAMAS[f"Llama 3.1 {model}"]
+    found = sizes.layers * sizes.block_weights + 2 * sizes.vocab * sizes.hidden
+    assert found == pytest.approx(weights, rel=1e-3)
+
+
+def test_a_block_of_a_llama_has_its_weights() -> None:
+    sizes = LLAMAS["Llama 3.1 70B"]
+    split = dict.fromkeys("ghuev", 8) | {"s": 8}
+    times = layer_times(llama(sizes, FSDP_BF16, 1, 256), split, step_model(machine_of("h100"), 8, FSDP_BF16))
+    block = sum(time.weights for name, time in times.items() if name.startswith("block_"))
+    assert block == pytest.approx(sizes.block_weights / 8, rel=1e-3)
+
+
+def test_memory_of_states_and_saved_results() -> None:
+    peak = torchtitan_memory(ROWS[31])
+    assert peak.states == pytest.approx(16 * 8_030_261_248 / 128, rel=1e-3)
+    # The input, queries, values, the gate, the last product and attention's result, in bfloat16.
+    assert peak.saved == 32 * 2 * 8192 * 2 * (4 * 4096 + 1024 + 14_336)
+    assert all(torchtitan_memory(row).total < 95 * 2**30 for row in ROWS.values() if row.memory_gib)
 
 
 def test_degrees_are_read() -> None:
