@@ -101,6 +101,45 @@ def test_the_slowest_stage_sets_the_pace() -> None:
     assert pipeline_s([3.0, 3.0, 3.0, 4.5], 32) == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize(("stages", "micro_batches"), [(4, 4), (8, 40)])
+def test_each_stage_pays_for_what_it_receives(stages: int, micro_batches: int) -> None:
+    receiving = 0.3
+    forward = [1.0 + receiving * (device > 0) for device in range(stages)]
+    backward = [2.0 + receiving * (device < stages - 1) for device in range(stages)]
+    found = pipeline_s([3.0 + 2 * receiving] * stages, micro_batches)
+    expected = simulated_s(stages, micro_batches, 1, forward, backward)
+    # The first stage receives nothing forward, the last one nothing backward: so much less, however many there are.
+    assert found - 4 * receiving <= expected <= found
+
+
+def sharded_s(layers: int, compute_s: float, gather_s: float, scatter_s: float) -> float:
+    """Return when a step of layers in shards ends: beside computation one queue of gathers, one ahead, and of sums."""
+    gathered, link, device = list[float](), 0.0, 0.0
+    starts, ends = list[float](), list[float]()
+    for number in range(2 * layers):
+        # A gather starts once the layer before the one that computes now is done.
+        ready = starts[number - 1] if number else 0.0
+        link = max(link, ready) + gather_s
+        gathered.append(link)
+        starts.append(max(device, gathered[number]))
+        device = starts[number] + compute_s * (1 if number < layers else 2)
+        ends.append(device)
+        if number > layers:
+            # What the layer before has left is summed meanwhile.
+            link = max(link, ends[number - 1]) + scatter_s
+    return max(link, device) + scatter_s
+
+
+@pytest.mark.parametrize(("gather_s", "scatter_s"), [(0.2, 0.4), (0.01, 0.02), (1.5, 3.0)])
+def test_shards_hide_as_in_their_schedule(gather_s: float, scatter_s: float) -> None:
+    layers, compute_s = 24, 1.0
+    expected = sharded_s(layers, compute_s, gather_s, scatter_s)
+    compute = 3 * layers * compute_s
+    hidden = 2 * layers * gather_s - gather_s + (layers - 1) * scatter_s
+    found = compute + gather_s + scatter_s + exposed_s(hidden, compute, 1.0)
+    assert found == pytest.approx(expected, rel=0.05)
+
+
 @pytest.mark.parametrize("number", [3, 21])
 def test_a_block_has_the_flop_of_the_formula(number: int) -> None:
     row = ROWS[number]
