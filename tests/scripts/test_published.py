@@ -20,23 +20,21 @@ from scripts.benchmarks.large_steps import (
     step_model,
     step_parts,
 )
-from scripts.benchmarks.published import (
+from scripts.benchmarks.published import Outcome, leave_one_out, rank_correlation
+from scripts.benchmarks.published_steps import (
     FSDP_BF16,
     LLAMAS,
     MEGATRON,
     STEPS,
-    Outcome,
     Row,
     degrees,
     gpt,
-    leave_one_out,
     llama,
     machine_of,
     measured_s,
     model_flop,
     predicted,
     published_steps,
-    rank_correlation,
     torchtitan_memory,
 )
 
