@@ -22,6 +22,7 @@ from pase.costs.build import Problem
 from pase.errors import CostError, unknown_name
 from pase.graph import ITEMSIZES, Access, AllReduce, Edge, Graph, Operator, Role, SliceOf, Window
 from pase.graph.access import named_dims
+from pase.graph.body import POINTWISE, REDUCTIONS
 from pase.graph.operator import FAN_OUT
 from pase.sharding.edges import PlacedGraph, SharedWeight, edge_itemsizes, edge_sides, shared_weights, table_edges
 from pase.sharding.shards import (
@@ -136,6 +137,9 @@ _LINEAR = frozenset({"", "add", "subtract", "negate", "identity", "average", "ca
 _BY_RESULT = frozenset({"relu", "relu6", "tanh", "sigmoid", "exp", "sqrt", "rsqrt", "reciprocal", "selu"})
 """Functions whose gradient follows from their result."""
 
+_BY_POINTS = ("elementwise", "pointwise")
+"""Kinds that compute functions of points alone."""
+
 _MOVES = frozenset(
     {FAN_OUT, "add_parameter", "concat", "dropout", "global_pool", "outputs", "padded", "piece", "reorder"}
 )
@@ -149,9 +153,11 @@ def saved(graph: Graph, operator: Operator) -> Saved:
     inputs = [i for i, read in enumerate(operator.reads) if read.role is not Role.PARAMETER]
     applied = [f for f in operator.attribute("activation", "").split(",") if f not in _LINEAR]
     by_result = bool(applied) and applied[-1] in _BY_RESULT
-    results, reads, writes = len(applied) - by_result, set[int](), {0} if by_result else set[int]()
-    kind = operator.kind
-    if kind in ("elementwise", "pointwise"):
+    results, kind = len(applied) - by_result, operator.kind
+    if not applied and kind not in _BY_POINTS:
+        results, by_result = _applied_in_steps(operator)
+    reads, writes = set[int](), {0} if by_result else set[int]()
+    if kind in _BY_POINTS:
         factors = [(i,) for i in range(len(operator.reads))]
         functions = [f for f in operator.attribute("function", "").split(",") if f not in _LINEAR]
         is_product = functions[:1] == ["multiply"]
@@ -186,6 +192,25 @@ def saved(graph: Graph, operator: Operator) -> Saved:
         if not operator.is_loss:
             writes.update(range(len(operator.writes)))
     return Saved(reads=frozenset(reads), writes=frozenset(writes), results=results)
+
+
+def _applied_in_steps(operator: Operator) -> tuple[int, bool]:
+    """Return how many tensors functions of points keep between an operator's steps, and whether one is what it writes.
+
+    As large as that is, that is: what a mean or a sum is made into (a deviation) is left out.
+    """
+    steps = operator.body.steps if operator.body and not operator.is_loss and operator.kind != "attention" else ()
+    made, small, kept = set[str](), set[str](), set[str]()
+    for step in steps:
+        tensors = [operand for operand in step.operands if isinstance(operand, str)]
+        if step.function in REDUCTIONS or (tensors and small.issuperset(tensors)):
+            small.add(step.result)
+        if step.function in POINTWISE and step.function not in _LINEAR:
+            kept.update([step.result] if step.function in _BY_RESULT else made.intersection(tensors))
+        made.add(step.result)
+    kept -= small
+    last = steps[-1].result if steps else ""
+    return len(kept - {last}), last in kept
 
 
 def _partner_has_gradient(
