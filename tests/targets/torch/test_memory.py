@@ -1,0 +1,91 @@
+"""What is predicted that a rank keeps to the backward pass, beside what PyTorch's autograd keeps there."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pase
+from pase.targets.torch.parallel import parallelize
+from tests.targets.torch.ranks import Pool
+
+
+class Functions(nn.Module):
+    """Functions of points behind products, each of which keeps its argument or its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 10), nn.Linear(10, 14), nn.Linear(14, 5, bias=False)
+
+    def forward(self, x: Any) -> Any:
+        return self.third(self.second(functional.gelu(self.first(x))).tanh())
+
+
+class Residual(nn.Module):
+    """A gated block with a scale of each feature, twice, around a normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(8) for _ in range(2))
+        self.up, self.gate = (nn.ModuleList(nn.Linear(8, 12) for _ in range(2)) for _ in range(2))
+        self.down = nn.ModuleList(nn.Linear(12, 8) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Any) -> Any:
+        for norm, up, gate, down in zip(self.norms, self.up, self.gate, self.down, strict=True):
+            y = norm(x)
+            x = x + self.scale * down(functional.silu(gate(y)) * up(y))
+        return x
+
+
+class Pictures(nn.Module):
+    """Convolutions of windows that need padding and of one point, normalised in groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(functional.silu(self.norm(self.first(x))))
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "functions": (Functions, (7, 6)),
+    "residual": (Residual, (3, 5, 8)),
+    "pictures": (Pictures, (2, 3, 8, 8)),
+}
+
+
+def kept_bytes(module: Any, batch: dict[str, Any]) -> int:
+    """Return the bytes of all that autograd keeps, each storage once: numbers, no weights, masks and places."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        where = tensor.untyped_storage().data_ptr()
+        if where not in weights and tensor.is_floating_point() and tensor.ndim:
+            kept[where] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(**batch)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def _on_rank(_rank: int, _world: int, name: str, plan: pase.Plan) -> int:
+    make, shape = CASES[name]
+    batch = {"x": torch.randn(shape)}
+    return kept_bytes(parallelize((make(), batch), plan), batch)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("world", [1, 2])
+def test_what_is_kept_is_what_is_predicted(ranks: Pool, name: str, world: int) -> None:
+    make, shape = CASES[name]
+    graph = pase.load((make(), {"x": torch.randn(shape)}))
+    plan = pase.evaluate(graph, "data_parallel", world)
+    found = max(ranks.run(_on_rank, name, plan, world=world))
+    assert found == plan.memory.activations_bytes
