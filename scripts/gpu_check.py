@@ -25,13 +25,19 @@ from torch.nn import functional
 import pase
 from pase import Plan
 from pase.analysis.baselines.registry import EXPERTS
+from pase.calibration.kernels import calibrated
 from pase.common.documents import write_atomically
-from pase.machine import load_machine, override_machine
+from pase.errors import MachineError
+from pase.graph.precision import precision_of
+from pase.machine import AUTO, Machine, load_machine, machine_text, override_machine
 from pase.targets.torch.launch import call
+from scripts.benchmarks.kernels import fit_table, passes_s
 from scripts.benchmarks.tables import ROOT, markdown
 from scripts.benchmarks.trials import random_strategy
 
 PAGE = ROOT / "docs" / "gpu.md"
+MACHINE = ROOT / "docs" / "gpu.toml"
+"""Where the machine with its kernels is written, samples and all."""
 LIMIT_S = 450.0
 """For all checks together."""
 TOLERANCE = 1e-12
@@ -137,7 +143,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Batch]]] = {
     "GPT": small_gpt, "CNN": small_cnn, "GPT, 124 million weights": large_gpt, "CNN, wide": large_cnn
 }  # fmt: skip
 
-SMALL = ("GPT", "CNN")
+SMALL, LARGE = ("GPT", "CNN"), ("GPT, 124 million weights", "CNN, wide")
 
 
 def made(name: str, device: Any, dtype: Any = torch.float32) -> tuple[nn.Module, Batch]:
@@ -261,7 +267,7 @@ def compiling(module: Any, device: Any) -> Any:
 
 def _device(on_gpu: bool) -> Any:
     gpus = torch.cuda.device_count() if on_gpu else 0
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % gpus) if gpus else torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % gpus) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)
     return device
@@ -321,7 +327,7 @@ def checks(*, on_gpu: bool, gpus: int) -> list[Check]:
         options = {"compiled": compiled, "bf16": bf16, "on_gpu": on_gpu, "runs": 20 if on_gpu else 5}
         return Check(what=what, model=model, plan=plan, ranks=ranks, function=timed, options=options)
 
-    large = ("GPT, 124 million weights", "CNN, wide") if on_gpu else SMALL
+    large = LARGE if on_gpu else SMALL
     found = [equality(model, "searched", 1) for model in SMALL]
     found += [equality(model, plan, ranks) for plan in plans for model in SMALL]
     found += [speed(model, "searched", 1, bf16=bf16) for model in large for bf16 in (True, False)]
@@ -376,6 +382,52 @@ def _badness(answer: Differences | Times) -> float:
     """Return by how much an answer differs, infinite for what is no number."""
     found = (answer.parallel_s,) if isinstance(answer, Times) else (answer.losses, answer.gradients, answer.weights)
     return inf if any(map(isnan, found)) else max(found)
+
+
+# -- kernels
+
+
+def with_kernels(on_gpu: bool) -> Machine:
+    """Return the machine of one device, its kernels timed; of a GPU with a preset, with that one's peaks and links."""
+    try:
+        base = load_machine(AUTO) if on_gpu else None
+    except MachineError:
+        base = None
+    return calibrated(base, "cuda" if on_gpu else "cpu", name="gpu" if on_gpu else "cpu")
+
+
+def predicted_steps(machine: Machine, names: Sequence[str], *, on_gpu: bool, runs: int) -> list[list[str]]:
+    """Return rows: forward and backward passes of unmodified models on one device beside what its kernels say."""
+    device, rows = _device(on_gpu), []
+    for name, policy in ((name, policy) for name in names for policy in ("float32", "bf16-mixed")[: 1 + on_gpu]):
+        model, batch = made(name, device)
+        times_s = []
+        for _ in range(runs + 3):
+            model.zero_grad()
+            _wait_for(device)
+            start_s = time.perf_counter()
+            with torch.autocast(device.type, torch.bfloat16) if policy != "float32" else nullcontext():
+                loss = model(**batch)
+            loss.backward()
+            _wait_for(device)
+            times_s.append(time.perf_counter() - start_s)
+        graph = pase.load(made(name, "cpu")).in_precision(precision_of(policy))
+        measured_s, found_s = median(times_s[3:]), sum(passes_s(graph, machine))
+        rows.append([name, policy, f"{measured_s:.4f}", f"{found_s:.4f}", f"{found_s / measured_s - 1:+.0%}"])
+    return rows
+
+
+def kernels_text(machine: Machine, rows: Sequence[Sequence[str]]) -> str:
+    """Return what is told of kernels, in Markdown."""
+    assert machine.kernels is not None
+    return "\n\n".join(
+        [
+            f"Kernels, timed and fitted ([kernels.md](kernels.md)), on {machine.device.name}:",
+            fit_table(machine.kernels),
+            "Passes of the unmodified models on one device, forward and backward, beside what these figures say:",
+            markdown(["model", "types", "measured, s", "predicted, s", "error"], rows),
+        ]
+    )
 
 
 # -- the page
@@ -482,10 +534,16 @@ def main() -> None:
 
     results = list(_run(checks(on_gpu=on_gpu, gpus=gpus), arguments.only, arguments.limit, backend_of))
     text = page(machine_facts(), results, backend_of=backend_of)
+    machine = None
+    if not arguments.only:
+        machine = with_kernels(on_gpu)
+        rows = predicted_steps(machine, LARGE if on_gpu else SMALL, on_gpu=on_gpu, runs=20 if on_gpu else 5)
+        text = f"{text}\n\n{kernels_text(machine, rows)}"
     print(f"\n{text}")
-    if on_gpu and not arguments.only:
+    if on_gpu and machine is not None:
         write_atomically(PAGE, replaced(PAGE.read_text(encoding="utf-8"), text))
-        print(f"\nwritten to {PAGE.relative_to(ROOT)}")
+        write_atomically(MACHINE, machine_text(machine))
+        print(f"\nwritten to {PAGE.relative_to(ROOT)} and {MACHINE.relative_to(ROOT)}")
     raise SystemExit(0 if results and all(result.is_good for result in results) else 1)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from pase.calibration.kernels import calibrated
 from pase.costs import cost_model, traffic_of
+from pase.graph import Graph
 from pase.importers import load
 from pase.machine import Kernels, Machine
 from pase.machine.files import KERNELS
@@ -96,11 +97,12 @@ def main(*, write: bool) -> None:
     assert machine.kernels is not None
     rows = [_row(name, *make(), machine) for name, make in MODELS.items()]
     headers = ["model", "forward, ms", "predicted", "backward, ms", "predicted", "step, ms", "predicted", "error"]
-    tables = {"kernels": _fit(machine.kernels), "steps": markdown(headers, rows)}
+    tables = {"kernels": fit_table(machine.kernels), "steps": markdown(headers, rows)}
     publish("kernels.md", tables, write=write)
 
 
-def _fit(figures: Kernels) -> str:
+def fit_table(figures: Kernels) -> str:
+    """Return a row for each kind of kernel: its share, and how far off the figures are."""
     rows = []
     for what in KERNELS:
         errors = sorted(abs(s.predicted_s / s.time_s - 1) for s in figures.samples if s.what == what)
@@ -114,15 +116,21 @@ def _fit(figures: Kernels) -> str:
 
 def _row(name: str, module: Any, batch: dict[str, Any], machine: Machine) -> list[str]:
     measured = _measured(module, batch)
-    graph, model, predicted = load((module, batch)), cost_model("step", machine, 1), [0.0, 0.0]
-    for operator in graph.operators:
-        traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
-        predicted[0] += float(model.work(traffic.forward)[0])
-        predicted[1] += float(model.work(traffic.backward)[0])
+    predicted = passes_s(load((module, batch)), machine)
     pairs = [*zip(measured, predicted, strict=True), (sum(measured), sum(predicted))]
     error = pairs[-1][1] / pairs[-1][0] - 1
     told = [f"{1e3 * seconds:.1f}" for pair in pairs for seconds in pair]
     return [name, *told, f"{error:+.0%}{' *' if abs(error) > BAR else ''}"]
+
+
+def passes_s(graph: Graph, machine: Machine) -> tuple[float, float]:
+    """Return the seconds of a forward and of a backward pass on one device, by the machine's kernels."""
+    model, forward, backward = cost_model("step", machine, 1, graph.precision), 0.0, 0.0
+    for operator in graph.operators:
+        traffic = traffic_of(graph, operator, np.ones((1, len(operator.extents)), dtype=np.int32))
+        forward += float(model.work(traffic.forward)[0])
+        backward += float(model.work(traffic.backward)[0])
+    return forward, backward
 
 
 def _measured(module: Any, batch: dict[str, Any]) -> tuple[float, float]:

@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from pase.machine import load_machine
 from scripts import gpu_check
 from scripts.gpu_check import Check, Differences, Result, Times, attempt, checks, compared, page, timed
+from tests.calibration.synthetic import TRUE
+from tests.calibration.synthetic import made as made_samples
 from tests.docs.markdown import ROOT
 
 
@@ -88,3 +92,18 @@ def test_a_check_that_cannot_be_run_leaves_the_others() -> None:
     assert found.answer is None
     assert "TypeError" in found.error or "compiled" in found.error
     assert not torch.distributed.is_initialized()
+
+
+def test_kernels_and_what_they_predict_stand_on_the_page() -> None:
+    samples = tuple(made_samples())
+    machine = replace(load_machine("v100"), kernels=replace(TRUE, samples=samples))
+    rows = gpu_check.predicted_steps(machine, ["GPT", "CNN"], on_gpu=False, runs=1)
+    assert [row[:2] for row in rows] == [["GPT", "float32"], ["CNN", "float32"]]
+    for _, _, measured, predicted, error in rows:
+        assert float(measured) > 0
+        assert float(predicted) > 0
+        assert error.endswith("%")
+    text = gpu_check.kernels_text(machine, rows)
+    assert "| products | 18 | 0.90 |" in text
+    assert f"| GPT | float32 | {rows[0][2]} |" in text
+    assert "on NVIDIA Tesla V100 SXM2 32GB:" in text
