@@ -307,11 +307,10 @@ def predicted_seconds(samples: Sequence[KernelSample], figures: Kernels, device:
                 )
                 for turn in (turns[i % 3] if sample.what == CONVOLUTIONS else turns[0] for i in range(count))
             )
-        kernels = PassKernels(products=products, what=MEMORY if products else sample.what)
+        kernels = PassKernels(products=products, other_flop=nothing, what=MEMORY if products else sample.what)
         seconds = pass_seconds(
             kernels,
             figures,
-            other_flop=nothing,
             touched_bytes=np.array([sample.touched_bytes]),
             product_flop_per_s=device.peak_flop_per_s[sample.dtype],
             figures_flop_per_s=device.peak_flop_per_s[figures.dtype],

@@ -313,13 +313,9 @@ class StepCostModel(AlphaBetaCostModel):
         """Return the time of a pass's kernels; where the machine tells nothing of them, that at its peaks."""
         if self.kernels is None or work.kernels is None:
             return AlphaBetaCostModel.work(self, work)
-        multiplied = work.product_flop
-        if multiplied is None:
-            multiplied = sum((product.flop for product in work.kernels.products), np.zeros(len(work.flop)))
         return pass_seconds(
             work.kernels,
             self.kernels,
-            other_flop=np.maximum(work.flop - multiplied, 0.0),
             touched_bytes=work.touched_bytes,
             product_flop_per_s=self.product_flop_per_s.get(work.product, self.flop_per_s),
             figures_flop_per_s=self.kernels_flop_per_s,

@@ -8,6 +8,7 @@ by the bytes that it touches. Each kernel takes some time to launch. `pase.machi
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -55,11 +56,12 @@ class Product:
 class PassKernels:
     """The kernels of one pass over a layer.
 
-    products: what multiplies. what: how goes what the layer reads and writes, of `MEMORY`, `NORMS`, `FUNCTIONS`. more:
-    of each kernel besides, how it goes, and the [K] bytes that it touches.
+    products: what multiplies. other_flop: [K] of all else. what: how goes what the layer reads and writes, of `MEMORY`,
+    `NORMS`, `FUNCTIONS`. more: of each kernel besides, how it goes, and the [K] bytes that it touches.
     """
 
     products: tuple[Product, ...]
+    other_flop: FloatArray
     what: str
     more: tuple[tuple[str, FloatArray], ...] = ()
 
@@ -78,11 +80,14 @@ def layer_kernels(
     """
     forward: list[Product] = []
     backward: list[Product] = []
+    others, others_back = np.zeros(len(splits.values)), np.zeros(len(splits.values))
     for work, amount in zip(operator.work, flop, strict=True):
         if work.contraction:
             product, gradients = _products(operator, work, splits, has_gradient, amount)
             forward.append(product)
             backward += gradients
+        else:
+            others, others_back = others + amount, others_back + amount * work.num_gradients(has_gradient)
     written = shard_size(operator.writes[0].shape, operator.writes[0].index_map, splits) * types.write_bytes(0)
     first, steps = _steps(operator)
     there = [(what, number * written) for what, number, _ in steps if number]
@@ -95,8 +100,10 @@ def layer_kernels(
         there.append((NORMS, numbers[0] * size))
         back.append((NORMS, numbers[1] * size))
     return (
-        PassKernels(products=tuple(forward), what=first, more=tuple(there)),
-        PassKernels(products=tuple(backward), what=first, more=tuple(back if any(has_gradient) else ())),
+        PassKernels(products=tuple(forward), other_flop=others, what=first, more=tuple(there)),
+        PassKernels(
+            products=tuple(backward), other_flop=others_back, what=first, more=tuple(back if any(has_gradient) else ())
+        ),
     )
 
 
@@ -104,7 +111,6 @@ def pass_seconds(
     kernels: PassKernels,
     figures: Kernels,
     *,
-    other_flop: FloatArray,
     touched_bytes: FloatArray,
     product_flop_per_s: float,
     figures_flop_per_s: float,
@@ -116,15 +122,14 @@ def pass_seconds(
     Args:
         kernels: of the pass.
         figures: of the machine.
-        other_flop: [K] of what multiplies no matrices.
         touched_bytes: [K] what the layer reads and writes.
         product_flop_per_s: the peak for the type that products are in.
         figures_flop_per_s: the peak for the type that the figures are of.
         flop_per_s: the peak for all else.
         bytes_per_s: the peak of the device's memory.
     """
-    computing = other_flop / flop_per_s
-    launches: FloatArray = np.full(len(other_flop), float(len(kernels.more) + (not kernels.products)))
+    computing = kernels.other_flop / flop_per_s
+    launches: FloatArray = np.full(len(touched_bytes), float(len(kernels.more) + (not kernels.products)))
     for product in kernels.products:
         share = getattr(figures, product.what) * _filled(product, figures, product_flop_per_s / figures_flop_per_s)
         # Where extents are so small that units for products are all but idle, those for all else do as well.
@@ -182,6 +187,11 @@ def _products(
     else:
         extents = (ours - theirs) | (over - ours - theirs - in_turn), theirs - ours, (ours & theirs) - kept
     rows, columns, depth = (_points(dims, splits) for dims in extents)
+    if what == ATTENTION and operator.attribute("causal", False):
+        # Blocks of later keys are left out; where queries or keys are split, a mask is computed with instead.
+        num_queries, num_keys = (prod(splits.extents[dim] for dim in dims) for dims in extents[:2])
+        is_whole = (rows == num_queries) & (columns == num_keys)
+        flop = np.where(is_whole, flop * (1 - (num_queries - 1) / (2 * num_keys)), flop)
 
     def product(*extents: FloatArray) -> Product:
         return Product(what=what, flop=flop, rows=extents[0], columns=extents[1], depth=extents[2], launches=launches)

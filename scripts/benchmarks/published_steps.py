@@ -421,8 +421,8 @@ def torchtitan_step(row: Row, machine: Machine | None = None) -> StepParts:
         of_block = [name for name in times if name.startswith("block")]
         times |= {name: replace(times[name], messages_s=0.75 * times[name].messages_s) for name in of_block}
         times["block_norm1_casts"] = _casts(titan, total(_named(times, "block")).weights, bytes_per_s)
-    # A device has a part of the queries, and half of all keys in the mean.
-    times["block_attention"] = times["block_attention"].scaled(titan.cp / 2)
+    # A device has a part of the queries, and in the mean as many times the keys that it may attend to.
+    times["block_attention"] = times["block_attention"].scaled(titan.cp)
     loss_s = LOSS_BYTES_TITAN * titan.tokens * sizes.vocab / tp / bytes_per_s
     times["last_loss"] = replace(times["last_loss"], forward_s=loss_s, backward_s=0.0)
     if not titan.is_compiled:

@@ -110,7 +110,8 @@ def test_recurrent_products_follow_one_another() -> None:
     assert launches == pytest.approx(2 * steps + len(operator.intermediates), abs=1e-3)
 
 
-def test_attention_in_one_kernel_computes_its_scores_again() -> None:
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_in_one_kernel_computes_its_scores_again(causal: bool) -> None:
     torch = pytest.importorskip("torch")
 
     class Attends(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -120,17 +121,23 @@ def test_attention_in_one_kernel_computes_its_scores_again() -> None:
 
         def forward(self, x: object) -> object:
             q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in self.of(x).chunk(3, -1))
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v).sum()
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).sum()
 
     graph = pase.load((Attends(), {"x": torch.zeros(3, 16, 8)}))
     (name,) = (operator.name for operator in graph.operators if operator.kind == "attention")
     where = place(memory=1e12, norms=1e12, functions=1e12, launch_s=0.0)
     forward, backward = times(graph, name, where)
-    product = 2 * 3 * 2 * 16 * 16 * 4 / (PEAK * 0.4 * (16 / 46) ** 2)
+    # Query i of 16 attends to i keys.
+    pairs = sum(range(1, 17)) if causal else 16 * 16
+    product = 2 * 3 * 2 * pairs * 4 / (PEAK * 0.4 * (16 / 46) ** 2)
     softmax = (1 + 4) * 3 * 2 * 16 * 16 / PEAK
     assert forward == pytest.approx(2 * product + softmax, rel=1e-9)
-    # Products there are four of, and the scores; scores, weights and sums are summed up by the pass' FLOP.
-    assert 5 * product <= backward * (1 + 1e-12) <= 5 * product + 2 * softmax
+    assert backward == pytest.approx(5 * product + softmax, rel=1e-9)
+    split, _ = times(graph, name, where, s=2)
+    # Half of the queries, each with all keys: a mask is computed with.
+    assert split == pytest.approx(
+        (2 * 2 * 3 * 2 * 8 * 16 * 4) / (PEAK * 0.4 * (8 / 38) * (16 / 46)) + softmax / 2, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", SMALL)
