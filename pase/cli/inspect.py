@@ -13,7 +13,8 @@ from pase.common.names import visible
 from pase.graph import Graph, Operator
 from pase.importers import is_builtin, load
 from pase.importers.frameworks import ImportedModel, import_model
-from pase.machine import Level, Machine, load_machine, machine_document, machine_schema, preset_names
+from pase.machine import Kernels, Level, Machine, load_machine, machine_document, machine_schema, preset_names
+from pase.machine.files import KERNELS
 from pase.models import MODELS
 
 _SHOWN_VERTICES = 60
@@ -257,6 +258,25 @@ def _print_machine(machine: Machine) -> None:
         say(f"  latency    {quantity(level.latency_s, 's')}")
         _say_folded(f"  source: {level.source}", later="    ")
         below = level.name
+    if machine.overlap:
+        say()
+        say(f"overlap  {machine.overlap.share:.3g} of the backward pass hides sums")
+        _say_folded(f"  source: {machine.overlap.source}", later="    ")
+    if machine.kernels:
+        _print_kernels(machine.kernels)
+
+
+def _print_kernels(figures: Kernels) -> None:
+    shares = {what: f"{getattr(figures, what):.3g}" for what in KERNELS}
+    say()
+    _say_folded(
+        "kernels  " + ", ".join(f"{what} {share}" for what, share in shares.items()) + " of the peak", later="  "
+    )
+    say(f"  half at    {figures.half_extent:.3g} rows or columns, depth {figures.half_depth:.3g}, in {figures.dtype}")
+    say(f"  launch     {quantity(figures.launch_s, 's')}")
+    if figures.error is not None:
+        say(f"  error      {figures.error:.1%}, the median of {len(figures.samples)} samples")
+    _say_folded(f"  source: {figures.source}", later="    ")
 
 
 def _say_folded(text: str, *, later: str) -> None:

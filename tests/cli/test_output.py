@@ -197,7 +197,12 @@ def test_machines_lists_the_presets_and_shows_one(pase: Command, tmp_path: Path)
     assert max(map(len, listed)) <= 100
     shown = pase("machines", "--show", "1080ti").out
     assert shown.startswith("1080ti: nodes of 8 GeForce GTX 1080 Ti")
-    assert shown.count("source: ") == 3
+    assert shown.count("source: ") == 4
+    assert "kernels  products" not in shown
+    kernels = pase("machines", "--show", "h100").out
+    assert "overlap  0.9 of the backward pass hides sums" in kernels
+    assert "kernels  products 0.8, convolutions 0.53, attention 0.35, memory 0.9" in kernels
+    assert "half at    100 rows or columns, depth 100, in bfloat16" in kernels
     document = json.loads(pase("machines", "--show", "2080ti", "--json").out)
     assert [machine["name"] for machine in document["machines"]] == ["2080ti"]
     names = [machine["name"] for machine in json.loads(pase("machines", "--json").out)["machines"]]
