@@ -15,6 +15,7 @@ from pase.importers import is_builtin, load
 from pase.importers.frameworks import ImportedModel, import_model
 from pase.machine import Kernels, Level, Machine, load_machine, machine_document, machine_schema, preset_names
 from pase.machine.files import KERNELS
+from pase.machine.machine import BY_LEVEL
 from pase.models import MODELS
 
 _SHOWN_VERTICES = 60
@@ -258,6 +259,9 @@ def _print_machine(machine: Machine) -> None:
         say(f"  latency    {quantity(level.latency_s, 's')}")
         _say_folded(f"  source: {level.source}", later="    ")
         below = level.name
+    if machine.collectives != BY_LEVEL:
+        say()
+        say(f"sums     {machine.collectives}")
     if machine.overlap:
         say()
         say(f"overlap  {machine.overlap.share:.3g} of the backward pass hides sums")

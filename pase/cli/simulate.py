@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pase.analysis.simulation.simulation import Simulation, chrome_trace, simulate
-from pase.analysis.simulation.step import COLLECTIVES, DEFAULT_COLLECTIVES
+from pase.analysis.simulation.step import COLLECTIVES
 from pase.cli.options import check_writable, chosen_plan, json_option, plan_argument, plan_options
 from pase.cli.output import print_json, print_table, quantity, say
 from pase.cli.progress import progress
@@ -23,15 +23,14 @@ _SHOWN_PARTS = 10
 @click.option(
     "--collectives",
     type=click.Choice(list(COLLECTIVES)),
-    default=DEFAULT_COLLECTIVES,
-    show_default=True,
-    help="How sums travel: by the best algorithm, node by node, or in pieces between all pairs, as an emitted program.",
+    help="How sums travel: by the best algorithm, node by node, in one ring, or in pieces between all pairs, as an "
+    "emitted Mesh-TensorFlow program [the machine's own].",
 )
 @click.option("--no-overlap", is_flag=True, help="Sum gradients of weights after the backward pass, not beside it.")
 @click.option("--trace", type=click.Path(path_type=Path), metavar="FILE", help="Write a Chrome trace of the step.")
 @json_option
 def simulate_command(
-    plan: str, collectives: str, no_overlap: bool, trace: Path | None, as_json: bool, **model: Any
+    plan: str, collectives: str | None, no_overlap: bool, trace: Path | None, as_json: bool, **model: Any
 ) -> None:
     """Simulate one training step of PLAN on its machine, with messages that share the links.
 

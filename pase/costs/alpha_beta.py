@@ -25,6 +25,7 @@ from pase.costs.kernels import pass_seconds
 from pase.costs.traffic import Communication, LayerTraffic, PassWork, Pattern
 from pase.graph.precision import FLOAT32, Precision
 from pase.machine import Kernels, Machine
+from pase.machine.machine import RING
 from pase.sharding.overlap import Redistribution
 from pase.sharding.shards import FloatArray, IndexArray, IntArray
 
@@ -281,19 +282,17 @@ class RingCostModel(ProgramCostModel):
 
     def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time of a sum, all of it here."""
-        links = self.links
-        if message.is_of_weight:
-            links = tuple(replace(link, latency_s=0.0) for link in links)
-        return ring_all_reduce(message.size_bytes, list(members), links)
+        return _in_a_ring(message, members, self.links)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCostModel(AlphaBetaCostModel):
     """Seconds of a step in which sums of weights' gradients run beside the backward pass.
 
-    overlap: ω of the machine. Other fields as those of `AlphaBetaCostModel`, whose costs these are: what a strategy
-    hides is taken off their sum (`pase.tables.cost_tables.Hiding`). kernels: of the machine;
-    None: all run at its peaks. kernels_flop_per_s: the peak for the type that their figures are of.
+    overlap: ω of the machine. Other fields as those of `AlphaBetaCostModel`, whose costs these are, with sums as those
+    of `RingCostModel` where the machine's go in rings: what a strategy hides is taken off their sum
+    (`pase.tables.cost_tables.Hiding`). kernels: of the machine; None: all run at its peaks. kernels_flop_per_s: the
+    peak for the type that their figures are of.
     """
 
     kernels: Kernels | None = None
@@ -307,7 +306,19 @@ class StepCostModel(AlphaBetaCostModel):
         overlap = machine.overlap.share if machine.overlap else 0.0
         known = machine.kernels
         peak = machine.peak_flop_per_s(known.dtype) if known else 0.0
-        return cls(**figures | {"overlap": overlap, "kernels": known, "kernels_flop_per_s": peak})
+        own = {"overlap": overlap, "kernels": known, "kernels_flop_per_s": peak}
+        return cls(**figures | own | {"sums_by_level": machine.collectives != RING})
+
+    def all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+        """Return the time of a sum; of one that ends on an edge, all of it here where it goes in a ring."""
+        if self.sums_by_level:
+            return AlphaBetaCostModel.all_reduce(self, message, members)
+        return _in_a_ring(message, members, self.links)
+
+    def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
+        """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
+        kind = AlphaBetaCostModel if self.sums_by_level else ProgramCostModel
+        return kind.sum_members(self, traffic, message)
 
     def work(self, work: PassWork) -> FloatArray:
         """Return the time of a pass's kernels; where the machine tells nothing of them, that at its peaks."""
@@ -322,6 +333,13 @@ class StepCostModel(AlphaBetaCostModel):
             flop_per_s=self.flop_per_s,
             bytes_per_s=self.memory_bytes_per_s,
         )
+
+
+def _in_a_ring(message: Communication, members: IntArray, links: Sequence[Link]) -> FloatArray:
+    """Return the time of a sum in a ring; that of one weight's gradient, in a bucket of many, has no latency."""
+    if message.is_of_weight:
+        links = [replace(link, latency_s=0.0) for link in links]
+    return ring_all_reduce(message.size_bytes, list(members), links)
 
 
 def ring_all_reduce(size_bytes: FloatArray, members: Sequence[IntArray], links: Sequence[Link]) -> FloatArray:

@@ -32,7 +32,7 @@ from pase.common.documents import Field, StrPath
 from pase.errors import MachineError, unknown_name
 from pase.machine.lines import field_lines
 from pase.machine.local import AUTO, local_machine
-from pase.machine.machine import Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
+from pase.machine.machine import BY_LEVEL, RING, Device, Kernels, KernelSample, Level, Machine, Origin, Overlap
 
 DTYPES = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "int8")
 """Element types that a peak may be given for; tf32 is float32 on units that round its factors to 10 bits."""
@@ -128,6 +128,7 @@ def _machine(peaks: Codec[Any], *, with_samples: bool) -> Codec[Machine]:
         description=TEXT,
         device=device,
         levels=array(level, minItems=1),
+        collectives=choice((BY_LEVEL, RING)).optional(BY_LEVEL),
         overlap=record(Overlap, share=_figure(maximum=1), source=TEXT).optional(None),
         kernels=record(Kernels, **kernels).optional(None),
     )

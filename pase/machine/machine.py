@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pase.common.frozen import FrozenDict
 from pase.errors import MachineError
 
+BY_LEVEL, RING = "hierarchical", "ring"
+"""How sums go: within the groups of a level before between them, or in one ring of all that take part."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
@@ -137,6 +140,7 @@ def level_between(levels: Sequence[Level], one: int, other: int) -> int:
 class Machine:
     """A cluster: identical devices, levels from the inside out.
 
+    collectives: how sums go, for the cost model `step` and simulation, `BY_LEVEL` or `RING`.
     overlap: of communication and computation; None where nothing is known of it, which counts as none. kernels: what
     they reach of the peaks; None where nothing is known of it: all of them. origin: the file that it was read from, for
     messages; it is no part of the machine.
@@ -146,6 +150,7 @@ class Machine:
     description: str
     device: Device
     levels: tuple[Level, ...]
+    collectives: str = BY_LEVEL
     overlap: Overlap | None = None
     kernels: Kernels | None = None
     origin: Origin | None = field(default=None, compare=False, repr=False)

@@ -7,8 +7,8 @@ from pase import load, load_machine
 from pase.analysis.baselines.compare import Comparison, compare
 from pase.analysis.baselines.registry import chosen
 from pase.analysis.simulation.simulation import simulate
-from pase.analysis.simulation.step import DEFAULT_COLLECTIVES
 from pase.machine import Machine, override_machine
+from pase.machine.machine import BY_LEVEL
 from scripts.benchmarks.tables import markdown, publish
 
 DEVICES = (4, 8, 16, 32, 64)
@@ -43,7 +43,7 @@ class Assumption:
 
     text: str
     peak: float = 1.0
-    collectives: str = DEFAULT_COLLECTIVES
+    collectives: str = BY_LEVEL
     overlaps: bool = True
     cost_model: str = "paper"
 

@@ -26,7 +26,7 @@ from pase.analysis.simulation.engine import (
     TaskGraph,
     run,
 )
-from pase.analysis.simulation.step import COLLECTIVES, DEFAULT_COLLECTIVES, FabricTasks, build_step, layer_work
+from pase.analysis.simulation.step import COLLECTIVES, FabricTasks, build_step, layer_work
 from pase.common.documents import StrPath
 from pase.errors import SimulationError, unknown_name
 from pase.machine import Machine, load_machine
@@ -333,21 +333,22 @@ def simulate(
     plan: Plan,
     *,
     machine: Machine | StrPath | None = None,
-    collectives: str = DEFAULT_COLLECTIVES,
+    collectives: str | None = None,
     overlaps: bool = True,
 ) -> Simulation:
     """Return one training step of a placed plan, task by task; the same arguments always give the same step.
 
     machine: a `Machine`, the name of a preset or a machine file; by default the plan's own. collectives: a name in
-    `COLLECTIVES`. overlaps: whether gradients of weights are summed while the backward pass goes on. Raises
-    SimulationError for an unknown name, MachineError where the plan's devices do not fill the machine's groups,
-    ProgramError or EmitError where a layer's splits fit no mesh.
+    `COLLECTIVES`; by default the machine's own. overlaps: whether gradients of weights are summed while the backward
+    pass goes on. Raises SimulationError for an unknown name, MachineError where the plan's devices do not fill the
+    machine's groups, ProgramError or EmitError where a layer's splits fit no mesh.
     """
-    if collectives not in COLLECTIVES:
-        raise SimulationError(unknown_name("way of collectives", collectives, COLLECTIVES))
     if machine is None:
         machine = plan.machine
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    collectives = collectives or machine.collectives
+    if collectives not in COLLECTIVES:
+        raise SimulationError(unknown_name("way of collectives", collectives, COLLECTIVES))
     fabric = Fabric.of(machine, plan.num_devices)
     network = FabricTasks(TaskGraph(), fabric)
     tasks = build_step(plan, layer_work(plan, machine), network, COLLECTIVES[collectives], overlaps=overlaps)

@@ -17,6 +17,7 @@ from pase.costs import ReadTraits, cost_model, layer_traffic
 from pase.costs.collectives import Link, hierarchical_all_reduce
 from pase.graph import ITEMSIZES, Edge, Operator, Precision, Role
 from pase.machine import Machine
+from pase.machine.machine import BY_LEVEL, RING
 from pase.planning.plan import Plan
 from pase.sharding.edges import (
     SharedWeight,
@@ -92,8 +93,6 @@ Front = list[tuple[int, ...]]
 
 AllReduce = Callable[["FabricTasks", Label, Sequence[int], int, int, int, Front], None]
 """(network, label, group, points, bytes of a point, times, front) → adds tasks, moves the front on."""
-
-DEFAULT_COLLECTIVES = "hierarchical"
 
 
 class FabricTasks:
@@ -219,7 +218,7 @@ def in_a_ring(
 
 
 COLLECTIVES: Mapping[str, AllReduce] = MappingProxyType(
-    {"hierarchical": hierarchically, "ring": in_a_ring, "program": as_programs_do}
+    {BY_LEVEL: hierarchically, RING: in_a_ring, "program": as_programs_do}
 )
 """How sums travel: what adds one of them to a task graph."""
 
