@@ -22,9 +22,25 @@ from pase.calibration.measured import (
 )
 from pase.costs.collectives import Link
 from pase.errors import CalibrationError
-from pase.machine import Device, Level, Machine
+from pase.machine import Device, KernelSample, Level, Machine, Overlap
+from pase.machine.machine import RING
 
 LEVEL_NAMES = ("node", "cluster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverlapSample:
+    """Products, a sum among all ranks, and both at once."""
+
+    computing_s: float
+    summing_s: float
+    both_s: float
+
+    @property
+    def share(self) -> float:
+        """ω: of what could hide, be it all of the products or all of the sum, the part that does."""
+        hidden_s = self.computing_s + self.summing_s - self.both_s
+        return min(max(hidden_s / min(self.computing_s, self.summing_s), 0.0), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +48,9 @@ class RankSamples:
     """All that was measured, every rank at work at once.
 
     level_sizes: ranks in a group of each level, the innermost first; the last one has all. matmul, convolution: FLOP of
-    float32, forward and backward. stream: memory, read and written. exchanges: [levels] messages of each rank to the
-    next group. all_reduces, all_to_alls: among all ranks, of the bytes that each one has before them.
+    float32, forward and backward. stream: memory, read and written. kernels: for the figures of `[kernels]`. launch_s:
+    of each in a chain of layers. exchanges: [levels] messages of each rank to the next group. all_reduces, all_to_alls:
+    among all ranks, of the bytes that each one has before them. overlap: how far a sum goes on beside computation.
     """
 
     backend: str
@@ -44,9 +61,12 @@ class RankSamples:
     matmul: tuple[Rate, ...]
     convolution: tuple[Rate, ...]
     stream: tuple[Rate, ...]
+    kernels: tuple[KernelSample, ...]
+    launch_s: float
     exchanges: tuple[tuple[TransferSample, ...], ...]
     all_reduces: tuple[TransferSample, ...]
     all_to_alls: tuple[TransferSample, ...]
+    overlap: OverlapSample
 
 
 def level_sizes(num_ranks: int, ranks_per_node: int) -> tuple[int, ...]:
@@ -144,5 +164,19 @@ def measured_links(samples: RankSamples, *, date: str, name: str = "measured") -
             f"Memory: one array added to another, {described_rates(samples.stream, 'GB/s')}"
         ),
     )
-    machine = Machine(name=name, description=f"{sizes[-1]} processes, {how}", device=device, levels=levels)
+    beside = samples.overlap
+    machine = Machine(
+        name=name,
+        description=f"{sizes[-1]} processes, {how}",
+        device=device,
+        levels=levels,
+        collectives=RING,
+        overlap=Overlap(
+            share=rounded(beside.share),
+            source=(
+                f"{how}: products take {beside.computing_s:.3g} s, a sum among all {beside.summing_s:.3g} s, "
+                f"both at once {beside.both_s:.3g} s"
+            ),
+        ),
+    )
     return MeasuredMachine(machine=machine, fits=fits, all_reduces=predicted(samples.all_reduces, members, links))

@@ -1,7 +1,7 @@
 """The processes that measure links: `torchrun --nproc-per-node N -m pase.calibration.ranks -o machine.toml`.
 
-All do everything at once, and a run takes as long as it does on the slowest of them. The fastest of several runs
-counts: whatever else the machine does makes runs slower.
+All do everything at once, and a run takes as long as it does on the slowest of them. The middle one of several runs
+counts. Before each message a process computes, as in a step, in which whoever receives has to be woken.
 """
 
 import argparse
@@ -9,13 +9,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
 
-from pase.calibration.links import RankSamples, level_sizes, measured_links, sent_to
+from pase.calibration.kernels import fit_kernels, measure_kernels
+from pase.calibration.links import OverlapSample, RankSamples, level_sizes, measured_links, sent_to
 from pase.calibration.measured import (
     KIB,
     MIB,
@@ -25,10 +29,11 @@ from pase.calibration.measured import (
     binary,
     memory_share_bytes,
     processor_name,
+    rounded,
 )
 from pase.common.documents import write_atomically
 from pase.errors import PaseError
-from pase.machine import machine_text
+from pase.machine import Machine, machine_text
 
 _PASSES = 3
 """Forward, and backward twice: gradients of both operands."""
@@ -36,14 +41,22 @@ _MATMUL_EXTENTS = (128, 256, 512)
 _CONVOLUTIONS = (Convolution(batch=8, extent=28, channels=32), Convolution(batch=8, extent=14, channels=64))
 _STREAM_BYTES = 16 * MIB
 _SMALLEST_BYTES, _LARGEST_BYTES = KIB, 16 * MIB
-_RATE_S = 0.25
-"""How long a kernel is repeated."""
+_LAYERS, _WIDTH, _LAUNCHES = 16, 8, 10
+"""A chain of layers whose work is nothing beside their launches: how many, their width, and the launches of one."""
+_DISPLACED_BYTES = 8 * MIB
+"""What a rank touches before each run of a kernel: in a step, other layers have displaced what a layer works on."""
+_RATE_S, _KERNEL_S = 0.25, 0.15
+"""How long a kernel is repeated, for the rates of devices and for what kernels reach."""
+_BESIDE_EXTENT, _BESIDE_SHARE, _BESIDE_PARTS, _BESIDE_RUNS = 256, 0.5, 4, 5
+"""Products that are computed beside a sum: their extent, how long they take of it, in how many parts both go, as a
+backward pass and its buckets do, and how often they are timed."""
 _CHAIN_S = 0.05
 """How long a chain of messages is, about; a single one may be longer."""
 _LONGEST_CHAIN = 30
 _LONGEST_MESSAGE_S = 0.15
 """No message beyond the first that takes so long is measured."""
-_CHAINS, _CHAINS_S = 3, 0.15
+_SHORTEST_S = 1e-6
+_CHAINS, _CHAINS_S = 5, 0.3
 """So many chains at least, and for so long."""
 
 
@@ -58,7 +71,9 @@ def main() -> None:
         samples = measure(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         if dist.get_rank() == 0:
             found = measured_links(samples, date=datetime.now(UTC).date().isoformat(), name=output.stem)
-            write_atomically(output, machine_text(found.machine))
+            kernels = fit_kernels(samples.kernels, found.machine.device, _kernels_source(samples, found.machine))
+            kernels = replace(kernels, launch_s=rounded(samples.launch_s))
+            write_atomically(output, machine_text(replace(found.machine, kernels=kernels)))
     except PaseError as error:
         sys.exit(f"error: {error}")
     finally:
@@ -78,10 +93,68 @@ def measure(ranks_per_node: int) -> RankSamples:
         matmul=tuple(map(_matmul_rate, _MATMUL_EXTENTS)),
         convolution=tuple(map(_convolution_rate, _CONVOLUTIONS)),
         stream=(_stream_rate(_STREAM_BYTES),),
+        kernels=measure_kernels(seconds=lambda kernel: _kernel_s(kernel, _KERNEL_S, _DISPLACED_BYTES)),
+        launch_s=_kernel_s(_chain_of_layers()) / (_LAYERS * _LAUNCHES),
         exchanges=tuple(_transfers(_exchange(level, sizes)) for level in range(len(sizes))),
-        all_reduces=_transfers(_all_reduce),
+        all_reduces=(sums := _transfers(_all_reduce)),
         all_to_alls=_transfers(_all_to_all),
+        overlap=_beside(sums[-1]),
     )
+
+
+def _kernels_source(samples: RankSamples, machine: Machine) -> str:
+    return (
+        f"least deviations of {len(samples.kernels)} kernels, {machine.description}, {binary(_DISPLACED_BYTES)} of "
+        "other data touched before each; shares are of the peaks in this file. A launch is that of "
+        f"{_LAYERS} layers of {_WIDTH} numbers, forward and backward through autograd"
+    )
+
+
+def _chain_of_layers() -> Callable[[], object]:
+    """Return what trains layers of a normalisation, a product and its bias, a function and a sum: `_LAUNCHES` each.
+
+    Forward these are four kernels, backward six, a gradient each of what is multiplied, and the bias's.
+    """
+    layers = [(torch.nn.LayerNorm(_WIDTH), torch.nn.Linear(_WIDTH, _WIDTH)) for _ in range(_LAYERS)]
+    weights = [weight for pair in layers for layer in pair for weight in layer.parameters()]
+    x = torch.ones(_WIDTH, _WIDTH, requires_grad=True)
+
+    def run() -> None:
+        y = x
+        for norm, product in layers:
+            y = y + torch.relu(product(norm(y)))
+        y.sum().backward()
+        for weight in weights:
+            weight.grad = None
+
+    return run
+
+
+def _beside(alone: TransferSample) -> OverlapSample:
+    """Return how long products, a sum and both at once take, on the rank where they take longest."""
+    left, right = (torch.ones(_BESIDE_EXTENT, _BESIDE_EXTENT) for _ in range(2))
+    product_s = _kernel_s(lambda: torch.mm(left, right), _KERNEL_S)
+    number = max(int(_BESIDE_SHARE * alone.time_s / product_s / _BESIDE_PARTS), 1)
+    summed = torch.zeros(alone.size_bytes // 4)
+
+    def compute(parts: int = _BESIDE_PARTS) -> None:
+        for _ in range(parts * number):
+            torch.mm(left, right)
+
+    def both() -> None:
+        works = []
+        for part in summed.chunk(_BESIDE_PARTS):
+            works.append(dist.all_reduce(part, async_op=True))
+            compute(1)
+        for work in works:
+            work.wait()
+
+    runs = [
+        (_longest_s(compute), _longest_s(lambda: dist.all_reduce(summed)), _longest_s(both))
+        for _ in range(_BESIDE_RUNS)
+    ]
+    computing_s, summing_s, both_s = map(median, zip(*runs, strict=True))
+    return OverlapSample(computing_s=computing_s, summing_s=summing_s, both_s=both_s)
 
 
 def _matmul_rate(extent: int) -> Rate:
@@ -115,15 +188,22 @@ def _stream_rate(size_bytes: int) -> Rate:
     return Rate(shape=binary(size_bytes), amount=3.0 * size_bytes, time_s=seconds)
 
 
-def _kernel_s(kernel: Callable[[], object]) -> float:
-    """Return the seconds of a kernel while all ranks repeat it: the mean over ranks."""
+def _kernel_s(kernel: Callable[[], object], repeated_s: float = _RATE_S, displaced_bytes: int = 0) -> float:
+    """Return the seconds of a kernel while all ranks repeat it: the mean over ranks.
+
+    displaced_bytes: of other data, read and written before each run, which displace what it works on from caches.
+    """
+    others = torch.zeros(displaced_bytes // 4)
     kernel()
     dist.barrier()
-    begin, runs = time.perf_counter(), 0
-    while time.perf_counter() - begin < _RATE_S:
+    end, taken_s, runs = time.perf_counter() + repeated_s, 0.0, 0
+    while not runs or time.perf_counter() < end:
+        others += 1
+        begin = time.perf_counter()
         kernel()
+        taken_s += time.perf_counter() - begin
         runs += 1
-    seconds = torch.tensor([(time.perf_counter() - begin) / runs], dtype=torch.float64)
+    seconds = torch.tensor([taken_s / runs], dtype=torch.float64)
     dist.all_reduce(seconds)
     mean_s: float = seconds.item() / dist.get_world_size()
     return mean_s
@@ -168,23 +248,34 @@ def _transfers(transfer: Transfer) -> tuple[TransferSample, ...]:
 
 def _transfer_s(transfer: Transfer, size_bytes: int) -> float:
     sent, received = (torch.zeros(size_bytes // 4) for _ in range(2))
+    left, right = (torch.ones(_BESIDE_EXTENT, _BESIDE_EXTENT) for _ in range(2))
+
+    def chain_s(length: int) -> float:
+        def run(*, sends: bool) -> None:
+            for _ in range(length):
+                torch.mm(left, right)
+                if sends:
+                    transfer(sent, received)
+
+        computing_s = _longest_s(partial(run, sends=False))
+        return max(_longest_s(partial(run, sends=True)) - computing_s, _SHORTEST_S) / length
+
     # The first one connects; the second says how many make a chain.
-    _chain_s(transfer, sent, received, 1)
-    length = int(min(max(_CHAIN_S / _chain_s(transfer, sent, received, 1), 1), _LONGEST_CHAIN))
+    chain_s(1)
+    length = int(min(max(_CHAIN_S / chain_s(1), 1), _LONGEST_CHAIN))
     found: list[float] = []
     # Figures of all ranks together, so that all of them stop alike.
     while len(found) < _CHAINS or sum(found) * length < _CHAINS_S:
-        found.append(_chain_s(transfer, sent, received, length))
-    return min(found)
+        found.append(chain_s(length))
+    return median(found)
 
 
-def _chain_s(transfer: Transfer, sent: torch.Tensor, received: torch.Tensor, length: int) -> float:
-    """Return the seconds of one of several transfers, on the rank where they take longest."""
+def _longest_s(run: Callable[[], object]) -> float:
+    """Return the seconds of what all ranks begin together, on the one where it takes longest."""
     dist.barrier()
     begin = time.perf_counter()
-    for _ in range(length):
-        transfer(sent, received)
-    seconds = torch.tensor([(time.perf_counter() - begin) / length], dtype=torch.float64)
+    run()
+    seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     longest_s: float = seconds.item()
     return longest_s

@@ -1,4 +1,4 @@
-"""Training steps on a cluster of one machine, whose links decide: measured beside `simulate`'s prediction.
+"""Training steps on a cluster of one machine, whose links decide: measured beside T of the cost model `step`.
 
 Processes in network namespaces are the devices. In each network of links they first measure it, as a machine file; for
 that machine strategies are searched and predicted, and their PyTorch programs run, all in one run and in turns.
@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -21,22 +21,23 @@ from pase.analysis.baselines.compare import OURS as PASE
 from pase.analysis.baselines.compare import compare
 from pase.analysis.baselines.registry import EXPERTS, Baseline, meshes
 from pase.analysis.baselines.rules import choice_of, dense_product, split_in_turn, transformer_dims
-from pase.analysis.simulation.simulation import simulate
 from pase.costs import Problem, cost_model
+from pase.costs.alpha_beta import StepCostModel
 from pase.graph import Scalar
 from pase.machine import Machine
-from pase.planning.strategy import plan_layers
+from pase.machine.machine import level_between
+from pase.planning.strategy import plan_layers, total_cost
+from pase.sharding.edges import edge_itemsizes, edge_steps, return_steps
+from pase.sharding.reshard import ReshardStep, point_to_point
 from scripts.benchmarks import figure6
 from scripts.benchmarks.cluster_network import Cluster, Network, cluster, unsupported
+from scripts.benchmarks.levels import placement_excess_s
 from scripts.benchmarks.simulation import spearman
 from scripts.benchmarks.tables import ROOT, markdown, publish
 from scripts.benchmarks.trials import random_strategy
 
-SEARCHED = {"searched": "ring", "searched, alpha_beta": "alpha_beta"}
-"""Strategies that are searched, and by which cost model: as gloo sums, and as sums would go by nodes."""
-
-COLLECTIVES = "ring"
-"""How gloo sums, in simulated steps."""
+SEARCHED = {"searched": "step", "searched, alpha_beta": "alpha_beta"}
+"""Strategies that are searched, and by which cost model: as all are predicted, and as sums would go by nodes."""
 
 OURS, BY_NODES = SEARCHED
 DATA_PARALLEL, MEGATRON = "data_parallel", "megatron"
@@ -67,22 +68,31 @@ NETWORKS = tuple(
 TOLERANCE = 0.03
 """Behind the fastest strategy: no more than what the steps of one differ by."""
 
+BAR = 0.1
+"""How far a prediction may be off."""
+
 PAPER_NAMES = {"alexnet": "alexnet", "gpt": "transformer"}
 """Which network of the paper's Fig. 6 ours stands beside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """A strategy in one setting. times_s: of its steps, each as long as on the slowest rank."""
+    """A strategy in one setting.
+
+    predicted_s: T, each layer's axes laid over the levels as suits it best. placed_s: the same where the plan has them.
+    times_s: of its steps until gradients are summed, and as a whole, each
+    as long as on the slowest rank.
+    """
 
     name: str
     predicted_s: float
-    times_s: tuple[float, ...]
+    placed_s: float
+    times_s: tuple[tuple[float, float], ...]
 
     @property
     def measured_s(self) -> float:
-        """Of the middle step."""
-        return median(self.times_s)
+        """Of the middle step, until gradients are summed."""
+        return median(time_s for time_s, _ in self.times_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +117,17 @@ class Setting:
         return self.of(name).measured_s / min(t.measured_s for t in self.timed if t.name not in SEARCHED) - 1
 
     @property
-    def correlation(self) -> float:
-        """Spearman's ρ of prediction and measurement."""
-        return spearman([t.predicted_s for t in self.timed], [t.measured_s for t in self.timed])
+    def correlations(self) -> tuple[float, float]:
+        """Spearman's ρ of T and measurement, and of the placed T."""
+        measured_s = [timed.measured_s for timed in self.timed]
+        predictions = ([timed.predicted_s for timed in self.timed], [timed.placed_s for timed in self.timed])
+        ours, placed = (spearman(predicted_s, measured_s) for predicted_s in predictions)
+        return ours, placed
 
     def speedup(self, name: str) -> tuple[float, float]:
-        """Return how much faster a strategy is than data parallelism: measured, and predicted."""
+        """Return how much faster a strategy is than data parallelism: measured, and by T of the placed plans."""
         base, other = self.of(DATA_PARALLEL), self.of(name)
-        return base.measured_s / other.measured_s, base.predicted_s / other.predicted_s
+        return base.measured_s / other.measured_s, base.placed_s / other.placed_s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,9 +172,13 @@ def measured(made: Cluster, folder: Path) -> Machine:
     return load_machine(path)
 
 
+_KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40), "MALLOC_TOP_PAD_": str(64 * 2**20)}
+"""Has glibc keep memory that was freed: to get it back from the kernel can take longer than to compute with it."""
+
+
 def _environment() -> dict[str, str]:
     paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    return {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **_KEEPING}
 
 
 def _settings(made: Cluster, machine: Machine, folder: Path, models: Sequence[str], rounds: int) -> Iterator[Setting]:
@@ -176,15 +193,16 @@ def _settings(made: Cluster, machine: Machine, folder: Path, models: Sequence[st
         command = [sys.executable, "-m", "scripts.benchmarks.cluster_rank", "--rounds", str(rounds)]
         command += [str(folder / file) for file in files.values()]
         first, *_ = made.run(command, environment=_environment(), cwd=folder)
-        times: dict[str, list[float]] = json.loads(first)
+        times: dict[str, list[tuple[float, float]]] = json.loads(first)
         yield Setting(
             model=model,
             network=made.network,
             timed=tuple(
                 Timed(
                     name=name,
-                    predicted_s=simulate(plan, collectives=COLLECTIVES, overlaps=False).step_time_s,
-                    times_s=tuple(times[files[sources[name]]]),
+                    predicted_s=total_cost(plan.layers),
+                    placed_s=placed_s(plan),
+                    times_s=tuple((gradients_s, whole_s) for gradients_s, whole_s in times[files[sources[name]]]),
                 )
                 for name, plan in plans.items()
             ),
@@ -199,8 +217,17 @@ def strategies(graph: Graph, num_devices: int, machine: Machine) -> dict[str, Pl
         for name, model in SEARCHED.items()
     }
     plans = {name: next(entry.plan for entry in entries if entry.name == PASE) for name, entries in found.items()}
+    plans[BY_NODES] = costed(plans[BY_NODES], plans[OURS].cost_model)
     plans |= {entry.name: entry.plan for entry in found[OURS] if entry.name != PASE}
     return plans | {f"random {seed}": randomly(plans[OURS], seed) for seed in range(RANDOM)}
+
+
+def costed(plan: Plan, model: str) -> Plan:
+    """Return the plan with the costs of another cost model."""
+    costs = cost_model(model, plan.machine, plan.num_devices, plan.precision)
+    splits, devices = [layer.splits for layer in plan.layers], [layer.devices for layer in plan.layers]
+    layers = plan_layers(plan.graph, plan.num_devices, costs, splits, devices)
+    return replace(plan, cost_model=model, layers=layers)
 
 
 def randomly(plan: Plan, seed: int) -> Plan:
@@ -209,6 +236,36 @@ def randomly(plan: Plan, seed: int) -> Plan:
     splits = [layer.splits for layer in random_strategy(plan, seed).layers]
     sizes = [level.num_devices for level in plan.machine.levels_spanned(plan.num_devices)[:-1]]
     return replace(plan, layers=plan_layers(plan.graph, plan.num_devices, costs, splits, group_sizes=sizes))
+
+
+def placed_s(plan: Plan) -> float:
+    """Return T of a plan where its one placement puts the axes of all layers, and has what moves between them go."""
+    model = StepCostModel.of(plan.machine, plan.num_devices)
+    found = total_cost(plan.layers) + placement_excess_s(plan, model)
+    for edge in plan.graph.edges:
+        # What a fan-out hands on can have a sum of its gradient beside: that stays as T has it.
+        if not plan.graph[edge.producer].is_fan_out:
+            (in_costs,) = (each.cost for each in plan[edge.consumer].transfers if each.input == edge.input)
+            steps = edge_steps(plan, edge)
+            found += _moves_s(plan, steps, edge_itemsizes(plan.graph, edge)[0]) - in_costs
+            if plan.graph.has_gradient(plan.graph[edge.consumer], edge.input):
+                found += _moves_s(plan, return_steps(plan, edge, steps), edge_itemsizes(plan.graph, edge)[1])
+    return found
+
+
+def _moves_s(plan: Plan, steps: Iterable[ReshardStep], point_bytes: int) -> float:
+    """Return the time of a re-sharding's steps: on the device that it takes longest, a message from each other one."""
+    levels, num_devices = plan.machine.levels_for(plan.num_devices), plan.num_devices
+    sharing = (1, *(level.num_devices for level in levels[:-1]))
+    found = 0.0
+    for step in steps:
+        fetching_s = [0.0] * num_devices
+        for (sender, receiver), points in point_to_point(step).items():
+            number = level_between(levels, sender, receiver)
+            bytes_s = points * point_bytes * sharing[number] / levels[number].bandwidth_bytes_per_s
+            fetching_s[receiver] += levels[number].latency_s + bytes_s if points else 0.0
+        found += max(fetching_s)
+    return found
 
 
 def megatron_like(problem: Problem, machine: Machine) -> tuple[int, ...]:
@@ -268,17 +325,20 @@ def _links(network: Network) -> str:
 def _machines(machines: Sequence[tuple[Network, Machine]]) -> str:
     headers = [
         *("processes", "asked for: links of a process / of a node, Mbit/s", "measured, Mbit/s"),
-        *("α within a node / between nodes", "one of them computes", "its memory"),
+        *("α within a node / between nodes", "one of them computes", "its memory", "error of kernels", "a launch", "ω"),
     ]
     rows = []
     for network, machine in machines:
         rates = " / ".join(f"{level.bandwidth_bytes_per_s * 8 / MEGABIT:.1f}" for level in machine.levels)
         latencies = " / ".join(f"{level.latency_s * 1e6:.0f} µs" for level in machine.levels)
         memory = machine.device.memory_bandwidth_bytes_per_s or 0.0
+        kernels, overlap = machine.kernels, machine.overlap
         rows.append(
             [
                 *(str(network.num_ranks), _links(network), rates, latencies),
                 *(f"{machine.peak_flop_per_s() / 1e9:.1f} GFLOP/s", f"{memory / 1e9:.1f} GB/s"),
+                *((f"{kernels.error or 0:.0%}", f"{kernels.launch_s * 1e6:.0f} µs") if kernels else ("", "")),
+                f"{overlap.share:.2f}" if overlap else "",
             ]
         )
     return markdown(headers, rows)
@@ -287,7 +347,7 @@ def _machines(machines: Sequence[tuple[Network, Machine]]) -> str:
 def _steps(settings: Sequence[Setting]) -> str:
     headers = [
         *("network", "p", "links, Mbit/s", "searched", "by `alpha_beta`", "data parallel", "Megatron's", "random"),
-        *("searched ÷ best other", "ρ"),
+        *("searched ÷ best other", "ρ of T", "ρ of the placed T"),
     ]
     rows = []
     for setting in settings:
@@ -298,21 +358,20 @@ def _steps(settings: Sequence[Setting]) -> str:
                 *(_pair(setting.of(name)) for name in (*SEARCHED, DATA_PARALLEL, MEGATRON)),
                 ", ".join(map(_pair, sorted(others, key=lambda timed: timed.measured_s))),
                 f"{1 + setting.behind:.2f}",
-                f"{setting.correlation:.2f}",
+                *(f"{value:.2f}" for value in setting.correlations),
             ]
         )
     return markdown(headers, rows)
 
 
 def _pair(timed: Timed) -> str:
-    return f"{timed.measured_s * 1e3:.0f} ({timed.predicted_s * 1e3:.0f})"
+    return f"{timed.measured_s * 1e3:.0f} ({timed.predicted_s * 1e3:.0f}, {timed.placed_s * 1e3:.0f})"
 
 
 def _summary(settings: Sequence[Setting]) -> str:
     everything = [timed for setting in settings for timed in setting.timed]
-    predicted, found = [t.predicted_s for t in everything], [t.measured_s for t in everything]
-    ratios = sorted(m / p for m, p in zip(found, predicted, strict=True))
-    correlations = [setting.correlation for setting in settings]
+    found, predicted, placed = zip(*((t.measured_s, t.predicted_s, t.placed_s) for t in everything), strict=True)
+    after = [median(whole_s - time_s for time_s, whole_s in t.times_s) for t in everything]
     behind = max(setting.behind for setting in settings)
     counts = {limit: sum(setting.behind <= limit for setting in settings) for limit in (0.0, TOLERANCE)}
     by_nodes = [setting.behind_others(BY_NODES) for setting in settings]
@@ -322,11 +381,26 @@ def _summary(settings: Sequence[Setting]) -> str:
         ["the most that it is behind", f"{behind:+.1%}"],
         ["the one searched by `alpha_beta` is the fastest", f"{sum(b <= 0 for b in by_nodes)} of {len(settings)}"],
         ["the most that that one is behind", f"{max(by_nodes):+.1%}"],
-        ["Spearman's ρ of prediction and measurement, all settings together", f"{spearman(predicted, found):.3f}"],
-        ["the same within a setting: least, median", f"{min(correlations):.2f}, {median(correlations):.2f}"],
-        ["measured ÷ predicted: least, median, largest", f"{ratios[0]:.2f}, {median(ratios):.2f}, {ratios[-1]:.2f}"],
+        *_judged("T", predicted, found, [setting.correlations[0] for setting in settings]),
+        *_judged("the placed T", placed, found, [setting.correlations[1] for setting in settings]),
+        ["what comes after the sums: median, largest", f"{median(after) * 1e3:.0f} ms, {max(after) * 1e3:.0f} ms"],
     ]  # fmt: skip
     return markdown(["figure", "value"], rows)
+
+
+def _judged(
+    what: str, predicted: Sequence[float], found: Sequence[float], within: Sequence[float]
+) -> Iterator[list[str]]:
+    """Yield rows of how far predictions agree with what was measured; within: ρ of each setting."""
+    errors = [p / m - 1 for p, m in zip(predicted, found, strict=True)]
+    within_text = f"{sum(abs(error) <= BAR for error in errors)} of {len(errors)}"
+    yield [f"{what} within {BAR:.0%} of the measured step", within_text]
+    yield [
+        "its error: least, median of the sizes, largest",
+        f"{min(errors):+.1%}, {median(map(abs, errors)):.1%}, {max(errors):+.1%}",
+    ]
+    yield ["Spearman's ρ of it and the measured step, all settings together", f"{spearman(predicted, found):.3f}"]
+    yield ["the same within a setting: least, median", f"{min(within):.2f}, {median(within):.2f}"]
 
 
 def _figure6(settings: Sequence[Setting]) -> str:
@@ -356,7 +430,7 @@ def _told(setting: Setting) -> str:
     cells = ", ".join(f"{timed.name} {_pair(timed)}" for timed in setting.timed)
     return (
         f"{setting.model}, {setting.network.num_ranks} processes, {_links(setting.network)} Mbit/s: {cells} ms "
-        f"(predicted); ρ {setting.correlation:.2f}, searched {setting.behind:+.1%}"
+        f"(T, placed); ρ {setting.correlations[0]:.2f}, searched {setting.behind:+.1%}"
     )
 
 
@@ -368,7 +442,8 @@ def document(settings: Sequence[Setting]) -> list[dict[str, Any]]:
             "processes": setting.network.num_ranks,
             "links_mbit_per_s": _links(setting.network),
             "strategies": {
-                timed.name: {"predicted_s": timed.predicted_s, "times_s": timed.times_s} for timed in setting.timed
+                timed.name: {"predicted_s": timed.predicted_s, "placed_s": timed.placed_s, "times_s": timed.times_s}
+                for timed in setting.timed
             },
         }
         for setting in settings

@@ -1,4 +1,8 @@
-"""One rank of a cluster: it runs the steps of several programs in turns; the first rank prints what they took."""
+"""One rank of a cluster: it runs the steps of several programs in turns; the first rank prints what they took.
+
+Timed is what a cost model tells of: until gradients are summed; and apart what comes after, the update and the check
+that all numbers are finite.
+"""
 
 import argparse
 import json
@@ -23,7 +27,7 @@ _LIMIT_S = 120
 
 
 def main() -> None:
-    """Run the programs that the arguments name; print a list of seconds for each, as JSON."""
+    """Run the programs that the arguments name; print the seconds of each round for each, as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("programs", nargs="+", type=Path)
     parser.add_argument("--rounds", type=int, required=True)
@@ -38,32 +42,39 @@ def main() -> None:
     os._exit(0)
 
 
-def step_of(path: Path, ranks: Ranks) -> Callable[[], object]:
+Parts = tuple[Callable[[], Any], Callable[[Any], object]]
+"""Of a step: what makes the gradients, and what uses its result to update the weights."""
+
+
+def step_of(path: Path, ranks: Ranks) -> Parts:
     """Return what does one training step of a program in float32, as its own script does it."""
     namespace: dict[str, Any] = {"__name__": "emitted"}
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), namespace)
     training = RankTraining(namespace["build"], ranks, TrainingOptions(steps=1))
     batch = Batches(training.program.inputs.values(), seed=0).batch(0)
-    return partial(training.step, batch, learning_rate=_RATE)
+    return partial(training.gradients, batch), partial(training.descend, learning_rate=_RATE)
 
 
-def timed(steps: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Return how long each step took in each round, on the rank where it took longest; a round before is not counted.
+def timed(steps: dict[str, Parts], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return how long each step's gradients took in each round, and all of it, on the rank where either took longest.
 
-    All ranks shuffle alike.
+    A round before is not counted. All ranks shuffle alike.
     """
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     order, numbers = list(steps), random.Random(0)
     for number in range(rounds + 1):
         numbers.shuffle(order)
         for name in order:
             dist.barrier()
+            gradients, descend = steps[name]
             begin = time.perf_counter()
-            steps[name]()
-            seconds = torch.tensor([time.perf_counter() - begin], dtype=torch.float64)
+            made = gradients()
+            summed = time.perf_counter()
+            descend(made)
+            seconds = torch.tensor([summed - begin, time.perf_counter() - begin], dtype=torch.float64)
             dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
             if number:
-                found[name].append(seconds.item())
+                found[name].append((seconds[0].item(), seconds[1].item()))
     return found
 
 

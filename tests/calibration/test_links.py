@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pase.calibration.links import RankSamples, behind, level_sizes, measured_links, sent_to
+from pase.calibration.links import OverlapSample, RankSamples, behind, level_sizes, measured_links, sent_to
 from pase.calibration.measured import Rate, TransferSample
 from pase.errors import CalibrationError
 from pase.machine import load_machine, machine_text, parse_machine
@@ -35,9 +35,12 @@ def samples(*sizes: int) -> RankSamples:
         matmul=(rate,),
         convolution=(replace(rate, time_s=1e-4),),
         stream=(rate,),
+        kernels=(),
+        launch_s=1e-5,
         exchanges=tuple(levels[: len(sizes)]),
         all_reduces=(TransferSample(size_bytes=2**24, time_s=7.0),),
         all_to_alls=transfers(*NODE),
+        overlap=OverlapSample(computing_s=0.2, summing_s=0.5, both_s=0.55),
     )
 
 
@@ -86,6 +89,22 @@ def test_the_machine_has_the_figures_that_made_the_samples() -> None:
     assert found.all_reduce_error == pytest.approx(1 - prediction.predicted_s / 7.0)
 
 
+@pytest.mark.parametrize(
+    ("computing_s", "summing_s", "both_s", "share"),
+    [(0.2, 0.5, 0.5, 1.0), (0.2, 0.5, 0.7, 0.0), (0.2, 0.5, 0.55, 0.75), (0.4, 0.1, 0.45, 0.5), (0.2, 0.5, 0.9, 0.0)],
+)
+def test_of_the_shorter_of_two_what_hides_is_the_overlap(
+    computing_s: float, summing_s: float, both_s: float, share: float
+) -> None:
+    beside = OverlapSample(computing_s=computing_s, summing_s=summing_s, both_s=both_s)
+    assert beside.share == pytest.approx(share)
+    machine = measured_links(replace(samples(2, 4), overlap=beside), date="2026-01-31").machine
+    assert machine.collectives == "ring"
+    assert machine.overlap is not None
+    assert machine.overlap.share == pytest.approx(share)
+    assert f"products take {computing_s:g} s, a sum among all {summing_s:g} s, both" in machine.overlap.source
+
+
 def test_the_sources_say_what_was_measured_when_and_how() -> None:
     machine = measured_links(samples(2, 4), date="2026-01-31").machine
     for source in (machine.device.source, *(level.source for level in machine.levels)):
@@ -128,3 +147,10 @@ def test_two_processes_measure_themselves(tmp_path: Path) -> None:
     assert machine.device.name.endswith("(one of 2 processes)")
     assert 1e6 < level.bandwidth_bytes_per_s < 1e12
     assert 1e8 < machine.peak_flop_per_s() < 1e13
+    assert machine.collectives == "ring"
+    assert machine.overlap is not None
+    assert 0 <= machine.overlap.share <= 1
+    assert machine.kernels is not None
+    assert 1e-6 < machine.kernels.launch_s < 1e-2
+    assert len(machine.kernels.samples) > 50
+    assert "A launch is that of 16 layers" in machine.kernels.source

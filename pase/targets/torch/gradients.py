@@ -19,8 +19,10 @@ from pase.targets.torch.launch import naming_lost_ranks
 from pase.targets.torch.parameters import receive
 from pase.targets.torch.program import WeightSum
 
-BUCKET_BYTES = 25 * 2**20
-"""How large a bucket may become before the next one is begun, as `DistributedDataParallel` has it."""
+BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
+"""How large a bucket may become before the next one is begun: as `DistributedDataParallel` has it, and of a model whose
+gradients fill few of those an eighth of them, but no less than the second. In one bucket all would wait for the last.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,15 +66,17 @@ class Gradients:
         self._entries = {id(entry.parameter): entry for entry in entries}
         self._places: dict[int, tuple[_Bucket, int]] = {}
         self._buckets: list[_Bucket] = []
+        summed = [
+            entry for entry in entries if entry.parameter.requires_grad and len(groups.of(entry.sum.groups).ranks) > 1
+        ]
+        limit = min(BUCKET_BYTES, max(SMALL_BUCKET_BYTES, sum(map(_bytes, summed)) // BUCKETS))
         # The last layers' gradients come first.
         open_buckets: dict[Any, _Bucket] = {}
-        for entry in reversed(entries):
+        for entry in reversed(summed):
             group, local = groups.of(entry.sum.groups), entry.local
-            if len(group.ranks) == 1 or not entry.parameter.requires_grad:
-                continue
             key = (group.ranks, local.dtype, local.device)
             bucket = open_buckets.get(key)
-            if bucket is None or sum(map(_bytes, bucket.entries)) + _bytes(entry) > BUCKET_BYTES:
+            if bucket is None or sum(map(_bytes, bucket.entries)) + _bytes(entry) > limit:
                 bucket = open_buckets[key] = _Bucket(group=group, entries=[])
                 self._buckets.append(bucket)
             self._places[id(entry.parameter)] = bucket, len(bucket.entries)

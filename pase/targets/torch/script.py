@@ -147,10 +147,24 @@ class RankTraining:
         """
         assert learning_rate is not None
         self.traffic.is_counted = with_record
-        loss, outputs, statistics = self._run(self.program, batch, step_key(self._seed, self.num_steps))
-        with naming_lost_ranks():
-            loss.backward()
+        found = self.gradients(batch)
         self.traffic.is_counted = False
+        result = self.descend(found, learning_rate)
+        return replace(result, record=dict(self.traffic.sent)) if with_record else result
+
+    def gradients(self, batch: Mapping[str, Array]) -> tuple[Any, Sequence[Any], Sequence[Any]]:
+        """Go forward and backward; return the loss, the outputs and the values of statistics, as this rank has them.
+
+        Afterwards shards have their gradients, summed over the ranks.
+        """
+        found = self._run(self.program, batch, step_key(self._seed, self.num_steps))
+        with naming_lost_ranks():
+            found[0].backward()
+        return found
+
+    def descend(self, found: tuple[Any, Sequence[Any], Sequence[Any]], learning_rate: float) -> StepResult:
+        """Update weights and statistics after `gradients`, whose results are given; errors as of `step`."""
+        loss, outputs, statistics = found
         trained = {n: x for n, x in self.shards.items() if x.grad is not None}
         accuracy = self._check(loss, [x.grad for x in trained.values()], self._correct(self.program, outputs))
         with torch.no_grad(), naming_lost_ranks():
@@ -160,8 +174,7 @@ class RankTraining:
             for (name, momentum), value in zip(self.program.keeps, statistics, strict=True):
                 self.shards[name].lerp_(value, momentum)
         self.num_steps += 1
-        record = dict(self.traffic.sent) if with_record else None
-        return StepResult(loss=loss.item(), accuracy=accuracy, record=record)
+        return StepResult(loss=loss.item(), accuracy=accuracy)
 
     def _taken(self, shard: Any) -> None:
         gradient, shard.grad = shard.grad, None
