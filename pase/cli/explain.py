@@ -22,7 +22,7 @@ from pase.analysis.explanation import (
 from pase.analysis.placements import PlacementTraffic, bytes_by_level, compare_placements
 from pase.cli.layer_table import all_layers_option, print_layers, times_text
 from pase.cli.options import chosen_plan, json_option, plan_argument, plan_options, time_limit_option
-from pase.cli.output import print_json, print_table, quantity, say, total_cost_text
+from pase.cli.output import hidden_text, print_json, print_table, quantity, say, total_cost_text
 from pase.cli.progress import progress
 from pase.common.quantities import number, percent
 from pase.errors import PlanError, unknown_name
@@ -115,6 +115,7 @@ def _document(
         "num_devices": plan.num_devices,
         "cost_model": plan.cost_model,
         "cost_unit": plan.cost_unit,
+        "hidden_cost": plan.hidden_cost,
         "levels": [{"name": level.name, "devices": level.num_devices} for level in levels],
         **(of_plan or {}),
         **({"improvement": improvement_document(why.improvement, plan)} if why else {}),
@@ -157,6 +158,7 @@ def _layer_document(plan: Plan, layer: LayerPlan, placements: Sequence[Placement
         "compute_cost": layer.compute_cost,
         "communication_cost": layer.communication_cost,
         "transfer_cost": layer.transfer_cost,
+        "hidden_cost": plan.hidden_share * (layer.hideable_cost or 0.0),
         "memory_bytes": layer.memory_bytes,
         "placements": [
             {"name": placement.name} | _bytes_document(plan, _within(placement.flows, layer.name))
@@ -179,7 +181,8 @@ def _bytes_document(plan: Plan, flows: Sequence[Flow]) -> dict[str, Any]:
 def _print_plan(
     plan: Plan, placements: Sequence[PlacementTraffic], why: Explanation | None, *, shows_all: bool
 ) -> None:
-    ours = placements[0].flows
+    ours, unit = placements[0].flows, plan.cost_unit
+    hides = plan.hidden_cost > 0
     if why:
         print_why(plan, why, shows_all=shows_all)
         say()
@@ -187,15 +190,17 @@ def _print_plan(
         say()
     print_layers(
         plan.graph,
-        ["<layer", "<configuration", "compute", "communication", "transfers", "memory", "edges in", "within"],
+        [
+            *("<layer", "<configuration", "compute", "communication", "transfers"),
+            *["hidden"] * hides,
+            *("memory", "edges in", "within"),
+        ],
         [
             [
                 layer.name,
                 configuration_text(layer.splits, plan.num_devices),
-                *(
-                    quantity(cost, plan.cost_unit)
-                    for cost in (layer.compute_cost, layer.communication_cost, layer.transfer_cost)
-                ),
+                *(quantity(cost, unit) for cost in (layer.compute_cost, layer.communication_cost, layer.transfer_cost)),
+                *[quantity(plan.hidden_share * (layer.hideable_cost or 0.0), unit)] * hides,
                 quantity(layer.memory_bytes, "B"),
                 _moved([flow for flow in _edges(ours) if flow.movement.consumer == layer.name]),
                 _moved(_within(ours, layer.name)),
@@ -209,6 +214,8 @@ def _print_plan(
         say()
         say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
         say(f"  total cost              {total_cost_text(plan)}   (cost model {plan.cost_model})")
+        if hides:
+            say(f"  hidden                  {hidden_text(plan)}")
         if plan.precision.text:
             say(f"  precision               {plan.precision.text}")
     say()
@@ -227,6 +234,9 @@ def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTra
     say(f"  compute                 {quantity(layer.compute_cost, unit)}")
     say(f"  communication inside    {quantity(layer.communication_cost, unit)}")
     say(f"  transfers on edges in   {quantity(layer.transfer_cost, unit)}")
+    if plan.hidden_cost:
+        hidden = quantity(plan.hidden_share * (layer.hideable_cost or 0.0), unit)
+        say(f"  hidden of these         {hidden} of {quantity(layer.hideable_cost or 0.0, unit)} that can hide")
     say(f"  memory                  {quantity(layer.memory_bytes, 'B')} on each device")
     say()
     if why:
@@ -328,6 +338,8 @@ def print_why(plan: Plan, explanation: Explanation, *, shows_all: bool = False) 
     """
     say(f"{plan.graph.name} on {plan.num_devices} × {plan.machine.device.name} ({plan.machine.name})")
     say(f"  total cost              {_verdict(explanation)}   (cost model {plan.cost_model})")
+    if plan.hidden_cost:
+        say(f"  hidden                  {hidden_text(plan)}")
     for title, text in improvement_texts(explanation.improvement, plan):
         say(f"  {title:<23} {text}")
     say(f"  flips                   {_searched(explanation)}")
@@ -407,20 +419,43 @@ def print_layer_why(plan: Plan, layer: LayerExplanation, explanation: Explanatio
     say()
     say("What it pays, with its edges on both sides:")
     say()
-    whole = sum(part.cost for part in layer.parts)
+    whole = sum(part.paid for part in layer.parts)
+    hides = plan.hidden_cost > 0
     print_table(
-        ["<part", "cost", "share", "bytes", "devices"],
+        ["<part", "cost", *["hidden"] * hides, "share", "bytes", "devices"],
         [
             [
                 part.name,
                 quantity(part.cost, unit),
-                f"{part.cost / whole:.1%}",
+                *[quantity(part.hidden, unit)] * hides,
+                f"{part.paid / whole:.1%}" if whole else "",
                 quantity(part.size_bytes, "B") if part.size_bytes else "",
                 str(part.group or ""),
             ]
             for part in layer.parts
         ],
     )
+    if layer.runner_up is not None and layer.runner_up.rises:
+        _print_rises(layer.runner_up, unit)
+
+
+def _print_rises(runner_up: RunnerUp, unit: str) -> None:
+    """Print what a runner-up's difference is made of: its largest parts, the others together, and what hides."""
+    shown, others = runner_up.rises[:_SHOWN], runner_up.rises[_SHOWN:]
+    rows = [(rise.layer, rise.part, rise.cost) for rise in shown]
+    if others:
+        rows.append((f"{len(others)} more", "", sum(rise.cost for rise in others)))
+    if runner_up.hidden:
+        rows.append(("", "hidden", -runner_up.hidden))
+    rows.append(("", "in all", runner_up.difference))
+    say()
+    say("What the runner-up costs more, part by part:")
+    say()
+    print_table(["<layer", "<part", "more"], [[layer, part, _signed(cost, unit)] for layer, part, cost in rows])
+
+
+def _signed(cost: float, unit: str) -> str:
+    return f"{'-' if cost < 0 else '+'}{quantity(abs(cost), unit)}"
 
 
 def print_sensitivity(plan: Plan, found: Sequence[Sensitivity]) -> None:
@@ -576,6 +611,7 @@ def why_document(layer: LayerExplanation, explanation: Explanation) -> dict[str,
                 "kind": str(part.kind),
                 "layer": part.other or None,
                 "cost": part.cost,
+                "hidden": part.hidden,
                 "bytes": part.size_bytes,
                 "devices": part.group or None,
             }
@@ -614,6 +650,8 @@ def _runner_up_document(runner_up: RunnerUp, explanation: Explanation) -> dict[s
         "is_tie": runner_up.is_tie,
         "exact": runner_up.is_exact,
         "changes": [{"name": name, "splits": splits} for name, splits in runner_up.changes or ()],
+        "rises": [{"layer": rise.layer, "part": rise.part, "cost": rise.cost} for rise in runner_up.rises],
+        "hidden": runner_up.hidden,
         "others_kept": None
         if runner_up.alone is None
         else {

@@ -69,6 +69,12 @@ def shortened(text: str, columns: int) -> str:
     return f"{begin}…{end}"
 
 
+def hidden_text(plan: "Plan") -> str:
+    """Return what of a plan's communication is hidden: "8.20 ms of 8.21 ms that can hide"."""
+    hideable = sum(layer.hideable_cost or 0.0 for layer in plan)
+    return f"{quantity(plan.hidden_cost, plan.cost_unit)} of {quantity(hideable, plan.cost_unit)} that can hide"
+
+
 def total_cost_text(plan: "Plan") -> str:
     """Return what a plan costs and, where that is in FLOP, the seconds that these take at the peak of its machine."""
     if plan.cost_unit != "FLOP":

@@ -22,7 +22,7 @@ from pase.cli.options import (
     output_option,
     time_limit_option,
 )
-from pase.cli.output import duration, print_json, print_table, quantity, say, total_cost_text, warn
+from pase.cli.output import duration, hidden_text, print_json, print_table, quantity, say, total_cost_text, warn
 from pase.cli.progress import READING, progress
 from pase.common.names import short
 from pase.common.quantities import size_text
@@ -190,8 +190,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
         say(f"  precision               {plan.precision.text}")
     say(f"  total cost              {total_cost_text(plan)}   ({_certificate(plan)})")
     if plan.hidden_cost:
-        hideable = sum(layer.hideable_cost or 0.0 for layer in plan)
-        say(f"  hidden                  {quantity(plan.hidden_cost, unit)} of {quantity(hideable, unit)} that can hide")
+        say(f"  hidden                  {hidden_text(plan)}")
     say(f"  data parallelism        {quantity(plan.baselines['data_parallel'], unit)}   ({_beside_ours(plan)})")
     for position, text in enumerate(constraint_texts(plan.constraints)):
         say(f"  {'' if position else 'constraints':<23} {text}")
@@ -248,7 +247,8 @@ def _warn_of_memory(plan: Plan) -> None:
 
 def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
     transfer = layer.transfer_cost
-    share = (layer.layer_cost + transfer) / plan.total_cost if plan.total_cost else 0.0
+    paid = layer.layer_cost + transfer - plan.hidden_share * (layer.hideable_cost or 0.0)
+    share = paid / plan.total_cost if plan.total_cost else 0.0
     return [
         layer.name,
         " ".join(f"{dim}={extent}" for dim, extent in layer.dims.items()),

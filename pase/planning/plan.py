@@ -151,6 +151,12 @@ class Plan:
         return hidden_cost(self.layers)
 
     @cached_property
+    def hidden_share(self) -> float:
+        """How much of the layers' `hideable_cost` is hidden, 0 to 1: of a layer it is this share of its own."""
+        hideable = sum(layer.hideable_cost or 0.0 for layer in self.layers)
+        return self.hidden_cost / hideable if hideable else 0.0
+
+    @cached_property
     def memory(self) -> DeviceMemory:
         """What a training step needs on each device, as predicted."""
         return device_memory(self, optimiser=self.optimiser)

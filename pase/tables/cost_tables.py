@@ -181,6 +181,11 @@ class CostTables:
             return 0.0, 0.0
         return self._sum(choice, self.hiding.hideable, self.hiding.edges), self._sum(choice, self.hiding.cover, ())
 
+    def hidden_share(self, choice: Sequence[int]) -> float:
+        """Return how much of what can hide does, under a strategy: 0 to 1."""
+        hideable, cover = self.hidden(choice)
+        return min(1.0, cover / hideable) if hideable else 0.0
+
     def _sum(
         self, choice: Sequence[int], of_layers: Sequence[FloatArray], of_edges: Sequence[FloatArray | None]
     ) -> float:

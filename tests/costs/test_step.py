@@ -13,7 +13,7 @@ import pase
 from pase import Graph, Plan, load, load_machine, load_plan, search
 from pase.analysis.baselines.compare import compare
 from pase.analysis.baselines.registry import chosen
-from pase.analysis.explanation import ExplainOptions, every_choice, explain, overview
+from pase.analysis.explanation import ExplainOptions, PartKind, every_choice, explain, overview
 from pase.analysis.explanation.sensitivity import sensitivity
 from pase.costs import cost_model, traffic_of
 from pase.errors import MachineError, PlanError
@@ -219,6 +219,11 @@ def test_what_explains_says_what_it_costs() -> None:
     assert found.plan_cost == pytest.approx(plan.total_cost, rel=1e-12)
     assert found.searched == (1.0, 1.0)
     problem = problem_of(graph, 8, plan.machine, "step")
+    # What is paid of all parts, transfers once, with their consumers, is T.
+    ahead = [part for layer in found.layers for part in layer.parts if part.kind is not PartKind.RESHARD_TO]
+    shared = sum(part.paid for part in ahead if part.kind is PartKind.SHARED_WEIGHT) / 2
+    paid = sum(part.paid for part in ahead if part.kind is not PartKind.SHARED_WEIGHT) + shared
+    assert paid == pytest.approx(plan.total_cost, rel=1e-9)
     shown = 0
     for vertex, layer in enumerate(found.layers):
         assert layer.below is layer.above is None
@@ -229,6 +234,13 @@ def test_what_explains_says_what_it_costs() -> None:
         pinned = search(graph, 8, machine=plan.machine, cost_model="step", constraints={"pin": {layer.name: pin}})
         assert layer.runner_up.total_cost == pytest.approx(pinned.total_cost, rel=1e-9), problem.graph.operators[vertex]
         assert layer.runner_up.total_cost >= plan.total_cost * (1 - 1e-9)
+        difference = sum(rise.cost for rise in layer.runner_up.rises) - layer.runner_up.hidden
+        assert difference == pytest.approx(pinned.total_cost - plan.total_cost, abs=1e-9 * plan.total_cost)
+        hidden = pinned.hidden_cost - plan.hidden_cost
+        is_same = {one.name: one.splits for one in pinned} == {one.name: one.splits for one in plan} | dict(
+            layer.runner_up.changes or ()
+        ) | {layer.name: layer.runner_up.splits}
+        assert not is_same or layer.runner_up.hidden == pytest.approx(hidden, abs=1e-9 * plan.total_cost)
         shown += 1
     assert shown > 2
     assert overview(plan).optimum_cost == pytest.approx(plan.total_cost, rel=1e-12)

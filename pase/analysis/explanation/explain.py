@@ -27,6 +27,7 @@ from pase.analysis.explanation.why_not import (
     Part,
     Reasons,
     RunnerUp,
+    hidden_more,
     memory_reason,
 )
 from pase.costs import Problem, cost_model
@@ -160,6 +161,8 @@ class Work:
             ),
             alone=None if alone is None else self.problem.splits(vertex, alone),
             alone_difference=0.0 if alone is None else float(beside[alone]) - own,
+            rises=self.parts.rises(kept.choice, other.choice),
+            hidden=hidden_more(self.problem.tables, kept.choice, other.choice),
         )
 
     def _memory(self, vertex: int) -> MemoryBinding | None:

@@ -78,10 +78,18 @@ def improvement(
 
 
 def _own_costs(tables: CostTables, choice: Sequence[int]) -> FloatArray:
-    """Return what each layer costs with the transfers to it: together the cost of the strategy."""
+    """Return what each layer costs with the transfers to it, less what is hidden: together the cost of the strategy."""
     costs = np.array([tables.layer_costs(v)[c] for v, c in enumerate(choice)])
     for number, (u, v) in enumerate(tables.edges):
         costs[v] += tables.edge(number).cost(choice[u], choice[v])
+    if tables.hiding is not None:
+        share = tables.hidden_share(choice)
+        for v, c in enumerate(choice):
+            costs[v] -= share * tables.hiding.hideable[tables.vertex_table[v]][c]
+        for number, (u, v) in enumerate(tables.edges):
+            table, hideable = tables.edge(number), tables.hiding.edges[tables.edge_table[number]]
+            if hideable is not None:
+                costs[v] -= share * hideable[table.row_class[choice[u]], table.col_class[choice[v]]]
     return costs
 
 

@@ -11,6 +11,7 @@ from math import prod
 from types import MappingProxyType
 
 from pase.analysis.explanation.alternatives import Alternative
+from pase.analysis.explanation.constrained_search import TIE
 from pase.analysis.explanation.improvement import Improvement
 from pase.common.quantities import percent, quantity
 from pase.costs import (
@@ -19,7 +20,9 @@ from pase.costs import (
     Pattern,
     Problem,
     edge_layouts,
+    hiding_layers,
     layer_cost,
+    layer_hiding,
     traffic_of,
     transfer_bytes,
 )
@@ -29,6 +32,7 @@ from pase.planning.constraints import splits_text
 from pase.planning.plan import Plan
 from pase.sharding.configurations import data_parallel
 from pase.sharding.edges import table_edges
+from pase.tables.cost_tables import CostTables
 
 
 class PartKind(StrEnum):
@@ -51,7 +55,8 @@ class Part:
 
     other: the layer at the other end of an edge, or "". cost: in the unit of the plan's total. size_bytes: that a
     device sends or fetches in a step, before any collective's factor; 0 for computing. group: devices that take part
-    in a collective; 0 where it is none.
+    in a collective; 0 where it is none. hideable: what of its cost is communication that can hide; cover: computation
+    that others can hide behind; hidden: what of `hideable` is hidden in a strategy, where the part is of one.
     """
 
     kind: PartKind
@@ -59,11 +64,19 @@ class Part:
     cost: float
     size_bytes: float = 0.0
     group: int = 0
+    hideable: float = 0.0
+    cover: float = 0.0
+    hidden: float = 0.0
 
     @property
     def name(self) -> str:
         """Kind, with the layer at the other end."""
         return f"{self.kind} {self.other}".rstrip()
+
+    @property
+    def paid(self) -> float:
+        """What of its cost is not hidden."""
+        return self.cost - self.hidden
 
 
 class CostParts:
@@ -78,27 +91,58 @@ class CostParts:
         self._traffic: dict[tuple[int, int], LayerTraffic] = {}
         self._own: dict[tuple[int, int], tuple[Part, ...]] = {}
         self._bytes: dict[tuple[int, int, int], float] = {}
+        self._hides = hiding_layers(problem.graph)
 
     def of(self, vertex: int, choice: Sequence[int]) -> tuple[Part, ...]:
-        """Return the parts of a layer's cost under a strategy; their costs add up to its layer cost and its edges'."""
-        return _merged([*self.own(vertex, choice[vertex]), *self._edges(vertex, choice)])
+        """Return the parts of a layer's cost under a strategy; their costs add up to its layer cost and its edges'.
+
+        The dearest first, by what is paid.
+        """
+        share = self._problem.tables.hidden_share(choice)
+        found = _merged([*self.own(vertex, choice[vertex]), *self._edges(vertex, choice)])
+        return tuple(
+            sorted((replace(part, hidden=share * part.hideable) for part in found), key=lambda part: -part.paid)
+        )
+
+    def rises(self, before: Sequence[int], after: Sequence[int]) -> tuple["Rise", ...]:
+        """Return what one strategy costs more than another, part by part; the largest difference first.
+
+        They add up to the difference of all layer and transfer costs. An edge's part is that of its consumer.
+        """
+        changed = [v for v, (b, a) in enumerate(zip(before, after, strict=True)) if b != a]
+        found: dict[tuple[str, str], float] = {}
+        for sign, choice in ((-1, before), (1, after)):
+            parts = [(v, part) for v in changed for part in self.own(v, choice[v])]
+            consumers = {self._problem.tables.edges[number][1] for v in changed for number in self._incident[v]}
+            parts += [(v, part) for v in consumers for part in self._edges(v, choice, into=True)]
+            for v, part in parts:
+                key = self._problem.tables.vertex_names[v], part.name
+                found[key] = found.get(key, 0.0) + sign * part.cost
+        rises = [Rise(layer=layer, part=name, cost=cost) for (layer, name), cost in found.items() if cost]
+        return tuple(sorted(rises, key=lambda rise: -abs(rise.cost)))
 
     def own(self, vertex: int, configuration: int) -> tuple[Part, ...]:
         """Return the parts of the layer cost t_l of one configuration."""
         key = self._problem.tables.vertex_table[vertex], configuration  # repeated layers share it
         if key not in self._own:
             self._own[key] = own_parts(
-                self._problem.graph.operators[vertex], self._traffic_of(vertex, configuration), self._model
+                self._problem.graph.operators[vertex],
+                self._traffic_of(vertex, configuration),
+                self._model,
+                hides=self._hides[vertex],
             )
         return self._own[key]
 
-    def _edges(self, vertex: int, choice: Sequence[int]) -> list[Part]:
+    def _edges(self, vertex: int, choice: Sequence[int], *, into: bool = False) -> list[Part]:
+        """Return the parts of a vertex's edges; into: of those to it alone."""
         tables, graph = self._problem.tables, self._problem.graph
         found = []
         for number in self._incident[vertex]:
             if number >= len(self._table_edges):
                 continue  # a tie, which costs nothing
             u, v = tables.edges[number]
+            if into and v != vertex:
+                continue
             cost = tables.edge(number).cost(choice[u], choice[v])
             other = tables.vertex_names[u if v == vertex else v]
             if number >= len(graph.edges):
@@ -106,7 +150,8 @@ class CostParts:
             else:
                 kind = PartKind.RESHARD_FROM if v == vertex else PartKind.RESHARD_TO
             size = self._moved_bytes(number, choice[u], choice[v]) if cost else 0.0
-            found.append(Part(kind=kind, other=other, cost=cost, size_bytes=size))
+            hideable = cost if kind is PartKind.SHARED_WEIGHT and tables.hiding is not None else 0.0
+            found.append(Part(kind=kind, other=other, cost=cost, size_bytes=size, hideable=hideable))
         return found
 
     def _moved_bytes(self, number: int, from_row: int, to_row: int) -> float:
@@ -131,15 +176,22 @@ class CostParts:
         return self._traffic[key]
 
 
-def own_parts(operator: Operator, traffic: LayerTraffic, model: CostModel) -> tuple[Part, ...]:
-    """Return the parts of the layer cost t_l of a layer of one configuration, the dearest first."""
+def own_parts(
+    operator: Operator, traffic: LayerTraffic, model: CostModel, *, hides: tuple[bool, bool] = (False, False)
+) -> tuple[Part, ...]:
+    """Return the parts of the layer cost t_l of a layer of one configuration, the dearest first.
+
+    hides: whether its sums of weights' gradients can hide, and whether it can hide others' (`hiding_layers`).
+    """
+    can_hide, covers = (bool(model.overlap) and one for one in hides)
     # What each sum inside a layer is of, by its name.
     kinds = {sum_name(access.tensor, is_gradient=False): PartKind.PARTIAL_SUMS for access in operator.writes}
     for access in operator.reads:
         is_weight = access.role is Role.PARAMETER
         name = sum_name(access.tensor, is_gradient=True)
         kinds[name] = PartKind.GRADIENTS if is_weight else PartKind.INPUT_GRADIENTS
-    parts = [Part(kind=PartKind.COMPUTE, cost=float(layer_cost(traffic, model).compute[0]))]
+    cover = float(layer_hiding(traffic, model).cover[0]) if covers else 0.0
+    parts = [Part(kind=PartKind.COMPUTE, cost=float(layer_cost(traffic, model).compute[0]), cover=cover)]
     for message, cost in zip(traffic.messages, model.messages(traffic), strict=True):
         is_sum = message.pattern is Pattern.ALL_REDUCE
         exchanged = PartKind.HALO if message.pattern is Pattern.HALO else PartKind.EXCHANGE
@@ -149,6 +201,7 @@ def own_parts(operator: Operator, traffic: LayerTraffic, model: CostModel) -> tu
                 cost=float(cost[0]),
                 size_bytes=message.times * float(message.size_bytes[0]),
                 group=int(message.group[0]) if is_sum else 0,
+                hideable=float(cost[0]) if can_hide and message.is_of_weight else 0.0,
             )
         )
     return _merged(parts)
@@ -166,9 +219,20 @@ def _merged(parts: Iterable[Part]) -> tuple[Part, ...]:
                 cost=before.cost + part.cost,
                 size_bytes=before.size_bytes + part.size_bytes,
                 group=max(before.group, part.group),
+                hideable=before.hideable + part.hideable,
+                cover=before.cover + part.cover,
             )
         found[key] = part
     return tuple(sorted((part for part in found.values() if part.cost), key=lambda part: -part.cost))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rise:
+    """By how much a part of a layer's cost, an edge's to it included, is more in another strategy; less: below 0."""
+
+    layer: str
+    part: str
+    cost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +243,8 @@ class RunnerUp:
     is not the best. is_tie: they cost the same. is_exact: whether that is proven. changes: the other layers whose
     configuration differs with it, and what it becomes; None where that was not looked at. alone, alone_difference:
     the best other configuration while all other layers stay as they are (None where none fits), and what that costs
-    more than the plan.
+    more than the plan. rises: what the difference is made of, less what is hidden more (`hidden`, below 0 where it is
+    less); () where that was not looked at.
     """
 
     splits: Mapping[str, int]
@@ -190,6 +255,8 @@ class RunnerUp:
     changes: tuple[tuple[str, dict[str, int]], ...] | None = None
     alone: dict[str, int] | None = None
     alone_difference: float = 0.0
+    rises: tuple[Rise, ...] = ()
+    hidden: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,10 +286,10 @@ class MemoryBinding:
 class LayerExplanation:
     """Why a layer has its configuration.
 
-    parts: of the cost it has a say in, the dearest first. best: its configuration in the cheapest strategy, which is
-    its own where `is_best`. kept_total_cost: of the cheapest strategy with its own. runner_up: None where it has no
-    other configuration that fits. memory: None where memory makes no difference to it. below, above: the nearest flips
-    with faster and slower links; None where there is none. reason: one sentence.
+    parts: of the cost it has a say in, the one of which most is paid first. best: its configuration in the cheapest
+    strategy, which is its own where `is_best`. kept_total_cost: of the cheapest strategy with its own. runner_up:
+    None where it has no other configuration that fits. memory: None where memory makes no difference to it. below,
+    above: the nearest flips with faster and slower links; None where there is none. reason: one sentence.
     """
 
     name: str
@@ -241,13 +308,14 @@ class LayerExplanation:
 
     @property
     def binding(self) -> Part | None:
-        """The part that costs most; None where the layer costs nothing."""
-        return self.parts[0] if self.parts else None
+        """The part of which most is paid; None where nothing is."""
+        return self.parts[0] if self.parts and self.parts[0].paid > 0 else None
 
     @property
     def share(self) -> float:
-        """The binding part's share of all parts, 0 to 1."""
-        return self.parts[0].cost / sum(part.cost for part in self.parts) if self.parts else 0.0
+        """The binding part's share of all that is paid, 0 to 1."""
+        paid = sum(part.paid for part in self.parts)
+        return self.parts[0].paid / paid if paid else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,12 +356,15 @@ class Excess:
     """The part that costs most more under another choice than under a layer's own.
 
     layer: whose part it is, "" for the layer itself. part: as it is under the other choice. before: the same part
-    under the layer's own; None where it costs nothing there.
+    under the layer's own; None where it costs nothing there. paid: by how much more of it is paid, as far as one part
+    can be told from the others: where all that can hide does under the other choice, of communication what cannot;
+    where more can hide than there is to hide behind, of computation what nothing hides behind.
     """
 
     layer: str = ""
     part: Part
     before: Part | None
+    paid: float
 
     @property
     def cost(self) -> float:
@@ -400,7 +471,7 @@ class Reasons:
         if not because or self._problem.choice(vertex, self._data_parallel(vertex)) == other.choice[vertex]:
             excess = self._excess(vertex, kept.choice, other.choice)
             if excess is not None:
-                action = would(excess, unit)
+                action = would(excess, unit) + self._hides(kept.choice, other.choice)
                 return f"{name}: {own}, because the next best, {next_best}, would {action}: {percent(relative)} in all"
         return f"{name}: {own}{because}; next best {next_best} costs {percent(relative)}"
 
@@ -426,20 +497,44 @@ class Reasons:
             return ""  # what an edge costs depends on the neighbours, which would not stay as they are
         text = self._text(vertex, configuration)
         action = "not splitting it" if text.startswith("not split") else f"splitting the batch alone ({text})"
-        return f", because {action} would {would(excess, self._plan.cost_unit)}"
+        return f", because {action} would {would(excess, self._plan.cost_unit)}{self._hides(self._choice, choice)}"
+
+    def _hides(self, before: Sequence[int], after: Sequence[int]) -> str:
+        """Return what is said of how much more, or less, is hidden after a change; "" where that stays."""
+        more = hidden_more(self._problem.tables, before, after)
+        if abs(more) <= TIE * self._plan_cost:
+            return ""
+        return f", with {quantity(abs(more), self._plan.cost_unit)} {'more' if more > 0 else 'less'} hidden"
 
     def _excess(self, vertex: int, before: Sequence[int], after: Sequence[int]) -> Excess | None:
-        """Return the part that costs most more after a change: of the layer, or of others that change with it."""
-        found = [_most_more("", self._parts.of(vertex, before), self._parts.of(vertex, after))]
+        """Return the part of which most more is paid after a change: of the layer, or of others that change with it."""
+        hideable, cover = self._problem.tables.hidden(after)
+        all_hides = hideable <= cover
+
+        def most_more(layer: str, v: int) -> Excess | None:
+            return _most_more(layer, self._parts.of(v, before), self._parts.of(v, after), all_hides=all_hides)
+
+        found = [most_more("", vertex)]
         for v, (b, a) in enumerate(zip(before, after, strict=True)):
             if b != a and v != vertex:
-                name = self._plan.layers[v].name
-                found.append(_most_more(name, self._parts.of(v, before), self._parts.of(v, after)))
-        return max((excess for excess in found if excess), key=lambda excess: excess.cost, default=None)
+                found.append(most_more(self._plan.layers[v].name, v))
+        return max((excess for excess in found if excess), key=lambda excess: excess.paid, default=None)
 
 
-def _most_more(layer: str, before: Iterable[Part], after: Iterable[Part]) -> Excess | None:
+def hidden_more(tables: CostTables, before: Sequence[int], after: Sequence[int]) -> float:
+    """Return how much more is hidden under one strategy than under another."""
+    return min(tables.hidden(after)) - min(tables.hidden(before))
+
+
+def _most_more(layer: str, before: Iterable[Part], after: Iterable[Part], *, all_hides: bool) -> Excess | None:
+    def paid(part: Part) -> float:
+        return part.cost - (part.hideable if all_hides else part.cover)
+
     known = {(part.kind, part.other): part for part in before}
-    rises = [Excess(layer=layer, part=part, before=known.get((part.kind, part.other))) for part in after]
-    most = max(rises, key=lambda excess: excess.cost, default=None)
-    return most if most is not None and most.cost > 0 else None
+    rises = []
+    for part in after:
+        own = known.get((part.kind, part.other))
+        excess = Excess(layer=layer, part=part, before=own, paid=paid(part) - (paid(own) if own else 0.0))
+        if excess.cost > 0 and excess.paid > 0:
+            rises.append(excess)
+    return max(rises, key=lambda excess: excess.paid, default=None)
