@@ -37,6 +37,9 @@ from pase.sharding.shards import (
 )
 from pase.tables.cost_tables import EdgeTable
 
+PLACE_BYTES = 8
+"""Of a place that maximum pooling found: PyTorch's indices."""
+
 MAX_LANES = 4
 """Of gradients that wait: those of further lanes count as kept, as if each waited through the whole step."""
 
@@ -108,12 +111,18 @@ class MemoryTables:
 class Saved:
     """What the backward pass of an operator needs: positions of reads and of writes, and how many more tensors it made.
 
-    results: of the shape of its first write, beside it: what activations were applied to.
+    results: of the shape of its first write, beside it: what activations were applied to. places: of that shape, too:
+    where each of its points comes from.
     """
 
     reads: frozenset[int] = frozenset()
     writes: frozenset[int] = frozenset()
     results: int = 0
+    places: int = 0
+
+    def results_bytes(self, itemsize: int) -> int:
+        """Return the bytes that are kept for each point of the first write, beside it."""
+        return self.results * itemsize + self.places * PLACE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +165,7 @@ def saved(graph: Graph, operator: Operator) -> Saved:
     results, kind = len(applied) - by_result, operator.kind
     if not applied and kind not in _BY_POINTS:
         results, by_result = _applied_in_steps(operator)
+    places = 0
     reads, writes = set[int](), {0} if by_result else set[int]()
     if kind in _BY_POINTS:
         factors = [(i,) for i in range(len(operator.reads))]
@@ -169,7 +179,7 @@ def saved(graph: Graph, operator: Operator) -> Saved:
             results += len(functions) - 1 + bool(applied) * (functions[-1] in _BY_RESULT)
     elif kind.startswith("pool"):
         is_maximum = operator.attribute("reduction", "max") == "max"
-        reads, writes = (reads | {0}, writes | {0}) if is_maximum else (reads, writes)
+        reads, places = (reads | {0}, 1) if is_maximum else (reads, 0)
     elif kind == "reduction":
         is_sum = operator.attribute("function", "") in ("sum", "mean")
         reads, writes = (reads, writes) if is_sum else (reads | {0}, writes | {0})
@@ -191,7 +201,7 @@ def saved(graph: Graph, operator: Operator) -> Saved:
         reads.update(inputs)
         if not operator.is_loss:
             writes.update(range(len(operator.writes)))
-    return Saved(reads=frozenset(reads), writes=frozenset(writes), results=results)
+    return Saved(reads=frozenset(reads), writes=frozenset(writes), results=results, places=places)
 
 
 def _applied_in_steps(operator: Operator) -> tuple[int, bool]:
@@ -205,7 +215,8 @@ def _applied_in_steps(operator: Operator) -> tuple[int, bool]:
         tensors = [operand for operand in step.operands if isinstance(operand, str)]
         if step.function in REDUCTIONS or (tensors and small.issuperset(tensors)):
             small.add(step.result)
-        if step.function in POINTWISE and step.function not in _LINEAR:
+        is_scaled = step.function in ("multiply", "divide") and len(tensors) == 1
+        if step.function in POINTWISE and step.function not in _LINEAR and not is_scaled:
             kept.update([step.result] if step.function in _BY_RESULT else made.intersection(tensors))
         made.add(step.result)
     kept -= small
@@ -298,7 +309,7 @@ def layer_memory(
     weights, gradients, state_bytes, kept, work = (np.zeros(num, dtype=np.int64) for _ in range(5))
     waiting = [np.zeros(num, dtype=np.int64) for _ in range(MAX_LANES)]
     for position, read in enumerate(operator.reads):
-        parts = _parts(operator, read, configurations)
+        parts = held_parts(operator, read, configurations)
         points = _points(parts, num)
         if read.role is Role.PARAMETER:
             if not read.shared or graph.owners[read.shared] == operator.name:
@@ -323,25 +334,25 @@ def layer_memory(
     for output, write in enumerate(operator.writes):
         if operator.is_loss:
             continue
-        points = _points(_parts(operator, write, configurations), num) * types.write_bytes(output)
+        points = _points(held_parts(operator, write, configurations), num) * types.write_bytes(output)
         work = work + points * (1 + is_trained) * (not operator.is_fan_out)
         lane = keeps.lanes.get((operator.name, output), 0)
         kept = kept + points * (((operator.name, output) in keeps.writes) + (lane > MAX_LANES))
         if 0 < lane <= MAX_LANES:
             waiting[lane - 1] = waiting[lane - 1] + points
     if is_trained:
-        results = keeps.saved[operator.name].results
-        points = _points(_parts(operator, operator.writes[0], configurations), num)
-        kept = kept + points * results * types.write_bytes(0)
+        size = keeps.saved[operator.name].results_bytes(types.write_bytes(0))
+        points = _points(held_parts(operator, operator.writes[0], configurations), num)
+        kept = kept + points * size
     for tensor in operator.intermediates:
         access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
-        points = _points(_parts(operator, access, configurations), num) * types.intermediate_bytes(tensor)
+        points = _points(held_parts(operator, access, configurations), num) * types.intermediate_bytes(tensor)
         kept, work = kept + points * tensor.kept * is_trained, work + points * tensor.working
     for exchange in operator.exchanges:
         if isinstance(exchange, AllReduce):
             # A part of the sum beside the whole of it.
             access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
-            points = _points(_parts(operator, access, configurations), num) * types.exchange_bytes(exchange)
+            points = _points(held_parts(operator, access, configurations), num) * types.exchange_bytes(exchange)
             work = work + points * (configurations.product(exchange.over) > 1)
     return LayerMemory(
         weights=weights, gradients=gradients, optimiser=state_bytes, activations=kept, peaks=(work, *waiting)
@@ -480,7 +491,7 @@ def _classes(
         numbers.setdefault(_layout(operator, access, dict(zip(operator.extents, row, strict=True))), len(numbers))
         for row in splits.values.tolist()
     ]
-    points = _points(_parts(operator, access, splits), len(first))
+    points = _points(held_parts(operator, access, splits), len(first))
     return class_of.astype(np.int32), np.array(layouts, dtype=np.int64), points
 
 
@@ -518,11 +529,18 @@ def optimiser_state(name: str) -> "State":
     return OPTIMISER_STATE[name]
 
 
-def _parts(operator: Operator, access: Access, splits: Splits) -> Parts:
+def held_parts(operator: Operator, access: Access, splits: Splits) -> Parts:
+    """Return the parts of a tensor that a device holds under configurations."""
+
     def largest(dim: str, extent: int) -> IntArray:
         return -(-extent // splits.of(dim).astype(np.int64))
 
     return held_extents(operator, access.shape, access.index_map, largest)
+
+
+def held_points(operator: Operator, access: Access, splits: Splits, num_configurations: int) -> IntArray:
+    """Return the [K] points of a tensor that a device holds under configurations."""
+    return _points(held_parts(operator, access, splits), num_configurations)
 
 
 def _points(parts: Parts, num_configurations: int) -> IntArray:

@@ -17,7 +17,6 @@ from pase.sharding.traffic import Phase
 from pase.targets.torch.autocast import as_low, called
 from pase.targets.torch.collectives import Adder
 from pase.targets.torch.layers.points import apply, arrange
-from pase.targets.torch.layers.reductions import mean
 from pase.targets.torch.program import Program
 from pase.targets.torch.tensor import Dim, Tensor, in_float32, in_order, local, one_mesh, resolved, spread
 
@@ -51,8 +50,9 @@ def normalise(
     channels = order.channels
     if channels and {*scale.names, *shift.names} <= {dim.name for dim in channels}:
         return _by_channels(x, scale, shift, channels, epsilon)
-    lower = apply("subtract", x, mean(x, over))
-    return _by_moments(x, (mean(x, over), mean(apply("square", lower), over)), scale, shift, epsilon)
+    names = {dim.name for dim in over}
+    behind = arrange(x, [*(dim for dim in x.dims if dim.name not in names), *over])
+    return arrange(_by_last(behind, scale, shift, over, epsilon), x.dims)
 
 
 def batch_norm(

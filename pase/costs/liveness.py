@@ -1,0 +1,241 @@
+"""What lies in a device's memory when: the peak of a training step, from the turns in which each tensor is needed.
+
+A step has a turn for each layer forward, in the graph's order; two for each backward, in the reverse order, the first
+for functions that a layer applies behind its product; and one for the optimizer. A tensor lies from the turn that makes
+it to the last one that needs it:
+
+- weights, the optimizer's state and the model's inputs always; a weight's gradient from its layer's turn backward on;
+- what a layer writes until its last reader's turn, or, where the backward pass needs it (`pase.costs.memory.keeping`),
+  until the turn of the earliest layer that does;
+- the gradient of what a layer writes from its last reader's turn to its own;
+- what kernels work with in their turn alone: a gradient that is added to others, one that is padded as its window is,
+  the parts of sums that devices exchange, a bucket of weights' gradients that are summed together.
+
+The peak is the most that lies there in any turn.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from pase.costs.memory import Keeping, edge_memory, held_parts, held_points, keeping, optimiser_state
+from pase.graph import ITEMSIZES, Access, AllReduce, Graph, Operator, Role
+from pase.graph.access import Window
+from pase.sharding.edges import table_edges
+from pase.sharding.shards import IndexArray, IntArray, splits_of
+
+BUCKET_BYTES = 25 * 2**20
+"""Weights' gradients are summed in buckets of up to this, which lie beside them while they are."""
+
+
+_BY_PLACES = frozenset({"gather"})
+"""Kinds whose gradient is added to zeros, place by place."""
+
+
+class Span(NamedTuple):
+    """[K] bytes that lie in memory from one turn to another, both included."""
+
+    first: int
+    last: int
+    size: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The turns of a step of a graph, and the last ones that need what its layers make."""
+
+    graph: Graph
+    keeps: Keeping
+
+    @property
+    def update(self) -> int:
+        """The optimizer's turn, the last one."""
+        return 3 * len(self.graph.operators)
+
+    def backward(self, position: int) -> tuple[int, int]:
+        """Return the two turns of a layer in the backward pass."""
+        num_layers = len(self.graph.operators)
+        first = num_layers + 2 * (num_layers - 1 - position)
+        return first, first + 1
+
+    def layer_of(self, turn: int) -> str:
+        """Return the layer whose turn it is, "" for the optimizer's."""
+        num_layers = len(self.graph.operators)
+        if turn == self.update:
+            return ""
+        position = turn if turn < num_layers else num_layers - 1 - (turn - num_layers) // 2
+        return self.graph.operators[position].name
+
+    @cached_property
+    def readers(self) -> Mapping[tuple[str, int], tuple[tuple[str, int], ...]]:
+        """Who reads what is written, by layer and position, and as which of their reads."""
+        found: dict[tuple[str, int], tuple[tuple[str, int], ...]] = {}
+        for edge in self.graph.edges:
+            key = edge.producer, edge.output
+            found[key] = (*found.get(key, ()), (edge.consumer, edge.input))
+        return found
+
+    @cached_property
+    def _needed(self) -> Mapping[tuple[str, int], tuple[int, int, int]]:
+        """For what is written: the last reader forward, the last that has a gradient, the first that keeps it."""
+        graph, saved = self.graph, self.keeps.saved
+        found: dict[tuple[str, int], tuple[int, int, int]] = {}
+        for position, operator in reversed(list(enumerate(graph.operators))):
+            for output in range(len(operator.writes)):
+                last, graded, kept = position, position, len(graph.operators)
+                if output in saved[operator.name].writes and not operator.is_fan_out:
+                    kept = position
+                for name, read in self.readers.get((operator.name, output), ()):
+                    at = graph.index[name]
+                    last = max(last, at)
+                    if graph[name].is_fan_out:
+                        further, more, first = found[name, 0]
+                        last, kept = max(last, further), min(kept, first)
+                        graded = max(graded, more)
+                    elif graph.has_gradient(graph[name], read):
+                        graded = max(graded, at)
+                    if read in saved[name].reads:
+                        kept = min(kept, at)
+                found[operator.name, output] = last, graded, kept
+        return found
+
+    def last_read(self, name: str, output: int) -> int:
+        """Return the turn forward after which nobody reads what a layer writes."""
+        return self._needed[name, output][0]
+
+    def last_gradient(self, name: str, output: int) -> int:
+        """Return the position of the layer that is the first backward to give a gradient of what a layer writes."""
+        return self._needed[name, output][1]
+
+    def first_kept(self, name: str, output: int) -> int:
+        """Return the position of the first layer that needs in the backward pass what a layer writes."""
+        return self._needed[name, output][2]
+
+
+def layer_spans(
+    timeline: Timeline, operator: Operator, splits: IndexArray, *, optimiser: str
+) -> Iterator[Span]:
+    """Yield what lies in memory for a layer under configurations [K, D], and when."""
+    graph, keeps = timeline.graph, timeline.keeps
+    name, position = operator.name, graph.index[operator.name]
+    types, precision = graph.types[name], graph.precision
+    configurations, num = splits_of(operator, splits), len(splits)
+    unsplit = splits_of(operator, np.ones((1, len(operator.extents)), dtype=np.int32))
+    functions, product = timeline.backward(position)
+    is_trained, end = name in graph.trained, timeline.update
+
+    def points(access: Access) -> IntArray:
+        return held_points(operator, access, configurations, num)
+
+    saved, state = keeps.saved[name], optimiser_state(optimiser)
+    applies = is_trained and not operator.is_loss and bool(saved.results or saved.places or saved.writes)
+    for number, read in enumerate(operator.reads):
+        size = points(read)
+        if read.role is Role.PARAMETER:
+            if not read.shared or graph.owners[read.shared] == name:
+                yield Span(0, end, size * precision.itemsize)
+                moments = state(held_parts(operator, read, configurations), num) * ITEMSIZES[precision.moments]
+                masters = size * ITEMSIZES[precision.masters] if precision.masters else 0
+                yield Span(0, end, (moments + masters) * read.is_trained)
+            if read.is_trained and is_trained:
+                yield Span(product, end, size * ITEMSIZES[precision.gradients])
+            if types.is_cast(number):
+                yield Span(position, product, size * types.operand_bytes(number))
+                yield Span(product, product, size * types.operand_bytes(number) * read.is_trained)
+            continue
+        edge = graph.incoming.get((name, number))
+        own = size * types.operand_bytes(number)
+        if edge is None:
+            yield Span(0, end, size * types.read_bytes(number))
+            is_padded = any(isinstance(axis, Window) and axis.pad for axis in read.index_map)
+            if (name, number) in keeps.reads and (is_padded or types.is_cast(number)):
+                yield Span(position, product, own)
+            continue
+        if operator.is_fan_out:
+            if (name, number) in keeps.reads:
+                kept = timeline.first_kept(name, 0)
+                yield Span(timeline.last_read(name, 0) + 1, timeline.backward(kept)[1], own)
+            continue
+        if (name, number) in keeps.reads:
+            first = position if types.is_cast(number) else timeline.last_read(edge.producer, edge.output) + 1
+            yield Span(first, product, own)
+        if graph.has_gradient(operator, number):
+            # A gradient that is added to others lies beside them; one of a padded window is longer than what it is of.
+            is_added = timeline.last_gradient(edge.producer, edge.output) != position
+            own_share = 0 if is_added else prod(read.shape) / int(held_points(operator, read, unsplit, 1)[0])
+            more = size - (size * min(own_share, 1.0)).astype(np.int64)
+            more = more + size * (configurations.product(operator.partial_dims(read)) > 1)
+            more = more + size * (operator.kind in _BY_PLACES)
+            yield Span(product, product, more * types.read_bytes(number))
+            if types.is_cast(number):
+                yield Span(product, product, own)
+    for output, write in enumerate(operator.writes):
+        if operator.is_loss or operator.is_fan_out:
+            continue
+        size = points(write) * types.write_bytes(output)
+        last = timeline.last_read(name, output)
+        if (name, output) in keeps.writes:
+            last = timeline.backward(timeline.first_kept(name, output))[1]
+        yield Span(position, last, size)
+        graded = timeline.last_gradient(name, output)
+        if is_trained and graded > position:
+            yield Span(timeline.backward(graded)[1], functions if applies else product, size)
+        if applies:
+            yield Span(functions, product, size)
+            yield Span(position, functions, points(write) * saved.results_bytes(types.write_bytes(output)))
+    for tensor in operator.intermediates if is_trained else ():
+        access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
+        size = points(access) * types.intermediate_bytes(tensor)
+        yield Span(position, product, size * tensor.kept)
+    for exchange in operator.exchanges:
+        if isinstance(exchange, AllReduce):
+            access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
+            size = points(access) * types.exchange_bytes(exchange) * (configurations.product(exchange.over) > 1)
+            yield Span(position, position, size)
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most bytes that lie in a device's memory, and in which turn: forward, backward or update, of which layer."""
+
+    bytes: int
+    turn: int
+    layer: str
+    phase: str
+
+
+def live_bytes(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str) -> tuple[Timeline, IntArray]:
+    """Return the turns of a step, and the bytes on each device in each of them."""
+    timeline = Timeline(graph, keeping(graph))
+    changes = np.zeros(timeline.update + 2, dtype=np.int64)
+
+    def add(first: int, last: int, size: int) -> None:
+        if last >= first and size:
+            changes[first] += size
+            changes[last + 1] -= size
+
+    rows = [
+        np.array([[split[dim] for dim in operator.extents]], dtype=np.int32)
+        for operator, split in zip(graph.operators, splits, strict=True)
+    ]
+    for operator, row in zip(graph.operators, rows, strict=True):
+        for span in layer_spans(timeline, operator, row, optimiser=optimiser):
+            add(span.first, span.last, int(np.asarray(span.size).reshape(-1)[0]))
+    for edge in table_edges(graph):
+        if (edge.consumer, edge.input) in timeline.keeps.copies:
+            u, v = graph.index[edge.producer], graph.index[edge.consumer]
+            size = int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
+            add(v, timeline.backward(v)[1], size)
+    return timeline, np.cumsum(changes[:-1])
+
+
+def step_peak(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str) -> Peak:
+    """Return the most that lies in a device's memory in a step of a strategy."""
+    timeline, live = live_bytes(graph, splits, optimiser=optimiser)
+    turn = int(live.argmax())
+    phase = "update" if turn == timeline.update else "forward" if turn < len(graph.operators) else "backward"
+    return Peak(bytes=int(live[turn]), turn=turn, layer=timeline.layer_of(turn), phase=phase)
