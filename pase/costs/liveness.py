@@ -53,8 +53,8 @@ class Timeline:
 
     @property
     def update(self) -> int:
-        """The optimizer's turn, the last one."""
-        return 3 * len(self.graph.operators)
+        """The optimizer's turn, the last one; before it the last weights' gradients are brought together."""
+        return 3 * len(self.graph.operators) + 1
 
     def backward(self, position: int) -> tuple[int, int]:
         """Return the two turns of a layer in the backward pass."""
@@ -65,10 +65,16 @@ class Timeline:
     def layer_of(self, turn: int) -> str:
         """Return the layer whose turn it is, "" for the optimizer's."""
         num_layers = len(self.graph.operators)
-        if turn == self.update:
+        if turn >= 3 * num_layers:
             return ""
         position = turn if turn < num_layers else num_layers - 1 - (turn - num_layers) // 2
         return self.graph.operators[position].name
+
+    @cached_property
+    def last_user(self) -> Mapping[str, int]:
+        """The position of the last layer that uses a shared weight, by the weight's name."""
+        layers = enumerate(self.graph.operators)
+        return {access.shared: i for i, operator in layers for access in operator.parameters if access.shared}
 
     @cached_property
     def readers(self) -> Mapping[tuple[str, int], tuple[tuple[str, int], ...]]:
@@ -142,7 +148,9 @@ def layer_spans(
                 masters = size * ITEMSIZES[precision.masters] if precision.masters else 0
                 yield Span(0, end, (moments + masters) * read.is_trained)
             if read.is_trained and is_trained:
-                yield Span(product, end, size * ITEMSIZES[precision.gradients])
+                # Of a shared weight, the first gradient stays, and others are added to it.
+                is_first = not read.shared or timeline.last_user[read.shared] == position
+                yield Span(product, end if is_first else product, size * ITEMSIZES[precision.gradients])
             if types.is_cast(number):
                 yield Span(position, product, size * types.operand_bytes(number))
                 yield Span(product, product, size * types.operand_bytes(number) * read.is_trained)
@@ -225,6 +233,8 @@ def live_bytes(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: 
     for operator, row in zip(graph.operators, rows, strict=True):
         for span in layer_spans(timeline, operator, row, optimiser=optimiser):
             add(span.first, span.last, int(np.asarray(span.size).reshape(-1)[0]))
+    for first, size in _buckets(timeline, rows):
+        add(first, first, size)
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in timeline.keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
@@ -233,9 +243,32 @@ def live_bytes(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: 
     return timeline, np.cumsum(changes[:-1])
 
 
+def _buckets(timeline: Timeline, rows: Sequence[IndexArray]) -> Iterator[tuple[int, int]]:
+    """Yield the turn in which a bucket of weights' gradients is brought together, and its bytes beside these."""
+    graph = timeline.graph
+    itemsize = ITEMSIZES[graph.precision.collectives]
+    filled: dict[int, list[int]] = {}
+    for position in range(len(rows) - 1, -1, -1):
+        operator, row = graph.operators[position], rows[position]
+        configurations = splits_of(operator, row)
+        for read in operator.parameters:
+            parts = {dim: int(configurations.of(dim)[0]) for dim in operator.partial_dims(read)}
+            is_first = not read.shared or graph.owners[read.shared] == operator.name
+            if not (read.is_trained and is_first) or prod(parts.values()) == 1:
+                continue
+            size = int(held_points(operator, read, configurations, 1)[0]) * itemsize
+            bucket = filled.setdefault(prod(parts.values()), [])
+            if sum(bucket) + size > BUCKET_BYTES:
+                if len(bucket) > 1:
+                    yield timeline.backward(position)[1] + 1, sum(bucket)
+                bucket.clear()
+            bucket.append(size)
+    yield from ((timeline.backward(0)[1] + 1, sum(bucket)) for bucket in filled.values() if len(bucket) > 1)
+
+
 def step_peak(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: str) -> Peak:
     """Return the most that lies in a device's memory in a step of a strategy."""
     timeline, live = live_bytes(graph, splits, optimiser=optimiser)
     turn = int(live.argmax())
-    phase = "update" if turn == timeline.update else "forward" if turn < len(graph.operators) else "backward"
+    phase = "forward" if turn < len(graph.operators) else "backward" if turn < timeline.update else "update"
     return Peak(bytes=int(live[turn]), turn=turn, layer=timeline.layer_of(turn), phase=phase)

@@ -1,7 +1,6 @@
 """Functions over dims of a tensor, which may be split: sums, means, maxima, softmax, and later keys left out."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import nn
 from pase.errors import ProgramError
 from pase.sharding.traffic import Phase
 from pase.targets.torch.collectives import Adder
-from pase.targets.torch.layers.points import apply, arrange
+from pase.targets.torch.layers.points import apply
 from pase.targets.torch.tensor import Dim, Tensor, in_float32, local, resolved
 
 
@@ -86,33 +85,58 @@ def least(x: Tensor, over: Sequence[Dim]) -> Tensor:
 
 def softmax(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return exponentials divided by their sum over some dims."""
-    return _normalised(in_float32(x), over, torch.softmax, "divide", lambda x: apply("exp", x))
+    return _normalised(in_float32(x), over, torch.softmax, is_log=False)
 
 
 def log_softmax(x: Tensor, over: Sequence[Dim]) -> Tensor:
     """Return the logarithm of the softmax over some dims."""
-    return _normalised(in_float32(x), over, torch.log_softmax, "subtract", None)
+    return _normalised(in_float32(x), over, torch.log_softmax, is_log=True)
 
 
-def _normalised(x: Tensor, over: Sequence[Dim], kernel: Any, how: str, before: Any) -> Tensor:
-    if not x.mesh.split(dim.name for dim in over):
-        _, places = _reduced(x, over)
-        if len(places) == 1:
-            return local(lambda shard: kernel(shard, dim=places[0]), [x], x.dims)
-    lower = apply("subtract", x, _top(x, over))
-    powers = apply("exp", lower)
-    sums = total(powers, over)
-    if how == "divide":
-        return arrange(apply("divide", powers, sums), x.dims)
-    return arrange(apply("subtract", lower, apply("log", sums)), x.dims)
+def _normalised(x: Tensor, over: Sequence[Dim], kernel: Any, *, is_log: bool) -> Tensor:
+    _, places = _reduced(x, over)
+    if len(places) == 1 and not x.mesh.split(dim.name for dim in over):
+        return local(lambda shard: kernel(shard, dim=places[0]), [x], x.dims)
+    module = SplitSoftmax(places, x.mesh.program.adder(x.mesh, [dim.name for dim in over]), is_log=is_log)
+    return Tensor(value=x.mesh.program.run(module, resolved(x).value, "softmax"), mesh=x.mesh, dims=x.dims)
 
 
-def _top(x: Tensor, over: Sequence[Dim]) -> Tensor:
-    """Return the maximum over some dims, of which no gradient flows back."""
-    x = resolved(x)
-    kept, places = _reduced(x, over)
-    own = Tensor(value=torch.amax(x.value.detach(), places), mesh=x.mesh, dims=tuple(kept))
-    return replace(own, value=x.mesh.program.greatest(own, [dim.name for dim in over]))
+class SplitSoftmax(nn.Module):
+    """The softmax, or its logarithm, over dims of which several ranks may have parts. over: brings these together."""
+
+    def __init__(self, places: Sequence[int], over: Adder, *, is_log: bool) -> None:
+        super().__init__()
+        self.places, self.over, self.is_log = tuple(places), over, is_log
+
+    def forward(self, x: Any) -> Any:
+        """Return the softmax."""
+        return _Softmax.apply(x, self)
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: SplitSoftmax) -> Any:
+        top = module.over.greatest(x.amax(module.places, keepdim=True), Phase.FORWARD)
+        lower = x - top
+        powers = lower.exp()
+        sums = module.over.summed(powers.sum(module.places, keepdim=True), Phase.FORWARD)
+        y = lower.sub_(sums.log()) if module.is_log else powers.div_(sums)
+        ctx.module = module
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any) -> Any:
+        """Return ``dy - softmax · Σ dy`` of a logarithm, else ``softmax · (dy - Σ dy · softmax)``."""
+        (y,) = ctx.saved_tensors
+        module: SplitSoftmax = ctx.module
+        # What a layer exchanges as it computes counts as forward, whatever pass it is of.
+        if module.is_log:
+            sums = module.over.summed(dy.sum(module.places, keepdim=True), Phase.FORWARD)
+            return y.exp().mul_(-sums).add_(dy), None
+        weighted = dy * y
+        sums = module.over.summed(weighted.sum(module.places, keepdim=True), Phase.FORWARD)
+        return weighted.addcmul_(y, sums, value=-1), None
 
 
 def without_later_keys(scores: Tensor, query: Dim, key: Dim) -> Tensor:
