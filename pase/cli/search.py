@@ -195,6 +195,7 @@ def print_plan(plan: Plan, *, shows_all: bool = False) -> None:
     for position, text in enumerate(constraint_texts(plan.constraints)):
         say(f"  {'' if position else 'constraints':<23} {text}")
     say(f"  memory of a device      {_memory(plan)}")
+    say(f"  at its peak             {_peak(plan)}")
     if WITHOUT_LIMIT in plan.baselines:
         free = plan.baselines[WITHOUT_LIMIT]
         dearer = plan.total_cost / free - 1 if free else 0.0
@@ -232,6 +233,14 @@ def _memory(plan: Plan) -> str:
     return f"{size_text(total)}{state}   ({'; '.join(shares)})"
 
 
+def _peak(plan: Plan) -> str:
+    """Return the most that lies in a device's memory at once, and when that is."""
+    peak = plan.peak
+    when = f"{peak.phase} pass" if peak.layer else f"{peak.phase}"
+    where = f" of {short(peak.layer)}" if peak.layer else ""
+    return f"{size_text(peak.bytes)}   (PyTorch; {when}{where})"
+
+
 def _data_parallel_bytes(plan: Plan) -> int:
     splits = data_parallel_splits(plan.graph, plan.num_devices)
     return strategy_memory(plan.graph, splits, optimiser=plan.optimiser).total_bytes
@@ -239,7 +248,7 @@ def _data_parallel_bytes(plan: Plan) -> int:
 
 def _warn_of_memory(plan: Plan) -> None:
     """Say where devices have less memory than the strategy needs."""
-    total, own = plan.memory.total_bytes, plan.machine.device.memory_bytes
+    total, own = plan.peak.bytes, plan.machine.device.memory_bytes
     if total > own:
         hint = "" if plan.device_memory_bytes else "; --memory-per-device machine looks for what fits"
         warn(f"a device needs {size_text(total)}; {plan.machine.device.name} has {size_text(own)}{hint}")

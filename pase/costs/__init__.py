@@ -23,6 +23,7 @@ from pase.costs.build import (
     traffic_of,
     transfer_bytes,
 )
+from pase.costs.liveness import Peak, step_peak
 from pase.costs.memory import (
     DEFAULT_OPTIMISER,
     OPTIMISER_STATE,
@@ -54,6 +55,7 @@ __all__ = [
     "PaperCostModel",
     "PassWork",
     "Pattern",
+    "Peak",
     "Problem",
     "ReadTraits",
     "TimeUpError",
@@ -73,6 +75,7 @@ __all__ = [
     "layer_traffic",
     "memory_tables",
     "signature",
+    "step_peak",
     "strategy_memory",
     "traffic_of",
     "transfer_bytes",

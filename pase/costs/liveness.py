@@ -28,8 +28,14 @@ from pase.graph.access import Window
 from pase.sharding.edges import table_edges
 from pase.sharding.shards import IndexArray, IntArray, splits_of
 
-BUCKET_BYTES = 25 * 2**20
-"""Weights' gradients are summed in buckets of up to this, which lie beside them while they are."""
+BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
+"""Weights' gradients are summed in buckets of up to the first, as `DistributedDataParallel` has it; where all of them
+fill few of those, in an eighth of them, but no less than the second. In one bucket all would wait for the last."""
+
+
+def bucket_limit(total_bytes: int) -> int:
+    """Return how large a bucket of gradients may become, from the bytes of all that are summed."""
+    return min(BUCKET_BYTES, max(SMALL_BUCKET_BYTES, total_bytes // BUCKETS))
 
 
 _BY_PLACES = frozenset({"gather"})
@@ -122,9 +128,7 @@ class Timeline:
         return self._needed[name, output][2]
 
 
-def layer_spans(
-    timeline: Timeline, operator: Operator, splits: IndexArray, *, optimiser: str
-) -> Iterator[Span]:
+def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, optimiser: str) -> Iterator[Span]:
     """Yield what lies in memory for a layer under configurations [K, D], and when."""
     graph, keeps = timeline.graph, timeline.keeps
     name, position = operator.name, graph.index[operator.name]
@@ -247,22 +251,24 @@ def _buckets(timeline: Timeline, rows: Sequence[IndexArray]) -> Iterator[tuple[i
     """Yield the turn in which a bucket of weights' gradients is brought together, and its bytes beside these."""
     graph = timeline.graph
     itemsize = ITEMSIZES[graph.precision.collectives]
-    filled: dict[int, list[int]] = {}
+    summed: list[tuple[int, int, int]] = []
     for position in range(len(rows) - 1, -1, -1):
-        operator, row = graph.operators[position], rows[position]
-        configurations = splits_of(operator, row)
+        operator, configurations = graph.operators[position], splits_of(graph.operators[position], rows[position])
         for read in operator.parameters:
-            parts = {dim: int(configurations.of(dim)[0]) for dim in operator.partial_dims(read)}
             is_first = not read.shared or graph.owners[read.shared] == operator.name
-            if not (read.is_trained and is_first) or prod(parts.values()) == 1:
-                continue
-            size = int(held_points(operator, read, configurations, 1)[0]) * itemsize
-            bucket = filled.setdefault(prod(parts.values()), [])
-            if sum(bucket) + size > BUCKET_BYTES:
-                if len(bucket) > 1:
-                    yield timeline.backward(position)[1] + 1, sum(bucket)
-                bucket.clear()
-            bucket.append(size)
+            parts = int(configurations.product(operator.partial_dims(read))[0])
+            if read.is_trained and is_first and parts > 1:
+                points = int(held_points(operator, read, configurations, 1)[0])
+                summed.append((position, parts, points * itemsize))
+    limit = bucket_limit(sum(size for *_, size in summed))
+    filled: dict[int, list[int]] = {}
+    for position, parts, size in summed:
+        bucket = filled.setdefault(parts, [])
+        if sum(bucket) + size > limit:
+            if len(bucket) > 1:
+                yield timeline.backward(position)[1] + 1, sum(bucket)
+            bucket.clear()
+        bucket.append(size)
     yield from ((timeline.backward(0)[1] + 1, sum(bucket)) for bucket in filled.values() if len(bucket) > 1)
 
 

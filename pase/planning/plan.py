@@ -11,7 +11,7 @@ from pase.common.documents import StrPath
 from pase.common.frozen import FrozenDict
 from pase.common.names import short
 from pase.common.quantities import quantity
-from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, device_memory
+from pase.costs import DEFAULT_OPTIMISER, DeviceMemory, Peak, device_memory, step_peak
 from pase.errors import PlanError
 from pase.graph import Graph, Precision
 from pase.machine import Machine
@@ -155,6 +155,11 @@ class Plan:
         """How much of the layers' `hideable_cost` is hidden, 0 to 1: of a layer it is this share of its own."""
         hideable = sum(layer.hideable_cost or 0.0 for layer in self.layers)
         return self.hidden_cost / hideable if hideable else 0.0
+
+    @cached_property
+    def peak(self) -> Peak:
+        """The most that lies in a device's memory at once as PyTorch runs a step, and when that is."""
+        return step_peak(self.graph, [layer.splits for layer in self.layers], optimiser=self.optimiser)
 
     @cached_property
     def memory(self) -> DeviceMemory:

@@ -50,6 +50,12 @@ TIME_WITHOUT_TABLES_S = 1.0
 WITHOUT_LIMIT = "without_memory_limit"
 """Among a plan's baselines: the cheapest strategy where memory is no matter."""
 
+FITTING_MODELS = frozenset({"step"})
+"""Cost models under which a strategy is to fit the machine's devices although no limit is told."""
+
+RESERVED_SHARE = 0.1
+"""Of a device's memory: what is left to the framework, its kernels' workspaces and what lies unused between tensors."""
+
 PROOF = 1e-12
 """Costs that differ by no more than this part of them are the same sum in another order."""
 
@@ -149,7 +155,15 @@ def search(
             on_progress=on_progress,
         )
         time_s = perf_counter() - start_s
-        return finished(problem, cut(solution), time_s=time_s, constraints=options.constraints)
+        plan = finished(problem, cut(solution), time_s=time_s, constraints=options.constraints)
+        available = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
+        if options.cost_model not in FITTING_MODELS or not available or plan.peak.bytes <= available:
+            return plan
+        try:
+            return search(graph, devices, machine=machine, options=replace(options, device_memory_bytes=available))
+        except MemoryLimitError:
+            # Nothing is known to fit: the cheapest of all says so itself.
+            return plan
     try:
         limited = search_within(
             problem,

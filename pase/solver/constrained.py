@@ -152,8 +152,9 @@ class ConstrainedProblem:
         return self._with_costs(lambda costs, usage: costs + price * usage)
 
     def usage_alone(self) -> CostTables:
-        """Return tables whose costs are the usage, infinite where a cost is."""
-        return self._with_costs(lambda costs, usage: np.where(np.isfinite(costs), usage, np.inf))
+        """Return tables whose costs are the usage, infinite where a cost is; nothing of it hides."""
+        alone = replace(self, tables=replace(self.tables, hiding=None))
+        return alone._with_costs(lambda costs, usage: np.where(np.isfinite(costs), usage, np.inf))
 
     def with_alone(self, vertex: int, keep: Mask) -> "ConstrainedProblem":
         """Return the problem in which a vertex has some of its configurations alone; numbers stay as they are."""

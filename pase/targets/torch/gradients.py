@@ -14,15 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pase.costs.liveness import bucket_limit
 from pase.targets.torch.collectives import Group, Groups, Traffic, ring_bytes
 from pase.targets.torch.launch import naming_lost_ranks
 from pase.targets.torch.parameters import receive
 from pase.targets.torch.program import WeightSum
-
-BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
-"""How large a bucket may become before the next one is begun: as `DistributedDataParallel` has it, and of a model whose
-gradients fill few of those an eighth of them, but no less than the second. In one bucket all would wait for the last.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +65,7 @@ class Gradients:
         summed = [
             entry for entry in entries if entry.parameter.requires_grad and len(groups.of(entry.sum.groups).ranks) > 1
         ]
-        limit = min(BUCKET_BYTES, max(SMALL_BUCKET_BYTES, sum(map(_bytes, summed)) // BUCKETS))
+        limit = bucket_limit(sum(map(_bytes, summed)))
         # The last layers' gradients come first.
         open_buckets: dict[Any, _Bucket] = {}
         for entry in reversed(summed):

@@ -300,6 +300,9 @@ def _plan(
         "memory": {
             **asdict(plan.memory),
             "total_bytes": plan.memory.total_bytes,
+            "peak_bytes": plan.peak.bytes,
+            "peak_layer": plan.peak.layer,
+            "peak_phase": plan.peak.phase,
             "limit_bytes": plan.device_memory_bytes,
             "optimiser": plan.optimiser,
         },
