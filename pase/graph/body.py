@@ -63,7 +63,7 @@ FUNCTIONS: Mapping[str, tuple[int, int]] = MappingProxyType(
     dict(POINTWISE)
     | dict.fromkeys((*REDUCTIONS, "softmax", "log_softmax", "causal", "pool", "padded", "piece", "copy"), (1, 1))
     | dict.fromkeys(("convolve", "convolve_transposed", "embedding", "pick", "softmax_loss"), (2, 2))
-    | {"attention": (3, 3), "batch_norm": (5, 5), "normalise": (3, 5)}
+    | {"attention": (3, 3), "batch_norm": (5, 5), "masked_attention": (3, 64), "normalise": (3, 5)}
     | {"einsum": (2, 8), "concat": (1, 1 << 20), "dropout": (1, 1), "fan_out": (1, 1), "lstm": (4, 4)}
     | {"recurrent": (3, 1 << 20), "cast": (1, 1), "grouped": (3, 3), "source": (1, 64), "whole": (1, 1)}
     | {"cut": (1, 1), "join": (1, 1 << 20), "keep": (2, 2), "repeat": (1, 1), "rows": (2, 2), "view": (1, 1)}
@@ -77,6 +77,7 @@ _NUM_DIMS: Mapping[str, tuple[int, int]] = MappingProxyType(
         "cut": (2, 2),
         "convolve_transposed": (3, 9),
         "grouped": (4, 4),
+        "masked_attention": (3, 64),
         "pick": (1, 1),
         "rows": (1, 1),
         "softmax_loss": (1, 64),
@@ -96,6 +97,7 @@ OPTIONS: Mapping[str, Mapping[str, type | tuple[Option, ...]]] = MappingProxyTyp
         "convolve_transposed": {"strides": tuple, "dilations": tuple, "pads": tuple, "backwards": bool},
         "batch_norm": {"epsilon": float, "momentum": float, "factor": float},
         "keep": {"momentum": float, "initial": float},
+        "masked_attention": {"truths": int, "causal": bool, "scale": float},
         "dropout": {"rate": float},
         "normalise": {"epsilon": float},
         "cut": {"start": int, "step": int},
@@ -125,7 +127,10 @@ class Step:
     last point is the first of the window.
 
     Functions that frameworks have kernels for, defined by `elementary`: "attention" of queries, keys and values, its
-    `dims` the batch, the heads, the queries, the keys and the features; "normalise": a tensor without its mean, by its
+    `dims` the batch, the heads, the queries, the keys and the features; "masked_attention" likewise, with masks of the
+    scores behind the values: first `truths` that say which scores count, then numbers that are added to them; its
+    `dims` any of the batch and the heads, of which keys and values may lack some (several heads of queries read one of
+    these), the queries, the keys and the features of the values; "normalise": a tensor without its mean, by its
     deviation, over `dims`, times the second operand, plus the third (numbers where the source has none), by a mean and
     a variance that an earlier step made of it where they are named; "softmax_loss" of logits and labels, its `dims`
     those of the points and then the classes. Others: "dropout", whose points are numbered row-major over `dims`;
@@ -359,6 +364,25 @@ def _attention(written: _Elementary, step: Step) -> None:
     written.add(step, "einsum", softmax, values, dims=(batch, query, heads, feature), is_result=True)
 
 
+MASKED = -1e30
+"""What is added to a score of which a softmax is to make nothing; where it is to all of a row, their mean is taken."""
+
+
+def _masked_attention(written: _Elementary, step: Step) -> None:
+    queries, keys, values, *masks = step.operands
+    *over, query, key, feature = step.dims
+    scores = written.add(step, "einsum", queries, keys, dims=(*over, query, key))
+    scores = written.add(step, "multiply", scores, float(step.option("scale", 1.0)))
+    truths = step.option("truths", 0)
+    masks[:truths] = (written.add(step, "where", mask, 0.0, MASKED) for mask in masks[:truths])
+    for mask in masks:
+        scores = written.add(step, "add", scores, mask)
+    if step.option("causal", False):
+        scores = written.add(step, "causal", scores, dims=(query, key))
+    softmax = written.add(step, "softmax", scores, dims=(key,))
+    written.add(step, "einsum", softmax, values, dims=(*over, query, feature), is_result=True)
+
+
 def _softmax_loss(written: _Elementary, step: Step) -> None:
     logits, labels = step.operands
     *points, classes = step.dims
@@ -384,6 +408,7 @@ _DEFINITIONS: Mapping[str, Callable[[_Elementary, Step], None]] = MappingProxyTy
         "batch_norm": _batch_norm,
         "cast": _cast,
         "dropout": _dropout,
+        "masked_attention": _masked_attention,
         "normalise": _normalise,
         "softmax_loss": _softmax_loss,
     }

@@ -130,7 +130,9 @@ IN_FLOAT32 = frozenset(
 )
 """Functions that mixed policies compute in float32."""
 
-PRODUCTS = frozenset({"attention", "convolve", "convolve_transposed", "einsum", "grouped", "lstm", "recurrent"})
+PRODUCTS = frozenset(
+    {"attention", "convolve", "convolve_transposed", "einsum", "grouped", "lstm", "masked_attention", "recurrent"}
+)
 """Functions that multiply and add, in the low type of a mixed policy."""
 
 _SAME_AS_FIRST = frozenset({"embedding", "pick", "rows"})

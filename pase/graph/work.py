@@ -12,7 +12,7 @@ from types import MappingProxyType
 from pase.common.names import short
 from pase.errors import GraphError
 from pase.graph.access import Access, Role, SliceOf, Window, axis_dims
-from pase.graph.body import COMPARISONS, MOVES, POINTWISE, REDUCTIONS, Body, Step, verify_body
+from pase.graph.body import COMPARISONS, MOVES, POINTWISE, REDUCTIONS, Body, Step, elementary, verify_body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ def work_of_body(
         # It is told where the operator is verified, as everything that is wrong with it.
         return ()
     counted = _Counted(body, extents, reads, writes)
-    for step in body.steps:
+    for step in _told_apart(body):
         operands = [counted.known[x] if isinstance(x, str) else _NUMBER for x in step.operands]
         every = _joined(operands)
         if step.function in POINTWISE:
@@ -87,6 +87,14 @@ def work_of_body(
         origins = () if step.function in COMPARISONS else every.origins
         counted.known[step.result] = _Tensor(tuple(dict.fromkeys(dims)), origins, every.is_weight)
     return tuple(counted.works)
+
+
+def _told_apart(body: Body) -> Iterable[Step]:
+    """Yield the steps of a body, elementary ones in place of attention with masks."""
+    for step in body.steps:
+        yield from (
+            elementary(Body(steps=(step,)), trains=True).steps if step.function == "masked_attention" else (step,)
+        )
 
 
 @dataclass(frozen=True, slots=True)

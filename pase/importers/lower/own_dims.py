@@ -17,6 +17,10 @@ _LISTED = frozenset({"einsum", "repeat"})
 """Functions whose results have the dims that they list, no others."""
 
 
+_ATTENTION = "masked_attention"
+"""The function whose last dims are told apart by their places: the queries, the keys and the features."""
+
+
 class _TakenApartError(Exception):
     """What stands for some dims of the operator is used in part, or beside what stands for them, too."""
 
@@ -153,6 +157,7 @@ class _Rewriting:
         else:
             present = present | listed
             made = listed if step.function in _LISTED else present - (listed if step.function in REDUCTIONS else set())
+            made = listed - {step.dims[-2]} if step.function == _ATTENTION else made
         self.dims[step.result] = made
         found = Counter(present & self.own)
         for group, own in self.groups.items():
@@ -205,6 +210,11 @@ class _Rewriting:
             return [replace(step, operands=operands, dims=(*own, *made), options=options)]
         if step.function in _OF_ANY_DIMS:
             return [replace(step, operands=operands, dims=self._named(tuple(map(self._first, step.dims))))]
+        if step.function == _ATTENTION:
+            dims = tuple(map(self._first, step.dims))
+            last = [self._named((dim,)) for dim in dims[-3:]]
+            if all(len(own) == 1 for own in last):
+                return [replace(step, operands=operands, dims=(*self._named(dims[:-3]), *(own for (own,) in last)))]
         layouts = step.option("layouts", "")
         named = [dim.name for dim in self.body.inner if f'"{dim.name}"' in layouts]
         self._check_none([*step.dims, *named])

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import prod, sqrt
 from types import MappingProxyType
 
-from pase.graph.body import POINTWISE, REDUCTIONS, Operand
+from pase.graph.body import MASKED, POINTWISE, REDUCTIONS, Operand, Option
 from pase.importers.ir import Node, ops
 from pase.importers.lower.builder import (
     Atom,
@@ -262,6 +262,9 @@ def attention(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
         name = sheet.step("attention", [q.operand, k.operand, v.operand], order, causal=op.is_causal, scale=scale)
         return TensorRef(operand=name, shape=q.shape, axes=q.axes)
     k, v = (_with_heads(known, q.axes[1]) for known in (k, v))
+    fused = _masked_attention(sheet, (q, k, v), masks, causal=op.is_causal, scale=scale)
+    if fused is not None:
+        return fused
     scores = _product(sheet, (q, k), ("bhsk", "bhtk"), "bhst")
     name = sheet.step("multiply", [scores.operand, scale])
     assert scores.axes is not None
@@ -270,7 +273,7 @@ def attention(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
         assert own.axes is not None
         broadcast_axes(scores.axes, own.shape)
         is_truth = own.is_truth
-        name = sheet.step("where", [own.operand, name, _MASKED]) if is_truth else sheet.step("add", [name, own.operand])
+        name = sheet.step("where", [own.operand, name, MASKED]) if is_truth else sheet.step("add", [name, own.operand])
     if op.is_causal:
         order = _named(scores.axes[2] + scores.axes[3])
         if len(scores.axes[2]) != 1 or len(scores.axes[3]) != 1:
@@ -281,8 +284,37 @@ def attention(sheet: BodyBuilder, node: Node, inputs: Sequence[TensorRef]) -> Te
     return _product(sheet, (weights, v), ("bhst", "bhte"), "bhse")
 
 
-_MASKED = -1e30
-"""A score that a softmax makes nothing of."""
+def _masked_attention(
+    sheet: BodyBuilder, tensors: Sequence[TensorRef], masks: Sequence[TensorRef], *, causal: bool, scale: float
+) -> TensorRef | None:
+    """Return attention as one step; None where its queries, its keys or its features are not one dim each."""
+    found: dict[str, Axis] = {}
+    for known, letters in zip(tensors, ("bhsk", "bhtk", "bhte"), strict=True):
+        assert known.axes is not None
+        for letter, axis in zip(letters, known.axes, strict=True):
+            found[letter] = sheet.together(found.get(letter, axis), axis)
+    used = names(flat(tuple(found[letter] for letter in "bhstk")))
+    is_named = all(atom.name for axis in found.values() for atom in axis)
+    if not is_named or any(len(found[letter]) != 1 for letter in "stke") or len({*used}) < len(used):
+        return None
+    q, k, v = (
+        sheet.laid(known, tuple(found[letter] for letter in letters))
+        for known, letters in zip(tensors, ("bhsk", "bhtk", "bhte"), strict=True)
+    )
+    scores = tuple(found[letter] for letter in "bhst")
+    laid = [sheet.laid(mask, scores) for mask in masks]
+    for own in laid:
+        assert own.axes is not None
+        broadcast_axes(scores, own.shape)
+    truths = [own.operand for own in laid if own.is_truth]
+    added = [own.operand for own in laid if not own.is_truth]
+    told: dict[str, Option] = {"truths": len(truths)} if truths else {}
+    told |= {"causal": True} if causal else {}
+    dims = names(flat((*scores, found["e"])))
+    operands = [q.operand, k.operand, v.operand, *truths, *added]
+    name = sheet.step("masked_attention", operands, dims, **told, scale=scale)
+    axes = (*scores[:3], found["e"])
+    return TensorRef(operand=name, shape=tuple(prod(atom.extent for atom in axis) for axis in axes), axes=axes)
 
 
 def _with_heads(known: TensorRef, heads: Axis) -> TensorRef:

@@ -42,6 +42,9 @@ _CALLED: Mapping[tuple[str, str], str] = MappingProxyType(
         ("convolve", "w"): "filters",
         ("convolve_transposed", "w"): "filters",
         ("einsum", "w"): "weights",
+        ("masked_attention", "k"): "keys",
+        ("masked_attention", "q"): "queries",
+        ("masked_attention", "v"): "values",
         ("softmax_loss", "labels"): "targets",
     }
 )

@@ -391,6 +391,17 @@ def _attention(step: Step, operands: tuple[Expression, ...], block: Written) -> 
     return called(code("attention"), (*tensors, scale, *causal), orders[0])
 
 
+def _masked_attention(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
+    *over, query, key, feature = step.dims
+    out, truths = (*over, query, feature), step.option("truths", 0)
+    texts, masks = [x.text for x in operands[:3]], [x.text for x in operands[3:]]
+    told = [code("masks=[{}]", masks[:truths])] if truths else []
+    told += [code("biases=[{}]", masks[truths:])] if masks[truths:] else []
+    told += [code("scale={}", float(step.option("scale", 1.0)))]
+    told += [code("causal=True")] if step.option("causal", False) else []
+    return called(code("masked_attention"), (*texts, block.listed(out), block.dims[key], *told), out)
+
+
 def _normalise(step: Step, operands: tuple[Expression, ...], block: Written) -> Expression:
     tensors, moments = [x.text for x in operands[:3]], [x.text for x in operands[3:]]
     told = [code("epsilon={}", float(step.option("epsilon", 0.0)))]
@@ -492,6 +503,7 @@ _WRITTEN: Mapping[str, Callable[[Step, tuple[Expression, ...], Written], Express
         "grouped": _grouped,
         "join": _join,
         "lstm": _lstm,
+        "masked_attention": _masked_attention,
         "normalise": _normalise,
         "padded": _padded,
         "pick": _pick,
@@ -552,6 +564,15 @@ def _attention_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
     return f"softmax({texts[0]} {texts[1]} · {float(step.option('scale', 1.0)):.4g}{causal}) {texts[2]}"
 
 
+def _masked_attention_formula(_: Operator, step: Step, texts: Sequence[str]) -> str:
+    q, k, v, *masks = texts
+    truths = step.option("truths", 0)
+    where = "".join(f", where {mask}" for mask in masks[:truths])
+    causal = f", no later {step.dims[-2]}" if step.option("causal", False) else ""
+    scores = " + ".join((f"{q} {k} · {float(step.option('scale', 1.0)):.4g}", *masks[truths:]))
+    return f"softmax({scores}{where}{causal}) {v}"
+
+
 def _pool_formula(operator: Operator, step: Step, _: Sequence[str]) -> str:
     windows = (axis for access in operator.reads for axis in access.index_map if isinstance(axis, Window))
     sizes = " x ".join(str(operator.extents[window.kernel]) for window in windows)
@@ -579,6 +600,7 @@ _FORMULAS: Mapping[str, Callable[[Operator, Step, Sequence[str]], str]] = Mappin
         "embedding": lambda _, step, texts: f"{step.operands[0]}[{texts[1]}]",
         "fan_out": lambda _, __, texts: f"{texts[0]} for several layers",
         "lstm": _lstm_formula,
+        "masked_attention": _masked_attention_formula,
         "normalise": lambda _, __, texts: f"normal({texts[0]}) {texts[1]} + {texts[2]}",
         "pool": _pool_formula,
         "recurrent": _recurrent_formula,

@@ -34,8 +34,8 @@ def _alone(num_devices: int) -> tuple[Text, ...]:
 TORCH = Target(
     name="torch",
     module=code("pase.targets.torch.layers"),
-    layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "source"))),
-    kernels=KERNELS | OWN | {"batch_norm"},
+    layers=tuple(sorted((*LAYERS, "batch_norm", "cast", "grouped", "masked_attention", "source"))),
+    kernels=KERNELS | OWN | {"batch_norm", "masked_attention"},
     words=("Tensor",),
     loss=Form(
         title="a training program for PyTorch",

@@ -1,7 +1,7 @@
 """Layers of programs: what their steps are written as. Dims are told by their names, whatever their order."""
 
 from pase.sharding.named_dims import window
-from pase.targets.torch.layers.attention import attention
+from pase.targets.torch.layers.attention import attention, masked_attention
 from pase.targets.torch.layers.contraction import lookup, pick, product
 from pase.targets.torch.layers.loss import softmax_loss
 from pase.targets.torch.layers.movement import concat, dims, padded, piece
@@ -44,6 +44,7 @@ __all__ = [
     "log_softmax",
     "lookup",
     "lstm",
+    "masked_attention",
     "mean",
     "normalise",
     "padded",

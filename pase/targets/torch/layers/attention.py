@@ -1,14 +1,17 @@
-"""`attention`: scaled dot-product attention; batch, heads, queries, keys and features may all be split."""
+"""Scaled dot-product attention: batch, heads, queries, keys and features may all be split."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from pase.graph.body import MASKED
 from pase.targets.torch.layers.contraction import product
-from pase.targets.torch.layers.points import apply
+from pase.targets.torch.layers.points import apply, arrange
 from pase.targets.torch.layers.reductions import softmax, without_later_keys
-from pase.targets.torch.tensor import Tensor, local
+from pase.targets.torch.tensor import Dim, Tensor, in_order, local, shaped
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, causal: bool = False) -> Tensor:
@@ -18,24 +21,115 @@ def attention(queries: Tensor, keys: Tensor, values: Tensor, *, scale: float, ca
     PyTorch's own kernel, where a rank has all keys and features of its queries.
     """
     batch, query, heads, feature = queries.dims
-    key = keys.dims[1]
+    out = [batch, heads, query, feature]
+    return arrange(masked_attention(queries, keys, values, out, keys.dims[1], scale=scale, causal=causal), queries.dims)
+
+
+def masked_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Sequence[Dim],
+    key: Dim,
+    *,
+    masks: Sequence[Tensor] = (),
+    biases: Sequence[Tensor] = (),
+    scale: float,
+    causal: bool = False,
+) -> Tensor:
+    """Return attention whose scores are masked, or of several heads of queries to one of keys and values.
+
+    PyTorch's own kernel, where a rank has all keys and features of its queries: it gets masks with the dims that they
+    have, one point for the heads or the batch that they lack.
+
+    Args:
+        queries: of the dims of `out`, but for the features.
+        keys: of these dims, but for the queries; they may lack some of the heads or of the batch.
+        values: likewise.
+        out: the dims of the result: the batch and the heads, the queries, the features of the values.
+        key: the dim of the keys.
+        masks: 0 where a query attends to no key; a row of these alone takes the mean of its values.
+        biases: added to the scores.
+        scale: of the scores, before the biases.
+        causal: whether no query attends to a later key.
+    """
+    *over, query, feature = out
     mesh = queries.mesh
-    if mesh.split((key.name, feature.name)):
-        scores = apply("multiply", product(queries, keys, [batch, heads, query, key]), scale)
+    features = [dim.name for dim in queries.dims if dim not in over and dim != query]
+    added = [*(_addend(mask, is_truth=True) for mask in masks), *(_addend(bias) for bias in biases)]
+    if mesh.split((key.name, *features)):
+        scores = apply("multiply", product(queries, keys, [*over, query, key]), scale)
+        for addend in added:
+            scores = arrange(scores + addend, scores.dims)
         scores = without_later_keys(scores, query, key) if causal else scores
-        return product(softmax(scores, [key]), values, list(queries.dims))
-    is_split = bool(mesh.split((query.name,)))
-    first, num_queries = mesh.begin(query), mesh.part(query)
+        return product(softmax(scores, [key]), values, list(out))
+    batch, heads, groups = _parted(over, keys, values, added)
+    before = (batch, (*heads, *groups))
+    is_grouped = bool(groups) and not added
+    size = mesh.part
+    summed = [dim for dim in queries.dims if dim.name in features]
 
-    def compute(q: Any, k: Any, v: Any) -> Any:
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        mask = None
-        if causal and is_split:
-            own = torch.arange(first, first + num_queries, device=q.device).unsqueeze(-1)
-            mask = own >= torch.arange(key.size, device=q.device)
-        y = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal and not is_split, scale=scale
+    def four(shard: Any, x: Tensor, *last: Sequence[Dim], is_shared: bool = False) -> Any:
+        """Return a shard as [batch, heads, …], with one head for each group where they share them."""
+        dims = (batch, heads if is_shared else before[1], *last)
+        flat = [dim for part in dims for dim in part]
+        shard = in_order(shard, x, flat, keeps_rank=True)
+        own = [size(dim) if dim in x.dims else 1 for dim in flat]
+        # What has one of several dims that are one for the kernel has all of these.
+        wanted = [size(dim) if set(part) & set(x.dims) else 1 for part in dims for dim in part]
+        shard = shard if own == wanted else shard.expand(wanted)
+        ends = [prod(size(dim) for dim in part) if set(part) & set(x.dims) else 1 for part in dims]
+        return shaped(shard, wanted, ends)
+
+    def compute(q: Any, k: Any, v: Any, *shards: Any) -> Any:
+        mask = _causal(q, mesh.begin(query), size(query), key.size) if causal and is_masked else None
+        for shard, x in zip(shards, added, strict=True):
+            own = four(shard, x, [query], [key])
+            mask = own if mask is None else mask + own
+        q = four(q, queries, [query], summed)
+        k, v = (
+            four(k, keys, [key], summed, is_shared=is_grouped),
+            four(v, values, [key], [feature], is_shared=is_grouped),
         )
-        return y.transpose(1, 2)
+        y = functional.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if mask is None else mask.type_as(q),
+            is_causal=causal and not is_masked,
+            scale=scale,
+            enable_gqa=is_grouped,
+        )
+        return y.reshape([size(dim) for part in before for dim in part] + [size(query), size(feature)])
 
-    return local(compute, [queries, keys, values], queries.dims)
+    is_masked = bool(added or mesh.split((query.name,)))
+    found = local(compute, [queries, keys, values, *added], [*before[0], *before[1], query, feature])
+    return arrange(found, out)
+
+
+def _addend(mask: Tensor, *, is_truth: bool = False) -> Tensor:
+    """Return what is added to scores: no less than what the type of products has."""
+    low = mask.mesh.program.low
+    lowest = max(MASKED, torch.finfo(getattr(torch, low)).min) if low else MASKED
+    if is_truth:
+        return local(lambda shard: torch.where(shard != 0, 0.0, lowest), [mask], mask.dims)
+    return local(lambda shard: shard.clamp(min=lowest), [mask], mask.dims) if low else mask
+
+
+def _parted(
+    over: Sequence[Dim], keys: Tensor, values: Tensor, masks: Sequence[Tensor]
+) -> tuple[list[Dim], list[Dim], list[Dim]]:
+    """Return the dims of batch and heads: those that are a batch to the kernel, heads, and groups that share a head."""
+    groups = [dim for dim in over if dim not in keys.dims and dim not in values.dims]
+    own = [dim for dim in over if dim not in groups]
+    first = max(len(own) - 1, 0)
+    # Masks that lack heads have one point for all of them.
+    while first > 1 and not any(dim in mask.dims for mask in masks for dim in own[first - 1 :]):
+        first -= 1
+    return own[:first], own[first:], groups
+
+
+def _causal(like: Any, first: int, num_queries: int, num_keys: int) -> Any:
+    """Return what is added to the scores of so many queries, from the first one on, so that none takes a later key."""
+    own = torch.arange(first, first + num_queries, device=like.device).unsqueeze(-1)
+    return torch.where(own >= torch.arange(num_keys, device=like.device), 0.0, float("-inf"))
