@@ -9,7 +9,8 @@ it to the last one that needs it:
   until the turn of the earliest layer that does;
 - the gradient of what a layer writes from its last reader's turn to its own;
 - what kernels work with in their turn alone: a gradient that is added to others, one that is padded as its window is,
-  the parts of sums that devices exchange, a bucket of weights' gradients that are summed together.
+  the parts of sums that devices exchange, a bucket of weights' gradients that are summed together, what the optimizer
+  makes of the largest weight.
 
 The peak is the most that lies there in any turn.
 """
@@ -31,6 +32,10 @@ from pase.sharding.shards import IndexArray, IntArray, splits_of
 BUCKET_BYTES, SMALL_BUCKET_BYTES, BUCKETS = 25 * 2**20, 2**18, 8
 """Weights' gradients are summed in buckets of up to the first, as `DistributedDataParallel` has it; where all of them
 fill few of those, in an eighth of them, but no less than the second. In one bucket all would wait for the last."""
+
+
+_UPDATE_TENSORS = {"adam": 2, "adamw": 2, "adafactor": 2}
+"""How many tensors as large as a weight an optimizer works with beside it, weight by weight."""
 
 
 def bucket_limit(total_bytes: int) -> int:
@@ -239,12 +244,24 @@ def live_bytes(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: 
             add(span.first, span.last, int(np.asarray(span.size).reshape(-1)[0]))
     for first, size in _buckets(timeline, rows):
         add(first, first, size)
+    add(timeline.update, timeline.update, _UPDATE_TENSORS.get(optimiser, 0) * _largest_weight(graph, rows))
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in timeline.keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
             size = int(edge_memory(graph, edge, rows[u], rows[v]).cost(0, 0))
             add(v, timeline.backward(v)[1], size)
     return timeline, np.cumsum(changes[:-1])
+
+
+def _largest_weight(graph: Graph, rows: Sequence[IndexArray]) -> int:
+    """Return the bytes of the largest part of a trained weight that a device holds."""
+    sizes = [
+        int(held_points(operator, read, splits_of(operator, row), 1)[0])
+        for operator, row in zip(graph.operators, rows, strict=True)
+        for read in operator.parameters
+        if read.is_trained
+    ]
+    return max(sizes, default=0) * graph.precision.itemsize
 
 
 def _buckets(timeline: Timeline, rows: Sequence[IndexArray]) -> Iterator[tuple[int, int]]:

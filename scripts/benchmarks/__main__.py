@@ -12,6 +12,7 @@ BENCHMARKS = {
     "search": "whole-process time of `pase search` (docs/benchmarks.md)",
     "levels": "strategies for machines with and without levels (docs/machines.md)",
     "step": "what hides behind the backward pass, and what that changes (docs/step.md)",
+    "peak": "the peak of a step beside what PyTorch's tracker of memory counts (docs/memory.md)",
     "kernels": "steps of one process beside their prediction by timed kernels (docs/kernels.md)",
     "published": "steps that others measured beside their prediction (docs/published.md)",
     "growth": "time against devices and layers (docs/benchmarks.md)",

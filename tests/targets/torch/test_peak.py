@@ -1,0 +1,91 @@
+"""The peak of a training step as predicted, beside what PyTorch's allocator hands out and takes back."""
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pase
+from pase.targets.torch.parallel import parallelize
+from tests.targets.torch.ranks import Pool
+
+
+class Encoder(nn.Module):
+    """Two of PyTorch's encoder layers, and a class for each text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
+        self.words, self.layers = nn.Embedding(50, 64), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, words: Any, labels: Any) -> Any:
+        return functional.cross_entropy(self.head(self.layers(self.words(words)).mean(1)), labels)
+
+
+class Funnel(nn.Module):
+    """Products with functions behind them, narrower and narrower: gradients of the last weights are the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(96, 128), nn.Linear(128, 384), nn.Linear(384, 10)
+        self.norm = nn.LayerNorm(384)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        y = functional.gelu(self.first(x)).tanh()
+        return functional.cross_entropy(self.third(self.norm(functional.silu(self.second(y)))), labels)
+
+
+def _batch(name: str) -> dict[str, Any]:
+    labels = torch.zeros(32, dtype=torch.long)
+    return {"words": torch.ones(32, 24, dtype=torch.long)} | {"labels": labels} if name == "encoder" else {
+        "x": torch.randn(32, 96), "labels": labels
+    }  # fmt: skip
+
+
+MODULES = {"encoder": Encoder, "funnel": Funnel}
+
+
+def _allocated(_rank: int, _world: int, name: str, plan: pase.Plan, optimizer: str) -> int:
+    """Return what lies in memory before a second step, and the most that is allocated in it."""
+    torch.manual_seed(0)
+    batch = _batch(name)
+    module = parallelize((MODULES[name](), batch), plan)
+    made: dict[str, Any] = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    stepper = made[optimizer](module.parameters(), lr=0.1, foreach=False)
+
+    def step() -> None:
+        module(**batch).backward()
+        stepper.step()
+        stepper.zero_grad()
+
+    step()
+    state = [value for of in stepper.state.values() for value in of.values()]
+    before = sum(tensor.nbytes for tensor in (*module.parameters(), *batch.values(), *state))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
+        step()
+    assert profiled.profiler is not None
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return before + max(accumulate(changes))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", MODULES)
+def test_the_peak_is_what_the_allocator_reaches(ranks: Pool, name: str, optimizer: str) -> None:
+    plan = pase.evaluate(pase.load((MODULES[name](), _batch(name))), "data_parallel", 1, optimiser=optimizer)
+    (found,) = ranks.run(_allocated, name, plan, optimizer, world=1)
+    assert plan.peak.bytes == pytest.approx(found, rel=0.03)
+    assert plan.peak.bytes < plan.memory.total_bytes
+
+
+def test_what_layers_keep_and_weights_gradients_do_not_all_lie_there_at_once() -> None:
+    """AlexNet's early layers keep much and have few weights, its late ones the reverse."""
+    plan = pase.search("alexnet", devices=1)
+    memory, peak = plan.memory, plan.peak
+    assert memory.weights_bytes + memory.gradients_bytes <= peak.bytes < memory.total_bytes
+    assert peak.phase == "backward"
+    assert peak.layer in plan.graph.index
