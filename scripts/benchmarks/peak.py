@@ -23,7 +23,7 @@ BARS = (-0.02, 0.05)
 """Predictions further off are told apart."""
 
 
-class UNet(nn.Module):
+class UNet(nn.Module):  # type: ignore[misc]
     """An encoder and a decoder of images with connections across, normalised by groups."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class UNet(nn.Module):
         return functional.mse_loss(self.out(first), noise)
 
 
-class Encoder(nn.Module):
+class Encoder(nn.Module):  # type: ignore[misc]
     """PyTorch's own encoder layers, and a class for each text."""
 
     def __init__(self) -> None:
@@ -63,7 +63,8 @@ class Encoder(nn.Module):
 def _whisper() -> Made:
     sizes = {f"{part}_{what}": n for part in ("encoder", "decoder") for what, n in _WHISPER.items()}
     module = _made(
-        *("WhisperForConditionalGeneration", "WhisperConfig"),
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
         **dict[str, Any]({"vocab_size": 2000, "d_model": 256, "num_mel_bins": 40, "pad_token_id": 0, **sizes}),
         **dict[str, Any]({"max_source_positions": 128, "max_target_positions": 64, **_DECODER}),
         **dict[str, Any]({"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}),
@@ -78,7 +79,8 @@ _WHISPER = {"layers": 3, "attention_heads": 4, "ffn_dim": 1024}
 
 def _t5() -> Made:
     module = _made(
-        *("T5ForConditionalGeneration", "T5Config"),
+        "T5ForConditionalGeneration",
+        "T5Config",
         **dict[str, Any]({"vocab_size": 2000, "d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 3}),
         **dict[str, Any]({"num_heads": 4, "dropout_rate": 0.0, "decoder_start_token_id": 0, "use_cache": False}),
     )
@@ -90,13 +92,15 @@ MODELS: Mapping[str, Callable[[], Made]] = {
     **TIMED,
     "T5": _t5,
     "Mixtral": lambda: _words(
-        *("MixtralForCausalLM", "MixtralConfig"),
+        "MixtralForCausalLM",
+        "MixtralConfig",
         **dict[str, Any]({"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, **_DECODER}),
         **dict[str, Any]({"num_attention_heads": 4, "num_key_value_heads": 2}),
         **dict[str, Any]({"num_local_experts": 4, "num_experts_per_tok": 2}),
     ),
     "Swin": lambda: _pictures(
-        *("SwinForImageClassification", "SwinConfig"),
+        "SwinForImageClassification",
+        "SwinConfig",
         **dict[str, Any]({"embed_dim": 48, "depths": [2, 2, 2], "num_heads": [3, 6, 12], "window_size": 6}),
         **dict[str, Any]({"image_size": 96, "patch_size": 4, "drop_path_rate": 0.0, **_NO_DROPOUT}),
     ),
@@ -183,7 +187,7 @@ class Training:
         assert profiled.profiler is not None
         events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
         changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-        return sum(before.values()) + max(accumulate(changes))
+        return int(sum(before.values()) + max(accumulate(changes)))
 
     def tracked_bytes(self) -> int:
         """Return the peak of a step as PyTorch's tracker counts it, 0 where it cannot follow the step."""
