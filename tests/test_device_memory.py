@@ -49,7 +49,9 @@ def needed(graph: Graph, operator: Operator) -> tuple[tuple[str, ...], bool, int
         readers = [(graph[e.consumer], e.input) for e in graph.edges if e.producer == operator.name]
         return ("x",) if any(r.reads[i].tensor in needed(graph, r)[0] for r, i in readers) else (), False, 0
     if operator.kind == "pool2d":
-        return (("x",), True, 0) if attributes["reduction"] == "max" else ((), False, 0)
+        # The place of each maximum takes eight bytes.
+        places = 8 // graph.precision.itemsize
+        return (("x",), False, places) if attributes["reduction"] == "max" else ((), False, 0)
     if operator.kind == "elementwise":
         names = tuple(read.tensor for read in operator.reads)
         match attributes["function"]:
@@ -327,8 +329,8 @@ def test_a_layer_that_nothing_trained_comes_before_keeps_nothing() -> None:
     net.add(elementwise, "last", x, dims=("b", "c", "h", "w"))
     found = device_memory(make_plan(net.build(), 2, {}))
     tensor = 4 * 8 * 4 * 12 * 12
-    # What the convolution reads; what the later pooling reads and writes.
-    assert found.activations_bytes == 3 * tensor
+    # What the convolution reads; what the later pooling reads, and eight bytes for each point that it writes.
+    assert found.activations_bytes == 4 * tensor
     # Of the later pooling: what it reads and writes, and their gradients.
     assert found.buffers_bytes == 4 * tensor
     assert found.weights_bytes == found.gradients_bytes == 4 * 4 * 4
