@@ -13,6 +13,7 @@ from pase.costs import cost_model, strategy_memory
 from pase.errors import CostError, MemoryLimitError, SolverError
 from pase.graph import Builder
 from pase.graph.operators import dense, elementwise, with_fan_outs
+from pase.machine import Machine
 from pase.models import MODELS
 from pase.planning.planner import WITHOUT_LIMIT
 from pase.planning.strategy import plan_layers, total_cost
@@ -213,3 +214,14 @@ def test_the_devices_of_a_machine_are_a_limit() -> None:
     )
     assert plan.exact
     assert plan.memory.total_bytes <= machine.device.memory_bytes < _data_parallel_bytes(plan.graph, 4)
+
+
+def _with_memory(size_bytes: int) -> Machine:
+    machine = load_machine("1080ti")
+    return replace(machine, device=replace(machine.device, memory_bytes=size_bytes))
+
+
+def test_under_step_the_cheapest_is_told_where_nothing_is_known_to_fit() -> None:
+    free = search("alexnet", 8, machine="1080ti", cost_model="step")
+    plan = search("alexnet", 8, machine=_with_memory(1000), cost_model="step")
+    assert (plan.total_cost, plan.exact, plan.device_memory_bytes) == (free.total_cost, True, None)

@@ -158,7 +158,7 @@ def _layer_document(plan: Plan, layer: LayerPlan, placements: Sequence[Placement
         "compute_cost": layer.compute_cost,
         "communication_cost": layer.communication_cost,
         "transfer_cost": layer.transfer_cost,
-        "hidden_cost": plan.hidden_share * (layer.hideable_cost or 0.0),
+        "hidden_cost": plan.hidden_of(layer),
         "memory_bytes": layer.memory_bytes,
         "placements": [
             {"name": placement.name} | _bytes_document(plan, _within(placement.flows, layer.name))
@@ -200,7 +200,7 @@ def _print_plan(
                 layer.name,
                 configuration_text(layer.splits, plan.num_devices),
                 *(quantity(cost, unit) for cost in (layer.compute_cost, layer.communication_cost, layer.transfer_cost)),
-                *[quantity(plan.hidden_share * (layer.hideable_cost or 0.0), unit)] * hides,
+                *[quantity(plan.hidden_of(layer), unit)] * hides,
                 quantity(layer.memory_bytes, "B"),
                 _moved([flow for flow in _edges(ours) if flow.movement.consumer == layer.name]),
                 _moved(_within(ours, layer.name)),
@@ -235,7 +235,7 @@ def _print_layer(plan: Plan, layer: LayerPlan, placements: Sequence[PlacementTra
     say(f"  communication inside    {quantity(layer.communication_cost, unit)}")
     say(f"  transfers on edges in   {quantity(layer.transfer_cost, unit)}")
     if plan.hidden_cost:
-        hidden = quantity(plan.hidden_share * (layer.hideable_cost or 0.0), unit)
+        hidden = quantity(plan.hidden_of(layer), unit)
         say(f"  hidden of these         {hidden} of {quantity(layer.hideable_cost or 0.0, unit)} that can hide")
     say(f"  memory                  {quantity(layer.memory_bytes, 'B')} on each device")
     say()

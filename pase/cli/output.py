@@ -71,8 +71,8 @@ def shortened(text: str, columns: int) -> str:
 
 def hidden_text(plan: "Plan") -> str:
     """Return what of a plan's communication is hidden: "8.20 ms of 8.21 ms that can hide"."""
-    hideable = sum(layer.hideable_cost or 0.0 for layer in plan)
-    return f"{quantity(plan.hidden_cost, plan.cost_unit)} of {quantity(hideable, plan.cost_unit)} that can hide"
+    unit = plan.cost_unit
+    return f"{quantity(plan.hidden_cost, unit)} of {quantity(plan.hideable_cost, unit)} that can hide"
 
 
 def total_cost_text(plan: "Plan") -> str:

@@ -256,7 +256,7 @@ def _warn_of_memory(plan: Plan) -> None:
 
 def _layer_row(layer: LayerPlan, plan: Plan) -> list[str]:
     transfer = layer.transfer_cost
-    paid = layer.layer_cost + transfer - plan.hidden_share * (layer.hideable_cost or 0.0)
+    paid = layer.layer_cost + transfer - plan.hidden_of(layer)
     share = paid / plan.total_cost if plan.total_cost else 0.0
     return [
         layer.name,

@@ -139,7 +139,6 @@ def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, o
     name, position = operator.name, graph.index[operator.name]
     types, precision = graph.types[name], graph.precision
     configurations, num = splits_of(operator, splits), len(splits)
-    unsplit = splits_of(operator, np.ones((1, len(operator.extents)), dtype=np.int32))
     functions, product = timeline.backward(position)
     is_trained, end = name in graph.trained, timeline.update
 
@@ -183,8 +182,8 @@ def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, o
         if graph.has_gradient(operator, number):
             # A gradient that is added to others lies beside them; one of a padded window is longer than what it is of.
             is_added = timeline.last_gradient(edge.producer, edge.output) != position
-            own_share = 0 if is_added else prod(read.shape) / int(held_points(operator, read, unsplit, 1)[0])
-            more = size - (size * min(own_share, 1.0)).astype(np.int64)
+            own_share = 0.0 if is_added else _own_share(operator, read)
+            more = size - (size * own_share).astype(np.int64)
             more = more + size * (configurations.product(operator.partial_dims(read)) > 1)
             more = more + size * (operator.kind in _BY_PLACES)
             yield Span(product, product, more * types.read_bytes(number))
@@ -215,12 +214,19 @@ def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, o
             yield Span(position, position, size)
 
 
+def _own_share(operator: Operator, read: Access) -> float:
+    """Return how much of what an operator lays out for its windows is the tensor that it reads."""
+    if not any(isinstance(axis, Window) for axis in read.index_map):
+        return 1.0
+    whole = splits_of(operator, np.ones((1, len(operator.extents)), dtype=np.int32))
+    return min(prod(read.shape) / int(held_points(operator, read, whole, 1)[0]), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most bytes that lie in a device's memory, and in which turn: forward, backward or update, of which layer."""
+    """The most bytes that lie in a device's memory, and in whose turn: forward, backward, or of the update."""
 
     bytes: int
-    turn: int
     layer: str
     phase: str
 
@@ -241,10 +247,12 @@ def live_bytes(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: 
     ]
     for operator, row in zip(graph.operators, rows, strict=True):
         for span in layer_spans(timeline, operator, row, optimiser=optimiser):
-            add(span.first, span.last, int(np.asarray(span.size).reshape(-1)[0]))
-    for first, size in _buckets(timeline, rows):
+            add(span.first, span.last, int(span.size[0]))
+    weights = list(_weights(graph, rows))
+    for first, size in _buckets(timeline, weights):
         add(first, first, size)
-    add(timeline.update, timeline.update, _UPDATE_TENSORS.get(optimiser, 0) * _largest_weight(graph, rows))
+    largest = max((weight.points for weight in weights), default=0) * graph.precision.itemsize
+    add(timeline.update, timeline.update, _UPDATE_TENSORS.get(optimiser, 0) * largest)
     for edge in table_edges(graph):
         if (edge.consumer, edge.input) in timeline.keeps.copies:
             u, v = graph.index[edge.producer], graph.index[edge.consumer]
@@ -253,37 +261,36 @@ def live_bytes(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: 
     return timeline, np.cumsum(changes[:-1])
 
 
-def _largest_weight(graph: Graph, rows: Sequence[IndexArray]) -> int:
-    """Return the bytes of the largest part of a trained weight that a device holds."""
-    sizes = [
-        int(held_points(operator, read, splits_of(operator, row), 1)[0])
-        for operator, row in zip(graph.operators, rows, strict=True)
-        for read in operator.parameters
-        if read.is_trained
-    ]
-    return max(sizes, default=0) * graph.precision.itemsize
+class _Weight(NamedTuple):
+    """A trained weight of a strategy: its layer's position, the points of a part, the devices with parts of its sum."""
+
+    position: int
+    points: int
+    parts: int
 
 
-def _buckets(timeline: Timeline, rows: Sequence[IndexArray]) -> Iterator[tuple[int, int]]:
-    """Yield the turn in which a bucket of weights' gradients is brought together, and its bytes beside these."""
-    graph = timeline.graph
-    itemsize = ITEMSIZES[graph.precision.collectives]
-    summed: list[tuple[int, int, int]] = []
+def _weights(graph: Graph, rows: Sequence[IndexArray]) -> Iterator[_Weight]:
+    """Yield the trained weights, the last layer's first; a shared one with the first layer that uses it."""
     for position in range(len(rows) - 1, -1, -1):
-        operator, configurations = graph.operators[position], splits_of(graph.operators[position], rows[position])
+        operator = graph.operators[position]
+        configurations = splits_of(operator, rows[position])
         for read in operator.parameters:
-            is_first = not read.shared or graph.owners[read.shared] == operator.name
-            parts = int(configurations.product(operator.partial_dims(read))[0])
-            if read.is_trained and is_first and parts > 1:
+            if read.is_trained and (not read.shared or graph.owners[read.shared] == operator.name):
                 points = int(held_points(operator, read, configurations, 1)[0])
-                summed.append((position, parts, points * itemsize))
-    limit = bucket_limit(sum(size for *_, size in summed))
+                yield _Weight(position, points, int(configurations.product(operator.partial_dims(read))[0]))
+
+
+def _buckets(timeline: Timeline, weights: Sequence[_Weight]) -> Iterator[tuple[int, int]]:
+    """Yield the turn in which a bucket of weights' gradients is brought together, and its bytes beside these."""
+    itemsize = ITEMSIZES[timeline.graph.precision.collectives]
+    summed = [weight for weight in weights if weight.parts > 1]
+    limit = bucket_limit(sum(weight.points for weight in summed) * itemsize)
     filled: dict[int, list[int]] = {}
-    for position, parts, size in summed:
-        bucket = filled.setdefault(parts, [])
+    for weight in summed:
+        bucket, size = filled.setdefault(weight.parts, []), weight.points * itemsize
         if sum(bucket) + size > limit:
             if len(bucket) > 1:
-                yield timeline.backward(position)[1] + 1, sum(bucket)
+                yield timeline.backward(weight.position)[1] + 1, sum(bucket)
             bucket.clear()
         bucket.append(size)
     yield from ((timeline.backward(0)[1] + 1, sum(bucket)) for bucket in filled.values() if len(bucket) > 1)
@@ -294,4 +301,4 @@ def step_peak(graph: Graph, splits: Sequence[Mapping[str, int]], *, optimiser: s
     timeline, live = live_bytes(graph, splits, optimiser=optimiser)
     turn = int(live.argmax())
     phase = "forward" if turn < len(graph.operators) else "backward" if turn < timeline.update else "update"
-    return Peak(bytes=int(live[turn]), turn=turn, layer=timeline.layer_of(turn), phase=phase)
+    return Peak(bytes=int(live[turn]), layer=timeline.layer_of(turn), phase=phase)

@@ -151,10 +151,17 @@ class Plan:
         return hidden_cost(self.layers)
 
     @cached_property
-    def hidden_share(self) -> float:
-        """How much of the layers' `hideable_cost` is hidden, 0 to 1: of a layer it is this share of its own."""
-        hideable = sum(layer.hideable_cost or 0.0 for layer in self.layers)
-        return self.hidden_cost / hideable if hideable else 0.0
+    def hideable_cost(self) -> float:
+        """What of the layers' communication could hide."""
+        return sum(layer.hideable_cost or 0.0 for layer in self.layers)
+
+    @cached_property
+    def _hidden_share(self) -> float:
+        return self.hidden_cost / self.hideable_cost if self.hideable_cost else 0.0
+
+    def hidden_of(self, layer: LayerPlan) -> float:
+        """Return what of a layer's `hideable_cost` is hidden: of all layers the same share."""
+        return self._hidden_share * (layer.hideable_cost or 0.0)
 
     @cached_property
     def peak(self) -> Peak:

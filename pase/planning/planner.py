@@ -38,7 +38,7 @@ from pase.sharding.configurations import (
     check_splittable,
     data_parallel,
 )
-from pase.solver import RELATIVE_TOLERANCE, Solution, check_limits, default_solver_memory_bytes, solve
+from pase.solver import RELATIVE_TOLERANCE, CutShortError, Solution, check_limits, default_solver_memory_bytes, solve
 from pase.tables.cost_tables import IndexArray
 
 MAX_DEVICES = 1 << 20
@@ -145,6 +145,7 @@ def search(
     finished = partial(plan_of, machine=machine, model=options.cost_model, optimiser=options.optimiser)
     limit = options.device_memory_bytes
     known = [] if options.constraints else [data_parallel_choice(problem)]
+    free: Plan | None = None
     if limit is None:
         solution = solve(
             problem.tables,
@@ -155,15 +156,13 @@ def search(
             on_progress=on_progress,
         )
         time_s = perf_counter() - start_s
-        plan = finished(problem, cut(solution), time_s=time_s, constraints=options.constraints)
-        available = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
-        if options.cost_model not in FITTING_MODELS or not available or plan.peak.bytes <= available:
-            return plan
-        try:
-            return search(graph, devices, machine=machine, options=replace(options, device_memory_bytes=available))
-        except MemoryLimitError:
-            # Nothing is known to fit: the cheapest of all says so itself.
-            return plan
+        free = finished(problem, cut(solution), time_s=time_s, constraints=options.constraints)
+        limit = int((machine.device.memory_bytes or 0) * (1 - RESERVED_SHARE))
+        if options.cost_model not in FITTING_MODELS or not limit or free.peak.bytes <= limit:
+            return free
+        known = [*known, solution.choice]
+        if bound is None:
+            solver_memory_bytes, time_limit_s = limits.for_search(problem)
     try:
         limited = search_within(
             problem,
@@ -176,8 +175,11 @@ def search(
             is_constrained=bool(options.constraints),
             on_progress=on_progress,
         )
-    except MemoryLimitError:
-        if bound is None:
+    except (MemoryLimitError, CutShortError) as error:
+        if free is not None:
+            # Nothing is known to fit: the cheapest of all says so itself.
+            return free
+        if bound is None or isinstance(error, CutShortError):
             raise
         raise SolverError(
             f"the time limit of {options.time_limit_s} s was reached before {graph.name!r} had its cost tables, and no "
@@ -187,11 +189,11 @@ def search(
     solution = cut(limited.solution)
     plan = finished(problem, solution, time_s=time_s, constraints=options.constraints)
     # What fits is a strategy without a limit, too: no search for one that was cut short need be dearer.
-    free = min(limited.unlimited.cost, plan.total_cost)
+    cheapest = min(limited.unlimited.cost, plan.total_cost)
     return replace(
         plan,
         device_memory_bytes=limit,
-        baselines={**plan.baselines, WITHOUT_LIMIT: free},
+        baselines={**plan.baselines, WITHOUT_LIMIT: cheapest},
     )
 
 

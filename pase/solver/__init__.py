@@ -6,6 +6,7 @@ The solver knows no cost model, no graph and no framework.
 from pase.solver.bounds import near_optimal
 from pase.solver.constrained import (
     ConstrainedProblem,
+    CutShortError,
     LimitedSolution,
     NothingFitsError,
     lightest_strategy,
@@ -26,6 +27,7 @@ from pase.solver.two_pass import Marginals, min_marginals
 __all__ = [
     "RELATIVE_TOLERANCE",
     "ConstrainedProblem",
+    "CutShortError",
     "LimitedSolution",
     "Marginals",
     "NothingFitsError",
