@@ -46,5 +46,5 @@ def test_the_model_is_the_same_wherever_it_is_made() -> None:
 @pytest.mark.full
 def test_all_contenders_compute_the_same() -> None:
     names = ("searched", "data parallelism", "Megatron", "DistributedDataParallel", "parallelize_module")
-    for found in measured(2, 1):
+    for found in measured(plans(2), 2, 1):
         assert {name: len(each) for name, each in found.items()} == dict.fromkeys(names, 1)

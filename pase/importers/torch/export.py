@@ -18,6 +18,7 @@ from pase.errors import ModelError
 from pase.graph import Scalar
 from pase.importers.front_end import framework
 from pase.importers.ir import Trace, check_trace
+from pase.importers.torch.masks import without_known_masks
 from pase.importers.torch.program import TRANSLATIONS, constant_values, is_framework, read_program
 from pase.importers.torch.tensors import (
     check_tensors,
@@ -257,7 +258,8 @@ def exported(
         try:
             # What the module prints is no result of ours; what torch prints of its failures is told in one line.
             with torch.no_grad(), redirect_stdout(sys.stderr), redirect_stderr(io.StringIO()):
-                return _plain(torch, _traced(torch, module, positional, named)), tuple(notes)
+                plain = _plain(torch, _traced(torch, module, positional, named))
+                return without_known_masks(torch, plain), tuple(notes)
         except ModelError:
             raise
         except Exception as error:
