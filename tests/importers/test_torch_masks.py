@@ -55,8 +55,8 @@ def _attention(graph: Graph) -> Any:
         (_causal, True),
         (lambda x: _causal(x)[0, 0], True),
         (lambda x: _places(x)[:, None] >= 0, False),
-        (lambda x: torch.ones(STEPS, STEPS, dtype=torch.bool), False),
-        (lambda x: torch.ones(BATCH, 1, 1, STEPS, dtype=torch.bool).expand(-1, -1, STEPS, -1), False),
+        (lambda _: torch.ones(STEPS, STEPS, dtype=torch.bool), False),
+        (lambda _: torch.ones(BATCH, 1, 1, STEPS, dtype=torch.bool).expand(-1, -1, STEPS, -1), False),
     ],
 )
 def test_a_mask_that_is_known_is_left_out(mask: Mask, is_causal: bool) -> None:
