@@ -207,7 +207,15 @@ def layer_spans(timeline: Timeline, operator: Operator, splits: IndexArray, *, o
         access = Access(tensor=tensor.tensor, shape=tensor.shape, index_map=tensor.index_map)
         size = points(access) * types.intermediate_bytes(tensor)
         yield Span(position, product, size * tensor.kept)
+    has_bias = operator.kind == "attention" and is_trained and any(read.is_trained for read in operator.parameters)
     for exchange in operator.exchanges:
+        if isinstance(exchange, AllReduce) and exchange.tensor == "scores" and has_bias:
+            # Products and a softmax of their own have a gradient of a bias: where these compute in a wider type, what
+            # the softmax is of, queries and keys lie there in that.
+            access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
+            wide, narrow = ITEMSIZES[types.statistics], types.operand_bytes(0)
+            yield Span(position, product, points(access) * wide * (1 + (wide > narrow)))
+            yield Span(position, product, (points(operator.reads[0]) + points(operator.reads[1])) * (wide - narrow))
         if isinstance(exchange, AllReduce):
             access = Access(tensor=exchange.tensor, shape=exchange.shape, index_map=exchange.index_map)
             size = points(access) * types.exchange_bytes(exchange) * (configurations.product(exchange.over) > 1)
