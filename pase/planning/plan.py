@@ -19,6 +19,14 @@ from pase.planning.constraints import Constraints
 
 SCHEMA_VERSION = 2
 
+REPLICATED = "replicated"
+STATES = (REPLICATED, "zero1", "zero2", "zero3")
+"""How the devices that hold the same part of a weight hold it: whole, with the optimizer's state in parts; with the
+gradient in parts, too; with the weight in parts, too, which is gathered when its layer's turn comes."""
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero_bubble")
+"""In which order the stages of a pipeline work through the micro-batches."""
+
 NOT_SEARCHED = "none"
 """For the ordering, of a strategy that was given."""
 
@@ -47,7 +55,9 @@ class LayerPlan:
     layer_cost: t_l, made of compute_cost and communication_cost. memory_bytes: what it keeps on each device through
     a step; layers add up to `Plan.memory.kept_bytes`, beside which `buffers_bytes` come and go. hideable_cost: of what
     the layer and its transfers cost, communication that can hide; cover_cost: computation that others can hide behind;
-    None where costs add up (`Plan.hidden_cost`).
+    None where costs add up (`Plan.hidden_cost`). state: in `STATES`, how the devices that hold the same part of a
+    weight share it, its gradient and the optimizer's state. is_recomputed: whether what its backward pass needs is
+    computed again instead of kept. stage: of the pipeline, from 0; its devices are those of the stage's group alone.
     """
 
     name: str
@@ -62,6 +72,9 @@ class LayerPlan:
     transfers: tuple[Transfer, ...]
     hideable_cost: float | None = None
     cover_cost: float | None = None
+    state: str = REPLICATED
+    is_recomputed: bool = False
+    stage: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dims", FrozenDict(self.dims))
@@ -111,7 +124,9 @@ class Plan:
     total_cost: F(G, φ) (Eq. 1), less what is hidden; lower_bound: proven; exact: whether they are known to be equal.
     baselines: total cost of other strategies by name. optimiser: the name of the one whose state counts as memory.
     device_memory_bytes: what the strategy was to fit, or None; the certificate holds among those that fit. constraints:
-    what it was to keep to; the certificate holds among the strategies that do.
+    what it was to keep to; the certificate holds among the strategies that do. micro_batches: that a step consists of,
+    of which `graph` computes one. schedule: in `SCHEDULES`, of a pipeline; "" where there is one stage. num_groups: of
+    devices, that have the stages in turns.
     Nothing in a plan can be changed: its certificate is of what it says. Notebooks show it as a table of its layers.
     """
 
@@ -130,6 +145,9 @@ class Plan:
     optimiser: str = DEFAULT_OPTIMISER
     device_memory_bytes: int | None = None
     constraints: Constraints = ()
+    micro_batches: int = 1
+    schedule: str = ""
+    num_groups: int = 1
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -139,6 +157,11 @@ class Plan:
     def index(self) -> Mapping[str, int]:
         """Position of each layer by name."""
         return FrozenDict({layer.name: i for i, layer in enumerate(self.layers)})
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages its pipeline has, chunks of one group of devices counted apart."""
+        return 1 + max(layer.stage for layer in self.layers)
 
     @property
     def precision(self) -> Precision:

@@ -34,10 +34,20 @@ from pase.errors import ConfigurationError, CostError, MachineError, PlanError
 from pase.graph import ITEMSIZES, Graph, Precision, graph_document
 from pase.graph.document import DIMS, GRAPH, SCALARS
 from pase.graph.operators import with_fan_outs
-from pase.graph.precision import INDEX
+from pase.graph.precision import INDEX, PRECISIONS
 from pase.machine.files import MACHINE, machine_descriptions
 from pase.planning.constraints import CONSTRAINTS, allowed, constraints_descriptions
-from pase.planning.plan import SCHEMA_VERSION, LayerPlan, Plan, SearchRecord, Transfer, hidden_cost
+from pase.planning.plan import (
+    REPLICATED,
+    SCHEDULES,
+    SCHEMA_VERSION,
+    STATES,
+    LayerPlan,
+    Plan,
+    SearchRecord,
+    Transfer,
+    hidden_cost,
+)
 from pase.planning.strategy import plan_layers, total_cost
 from pase.sharding.configurations import data_parallel_splits
 
@@ -64,6 +74,9 @@ _LAYER = record(
     transfers=array(defined("transfer", "Transfer", _TRANSFER)),
     hideable_cost=NUMBER.optional(None),
     cover_cost=NUMBER.optional(None),
+    state=choice(STATES).optional(REPLICATED),
+    is_recomputed=FLAG.optional(False),
+    stage=WHOLE.optional(0),
 )
 _NUMBERS = choice([dtype for dtype in ITEMSIZES if dtype != INDEX])
 _PRECISION = record(
@@ -104,6 +117,9 @@ _PLAN = record(
     memory=_MEMORY.derived(lambda plan: plan).optional(None),
     **{_LIMIT: POSITIVE.of("device_memory_bytes").optional(None)},
     constraints=CONSTRAINTS.optional(()),
+    micro_batches=POSITIVE.optional(1),
+    schedule=choice(SCHEDULES).optional(""),
+    num_groups=POSITIVE.optional(1),
     layers=array(defined("layer", "Layer", _LAYER), minItems=1),
     machine=defined("machine", "Machine", MACHINE),
     graph=defined("graph", "Computation graph", GRAPH),
@@ -188,6 +204,8 @@ def _typed(graph: Graph, document: Field) -> Graph:
     if member is None:
         return graph
     found = _PRECISION.read(member)
+    if PRECISIONS.get(found.name, found) != found:
+        raise member["name"].fail(f"is {found.name!r}, whose types are others: search again")
     if found.itemsize != graph.precision.itemsize:
         raise member["parameters"].fail(
             f"is {found.parameters!r}, of {found.itemsize} bytes; the graph in this file has numbers of "

@@ -4,7 +4,7 @@ The broadcast, whose adjoint is the sum. It computes nothing: its configuration 
 read, and over how many devices the gradient arrives in parts, which are added on each device and summed once for all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from math import lcm, prod
 
@@ -37,11 +37,12 @@ def fan_out(
     )
 
 
-def with_fan_outs(graph: Graph) -> Graph:
+def with_fan_outs(graph: Graph, *, behind: Collection[tuple[str, int]] = ()) -> Graph:
     """Return a graph with a fan-out behind each tensor whose gradient two or more reads could leave in parts.
 
     All reads of the tensor that have a gradient are fed by the fan-out then. A graph that has them is returned as it
-    is.
+    is. behind: tensors, by layer and position among its writes, that get one wherever two or more reads have a
+    gradient.
     """
     readers: dict[tuple[str, int], list[Edge]] = {}
     for edge in graph.edges:
@@ -51,7 +52,7 @@ def with_fan_outs(graph: Graph) -> Graph:
     names = set(graph.index)
     for (producer, output), edges in readers.items():
         parts = [_num_parts(graph[edge.consumer], edge.input) for edge in edges]
-        if sum(count > 1 for count in parts) >= 2:
+        if sum(count > 1 for count in parts) >= 2 or (len(edges) > 1 and (producer, output) in behind):
             found = _behind(graph[producer], output, lcm(*parts), names)
             names.add(found.name)
             added[producer, output] = found
@@ -69,8 +70,8 @@ def with_fan_outs(graph: Graph) -> Graph:
         edges.append(Edge(producer=operator.name, output=0, consumer=edge.consumer, input=edge.input))
     operators: list[Operator] = []
     for operator in graph.operators:
-        behind = (added.get((operator.name, output)) for output in range(len(operator.writes)))
-        operators += [operator, *(one for one in behind if one is not None)]
+        own = (added.get((operator.name, output)) for output in range(len(operator.writes)))
+        operators += [operator, *(one for one in own if one is not None)]
     return replace(graph, operators=tuple(operators), edges=tuple(edges))
 
 
