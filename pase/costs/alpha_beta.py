@@ -119,6 +119,12 @@ class AlphaBetaCostModel:
         collective = hierarchical_reduce_scatter if message.ends_on_edge else hierarchical_all_reduce
         return collective(message.size_bytes, list(members), self.links)
 
+    def half_all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+        """Return the time of a reduce-scatter or of an all-gather, of which a sum that goes on consists."""
+        is_sum = message.pattern is Pattern.REDUCE_SCATTER
+        collective = hierarchical_reduce_scatter if is_sum else hierarchical_all_gather
+        return collective(message.size_bytes, list(members), self.links)
+
     def _neighbours(self, message: Communication, members: IntArray) -> FloatArray:
         """Return the time of an exchange between neighbours: on the outermost link that some of them are apart.
 
@@ -178,6 +184,8 @@ class AlphaBetaCostModel:
 _PATTERNS: Mapping[Pattern, Callable[[AlphaBetaCostModel, Communication, IntArray], FloatArray]] = MappingProxyType(
     {
         Pattern.ALL_REDUCE: lambda model, message, members: model.all_reduce(message, members),
+        Pattern.REDUCE_SCATTER: lambda model, message, members: model.half_all_reduce(message, members),
+        Pattern.ALL_GATHER: lambda model, message, members: model.half_all_reduce(message, members),
         Pattern.HALO: AlphaBetaCostModel._neighbours,
         Pattern.HANDOFF: AlphaBetaCostModel._neighbours,
         Pattern.MOVE: AlphaBetaCostModel._move,
@@ -266,6 +274,10 @@ class ProgramCostModel(AlphaBetaCostModel):
         """Return the time of a sum, all of it here."""
         return pairwise_all_reduce(message.size_bytes, list(members), self.links)
 
+    def half_all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+        """Return the time of a reduce-scatter or of an all-gather: half of that of a sum."""
+        return 0.5 * self.all_reduce(message, members)
+
     def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""
         found = AlphaBetaCostModel.sum_members(self, traffic, message)
@@ -314,6 +326,12 @@ class StepCostModel(AlphaBetaCostModel):
         if self.sums_by_level:
             return AlphaBetaCostModel.all_reduce(self, message, members)
         return _in_a_ring(message, members, self.links)
+
+    def half_all_reduce(self, message: Communication, members: IntArray) -> FloatArray:
+        """Return the time of a reduce-scatter or of an all-gather."""
+        if self.sums_by_level:
+            return AlphaBetaCostModel.half_all_reduce(self, message, members)
+        return 0.5 * _in_a_ring(message, members, self.links)
 
     def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:
         """Return how the devices of a sum lie over the levels; no columns where its edge has nothing left to do."""

@@ -90,10 +90,15 @@ class PaperCostModel:
         return tuple(map(self.message, traffic.messages))
 
     def message(self, message: Communication) -> FloatArray:
-        """Return r × bytes: an all-reduce of n bytes over k devices sends 2 (k - 1) / k · n, anything else n."""
+        """Return r × bytes: an all-reduce of n bytes over k devices sends 2 (k - 1) / k · n, anything else n.
+
+        A reduce-scatter or an all-gather sends half of what an all-reduce does.
+        """
         factor: FloatArray | float = 1.0
         if message.pattern is Pattern.ALL_REDUCE:
             factor = _all_reduce_factor(message.group)
+        elif message.pattern in (Pattern.REDUCE_SCATTER, Pattern.ALL_GATHER):
+            factor = 0.5 * _all_reduce_factor(message.group)
         return self.flop_per_byte * message.times * factor * message.size_bytes
 
     def sum_members(self, traffic: LayerTraffic, message: Communication) -> IntArray:

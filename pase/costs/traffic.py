@@ -45,6 +45,8 @@ class Pattern(StrEnum):
     """How a message travels."""
 
     ALL_REDUCE = "all-reduce"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_GATHER = "all-gather"
     MOVE = "move"
     HALO = "halo"
     HANDOFF = "handoff"
@@ -54,8 +56,9 @@ class Pattern(StrEnum):
 class Communication:
     """One communication inside a layer.
 
-    tensor: what is sent. pattern: how. size_bytes: [K] on each device. group: [K] devices that take part.
-    times: how often in one training step. over: the dims whose splits make the group. num_pieces: [K] or 1, messages
+    tensor: what is sent. pattern: how. size_bytes: [K] on each device, of a collective before it reduces or after it
+    gathers. group: [K] devices that take part. times: how often in one training step, forward_times: of these, how
+    often forward. over: the dims whose splits make the group. num_pieces: [K] or 1, messages
     that a device gets where it is not a sum. ends_on_edge: for a sum, whether it goes to one other layer alone, which
     may need no more than a part of it on each device. is_of_weight: whether it adds the parts of a weight's gradient.
     """
@@ -65,6 +68,7 @@ class Communication:
     size_bytes: FloatArray
     group: IntArray
     times: int
+    forward_times: int = 0
     over: tuple[str, ...] = ()
     num_pieces: IntArray | int = 1
     ends_on_edge: bool = False
@@ -151,8 +155,10 @@ def layer_traffic(
         if read.is_fed and any(isinstance(axis, Window) for axis in access.index_map):
             messages.append(_halo(access, splits, types.read_bytes(position), times=2 if read.has_gradient else 1))
     has_gradient = tuple(read.has_gradient for read in reads)
-    exchanges = operator.exchanges_with(has_gradient)
-    messages += [_exchange(exchange, splits, types.exchange_bytes(exchange)) for exchange in exchanges]
+    for exchange in operator.exchanges_with(has_gradient):
+        goes_back = any(has_gradient[read] for read in exchange.gradient_of)
+        forward_times = exchange.times - exchange.backward_times * goes_back
+        messages.append(_exchange(exchange, splits, types.exchange_bytes(exchange), forward_times))
     forward, backward = _work(operator, splits, has_gradient, types)
     return LayerTraffic(
         splits=splits,
@@ -281,6 +287,7 @@ def partial_sum(
         size_bytes=size,
         group=group,
         times=1,
+        forward_times=0 if is_gradient else 1,
         over=over,
         ends_on_edge=ends_on_edge,
         is_of_weight=is_gradient and access.role is Role.PARAMETER,
@@ -300,12 +307,13 @@ def _halo(access: Access, splits: Splits, itemsize: int, *, times: int) -> Commu
         size_bytes=size,
         group=_two(size),
         times=times,
+        forward_times=1,
         over=over,
         num_pieces=neighbourhood - 1,
     )
 
 
-def _exchange(exchange: Exchange, splits: Splits, itemsize: int) -> Communication:
+def _exchange(exchange: Exchange, splits: Splits, itemsize: int, forward_times: int) -> Communication:
     pieces: IntArray | int = 1
     match exchange:
         case AllReduce():
@@ -328,6 +336,7 @@ def _exchange(exchange: Exchange, splits: Splits, itemsize: int) -> Communicatio
         size_bytes=size * itemsize,
         group=group,
         times=exchange.times,
+        forward_times=forward_times,
         over=over,
         num_pieces=pieces,
     )

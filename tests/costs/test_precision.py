@@ -201,6 +201,9 @@ def test_a_plan_says_its_types_and_is_read_back(tmp_path: Path) -> None:
     assert load_plan(tmp_path / "plan.json") == plan
     # Costs and memory are of the types: with others they are wrong.
     document["precision"]["results"] = "float32"
+    with pytest.raises(PlanError, match=r"precision.name is 'fp8-mixed', whose types are others"):
+        _read(document)
+    document["precision"]["name"] = "own"
     with pytest.raises(PlanError, match=r"is .*, but the strategy (costs|needs)"):
         _read(document)
     document["precision"] = {**document["precision"], "parameters": "bfloat16"}
