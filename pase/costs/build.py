@@ -434,17 +434,31 @@ def edge_cost(
 
     allowance: for making it; errors as for `build_problem`. overlaps: as in `Known`, of this edge; is added to.
     """
+    return edge_costs(graph, edge, u, v, model, allowance, overlaps)[0]
+
+
+def edge_costs(
+    graph: Graph,
+    edge: Edge,
+    u: LayerTraffic,
+    v: LayerTraffic,
+    model: CostModel,
+    allowance: Allowance | None = None,
+    overlaps: dict[int, Overlap] | None = None,
+) -> tuple[EdgeTable, FloatArray]:
+    """Return what `edge_cost` does, and [L_u, L_v] what of it is paid forward."""
     allowance = allowance or Allowance()
     between = _between(graph, edge, u, v, model, allowance)
     to = between.v.layout_of
-    values, stays = np.empty(between.shape), np.empty(between.shape, dtype=np.bool_)
+    there, back = np.empty(between.shape), np.zeros(between.shape)
+    stays = np.empty(between.shape, dtype=np.bool_)
     for rows, layout_of, forward, backward in between.fetches(allowance, overlaps):
-        values[rows] = model.transfer(forward)[:, to]
+        there[rows] = model.transfer(forward)[:, to]
         stays[rows] = forward.moved_bytes[:, to] == 0
         if between.flows_back:
-            values[rows] += model.transfer(backward)[layout_of]
+            back[rows] = model.transfer(backward)[layout_of]
             stays[rows] &= backward.moved_bytes[layout_of] == 0
-    return between.table(values, stays, between.own_cost)
+    return between.table(there + back, stays, between.own_cost), there
 
 
 def edge_traffic(

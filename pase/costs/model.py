@@ -1,6 +1,6 @@
 """What a cost model is, the `paper` one (Eq. 1: FLOP plus r × bytes), and all that there are, a line for each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,8 +42,8 @@ class CostModel(Protocol):
         """Return the [K] cost of one pass over a layer on one device."""
         ...
 
-    def messages(self, traffic: LayerTraffic) -> tuple[FloatArray, ...]:
-        """Return the [K] cost of each message inside a layer, in their order; they add up.
+    def messages(self, traffic: LayerTraffic, more: Sequence[Communication] = ()) -> tuple[FloatArray, ...]:
+        """Return the [K] cost of each message inside a layer, in their order, and of more of its; they add up.
 
         Of a sum that ends on an edge (`Communication.ends_on_edge`) a model may leave a part to that edge: the part in
         which `Redistribution.sum_members` take part.
@@ -85,9 +85,9 @@ class PaperCostModel:
         """Return the FLOP themselves."""
         return work.flop
 
-    def messages(self, traffic: LayerTraffic) -> tuple[FloatArray, ...]:
+    def messages(self, traffic: LayerTraffic, more: Sequence[Communication] = ()) -> tuple[FloatArray, ...]:
         """Return r × bytes of each message."""
-        return tuple(map(self.message, traffic.messages))
+        return tuple(map(self.message, (*traffic.messages, *more)))
 
     def message(self, message: Communication) -> FloatArray:
         """Return r × bytes: an all-reduce of n bytes over k devices sends 2 (k - 1) / k · n, anything else n.

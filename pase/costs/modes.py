@@ -1,0 +1,510 @@
+"""Modes of layers beside their splits: who holds weights' state, and what is computed again instead of kept.
+
+The devices that hold the same part of a weight, k of them, hold it, its gradient and the optimizer's state whole
+(*replicated*), the optimizer's state in k parts (*zero1*), the gradient, too (*zero2*), or all three (*zero3*). A layer
+that is *recomputed* keeps nothing of what its backward pass needs: its forward work, messages and the re-shardings of
+what it reads are done once more. What it reads stays where the layer before is not recomputed.
+
+A mode changes what a layer costs and holds. Of an edge it changes what is sent again, and which end keeps the tensor,
+so that tables of edges have two classes for each layout, and layers have up to eight choices for each configuration;
+choices that another of the same configuration beats in everything are left out.
+
+A step of m micro-batches pays some costs m times and some once, so that a choice has several figures (`Figures`), and
+its cost is only known with m, the stages and their order (`pase.costs.schedules`).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pase.common.frozen import FrozenDict
+from pase.costs.build import edge_costs, edge_signature, hiding_layers, signature, traffic_of
+from pase.costs.collectives import Link, point_to_point
+from pase.costs.memory import (
+    DEFAULT_OPTIMISER,
+    Keeping,
+    edge_memory,
+    held_parts,
+    held_points,
+    keeping,
+    layer_memory,
+    optimiser_state,
+)
+from pase.costs.model import CostModel
+from pase.costs.traffic import Communication, LayerTraffic, Pattern, sum_name
+from pase.graph import ITEMSIZES, Edge, Graph, Operator
+from pase.graph.stages import Stage
+from pase.sharding.configurations import enumerate_configurations
+from pase.sharding.edges import SharedWeight, edge_sides, table_edges
+from pase.sharding.shards import FloatArray, IndexArray, IntArray, Splits, distinct_rows
+from pase.tables.cost_tables import EdgeTable
+
+REPLICATED = "replicated"
+STATES = (REPLICATED, "zero1", "zero2", "zero3")
+"""How the devices that hold the same part of a weight hold it, from nothing in parts to all of it."""
+
+GATHERS, SCATTERS = {"zero3": 2}, {"zero2": 1, "zero3": 1}
+"""How often weights are gathered, and their gradients reduced and scattered, for each micro-batch."""
+
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeSpace:
+    """Which modes there are to choose from. states: in `STATES`; recompute: whether layers may be recomputed."""
+
+    states: tuple[str, ...] = (REPLICATED,)
+    recompute: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Figures:
+    """What choices cost and hold, [C] each: costs in the cost model's unit, sizes in bytes on each device.
+
+    repeated: for each micro-batch, with nothing to hide behind. streamed: for each micro-batch, too, communication that
+    can hide. once: once a step; summed: likewise, what can hide. cover: computation that communication can hide behind,
+    of one micro-batch. static: weights, gradients and the optimizer's state. kept: for the backward pass, of one
+    micro-batch. again: what of a recomputed layer lies there while its run is gone back through. work: that the layer
+    works with in its turn. gathered: its weights, brought together for its turn. waiting: [lanes] gradients that wait.
+    """
+
+    repeated: FloatArray
+    streamed: FloatArray
+    once: FloatArray
+    summed: FloatArray
+    cover: FloatArray
+    static: FloatArray
+    kept: FloatArray
+    again: FloatArray
+    work: FloatArray
+    gathered: FloatArray
+    waiting: tuple[FloatArray, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerModes:
+    """The choices of a layer. rows: [C] the configuration of each. state: [C] in `STATES`. again: [C] recomputed."""
+
+    rows: NDArray[np.intp]
+    state: NDArray[np.intp]
+    again: BoolArray
+    figures: Figures
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EdgeModes:
+    """What an edge costs for each micro-batch, and what its ends keep for one, by their choices.
+
+    is_weight: whether it is a weight that two layers share: then what it costs can hide, and what is kept is kept once.
+    """
+
+    cost: EdgeTable
+    kept: EdgeTable | None
+    is_weight: bool
+
+
+def sharded(operator: Operator, position: int, splits: Splits) -> BoolArray:
+    """Return [K] whether the state of a weight can lie in parts: a dim of its part is divisible by the devices.
+
+    These are the ones that add the parts of its gradient.
+    """
+    access = operator.reads[position]
+    group = splits.product(operator.partial_dims(access))
+    found: BoolArray = np.zeros(len(splits.values), dtype=np.bool_)
+    for _, size in held_parts(operator, access, splits):
+        found |= size % group == 0
+    return found & (group > 1) & access.is_trained & (not access.shared)
+
+
+def _messages(
+    graph: Graph, operator: Operator, traffic: LayerTraffic, state: str
+) -> tuple[tuple[Communication, ...], tuple[Communication, ...]]:
+    """Return the messages that bring weights and their gradients together: for each micro-batch, and once a step."""
+    positions = {sum_name(read.tensor, is_gradient=True): i for i, read in enumerate(operator.reads)}
+    precision = graph.precision
+    wider = precision.itemsize / ITEMSIZES[precision.collectives]
+    often, once = [], []
+    for message in traffic.messages:
+        if not message.is_of_weight:
+            continue
+        in_parts = sharded(operator, positions[message.tensor], traffic.splits) * (state != REPLICATED)
+        once.append(replace(message, size_bytes=message.size_bytes * ~in_parts))
+        size = message.size_bytes * in_parts
+        scatter = replace(message, pattern=Pattern.REDUCE_SCATTER, size_bytes=size)
+        gather = replace(message, pattern=Pattern.ALL_GATHER, size_bytes=size * wider)
+        gathers, scatters = GATHERS.get(state, 0), SCATTERS.get(state, 0)
+        often += [replace(scatter, times=scatters)] * (scatters > 0) + [replace(gather, times=gathers)] * (gathers > 0)
+        once += [scatter] * (not scatters) + [gather] * (not gathers)
+    return tuple(often), tuple(m for m in once if np.any(m.size_bytes))
+
+
+def _saved_bytes(
+    graph: Graph, operator: Operator, splits: Splits, optimiser: str
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Return what lies in parts takes less: of weights, gradients, the optimizer's state; and the whole weights."""
+    precision, num = graph.precision, len(splits.values)
+    state = optimiser_state(optimiser)
+    weights, gradients, moments, whole = (np.zeros(num, dtype=np.int64) for _ in range(4))
+    for position, read in enumerate(operator.reads):
+        if read not in operator.parameters:
+            continue
+        in_parts = sharded(operator, position, splits)
+        group = splits.product(operator.partial_dims(read))
+        parts = held_parts(operator, read, splits)
+        points = held_points(operator, read, splits, num)
+        # What is left is a k-th, rounded up.
+        less = (points - -(-points // group)) * in_parts
+        own = state(parts, num) * ITEMSIZES[precision.moments]
+        own = own + (points * ITEMSIZES[precision.masters] if precision.masters else 0)
+        weights += less * precision.itemsize
+        gradients += less * ITEMSIZES[precision.gradients]
+        moments += (own - -(-own // group)) * in_parts
+        whole += points * precision.itemsize * in_parts
+    return weights, gradients, moments, whole
+
+
+def layer_modes(
+    graph: Graph,
+    operator: Operator,
+    traffic: LayerTraffic,
+    model: CostModel,
+    space: ModeSpace,
+    *,
+    keeps: Keeping,
+    hides: tuple[bool, bool] = (False, False),
+    optimiser: str = DEFAULT_OPTIMISER,
+    link: Link | None = None,
+) -> LayerModes:
+    """Return the choices of a layer and their figures.
+
+    Args:
+        graph: the layer's; a stage where it is of a pipeline.
+        operator: the layer.
+        traffic: of its configurations.
+        model: of costs.
+        space: which modes there are.
+        keeps: of the graph.
+        hides: whether its sums of weights' gradients can hide, and whether others' can behind it.
+        optimiser: whose state counts.
+        link: to the groups of devices of other stages; None where it has none.
+    """
+    splits = traffic.splits
+    num = len(splits.values)
+    memory = layer_memory(graph, operator, splits.values, keeps, optimiser=optimiser)
+    others = [message for message in traffic.messages if not message.is_of_weight]
+    there = [replace(message, times=message.forward_times) for message in others]
+    forward = model.work(traffic.forward) + _cost(model, traffic, there)
+    blocking = model.work(traffic.forward) + model.work(traffic.backward) + _cost(model, traffic, others)
+    cover = model.overlap * model.work(traffic.backward) * hides[1]
+    handed, received = _handed_over(graph, operator, splits, keeps, link)
+    blocking = blocking + handed
+    saved = _saved_bytes(graph, operator, splits, optimiser)
+    has_weights = bool(np.any(saved[3]))
+    may_repeat = space.recompute and operator.name in graph.trained and not operator.is_loss
+    rows, states, again, found = [], [], [], []
+    for number, state in enumerate(STATES):
+        if state not in space.states or (state != REPLICATED and not has_weights):
+            continue
+        often, once = _messages(graph, operator, traffic, state)
+        repeated_s, once_s = _cost(model, traffic, often), _cost(model, traffic, once)
+        static = memory.weights + memory.gradients + memory.optimiser
+        for less, first in zip(saved[:3], ("zero3", "zero2", "zero1"), strict=True):
+            static = static - less * (number >= STATES.index(first))
+        gathered = saved[3] * (state == "zero3")
+        for is_again in (False, True)[: 1 + may_repeat]:
+            waits = blocking + forward * is_again
+            found.append(
+                Figures(
+                    repeated=waits + repeated_s * (not hides[0]),
+                    streamed=repeated_s * hides[0],
+                    once=once_s * (not hides[0]),
+                    summed=once_s * hides[0],
+                    cover=cover,
+                    static=static.astype(np.float64),
+                    kept=(memory.activations * (not is_again) + received).astype(np.float64),
+                    again=(memory.activations * is_again).astype(np.float64),
+                    work=(memory.peaks[0] + gathered).astype(np.float64),
+                    gathered=gathered.astype(np.float64),
+                    waiting=tuple(peak.astype(np.float64) for peak in memory.peaks[1:]),
+                )
+            )
+            rows.append(np.arange(num))
+            states.append(np.full(num, number))
+            again.append(np.full(num, is_again))
+    kept = _unbeaten(found, again)
+    return LayerModes(
+        rows=np.concatenate(rows)[kept],
+        state=np.concatenate(states)[kept],
+        again=np.concatenate(again)[kept],
+        figures=_joined(found, kept),
+    )
+
+
+def _cost(model: CostModel, traffic: LayerTraffic, messages: Sequence[Communication]) -> FloatArray:
+    """Return the [K] cost of some messages of a layer."""
+    costs = model.messages(traffic, messages)[len(traffic.messages) :]
+    return sum(costs, np.zeros(len(traffic.splits.values)))
+
+
+def _handed_over(
+    graph: Graph, operator: Operator, splits: Splits, keeps: Keeping, link: Link | None
+) -> tuple[FloatArray, IntArray]:
+    """Return what it takes to have a tensor of another stage, or its gradient, and the bytes that stay for that.
+
+    A device gets its part in one message. What a stage is given, and what it gives, stays there until the backward
+    pass.
+    """
+    num = len(splits.values)
+    cost, held = np.zeros(num), np.zeros(num, dtype=np.int64)
+    if link is None or not isinstance(graph, Stage):
+        return cost, held
+    types = graph.types[operator.name]
+    for edge in graph.received:
+        if edge.consumer == operator.name:
+            size = held_points(operator, operator.reads[edge.input], splits, num) * types.read_bytes(edge.input)
+            cost = cost + point_to_point(size, link)
+            held = held + size * ((operator.name, edge.input) not in keeps.reads)
+    for producer, output in dict.fromkeys((edge.producer, edge.output) for edge in graph.sent):
+        if producer == operator.name:
+            size = held_points(operator, operator.writes[output], splits, num) * types.write_bytes(output)
+            cost = cost + point_to_point(size, link) * (producer in graph.trained)
+            held = held + size * ((producer, output) not in keeps.writes)
+    return cost, held
+
+
+def _unbeaten(found: Sequence[Figures], again: Sequence[BoolArray]) -> NDArray[np.intp]:
+    """Return the choices that no other of the same configuration, recomputed or not as they are, beats in everything.
+
+    Of equal ones the first stays.
+    """
+    columns = [np.stack([f.repeated, f.streamed, f.once, f.summed, f.static, f.work, f.gathered]) for f in found]
+    kept = []
+    for i, own in enumerate(columns):
+        is_beaten = np.zeros(own.shape[1], dtype=np.bool_)
+        for j, other in enumerate(columns):
+            if i != j and again[i][0] == again[j][0]:
+                is_beaten |= (other <= own).all(axis=0) & ((other < own).any(axis=0) | (j < i))
+        kept.append(~is_beaten)
+    return np.flatnonzero(np.concatenate(kept))
+
+
+def _joined(found: Sequence[Figures], kept: NDArray[np.intp]) -> Figures:
+    def column(name: str) -> FloatArray:
+        joined: FloatArray = np.concatenate([getattr(figures, name) for figures in found])[kept]
+        return joined
+
+    names = [name for name in Figures.__slots__ if name != "waiting"]
+    lanes = zip(*(figures.waiting for figures in found), strict=True)
+    return Figures(
+        **{name: column(name) for name in names}, waiting=tuple(np.concatenate(lane)[kept] for lane in lanes)
+    )
+
+
+def edge_modes(
+    graph: Graph,
+    edge: Edge,
+    ends: tuple[LayerTraffic, LayerTraffic],
+    modes: tuple[LayerModes, LayerModes],
+    model: CostModel,
+    keeps: Keeping,
+) -> EdgeModes:
+    """Return what an edge costs and keeps; ends, modes: of its producer and of its consumer."""
+    table, forward = edge_costs(graph, edge, *ends, model)
+    u, v = modes
+    is_weight = isinstance(edge, SharedWeight)
+    cost = EdgeTable(row_class=table.row_class[u.rows], col_class=table.col_class[v.rows], values=table.values)
+    if v.again.any() and not is_weight:
+        values = np.concatenate([table.values, table.values + forward], axis=1)
+        col_class = cost.col_class + table.values.shape[1] * v.again.astype(np.int32)
+        cost = EdgeTable(row_class=cost.row_class, col_class=col_class.astype(np.int32), values=values)
+    return EdgeModes(cost=cost, kept=_kept_on(graph, edge, ends, modes, keeps), is_weight=is_weight)
+
+
+def _kept_on(
+    graph: Graph,
+    edge: Edge,
+    ends: tuple[LayerTraffic, LayerTraffic],
+    modes: tuple[LayerModes, LayerModes],
+    keeps: Keeping,
+) -> EdgeTable | None:
+    """Return what an edge's tensor takes beside what its ends count themselves.
+
+    Neither end recomputed: a reader's copy in a layout of its own. The reader alone: what it reads, as the producer has
+    it, unless that is kept in any case. The producer alone: what the reader needs, as that has it.
+    """
+    u, v = modes
+    us, vs = (end.splits.values for end in ends)
+    key = edge.consumer, edge.input
+    copies = edge_memory(graph, edge, us, vs) if key in keeps.copies else None
+    if isinstance(edge, SharedWeight) or not (u.again.any() or v.again.any()):
+        if copies is None:
+            return None
+        return EdgeTable(row_class=copies.row_class[u.rows], col_class=copies.col_class[v.rows], values=copies.values)
+    (producer, write), (consumer, read) = edge_sides(graph, edge)
+    tensor = edge.producer, edge.output
+    itemsize = graph.types[edge.consumer].read_bytes(edge.input)
+    left = held_points(producer, write, ends[0].splits, len(us)) * itemsize
+    needed = held_points(consumer, read, ends[1].splits, len(vs)) * itemsize
+    is_counted = tensor in keeps.writes or (producer.is_fan_out and _fan_out_is_kept(graph, producer, keeps))
+    is_needed = key in keeps.copies or (tensor in keeps.writes and edge.input in keeps.saved[edge.consumer].reads)
+    if copies is None:
+        nothing = np.zeros(1, dtype=np.int32)
+        copies = EdgeTable(
+            row_class=np.repeat(nothing, len(us)), col_class=np.repeat(nothing, len(vs)), values=np.zeros((1, 1))
+        )
+    u_rows = np.column_stack([copies.row_class[u.rows], left[u.rows], u.again])
+    v_rows = np.column_stack([copies.col_class[v.rows], needed[v.rows], v.again])
+    u_distinct, row_class = distinct_rows(u_rows)
+    v_distinct, col_class = distinct_rows(v_rows)
+    u_again, v_again = u_distinct[:, 2, None] > 0, v_distinct[None, :, 2] > 0
+    values = np.where(
+        v_again,
+        np.where(u_again, 0, u_distinct[:, 1, None] * (not is_counted)),
+        np.where(
+            u_again, v_distinct[None, :, 1] * is_needed, copies.values[np.ix_(u_distinct[:, 0], v_distinct[:, 0])]
+        ),
+    )
+    if not values.any():
+        return None
+    return EdgeTable(
+        row_class=row_class.astype(np.int32), col_class=col_class.astype(np.int32), values=values.astype(np.float64)
+    )
+
+
+def _fan_out_is_kept(graph: Graph, fan_out: Operator, keeps: Keeping) -> bool:
+    edge = graph.incoming.get((fan_out.name, 0))
+    return (fan_out.name, 0) in keeps.reads or (edge is not None and (edge.producer, edge.output) in keeps.writes)
+
+
+# -- all layers and edges of a graph
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ModeTables:
+    """The choices of every layer of a graph, and what they and its edges cost and hold.
+
+    configurations: [V] the [K, D] splits. layers: [V]; equal layers share a value. edges: [E] as `ends` are.
+    """
+
+    graph: Graph
+    num_devices: int
+    configurations: tuple[IndexArray, ...]
+    layers: tuple[LayerModes, ...]
+    ends: tuple[tuple[int, int], ...]
+    edges: tuple[EdgeModes, ...]
+
+    @cached_property
+    def runs_end(self) -> tuple[bool, ...]:
+        """[V] whether no choice of a layer is recomputed, so that a run of recomputed layers ends before it."""
+        return tuple(not layer.again.any() for layer in self.layers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownModes:
+    """What tables of graphs under one cost model and one space of modes have in common; filled as they are made."""
+
+    traffic: dict[Hashable, LayerTraffic] = field(default_factory=dict)
+    layers: dict[Hashable, LayerModes] = field(default_factory=dict)
+    edges: dict[Hashable, EdgeModes] = field(default_factory=dict)
+
+
+def mode_tables(
+    graph: Graph,
+    num_devices: int,
+    model: CostModel,
+    space: ModeSpace,
+    *,
+    known: KnownModes,
+    keeps: Keeping | None = None,
+    fixed: frozenset[str] = frozenset(),
+    only: Mapping[str, IndexArray] = FrozenDict(),
+    optimiser: str = DEFAULT_OPTIMISER,
+    link: Link | None = None,
+) -> ModeTables:
+    """Return the choices of all layers of a graph with fan-outs.
+
+    Args:
+        graph: of one micro-batch; a stage of a pipeline, perhaps.
+        num_devices: that the graph has.
+        model: of costs.
+        space: which modes there are.
+        known: of the same model, space, optimizer and link.
+        keeps: of the graph.
+        fixed: layers that are not recomputed in any case.
+        only: the configurations of some layers, [K, D] by name; of others, all.
+        optimiser: whose state counts.
+        link: to the devices of other stages.
+    """
+    keeps = keeps or keeping(graph)
+    hides = hiding_layers(graph) if model.overlap else ((False, False),) * len(graph.operators)
+    crossing = {(edge.consumer, edge.input) for edge in graph.received} if isinstance(graph, Stage) else set()
+    leaving = {edge.producer for edge in graph.sent} if isinstance(graph, Stage) else set()
+    kinds, layers, does = [], [], []
+    for operator, own in zip(graph.operators, hides, strict=True):
+        name = operator.name
+        chosen = only.get(name)
+        kind: Hashable = signature(graph, operator), None if chosen is None else chosen.tobytes()
+        if kind not in known.traffic:
+            splits = enumerate_configurations(operator, num_devices) if chosen is None else chosen
+            known.traffic[kind] = traffic_of(graph, operator, splits)
+        may_repeat = space.recompute and name not in fixed
+        key = (
+            kind,
+            own,
+            may_repeat,
+            name in graph.trained,
+            tuple(
+                (graph.has_gradient(operator, i), (name, i) in keeps.reads, (name, i) in crossing)
+                for i in range(len(operator.reads))
+            ),
+            tuple((keeps.lanes.get((name, i), 0), (name, i) in keeps.writes) for i in range(len(operator.writes))),
+            name in leaving,
+        )
+        if key not in known.layers:
+            known.layers[key] = layer_modes(
+                graph,
+                operator,
+                known.traffic[kind],
+                model,
+                replace(space, recompute=may_repeat),
+                keeps=keeps,
+                hides=own,
+                optimiser=optimiser,
+                link=link,
+            )
+        kinds.append(kind)
+        layers.append(known.layers[key])
+        does.append(known.traffic[kind])
+    ends, edges = [], []
+    for edge in table_edges(graph):
+        u, v = graph.index[edge.producer], graph.index[edge.consumer]
+        tensor, read = (edge.producer, edge.output), (edge.consumer, edge.input)
+        producer = graph[edge.producer]
+        told = (
+            id(layers[u]),
+            id(layers[v]),
+            edge_signature(graph, edge),
+            edge.output,
+            edge.input,
+            read in keeps.copies,
+            tensor in keeps.writes,
+            producer.is_fan_out and _fan_out_is_kept(graph, producer, keeps),
+        )
+        if told not in known.edges:
+            known.edges[told] = edge_modes(graph, edge, (does[u], does[v]), (layers[u], layers[v]), model, keeps)
+        ends.append((u, v))
+        edges.append(known.edges[told])
+    return ModeTables(
+        graph=graph,
+        num_devices=num_devices,
+        configurations=tuple(traffic.splits.values for traffic in does),
+        layers=tuple(layers),
+        ends=tuple(ends),
+        edges=tuple(edges),
+    )
